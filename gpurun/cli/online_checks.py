@@ -20,6 +20,7 @@ from gpurun.core.paths import RUN_NAME
 from gpurun.core.records import Account, InstanceState, Leftover
 from gpurun.ledger.run_lock import holder_of
 from gpurun.lifecycle.reaper import Orphan, sweep
+from gpurun.planning.own_box import login_to
 from gpurun.providers.base import LeavesThings, Provider, Unknown
 from gpurun.providers.registry import CLOUDS, OVERRIDES, open_provider
 from gpurun.view.list_tables import Finding
@@ -106,7 +107,7 @@ def _check(session: Session, name: str) -> Checked:
         source = has_key(session, name) if name in CLOUDS else "no key needed"
         if source is None:
             return Checked(name, (Finding("warn", f"{name} has no key", f"gpurun auth set {name}"),))
-        provider = open_provider(name, session.home, session.clock)
+        provider = open_provider(name, session.home, session.clock, login=login_to)
         account = provider.verify()
         findings += _account(account, source)
         orphans = _machines(provider, session)

@@ -21,6 +21,7 @@ else:  # The help of `plan` needs no more of it, and the real one loads pydantic
 
 MOST_SETUP_MINUTES = 24 * 60
 _LEAST_SILENCE_S, _MOST_SILENCE_S = 300, 24 * 3600
+_MOST_QUEUE_S = 30 * 24 * 3600
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -136,11 +137,13 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
 
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value
+    providers = tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ())
+    cluster = next((name.partition(":")[2] for name in providers if name.startswith("slurm:")), "")
     return {
         "gpu": parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         "max_cost_micros": parse_usd(cap) if cap else None,
         "cap_from": "--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
-        "providers": tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ()),
+        "providers": tuple("slurm" if name.startswith("slurm:") else name for name in providers),
         "data": typed["data"] or None,
         "hours": typed["hours"],
         "dry_run": typed["dry_run"],
@@ -148,8 +151,9 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
         "price_micros_per_hour": parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
         "uplink_mbit": float(settings["uplink"].value) if settings["uplink"].value else None,
         "continues": typed["continues"] or "",
+        "max_gpu_hours": _gpu_hours(typed["max_gpu_hours"]),
         "choices": Choices(
-            region=typed["region"] or None,
+            region=cluster or typed["region"] or None,
             spot=typed["spot"],
             guard=typed["lambda_guard"],
             weak_lease=typed["accept_weak_lease"],
@@ -160,6 +164,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             stage=typed["stage"],
             log_to=_trackers(typed["log_to"]),
             give_up_after_s=_seconds(typed["give_up_after"]),
+            queue_s=_queue_s(typed["queue"]),
         ),
     }
 
@@ -252,6 +257,27 @@ def _seconds(text: str) -> int:
     return seconds
 
 
+def _queue_s(text: str) -> int:
+    """The seconds of --queue, 0 where it was not typed."""
+    from gpurun.core.errors import UsageError
+
+    seconds = span_s(text) or 0
+    if text and not 60 <= seconds <= _MOST_QUEUE_S:
+        what = f"--queue {text!r} is no time for a job to wait: 1m at least, and at most 30d."
+        raise UsageError("usage.queue", what, hint="Write hours or days: --queue 12h")
+    return seconds
+
+
+def _gpu_hours(hours: float | None) -> float | None:
+    """The hours of --max-gpu-hours, checked."""
+    from gpurun.core.errors import UsageError
+
+    if hours is not None and not 0 < hours < 1e6:
+        what = f"--max-gpu-hours {hours:g} is no number of hours above 0."
+        raise UsageError("usage.max_gpu_hours", what, hint="Write for instance --max-gpu-hours 16")
+    return hours
+
+
 def _trackers(text: str) -> tuple[str, ...]:
     """The trackers of --log-to, none where it was not typed."""
     if not text:
@@ -314,6 +340,9 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
     "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
+    # Hidden as well: docs/SLURM.md has what concerns a cluster alone.
+    "max_gpu_hours": (Annotated[float | None, typer.Option("--max-gpu-hours", metavar="H", hidden=True)], None),
+    "queue": (Annotated[str, typer.Option("--queue", metavar="DURATION", hidden=True)], ""),
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""

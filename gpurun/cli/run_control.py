@@ -150,6 +150,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     """
     from gpurun.lifecycle.instance.terminate import demand_account
     from gpurun.lifecycle.reaper import sweep_run
+    from gpurun.planning.own_box import login_to
     from gpurun.providers.base import Unknown
     from gpurun.providers.registry import open_provider
 
@@ -157,7 +158,7 @@ def sweep_damaged(session: Session, sight: Sight, *, same_account: bool = False)
     names = dict.fromkeys(one.offer.provider for one in sight.approved)
     for name in names:
         try:
-            provider = open_provider(name, session.home, session.clock, sight.plan.choices)
+            provider = open_provider(name, session.home, session.clock, sight.plan.choices, login=login_to)
             gone = sweep_run(provider, sight.folder, session.clock)
             ended += gone
             if not gone and sight.state.may_be_billing and sight.state.provider == name:

@@ -56,6 +56,7 @@ class Teardown(StrEnum):
 
     DESTROYED = "destroyed"
     PROCESSES_KILLED_HOST_KEPT = "processes_killed_host_kept"
+    RELEASED = "released"
     STOPPED_DISK_BILLED = "stopped_disk_billed"
     EXPIRES_AT = "expires_at"
     USER_OPERATED = "user_operated"
@@ -136,8 +137,8 @@ class Order(Frozen):
     """What a provider is asked to make. The token is its name, its tag and its idempotency key.
 
     `image` overrides the provider's own choice; `deadline_wall` is by the provider's clock, and `lease_s` is it again,
-    as seconds after create was sent, for a machine whose clock is wrong. The same order sent twice is the same request
-    byte for byte.
+    as seconds after create was sent (or after the start of what has to queue), for a machine whose clock is wrong. The
+    same order sent twice is the same request byte for byte.
     """
 
     run: str
@@ -152,7 +153,10 @@ class Order(Frozen):
 
 
 class Address(Frozen):
-    """How to reach an instance: a folder of this home (an older gpurun wrote its whole path), or a host over SSH."""
+    """How to reach an instance: a folder of this home (an older gpurun wrote its whole path), or a host over SSH.
+
+    A job of a cluster has a folder there, on the host where one logs in.
+    """
 
     kind: Literal["folder", "ssh"]
     folder: str = ""
@@ -170,7 +174,8 @@ class Instance(Frozen):
     """What a provider says exists.
 
     `type_id` is the machine type read back, to be held against the offer's; `said` is the provider's own word for the
-    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one.
+    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one; `started_wall`, by our
+    clock, when one that had to queue began to run.
     """
 
     id: str
@@ -188,6 +193,7 @@ class Instance(Frozen):
     type_id: str = ""
     said: str = ""
     ended_wall: float | None = None
+    started_wall: float | None = None
 
 
 class Leftover(Frozen):

@@ -39,7 +39,7 @@ class Choices(Frozen):
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
     than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
     `log_to`: the trackers that get the run's figures while it trains.
-    `trainer`: the folder of a trainer to ship in place of gpurun's own.
+    `trainer`: the folder of a trainer to ship in place of gpurun's own. `queue_s`: how long a job may wait to begin.
     """
 
     region: str | None = None
@@ -54,6 +54,7 @@ class Choices(Frozen):
     warm: bool = False
     accept_skipped: bool = False
     give_up_after_s: int = 0
+    queue_s: int = 0
     log_to: tuple[str, ...] = ()
     trainer: str = ""
 
@@ -116,6 +117,8 @@ class Request(Frozen):
     identity: str = ""
     jump: str = ""
     python: str = ""
+    max_gpu_hours: float | None = None
+    """The most that a job may take where nothing is metered: hours times GPUs, a job without any counted as one."""
     price_micros_per_hour: Micros | None = None
     uplink_mbit: float | None = None
     """How fast this computer sends, in Mbit/s, as its user has set it."""
@@ -161,7 +164,8 @@ class Lease(Frozen):
     """The longest that each part of a rental may take; the deadline is their sum after create is sent.
 
     What boot, set-up and upload leave of their parts goes to training, unless `hours_s` (the user's --hours) says less.
-    Where nothing is to be set up `setup_s` is 0.
+    Where nothing is to be set up `setup_s` is 0. `queue_s` is how long it may wait before it begins, which costs
+    nothing: the deadline is by so much later, and from its start on the machine has `total_s` as any other.
     """
 
     boot_s: int
@@ -172,10 +176,11 @@ class Lease(Frozen):
     kill_allowance_s: int = 60
     hours_s: int | None = None
     setup_s: int = 0
+    queue_s: int = 0
 
     @property
     def total_s(self) -> int:
-        """From create sent to destroy done."""
+        """From create sent to destroy done; with a queue, from the start."""
         return self.boot_s + self.setup_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
 
 

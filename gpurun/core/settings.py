@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpurun.core.errors import SetupError, UsageError, did_you_mean
 from gpurun.core.installed_files import recipe_file
 from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home, read_regular
+
+if TYPE_CHECKING:
+    from gpurun.core.cluster import Cluster
 
 DEFAULTS: Mapping[str, str] = {
     "recipe": "gpt2-124m",
@@ -28,6 +32,7 @@ DEFAULTS: Mapping[str, str] = {
     "notify.url": "",
     "notify.exec": "",
 }
+_USER_FILE = "user file config.toml"
 PROJECT_KEYS = ("recipe", "max_cost", "color")
 _CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
 
@@ -46,7 +51,7 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     A file that cannot be read is a SetupError.
     """
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
-    found |= _read(home.config, "user file config.toml")
+    found |= _read(home.config, _USER_FILE)
     for key, setting in _read(project / "gpurun.toml", "project file gpurun.toml").items():
         if key not in PROJECT_KEYS:
             what = f"{key} stands in the project file gpurun.toml, which may set {', '.join(PROJECT_KEYS)} and no more."
@@ -110,10 +115,37 @@ def _is_line(text: str) -> bool:
         return False
 
 
+def load_clusters(home: Home) -> dict[str, Cluster]:
+    """The Slurm clusters of the user file, by name; a value that could not be used is a UsageError."""
+    return _clusters(_table(home.config).get("slurm", {}))
+
+
+def _clusters(tables: object) -> dict[str, Cluster]:
+    from gpurun.core.cluster import clusters_in
+
+    return clusters_in(tables if isinstance(tables, dict) else {"": tables}, _USER_FILE)
+
+
 def _read(path: Path, source: str) -> dict[str, Setting]:
     """One file's settings, each checked; a file that is not there has none."""
+    table = _table(path)
+    if source == _USER_FILE and "slurm" in table:
+        _clusters(table.pop("slurm"))  # What is wrong there is said here; `load_clusters` has the rest.
+    for name, value in list(table.items()):
+        if isinstance(value, dict):  # A key with a point in it is a table.
+            table |= {f"{name}.{key}": inner for key, inner in table.pop(name).items()}
+    for key in table:
+        if key not in DEFAULTS:
+            hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
+            raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
+    texts = {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
+    return {key: checked(key, text, source) for key, text in texts.items()}
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """What a file says; nothing where it is not there."""
     try:
-        table = recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
+        return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -125,12 +157,3 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
             f"{path} is not valid TOML: {error}.",
             hint="Mend the line it names, or move the file away.",
         ) from None
-    for name, value in list(table.items()):
-        if isinstance(value, dict):  # A key with a point in it is a table.
-            table |= {f"{name}.{key}": inner for key, inner in table.pop(name).items()}
-    for key in table:
-        if key not in DEFAULTS:
-            hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
-            raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
-    texts = {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
-    return {key: checked(key, text, source) for key, text in texts.items()}

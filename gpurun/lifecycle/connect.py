@@ -13,13 +13,14 @@ from math import inf
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import RunState
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Address, Instance
 from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
+from gpurun.core.settings import load_clusters
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
-from gpurun.planning.own_box import machine_of, python_of
+from gpurun.planning.own_box import job_machine, machine_of, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
@@ -61,13 +62,12 @@ class Reach:
             self._kept[1].close()
 
     def _to(self, address: Address, instance: Instance) -> FarSide:
+        if self._plan.offer.provider == "slurm":
+            return self._to_job(address, instance)
         if address.kind == "folder":
             place = self._folder.home / address.folder
             return FarSide(LocalMachine(place, token=instance.token), python=sys.executable)
-        box = self._plan.box
-        deadline_wall = instance.deadline_wall
-        left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
-        folder, last_mono = f".gpurun/{instance.token}", self._clock.monotonic() + left_s
+        box, folder, last_mono = self._plan.box, f".gpurun/{instance.token}", self._last_mono(instance)
         if box is not None:
             return FarSide(machine_of(box, folder, self._clock, last_mono), python=python_of(box))
         machine = RemoteMachine(
@@ -79,6 +79,19 @@ class Reach:
             last_mono=last_mono,
         )
         return FarSide(machine)
+
+    def _to_job(self, address: Address, instance: Instance) -> FarSide:
+        """The way to a job by its login node, with the Python that its cluster's table names."""
+        last_mono = self._last_mono(instance)
+        home = Home(self._folder.home)
+        machine = job_machine(instance.region, address.folder, instance.token, home, self._clock, last_mono)
+        return FarSide(machine, python=load_clusters(home)[instance.region].python)
+
+    def _last_mono(self, instance: Instance) -> float:
+        """When the machine's end must be asked for, by the monotonic clock."""
+        deadline_wall = instance.deadline_wall
+        left_s = inf if deadline_wall is None else deadline_wall - self._plan.lease.destroy_s - self._clock.wall()
+        return self._clock.monotonic() + left_s
 
 
 class Patience(Waits):

@@ -138,11 +138,19 @@ class Context:
     def _lease_left_s(self, state: RunState) -> float:
         if state.deadline_wall is None or state.asked_at is None:
             return float("inf")
-        ask_wall = state.deadline_wall - self.plan.lease.destroy_s
+        ask_wall = self._ends_wall(state) - self.plan.lease.destroy_s
         by_wall = ask_wall - self.clock.wall()
         if state.asked_at.boot_id != boot_id():
             return min(by_wall, self.ends_mono - self.clock.monotonic())
         return min(by_wall, ask_wall - state.asked_at.wall - (self.clock.monotonic() - state.asked_at.mono))
+
+    def _ends_wall(self, state: RunState) -> float:
+        """The deadline; for what had to queue it comes forward to a whole lease after the start that was told."""
+        assert state.deadline_wall is not None
+        started_wall = state.instance.started_wall if state.instance is not None else None
+        if not self.plan.lease.queue_s or started_wall is None:
+            return state.deadline_wall
+        return min(state.deadline_wall, started_wall + self.plan.lease.total_s)
 
     def ends_by_their_clock(self, state: RunState) -> float:
         """When `seconds_left` is over by the provider's clock, asked once after a restart of this machine; else never.
@@ -164,7 +172,8 @@ class Context:
         """For how long the instance has been paid for, by whichever clock says more."""
         if state.deadline_wall is None or state.asked_at is None:
             return 0.0
-        return state.deadline_wall - self.plan.lease.destroy_s - state.asked_at.wall - self.seconds_left(state)
+        begun_wall = max(state.asked_at.wall, self._ends_wall(state) - self.plan.lease.total_s)
+        return max(0.0, self._ends_wall(state) - self.plan.lease.destroy_s - begun_wall - self.seconds_left(state))
 
     def hidden_s(self, state: RunState) -> float:
         """How long the provider may still hide the instance; nothing once that was seen to run."""

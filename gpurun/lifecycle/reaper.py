@@ -112,7 +112,7 @@ def _ask_first(instance: Instance, provider: Provider) -> None:
 
     A box that is kept is not billed, and is free only once its run has left it.
     """
-    if provider.traits.teardown is Teardown.DESTROYED:
+    if provider.traits.teardown in (Teardown.DESTROYED, Teardown.RELEASED):
         with suppress(Exception):  # Whatever it was, it is asked again, and then the answer counts.
             provider.destroy(instance.id)
 

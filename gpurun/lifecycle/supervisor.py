@@ -38,6 +38,7 @@ from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver, end_unrecorded, ended_unrecorded, until_recorded
 from gpurun.lifecycle.notices import Notices
+from gpurun.planning.own_box import login_to
 from gpurun.providers.registry import open_provider
 from gpurun.remote.client import FarSide
 
@@ -102,7 +103,7 @@ def _seen(
     records = read_journal(folder.journal).records
     (plan, _), state = plan_of(folder, records), replay(folder.name, records)
     # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
-    opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices))
+    opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices, login=login_to))
     way = Reach(folder, plan, clock)
     return state, Context(
         home=home,

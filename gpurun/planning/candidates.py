@@ -123,7 +123,7 @@ def _on_cpu(full: ResolvedRecipe) -> bool:
 def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:
     """The GPUs that were asked for, or those that the recipe is written for."""
     need = request.gpu or parse_gpu(full.tables.hardware.gpu)
-    return parse_gpu(_BOX) if need.is_any and request.providers == ("ssh",) else need
+    return parse_gpu(_BOX) if need.is_any and request.providers in (("ssh",), ("slurm",)) else need
 
 
 def is_weak(offer: Offer) -> bool:

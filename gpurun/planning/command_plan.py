@@ -116,6 +116,9 @@ class _Place:
         if self.mode is not Mode.PAID:
             offer = LocalProvider(self._home, self._clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
             return self._judged(offer), ()
+        if "slurm" in self._request.providers:
+            hint = "Train a recipe there (gpurun train), or run the command on another --provider."
+            raise UsageError("slurm.command", "gpurun run takes no command to a Slurm cluster yet.", hint=hint)
         if self._request.gpu is None:
             hint = "Say which: --gpu 1xT4, --gpu cpu; or run it here: --provider local, --dry-run."
             raise UsageError("gpu.missing", "Nobody knows which GPU a command of your own needs.", hint=hint)

@@ -5,27 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from math import ceil, inf
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import UsageError
-from gpurun.core.money import usd
+from gpurun.core.cluster import cluster_of
+from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.money import SECONDS_PER_HOUR, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Lease, Mode, Plan, Request
+from gpurun.core.settings import load_clusters
 from gpurun.planning.budget import candidates, choose, reach_words
 from gpurun.planning.candidates import build_plan, need_of
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.cloud_plan import shards_of
 from gpurun.planning.history import load_priors, uplink_of
 from gpurun.planning.memory import GIB, tensor_bytes, way_of
-from gpurun.planning.own_box import reached
+from gpurun.planning.own_box import login_to, reached
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import setup_limit_s
 from gpurun.planning.transfer import load_for
+from gpurun.providers.base import NoCapacity, Unknown
 from gpurun.providers.local import LocalProvider
+from gpurun.providers.slurm.jobs import Partition
+from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import Login, parse_host
 from gpurun.view.number_format import format_duration
+
+QUEUE_S = 24 * SECONDS_PER_HOUR
+"""So long a job may wait to begin where nobody says it with --queue."""
 
 
 def local_plan(
@@ -75,6 +84,58 @@ def box_plan(
     data = shards_of(request, run, resolved, home, say)
     plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
     return plan.told(*told, warnings=box_warnings(offer)).model_copy(update={"box": settled})
+
+
+def job_plan(
+    request: Request, run: str, resolved: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
+) -> Plan:
+    """The plan of a run as a job of a cluster, which has answered: what it has is what it said a moment ago.
+
+    Nothing is metered there, so what caps it is GPU-hours, the partition's own limit, and the lease that fits the job.
+    """
+    cluster = cluster_of(load_clusters(home), request.choices.region)
+    choices = request.choices.model_copy(update={"region": cluster.name})
+    request, need = request.model_copy(update={"choices": choices}), need_of(request, resolved)
+    provider = SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock)
+    try:
+        part = provider.partition()
+        known = offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
+        offers = provider.offers(need, known)
+    except Unknown as error:
+        hint = "Try again once its controller answers: sinfo, on the login node."
+        raise SetupError("slurm.no_answer", f"{cluster.name} does not answer: {error}.", hint=hint) from error
+    except NoCapacity as error:
+        raise NoOffer("slurm.no_partition", f"{error}.", hint="Name one in config.toml: sinfo shows them.") from error
+    if not offers:
+        what = (
+            f"No node of partition {part.name} of {cluster.name} has {need.count} GPUs; the most is {part.most_gpus}."
+        )
+        raise NoOffer("slurm.too_few_gpus", what, hint="Ask for fewer with --gpu, or name another partition.")
+    data = shards_of(request, run, resolved, home, say)
+    plan = _plan_on(offers[0], request, run, Mode.PAID, resolved, data, home)
+    lease, told = _job_lease(plan, part, request)
+    return plan.told(*told).model_copy(update={"chosen": plan.chosen.model_copy(update={"lease": lease})})
+
+
+def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, list[str]]:
+    """The lease of a job, cut down to what its cap and its partition allow, and what the plan says of that."""
+    lease, gpus = plan.lease, max(1, plan.offer.gpu_count)
+    cap_s = inf if request.max_gpu_hours is None else request.max_gpu_hours * SECONDS_PER_HOUR / gpus
+    most_s = min(cap_s - lease.kill_allowance_s, part.longest_s)
+    over_s = ceil(max(0.0, lease.total_s - most_s))
+    if over_s >= lease.train_s:
+        which = "--max-gpu-hours" if cap_s < part.longest_s else f"the limit of partition {part.name}"
+        what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and all but training takes "
+        what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
+        raise NoOffer("slurm.no_time", what, hint="Raise the cap, or name another partition in config.toml.")
+    lease = lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": request.choices.queue_s or QUEUE_S})
+    most = (lease.total_s + lease.kill_allowance_s) * gpus / SECONDS_PER_HOUR
+    of_cap = "" if request.max_gpu_hours is None else f" of the {request.max_gpu_hours:g} allowed"
+    told = [
+        f"It is not metered: at most {most:.2f}{of_cap} GPU-hours, counted from its start.",
+        f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
+    ]
+    return lease, told
 
 
 def box_offer(request: Request, need: GpuNeed, home: Home, clock: Clock) -> tuple[Offer, Login]:

@@ -1,23 +1,32 @@
-"""A box that the user has is asked before its plan is shown: its host key, and whether it runs one program for us."""
+"""A box that the user has is asked before its plan is shown: its host key, and whether it runs one program for us.
+
+A cluster's login node is one more such box; its jobs are reached by a folder that they share with it.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Literal
 
 from gpurun.core.clock import Clock
+from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said, cluster_of
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Box, Request
-from gpurun.core.untrusted import last_words
+from gpurun.core.secrets import child_environment
+from gpurun.core.settings import load_clusters
+from gpurun.core.untrusted import error_words, last_words
 from gpurun.providers.ssh_login import Login, parse_host
-from gpurun.remote.interface import MachineLost
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.job_machine import JobMachine
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
+from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.ssh import ExpectedKey, Jump, RemoteMachine, scan_host_key
 
 Trust = Literal["given", "known", "first use"]
@@ -46,12 +55,7 @@ def reached(request: Request, login: Login, home: Home, clock: Clock) -> tuple[B
         raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
     identity = _identity(request, home)
     with _for_good():
-        _load(identity)
-        way, told = _on_the_way(request, home, clock)
-        host_key, trusted = _host_key(request, login, identity, way, home, clock)
-        told.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
-        found = {"identity": identity, "host_key": host_key, "python": request.python, **way}
-        box = Box(target=str(login), trusted=trusted, **found)
+        box, told = _settled(request, login, identity, home, clock)
         _answers(box, login, clock)
     if identity == AGENT:
         told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
@@ -74,6 +78,76 @@ def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf) -> R
 def python_of(box: Box) -> str:
     """The Python of a box that the agent and the trainer run on."""
     return box.python or "python3"
+
+
+class LoginOverSsh:
+    """A cluster's login node over SSH (`core.cluster.LoginNode`); it is connected when it is first asked."""
+
+    def __init__(self, cluster: Cluster, home: Home, clock: Clock) -> None:
+        self._cluster, self._home, self._clock = cluster, home, clock
+        self._kept: RemoteMachine | None = None
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+        """See `LoginNode.run`."""
+        try:
+            self._kept = self._kept or _on_login_node(self._cluster, self._cluster.workdir, self._home, self._clock)
+            reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
+        except (MachineLost, FarRefusal) as lost:
+            raise NoAnswer(lost.what.rstrip(".")) from lost
+        return Said(reply.exit_code, reply.stdout.decode("utf-8", "replace"), reply.stderr.decode("utf-8", "replace"))
+
+
+class LoginHere:
+    """A cluster whose sbatch is on this machine."""
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+        """See `LoginNode.run`."""
+        try:
+            told = subprocess.run(
+                list(argv),
+                input=stdin,
+                env=child_environment(),
+                capture_output=True,
+                timeout=timeout_s,
+                cwd="/",
+                check=False,
+            )
+        except FileNotFoundError:
+            return Said(127, "", f"there is no {argv[0]} here")
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise NoAnswer(f"{argv[0]} did not end here: {error_words(error)}") from error
+        return Said(told.returncode, told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace"))
+
+
+def login_to(cluster: Cluster, home: Home, clock: Clock) -> LoginNode:
+    """The way to a cluster's login node; nothing is connected yet."""
+    return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock)
+
+
+def job_machine(name: str, folder: str, token: str, home: Home, clock: Clock, last_mono: float = inf) -> JobMachine:
+    """The way to a job of the cluster of that name, by its folder; nothing is connected yet."""
+    cluster = cluster_of(load_clusters(home), name)
+    if cluster.is_here:
+        return JobMachine(lambda: LocalMachine(Path(folder), token=token))
+    return JobMachine(lambda: _on_login_node(cluster, folder, home, clock, last_mono))
+
+
+def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf) -> RemoteMachine:
+    """A folder of a cluster's login node, whose host key is the one of config.toml, or the one seen at first use."""
+    asked = Request(recipe="", host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
+    login = Login(cluster.user, cluster.host, cluster.port)
+    box, _ = _settled(asked, login, _identity(asked, home), home, clock)
+    return machine_of(box, folder, clock, last_mono)
+
+
+def _settled(request: Request, login: Login, identity: str, home: Home, clock: Clock) -> tuple[Box, list[str]]:
+    """How a box is logged in to, by the host key that is expected there, and what a plan says of that."""
+    _load(identity)
+    way, told = _on_the_way(request, home, clock)
+    host_key, trusted = _host_key(request, login, identity, way, home, clock)
+    told.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
+    found = {"identity": identity, "host_key": host_key, "python": request.python, **way}
+    return Box(target=str(login), trusted=trusted, **found), told
 
 
 def _jump(login: str, host_key: str) -> Jump | None:

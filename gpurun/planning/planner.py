@@ -113,6 +113,10 @@ def _planned(
     offered: tuple[Candidate, ...] = ()
     if mode is Mode.PAID:
         full = _going_on(_rented_form(request, recipe), request, home)
+        if request.providers == ("slurm",):
+            from gpurun.planning.local_plan import job_plan
+
+            return with_bundle(job_plan(request, run, full, home, clock, say), home, clock)
         if request.providers == ("ssh",):
             from gpurun.planning.local_plan import box_plan
 
@@ -208,8 +212,11 @@ def _check_providers(request: Request, mode: Mode) -> None:
         if getattr(request, name) and request.providers != ("ssh",):
             what = f"--{name} is for a box of your own."
             raise UsageError(f"{name}.unused", what, hint="Add --provider ssh, or leave it out.")
-    if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh"} & set(request.providers):
-        hint = "Choose --provider local or --provider ssh alone, or clouds only."
+    if request.max_gpu_hours is not None and request.providers != ("slurm",):
+        what = "--max-gpu-hours is the cap of a cluster, where nothing is metered."
+        raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
+    if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh", "slurm"} & set(request.providers):
+        hint = "Choose --provider local, ssh or slurm alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
 
 

@@ -13,7 +13,10 @@ from gpurun.core.run_plan import Choices
 
 if TYPE_CHECKING:
     from gpurun.core.clock import Clock
+    from gpurun.core.cluster import Cluster, LoginNode
     from gpurun.providers.base import Provider
+
+    LogIn = Callable[[Cluster, Home, Clock], LoginNode]
 
 
 def _local(home: Home, clock: Clock, choices: Choices) -> Provider:
@@ -52,10 +55,23 @@ def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:
     return AwsProvider(clock, region=choices.region, spot=choices.spot)
 
 
-PROVIDERS: dict[str, Callable[[Home, Clock, Choices], Provider]] = {
+def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider:
+    """The cluster that was chosen, or all of them: a run is looked for wherever it may have gone."""
+    from gpurun.core.cluster import cluster_of
+    from gpurun.core.settings import load_clusters
+    from gpurun.providers.slurm.provider import Site, SlurmProvider
+
+    known = load_clusters(home)
+    one = cluster_of(known, choices.region) if choices.region or not known else None
+    chosen = [one] if one is not None else list(known.values())
+    return SlurmProvider([Site(cluster, login(cluster, home, clock)) for cluster in chosen], clock)
+
+
+PROVIDERS: dict[str, Callable[..., Provider]] = {
     "runpod": _runpod,
     "lambda": _lambda,
     "aws": _aws,
+    "slurm": _slurm,
     "ssh": _ssh,
     "local": _local,
 }
@@ -80,7 +96,13 @@ def ready_providers(home: Home) -> list[str]:
     return [name for name in CLOUDS if (aws_source() if name == "aws" else find_credential(name, home))]
 
 
-def open_provider(name: str, home: Home, clock: Clock, choices: Choices | None = None) -> Provider:
-    """The provider of that name; UsageError for an unknown name, SetupError for one without a key."""
+def open_provider(
+    name: str, home: Home, clock: Clock, choices: Choices | None = None, *, login: LogIn | None = None
+) -> Provider:
+    """The provider of that name; UsageError for an unknown name, SetupError for one without a key.
+
+    `login` makes the way to a cluster's login node; without it there is no `slurm`.
+    """
     require_known([name])
-    return PROVIDERS[name](home, clock, choices or Choices())
+    way = {"login": login} if name == "slurm" else {}
+    return PROVIDERS[name](home, clock, choices or Choices(), **way)

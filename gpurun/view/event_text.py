@@ -96,6 +96,7 @@ def _teardown(data: Mapping[str, Any]) -> str:
     how = {
         "destroyed": "destroyed, proven gone",
         "processes_killed_host_kept": "every process ended, proven; this machine stays",
+        "released": "released, proven gone from Slurm",
         "stopped_disk_billed": "stopped; its disk is still billed",
         "expires_at": "left to expire by itself",
         "user_operated": "left running: ending it is yours to do",

@@ -16,6 +16,7 @@ from gpurun.view.number_format import (
     format_small,
     format_stopwatch,
     format_whole,
+    why_free,
 )
 from gpurun.view.progress_line import moving_line
 from gpurun.view.style import Style
@@ -248,7 +249,7 @@ def _money(screen: Screen, style: Style, now: float) -> list[Line]:
     head = line(Span(" money", "dim"))
     parts = [line(Span(format_usd(spent), "money"), " now" if screen.closed_wall is None else "")]
     if not plan.worst_micros:
-        free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
+        free = why_free(plan.offer.provider)
         parts.append(line(free))
     elif end is not None:
         parts[0] = (*parts[0], *line(f" → ≈ {format_usd(end)} at the end"))

@@ -92,3 +92,8 @@ def format_small(number: float | None) -> str:
 def format_percent(share: float, decimals: int = 0) -> str:
     """A share of 1 in percent: `50.5 %`."""
     return f"{100 * share:.{decimals}f} %" if math.isfinite(share) else UNKNOWN
+
+
+def why_free(provider: str) -> str:
+    """Why a run at that provider costs nothing, in words."""
+    return {"ssh": "no price was given", "slurm": "not metered"}.get(provider, "this machine is not rented")

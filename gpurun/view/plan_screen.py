@@ -17,6 +17,7 @@ from gpurun.view.number_format import (
     format_files,
     format_whole,
     short_hash,
+    why_free,
 )
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, render
@@ -163,7 +164,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     """The worst case as a sum that can be checked: billed lease at the exact rate, and whatever the plan adds to it."""
     offer, lease = plan.offer, plan.lease
     if not plan.worst_micros:
-        free = "no price was given" if plan.offer.provider == "ssh" else "this machine is not rented"
+        free = why_free(plan.offer.provider)
         return [("Cost", [Span("$0.00", "money"), free, *_cap(plan)])]
     longest = lease.total_s + lease.kill_allowance_s
     billed = billed_seconds(longest, offer.billing_unit_s)
@@ -199,9 +200,11 @@ def _part(plan: Plan) -> list[Cell]:
 
 def _trust(plan: Plan) -> list[Cell]:
     """Which machine will be believed, and what it will be told."""
-    key = (
-        f"host key: {plan.box.trusted}" if plan.box else "host key made here, there before boot, the only one accepted"
-    )
+    key = "host key made here, there before boot, the only one accepted"
+    if plan.box:
+        key = f"host key: {plan.box.trusted}"
+    elif plan.offer.provider == "slurm":
+        key = "the login node's host key, as in config.toml or as it was seen first"
     named = [f"your {name}" for name in plan.command.secrets] if plan.command else []
     guard = ["the guard key, from its launch on"] if plan.choices.guard and plan.offer.provider == "lambda" else []
     urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
@@ -224,4 +227,5 @@ def _lease(plan: Plan, now: float | None) -> list[Cell]:
     sum_of = " + ".join(f"{name} {format_exact(seconds)}" for name, seconds in parts)
     until = [] if now is None else [f"until {local_minute(now + lease.total_s, now=now)}, if it starts now"]
     kill = [f"{format_exact(lease.kill_allowance_s)} more to kill it is in the worst case"] if plan.worst_micros else []
-    return [*until, f"{format_exact(lease.total_s)} = {sum_of}", *kill]
+    queue = [f"after {format_exact(lease.queue_s)} in the queue at most"] if lease.queue_s else []
+    return [*until, f"{format_exact(lease.total_s)} = {sum_of}", *kill, *queue]

@@ -27,6 +27,7 @@ _TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "co
 _TEARDOWNS = {
     "destroyed": ("Destroyed", "PROVEN", "good"),
     "processes_killed_host_kept": ("Ended", "PROVEN, this machine stays", "good"),
+    "released": ("Released", "PROVEN, the job is gone from Slurm", "good"),
     "stopped_disk_billed": ("Stopped", "its disk is still billed", "warn"),
     "expires_at": ("Teardown", "expires by itself", "warn"),
     "user_operated": ("Teardown", "yours to do: gpurun does not end this machine", "warn"),
@@ -81,6 +82,8 @@ def shutdown_words(told: Predicate) -> Span:
 
 def cost_label(told: Predicate) -> str:
     """What the cost rests on."""
+    if told["asked"]["provider"] == "slurm" and not told["cost"]["upper_bound_micros"]:
+        return "not metered"
     return told["cost"].get("says") or told["cost"]["is"]
 
 

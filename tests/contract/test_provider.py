@@ -13,12 +13,15 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import InstanceState
 from gpurun.planning.catalog import offers_for, rows_for
+from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import LeavesThings, Provider
 from gpurun.providers.processes import kill_all
 from gpurun.providers.registry import PROVIDERS, open_provider
+from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from tests.contract.clouds import CLOUDS, case
 from tests.contract.orders import CLOCK, NEED, TOKEN, order, wait_for
+from tests.emulators.slurm import scripted_slurm
 
 
 @contextmanager
@@ -34,8 +37,15 @@ def _ssh(folder: Path) -> Iterator[Provider]:
     yield SshProvider(Home(folder), CLOCK, SshBox("127.0.0.1", 22, "root", usd(0), NEED))
 
 
+@contextmanager
+def _slurm(folder: Path) -> Iterator[Provider]:
+    with scripted_slurm(folder) as slurm:
+        yield SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
+
+
 CASES: dict[str, Callable[[Path], AbstractContextManager[Provider]]] = {
     "local": _local,
+    "slurm": _slurm,
     "ssh": _ssh,
     **{name: case(name) for name in CLOUDS},
 }

@@ -38,7 +38,8 @@ def tiny_python(home: Path) -> Path:
 def drive(home: Home, run: str) -> int:
     """Drive the run to its end; the code with which a process of it would end."""
     try:
-        return int(supervise(home, run, SystemClock(), reach=partial(reach, home), trainer=TINY / "trainer"))
+        way = None if home.config.exists() else partial(reach, home)  # A cluster's table names its own Python.
+        return int(supervise(home, run, SystemClock(), reach=way, trainer=TINY / "trainer"))
     except GpurunError as error:
         print(f"{error.code}: {error.what}", file=sys.stderr)
         return int(error.exit_code)

@@ -181,7 +181,7 @@ def test_a_machine_whose_create_was_cut_is_adopted_although_nobody_says_whose_th
 def reaped(world: World, patch: pytest.MonkeyPatch) -> tuple[int, str]:
     """The exit code of `gpurun reap --exit-code`, and the code of what it could not see."""
     patch.setattr("gpurun.providers.registry.ready_providers", lambda home: [])
-    patch.setattr("gpurun.providers.registry.open_provider", lambda name, home, clock: world.cloud)
+    patch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     told = reap(Session(home=world.home, clock=world.clock), ["local"], exit_code=True)
     return int(told.exit_code), "".join(one.code for one in told.errors)
 
@@ -209,7 +209,7 @@ def test_a_damaged_run_that_another_accounts_key_does_not_show_was_not_nothing(
     world.folder.journal.write_bytes(b"".join([*lines[:-2], b"damage\n", lines[-1]]))
     sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
     assert sight.damage
-    monkeypatch.setattr(registry, "open_provider", lambda *_: world.cloud)
+    monkeypatch.setattr(registry, "open_provider", lambda *_, **__: world.cloud)
     world.cloud = other(world, "key:2222")
     told = run_control.sweep_damaged(session, sight)
     assert (told.exit_code, [one.code for one in told.errors]) == (ExitCode.MAY_BE_BILLING, ["account.other"])
@@ -227,7 +227,7 @@ def test_whoever_vouches_for_the_key_of_a_damaged_run_is_believed(
         box.died_s = right.now
     world.folder.journal.write_bytes(world.folder.journal.read_bytes() + b"damage\n{}\n")
     new_key(right, "key:2222")
-    monkeypatch.setattr(registry, "open_provider", lambda *_: world.cloud)
+    monkeypatch.setattr(registry, "open_provider", lambda *_, **__: world.cloud)
     sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
     assert run_control.sweep_damaged(session, sight).exit_code is ExitCode.MAY_BE_BILLING
     assert run_control.sweep_damaged(session, sight, same_account=True).exit_code is ExitCode.DONE

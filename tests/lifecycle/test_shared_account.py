@@ -53,7 +53,7 @@ def reap(world: World, monkeypatch: pytest.MonkeyPatch) -> Reap:
         return int(result.exit_code), result.data
 
     monkeypatch.setattr("gpurun.providers.registry.ready_providers", lambda home: [])
-    monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda name, home, clock: world.cloud)
+    monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
     return run
 
 

@@ -106,9 +106,10 @@ def _shown(
 def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
     """What was billed for each run that rented something."""
     from gpurun.lifecycle.charges import bill_of
+    from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
-    opened = cache(partial(open_provider, home=session.home, clock=session.clock))
+    opened = cache(partial(open_provider, home=session.home, clock=session.clock, login=login_to))
     found = {row.run: bill_of(session.home.run(row.run), opened) for row in report.rows if row.measured_micros}
     return {run: bill for run, bill in found.items() if bill is not None}
 

@@ -57,14 +57,13 @@ def reap(
     """
     from gpurun.cli.reap_rows import ALARMING, deadline_notes, orphan_row, reap_data, stray_row, with_endpoint
     from gpurun.lifecycle.reaper import sweep, sweep_leftovers
-    from gpurun.providers.registry import ready_providers
     from gpurun.view.list_tables import reap_table
 
     if anyones > destroy or (confirm is not None) > anyones:
         hint = "Write gpurun reap --destroy --anyones, and in a script --confirm N with the number of machines."
         raise UsageError("usage.anyones", "--anyones widens --destroy, and --confirm answers --anyones.", hint=hint)
     age_s = _age(older_than)
-    names = provider or [*ready_providers(session.home), "local"]
+    names = provider or _usual(session)
     chosen, silent = _opened(session, names)
     others = _confirmed(session, chosen, confirm, age_s) if anyones and not look else frozenset[str]()
     where = (chosen, session.home, session.clock)
@@ -84,6 +83,14 @@ def reap(
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
     after = "\n".join((*deadline_notes(found), *([f"{keyless.what} {keyless.hint}"] if keyless else [])))
     return Result(data=data, text=text, after=after, errors=(silent,) if silent else (), exit_code=code)
+
+
+def _usual(session: Session) -> list[str]:
+    """Who is asked where nobody is named: the clouds with a key, the clusters that are described, this machine."""
+    from gpurun.core.settings import load_clusters
+    from gpurun.providers.registry import ready_providers
+
+    return [*ready_providers(session.home), *(["slurm"] if load_clusters(session.home) else []), "local"]
 
 
 def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
@@ -132,12 +139,13 @@ def _no_key() -> SetupError:
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
     """The providers that can be asked; one whose key cannot be used keeps none of the others from being asked."""
+    from gpurun.planning.own_box import login_to
     from gpurun.providers.registry import open_provider
 
     opened, silent = [], None
     for name in names:
         try:
-            opened.append(open_provider(name, session.home, session.clock))
+            opened.append(open_provider(name, session.home, session.clock, login=login_to))
         except SetupError as error:
             silent = MayBeBilling("reap.cannot_look", f"{name} could not be asked: {error.what}", hint=error.hint)
     return opened, silent

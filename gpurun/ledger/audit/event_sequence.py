@@ -44,6 +44,7 @@ _IMPORTED: dict[str, str] = {Event.TRAIN_OBSERVED: Event.RUN_OPENED, Event.COLLE
 _PROOF: dict[str, tuple[int, float]] = {
     Teardown.DESTROYED: (3, 30.0),
     Teardown.PROCESSES_KILLED_HOST_KEPT: (1, 0.0),
+    Teardown.RELEASED: (3, 10.0),
     Teardown.STOPPED_DISK_BILLED: (1, 0.0),
     Teardown.EXPIRES_AT: (1, 0.0),
     Teardown.USER_OPERATED: (1, 0.0),
@@ -137,6 +138,7 @@ def _intent_problems(intent: Json, opened: Json) -> Iterator[str]:
     data, lease = intent["data"], intent["data"]["lease"]
     lease_s = sum(lease[part] for part in ("boot_s", "ship_s", "train_s", "collect_s", "destroy_s"))
     lease_s += lease.get("setup_s", 0)  # Older leases had no part of its own for that.
+    queue_s = lease.get("queue_s", 0)
     rate, unit_s = Micros(data["rate_micros_per_hour"]), data["billing_unit_s"]
     longest_s, once = lease_s + lease["kill_allowance_s"], Micros(data.get("egress_micros", 0))
     hourly = Micros(data.get("beside_micros_per_hour", 0))
@@ -145,7 +147,7 @@ def _intent_problems(intent: Json, opened: Json) -> Iterator[str]:
     cap = opened["data"]["cap_micros"]
     if cap is not None and data["worst_micros"] > cap:
         yield "the worst case is over the cap"
-    if data["deadline_wall"] - intent["wall"] > lease_s + _CLOCK_SLACK_S:
+    if data["deadline_wall"] - intent["wall"] > queue_s + lease_s + _CLOCK_SLACK_S:
         yield "the deadline is later than the lease allows"
 
 

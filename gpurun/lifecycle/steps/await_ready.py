@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,8 +88,10 @@ def _answered(
     if born.state is InstanceState.GONE:
         raise _given_up(born, 0.0, "its provider shows it as gone")
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
+    boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
     for waited_s in ticks(context.clock, context.provider.traits.poll_s, _patience_s(state, context, to_set_up_s)):
-        if not _is_worth_waiting(instance, waited_s, context):
+        up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
+        if not _is_worth_waiting(instance, waited_s, context) or up_s > boot_s:
             break
         context.raise_if_stopped(state)
         try:
@@ -156,10 +158,16 @@ def _is_up(instance: Instance, token: str) -> bool:
 
 def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
     """How long from now a machine may take to answer, before it is set up for so long; zero or less is one look."""
-    offer, lease = context.plan.offer, context.plan.lease
-    longest_s = max(lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
+    lease = context.plan.lease
+    longest_s = lease.queue_s + _boot_patience_s(context)
     least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan) + lease.collect_s
     return min(longest_s, context.seconds_left(state) - to_set_up_s - least_s)
+
+
+def _boot_patience_s(context: Context) -> float:
+    """How long a machine may take to answer once it no longer queues."""
+    offer = context.plan.offer
+    return max(context.plan.lease.boot_s, terms_of(offer.provider).patience_s(offer.gpu_count))
 
 
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:

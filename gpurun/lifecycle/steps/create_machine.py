@@ -61,7 +61,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     _refuse_beside_another(state, context)
     context.raise_if_stopped(state)
     order, asked_wall = _order(state, context), context.clock.wall()
-    deadline = {"deadline_wall": asked_wall + order.lease_s}
+    deadline = {"deadline_wall": asked_wall + context.plan.lease.queue_s + order.lease_s}
     yield Event.CREATE_INTENDED, {**_intent(order, context), **deadline, "account": account}
     unsent = ""
     if context.clock.wall() > asked_wall + LATE_S:
@@ -206,7 +206,7 @@ def _order(state: RunState, context: Context) -> Order:
             hint=f"Raise the cap: --max-cost {format_usd(worst).removeprefix('$').replace(',', '')}",
         )
     keys = make_keys(context.folder.ssh) if plan.mode is Mode.PAID and plan.box is None else None
-    deadline_wall = _their_wall(context) + plan.lease.total_s
+    deadline_wall = _their_wall(context) + plan.lease.queue_s + plan.lease.total_s
     return Order(
         run=plan.run,
         token=make_token(context.home.id, deadline_wall, plan.run),

@@ -1,0 +1,163 @@
+"""A Slurm cluster as the user file describes it, in a table `[slurm.NAME]`, and the way to run a command there.
+
+Each value ends up in a command line on the login node or in a batch script, so one that could be read there as more
+than a value is refused where it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpurun.core.errors import UsageError, did_you_mean
+
+LOCAL = "local"
+"""The `host` of a cluster whose sbatch is on this machine."""
+
+FORBIDDEN = ("--time", "--export", "--wrap", "--job-name", "--array", "--wait")
+_SHORT = ("-t", "-J", "-a", "-W")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f'\"\\`]")
+_EXAMPLE = '[slurm.lab] host = "login.example.org", user = "me", workdir = "/scratch/me/gpurun"'
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command on a login node ended."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class NoAnswer(Exception):
+    """The login node did not answer: what was asked may have been done."""
+
+
+class LoginNode(Protocol):
+    """Where a cluster's commands are run."""
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+        """Run a command and wait for its end. NoAnswer where that is not known; a SetupError where none can be run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One table `[slurm.NAME]`: how its login node is reached, and what each job there is to have.
+
+    `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
+    number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch.
+    """
+
+    name: str
+    host: str
+    workdir: str
+    port: int = 22
+    user: str = ""
+    host_key: str = ""
+    identity: str = ""
+    jump: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    gres: str = "gpu"
+    python: str = "python3"
+    setup: str = ""
+    extra: tuple[str, ...] = ()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its commands are on this machine."""
+        return self.host == LOCAL
+
+
+_KEYS = tuple(key for key in Cluster.__dataclass_fields__ if key != "name")
+
+
+def clusters_in(tables: Mapping[str, Any], place: str) -> dict[str, Cluster]:
+    """The clusters of the `slurm` table of a file, each value checked; UsageError names the key and the place."""
+    return {name: _cluster(name, table, place) for name, table in tables.items()}
+
+
+def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:
+    """The cluster of that name, or without one the only one; a UsageError says which there are."""
+    if name is None and len(clusters) == 1:
+        return next(iter(clusters.values()))
+    if not clusters:
+        hint = f"Add a table to config.toml: {_EXAMPLE} (docs/SLURM.md)."
+        raise UsageError("slurm.none", "No Slurm cluster is described in config.toml.", hint=hint)
+    known = ", ".join(clusters)
+    if name is None:
+        hint = f"Name one: --provider slurm:{next(iter(clusters))}"
+        raise UsageError("slurm.which", f"config.toml describes several clusters: {known}.", hint=hint)
+    if name not in clusters:
+        hint = did_you_mean(name, clusters, otherwise=f"It has: {known}.")
+        raise UsageError("slurm.unknown", f"config.toml describes no Slurm cluster {name!r}.", hint=hint)
+    return clusters[name]
+
+
+def _cluster(name: str, table: Any, place: str) -> Cluster:
+    where = f"slurm.{name} in the {place}"
+    if not _NAME.fullmatch(name) or not isinstance(table, dict):
+        raise _wrong(f"{where} is no table of a cluster", "A name has small letters, digits, - and _.")
+    for key in table:
+        if key not in _KEYS:
+            hint = did_you_mean(key, _KEYS, otherwise=f"Known keys: {', '.join(_KEYS)}.")
+            raise _wrong(f"{where} has the unknown key {key!r}", hint)
+    for key, value in table.items():
+        kind: type = int if key == "port" else list if key == "extra" else str
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise _wrong(f"{key} of {where} is {value!r}", f"Write it as {_KINDS[kind]}.")
+        for part in list(value) if isinstance(value, list) else [value]:
+            if kind is list and not isinstance(part, str):
+                raise _wrong(f"{key} of {where} has {part!r}", "Write a list of texts.")
+            if _UNSAFE.search(str(part)):
+                raise _wrong(f"{key} of {where} has a quote, a backslash or a line break", "Leave it out.")
+    for key in ("host", "workdir"):
+        if not table.get(key):
+            raise _wrong(f"{where} has no {key}", f"For instance {_EXAMPLE}.")
+    told = table | {"extra": tuple(table.get("extra", ()))}
+    found = Cluster(name=name, **told)
+    _check(found, where)
+    return found
+
+
+_KINDS: Mapping[type, str] = {str: "a text", int: "a number", list: "a list of texts"}
+_SHAPES = {
+    "host": r"[A-Za-z0-9][A-Za-z0-9.:-]*",
+    "user": r"[A-Za-z0-9_][A-Za-z0-9_.@-]*",
+    "workdir": r"/[A-Za-z0-9_./+@:-]+",
+    "partition": r"[A-Za-z0-9_][\w,.-]*",
+    "account": r"\w[\w.-]*",
+    "qos": r"\w[\w.-]*",
+    "gres": r"[A-Za-z][\w:.-]*",
+    "python": r"[A-Za-z0-9_/][\w./+@-]*",
+}
+
+
+def _check(cluster: Cluster, where: str) -> None:
+    """Refuse what sbatch, the shell or the way there would take for something else."""
+    for key, shape in _SHAPES.items():
+        value = getattr(cluster, key)
+        if value and not re.fullmatch(shape, value, re.ASCII):
+            raise _wrong(f"{key} of {where} is {value!r}", "docs/SLURM.md says what each key may be.")
+    if ".." in cluster.workdir.split("/"):
+        raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the whole path of a shared folder.")
+    if not 1 <= cluster.port <= 65535:
+        raise _wrong(f"port of {where} is {cluster.port}", "A port is a number from 1 to 65535.")
+    if not cluster.is_here and not cluster.user:
+        raise _wrong(f"{where} has no user", "Write who logs in there.")
+    for option in cluster.extra:
+        word = option.partition("=")[0]
+        # getopt takes every beginning of a long option that is not another's.
+        is_begun = len(word) > len("--") and word.startswith("--") and any(f.startswith(word) for f in FORBIDDEN)
+        if not option.startswith("-") or is_begun or word.startswith(FORBIDDEN) or option.startswith(_SHORT):
+            hint = f"It may not set {', '.join(FORBIDDEN)}, which are gpurun's; write others as --option=value."
+            raise _wrong(f"extra of {where} has {option!r}", hint)
+
+
+def _wrong(what: str, hint: str) -> UsageError:
+    return UsageError("config.slurm", f"{what}.", hint=hint)

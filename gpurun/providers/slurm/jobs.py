@@ -1,0 +1,128 @@
+"""What squeue and sinfo print, read with care: names and comments are whatever somebody typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+
+from gpurun.core.machine_token import Token, parse
+from gpurun.core.records import InstanceState
+from gpurun.core.untrusted import safe_line
+
+SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
+"""Number, state, submitted, used, ends, reason, name, and last the comment, which may have any character."""
+
+_STATES = {
+    InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
+    InstanceState.RUNNING: ("RUNNING", "RESIZING"),
+    InstanceState.STOPPING: ("COMPLETING", "SIGNALING", "STAGE_OUT"),
+    InstanceState.STOPPED: ("SUSPENDED", "STOPPED"),
+    InstanceState.GONE: (
+        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+        "REVOKED", "TIMEOUT",
+    ),
+}  # fmt: skip
+STATES = {word: state for state, words in _STATES.items() for word in words}
+
+# A job that waits for one of these will not start by itself: the partition, a limit or an association says no.
+_HOPELESS = re.compile(
+    r"PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
+    r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied"
+)
+_SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
+_AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of the user's own jobs that bears a token of gpurun's; `used_s` is how long it has run."""
+
+    number: int
+    token: Token
+    state: InstanceState
+    said: str
+    run: str
+    deadline_wall: float | None
+    gpu_count: int
+    submitted_wall: float | None
+    used_s: float
+    ended_wall: float | None
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What a partition has: its longest job, and the most GPUs on one of its nodes that work."""
+
+    name: str
+    longest_s: float
+    most_gpus: int
+
+
+def jobs_in(squeue: str) -> list[Job]:
+    """The jobs of gpurun's in what squeue prints by SQUEUE; every other line is somebody's own, or a part of one."""
+    return [job for line in squeue.splitlines() if (job := _job(line)) is not None]
+
+
+def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
+    """What a job's comment says beside its name."""
+    return f"{run} {int(deadline_wall)} {gpu_count}"
+
+
+def _job(line: str) -> Job | None:
+    fields = line.strip().split("|", 7)
+    if len(fields) < 8 or not re.fullmatch(r"[0-9]{1,10}", fields[0]):
+        return None
+    number, word, submitted, used, ends, reason, name, comment = fields
+    token = parse(name)
+    if token is None:
+        return None
+    run, deadline, gpus = (*comment.split(" "), "", "", "")[:3]
+    state = STATES.get(word, InstanceState.UNKNOWN)
+    is_hopeless = state is InstanceState.PENDING and _HOPELESS.fullmatch(reason)
+    is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
+    return Job(
+        number=int(number),
+        token=token,
+        state=InstanceState.STOPPED if is_hopeless else state,
+        said=safe_line(f"{word}: {reason}" if is_waiting else word)[:80],
+        run=token.run_or(run),
+        deadline_wall=token.deadline_or(deadline),
+        gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,
+        submitted_wall=_wall(submitted),
+        used_s=span_s(used) if state is InstanceState.RUNNING else 0.0,
+        ended_wall=_wall(ends) if state is InstanceState.GONE else None,
+    )
+
+
+def _wall(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"[0-9]{9,11}", text) else None
+
+
+def span_s(text: str) -> float:
+    """The seconds of Slurm's `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; infinite for `infinite`, 0 for what is none."""
+    if text == "infinite":
+        return inf
+    found = _SPAN.fullmatch(text)
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()) if found else (0, 0, 0, 0)
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
+    """The partition of that name, or the default one, in what sinfo prints as `%P|%a|%l|%t|%G`; None if not there.
+
+    A node that is away has no GPUs; `gres` is the request for one of those that count.
+    """
+    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 4)) == 5]
+    ours = [row for row in rows if (row[0].rstrip("*") == name if name else row[0].endswith("*")) and row[1] == "up"]
+    if not ours:
+        return None
+    most = max((_gpus(row[4], gres) for row in ours if not row[3].startswith(_AWAY)), default=0)
+    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), most)
+
+
+def _gpus(told: str, gres: str) -> int:
+    found: Iterable[tuple[str, str]] = _GRES.findall(told)
+    return sum(int(count) for kind, count in found if gres in (kind, kind.partition(":")[0]))

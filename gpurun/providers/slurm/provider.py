@@ -1,0 +1,294 @@
+"""Slurm's six verbs over a login node: sbatch, squeue, scancel, sinfo. A job's name is the token.
+
+Two jobs of one name never run at once (`--dependency=singleton`), so an sbatch whose answer was lost cannot be paid
+twice; `--time` ends a job whose supervisor is lost, and `--deadline` one that never started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path, PurePosixPath
+
+from gpurun.core.clock import Clock
+from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
+from gpurun.core.crashpoint import crashpoint
+from gpurun.core.errors import SetupError
+from gpurun.core.machine_token import parse
+from gpurun.core.money import usd
+from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
+from gpurun.core.untrusted import last_words
+from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
+from gpurun.providers.slurm.jobs import SQUEUE, Job, Partition, comment_of, jobs_in, partition_in
+
+PILOT = Path(__file__).with_name("pilot.sh")
+DIES_BY_ITSELF = "yes · Slurm's time limit"
+NO_FOLDER = 97
+SBATCH_S = 60
+"""An sbatch that finds no controller tries for a while; after this long it is ended, and will make nothing more."""
+BOOT_S = 120
+IDLE_S = 900
+"""A job in which nothing trains is given back after so long without a call."""
+
+_QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE]
+_CREATE = (
+    'umask 077; mkdir -p -- "$1" && cd -- "$1" && { mkdir -- "$2" 2>/dev/null || [ -d "$2" ]; } '
+    f'&& cat >"$2/pilot.sh" || exit {NO_FOLDER}; shift 2; exec timeout {SBATCH_S} sbatch "$@"'
+)
+_LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster and the way to its login node."""
+
+    cluster: Cluster
+    login: LoginNode
+
+
+class SlurmProvider:
+    """The `slurm` provider: jobs on the clusters that it was given, of which the first one takes new ones."""
+
+    name = "slurm"
+    traits = Traits(
+        settle_s=SBATCH_S + 30.0,
+        poll_s=5.0,
+        death_reads=3,
+        death_spread_s=10.0,
+        teardown=Teardown.RELEASED,
+        console_url="",
+    )
+
+    def __init__(self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None) -> None:
+        self._sites: Mapping[str, Site] = {site.cluster.name: site for site in sites}
+        self._first = next(iter(self._sites.values()))
+        self._clock = clock
+        self.traits = traits or self.traits
+
+    def verify(self) -> Account:
+        """Who the jobs are submitted as, and that the controller answers."""
+        cluster = self._first.cluster
+        said = self._told(self._first, ["sh", "-c", "id -un && scontrol show config"])
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.MULTILINE)
+        who = said.partition("\n")[0].strip()
+        return Account(provider=self.name, identity=f"{who} on {cluster.name} ({found[1] if found else cluster.host})")
+
+    def partition(self) -> Partition:
+        """The partition that new jobs go to; NoCapacity where there is none that is up."""
+        cluster = self._first.cluster
+        said = self._told(self._first, ["sinfo", "-h", "-o", "%P|%a|%l|%t|%G"])
+        found = partition_in(said, cluster.partition, cluster.gres)
+        if found is None:
+            which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
+            raise NoCapacity(f"{cluster.name} has no {which} that is up")
+        return found
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        """A job on one node, if a node of the partition has so many GPUs. It is not metered, so its price is 0.
+
+        The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
+        """
+        part = self.partition()
+        if need.count > part.most_gpus:
+            return []
+        fitting = [row for row in known if need.memory_gb in (None, row.vram_gb)]
+        card = min(fitting, key=lambda row: row.vram_gb, default=None)
+        return [
+            Offer(
+                provider=self.name,
+                type_id=part.name,
+                gpu=(card.gpu if card else need.name) if need.count else "cpu",
+                gpu_count=need.count,
+                vram_gb=(card.vram_gb if card else need.memory_gb or 0) if need.count else 0,
+                region=self._first.cluster.name,
+                rate_micros_per_hour=usd(0),
+                billing_unit_s=60,
+                boot_s=BOOT_S,
+                price_source="not metered",
+                dies_by_itself=DIES_BY_ITSELF,
+            )
+        ]
+
+    def create(self, order: Order) -> Instance:
+        """Submit the job; Rejected where Slurm says no, Unknown where its answer was lost."""
+        site, part = self._first, self.partition()
+        minutes = order.lease_s // 60
+        if minutes < 1:
+            raise Rejected(f"Slurm counts minutes, and {order.lease_s} s are none")
+        if minutes * 60 > part.longest_s:
+            limit = f"{part.longest_s / 60:,.0f} min"
+            raise Rejected(
+                f"a job in partition {part.name} may take {limit}, and this one {minutes:,} min", of_offer=True
+            )
+        folder = _folder(site, order.token)
+        options = self._options(order, minutes, folder)
+        argv = ["sh", "-c", _CREATE, "gpurun", site.cluster.workdir, order.token, *options]
+        crashpoint("before slurm.create")
+        said = self._ask(
+            site, [*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup], PILOT.read_bytes()
+        )
+        crashpoint("after slurm.create")
+        number = said.stdout.strip().partition(";")[0]
+        if said.exit_code == 0 and number.isdigit():
+            return self.read(f"{site.cluster.name}/{number}")
+        words = last_words(said.stderr.encode()) or f"sbatch ended with {said.exit_code}"
+        if said.exit_code == NO_FOLDER:
+            raise Rejected(f"{site.cluster.workdir} on {site.cluster.name} takes no folder: {words}")
+        if "job submission failed" in words.lower() and not _LOST.search(words):
+            self._drop(site, order.token)
+            raise Rejected(words, of_offer=True)
+        raise Unknown(words)
+
+    def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
+        """Those of sbatch; where one is told twice the later counts, so the user's own come first."""
+        cluster = self._first.cluster
+        gpus = order.offer.gpu_count
+        named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+        waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
+        return [
+            *cluster.extra,
+            *(f"--{key}={value}" for key, value in named.items() if value),
+            *([f"--gres={cluster.gres}:{gpus}"] if gpus else []),
+            "--parsable",
+            f"--job-name={order.token}",
+            f"--comment={comment_of(order.run, order.deadline_wall, gpus)}",
+            "--nodes=1",
+            "--ntasks=1",
+            f"--time={minutes}",
+            f"--deadline=now+{waits_s}seconds",
+            "--dependency=singleton",
+            "--no-requeue",
+            "--export=NONE",
+            f"--chdir={folder}",
+            f"--output={folder}/job.log",
+        ]
+
+    def find(self, token: str | None) -> list[Instance]:
+        """The user's own jobs that carry the token, in every cluster, oldest first."""
+        found, silent = list[Instance](), list[str]()
+        named = [f"--name={token}"] if token else []
+        for site in self._sites.values():
+            try:
+                jobs = jobs_in(self._told(site, [*_QUEUE, *named]))
+                found += [self._instance(site, job) for job in jobs if token in (None, job.token.text)]
+            except Unknown as error:
+                silent.append(str(error))
+        found.sort(key=lambda one: (one.created_wall or 0.0, one.id))
+        if silent:
+            raise Unknown("; ".join(silent), tuple(found))
+        return found
+
+    def read(self, instance_id: str) -> Instance:
+        """One job as squeue tells it; GONE where the controller knows no such job of gpurun's."""
+        site, number = self._place(instance_id)
+        crashpoint("before slurm.read")
+        said = self._ask(site, [*_QUEUE, "-j", number])
+        if said.exit_code and "invalid job id" not in said.stderr.lower():
+            raise Unknown(_failed("squeue", said))
+        job = next((job for job in jobs_in(said.stdout) if str(job.number) == number), None)
+        if job is None:
+            return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
+        return self._instance(site, job)
+
+    def destroy(self, instance_id: str) -> None:
+        """Cancel the job by number and name: a number that Slurm has given to another job ends nothing."""
+        known = self.read(instance_id)
+        site, number = self._place(instance_id)
+        if known.state is InstanceState.GONE:
+            return
+        crashpoint("before slurm.destroy")
+        said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number])
+        crashpoint("after slurm.destroy")
+        if said.exit_code and "invalid job id" not in said.stderr.lower():  # That is one which has just ended.
+            raise Unknown(_failed("scancel", said))
+
+    def leftovers(self, token: str | None) -> list[Leftover]:
+        """The folders of runs that lie in the shared workdir."""
+        found = []
+        for site in self._sites.values():
+            names = self._told(site, ["sh", "-c", 'ls -A -- "$1" 2>/dev/null || :', "gpurun", site.cluster.workdir])
+            for one in filter(None, map(parse, names.splitlines())):
+                if token in (None, one.text):
+                    found.append(
+                        Leftover(
+                            provider=self.name,
+                            kind="folder",
+                            id=f"{site.cluster.name}:{_folder(site, one.text)}",
+                            run=one.run,
+                            token=one.text,
+                            region=site.cluster.name,
+                            deadline_wall=one.deadline_wall,
+                        )
+                    )
+        return found
+
+    def remove(self, leftover: Leftover) -> None:
+        """Remove the folder of a run."""
+        site = self._sites.get(leftover.region)
+        if site is None or parse(leftover.token) is None:
+            raise Rejected(f"{leftover.id!r} is not a folder of gpurun's")
+        self._drop(site, leftover.token)
+
+    def _drop(self, site: Site, token: str) -> None:
+        self._told(site, ["rm", "-rf", "--", _folder(site, token)])
+
+    def _place(self, instance_id: str) -> tuple[Site, str]:
+        """The cluster and the number of `CLUSTER/NUMBER`; Unknown where config.toml has no such cluster any more."""
+        name, _, number = instance_id.partition("/")
+        if not re.fullmatch(r"[0-9]{1,10}", number):
+            raise Rejected(f"{instance_id!r} is not a job of gpurun's")
+        if name not in self._sites:
+            raise Unknown(f"config.toml describes no cluster {name!r}")
+        return self._sites[name], number
+
+    def _instance(self, site: Site, job: Job) -> Instance:
+        cluster, is_up = site.cluster, job.state is InstanceState.RUNNING
+        folder = _folder(site, job.token.text)
+        where = Address(kind="folder" if cluster.is_here else "ssh", folder=folder)
+        if not cluster.is_here:
+            where = where.model_copy(update={"host": cluster.host, "port": cluster.port, "user": cluster.user})
+        return Instance(
+            id=f"{cluster.name}/{job.number}",
+            provider=self.name,
+            token=job.token.text,
+            run=job.run,
+            state=job.state,
+            address=where if is_up else None,
+            gpu_count=job.gpu_count,
+            rate_micros_per_hour=usd(0),
+            created_wall=job.submitted_wall,
+            deadline_wall=job.deadline_wall,
+            region=cluster.name,
+            said=job.said,
+            ended_wall=job.ended_wall,
+            started_wall=self._clock.wall() - job.used_s if is_up else None,
+        )
+
+    def _told(self, site: Site, argv: Sequence[str]) -> str:
+        """What a command prints that ends well; else `Unknown`."""
+        said = self._ask(site, argv)
+        if said.exit_code:
+            raise Unknown(_failed(argv[0] if argv[0] not in ("env", "sh") else "Slurm", said))
+        return said.stdout
+
+    def _ask(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> Said:
+        try:
+            said = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
+        except NoAnswer as error:
+            raise Unknown(str(error)) from error
+        if said.exit_code == 127:
+            what = f"{site.cluster.name} ({site.cluster.host}) has no Slurm: {last_words(said.stderr.encode())}."
+            hint = "Name its login node in config.toml; sbatch and squeue must be in the PATH of a plain ssh command."
+            raise SetupError("slurm.not_there", what, hint=hint)
+        return said
+
+
+def _folder(site: Site, token: str) -> str:
+    """The run's own folder below the shared workdir."""
+    return str(PurePosixPath(site.cluster.workdir) / token)
+
+
+def _failed(program: str, said: Said) -> str:
+    return f"{program} ended with {said.exit_code}: {last_words(said.stderr.encode()) or 'it said nothing'}"

@@ -1,0 +1,81 @@
+"""A job of a cluster as `Machine`: each call is left in the folder that it shares with the login node, and run there.
+
+The job's own first program (`providers/slurm/pilot.sh`) takes it up, so that what it starts is the job's and ends with
+it, and so that the cards that are asked about are the job's.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
+
+from gpurun.remote.interface import Machine, MachineLost, Reply, Take
+
+NOT_TAKEN = 75
+KILL_S = 5
+# $1 the call's name, $2 the command line, $3 for how many tenths of a second its end is waited for. The folder is
+# listed each time, as a shared file system may remember for a minute that a name is not there.
+_CALL = f"""
+call="calls/$1"
+mkdir -p calls "$call.new" && printf '%s\n' "$2" >"$call.new/call" && cat >"$call.new/in" &&
+    mv "$call.new" "$call.go" || exit {NOT_TAKEN}
+left=$3
+until ls calls | grep -qxF "$1.done"; do
+    left=$((left - 1))
+    [ "$left" -gt 0 ] || exit {NOT_TAKEN}
+    sleep 0.1
+done
+cat "$call.done/out"
+cat "$call.done/err" >&2
+code=$(cat "$call.done/code")
+rm -rf "$call.done"
+exit "$code"
+"""
+
+
+class JobMachine:
+    """Runs programs in a job, over a machine whose folder is the job's own on the login node.
+
+    `find` gives that machine at the first call, and may raise MachineLost.
+    """
+
+    def __init__(self, find: Callable[[], Machine]) -> None:
+        self._find = find
+        self._found: Machine | None = None
+
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
+        """See `Machine.call`; the program's output comes once it has ended."""
+        limit_s = max(1, ceil(timeout_s))
+        command = f"exec timeout -k {KILL_S} {limit_s} {shlex.join(argv)}"
+        relay = ["sh", "-c", _CALL, "gpurun", secrets.token_hex(8), command, str(10 * limit_s)]
+        reply = self._login.call(relay, stdin=stdin or [], sink=sink, timeout_s=timeout_s)
+        if reply.exit_code == NOT_TAKEN:
+            raise MachineLost("The job has taken up no call: its node or the shared folder does not answer.")
+        return reply
+
+    def put(self, path: str, content: bytes) -> None:
+        """See `Machine.put`: the folder is shared."""
+        self._login.put(path, content)
+
+    def lane(self) -> JobMachine:
+        """See `Machine.lane`."""
+        return JobMachine(lambda: self._login.lane())
+
+    def close(self) -> None:
+        """See `Machine.close`."""
+        if self._found is not None:
+            self._found.close()
+
+    @property
+    def round_trip_s(self) -> float:
+        """See `Machine.round_trip_s`."""
+        return self._found.round_trip_s if self._found is not None else 0.0
+
+    @property
+    def _login(self) -> Machine:
+        self._found = self._found or self._find()
+        return self._found

@@ -1,0 +1,155 @@
+"""What only the `slurm` provider can promise: one job of a name, an end by the scheduler, and no word for silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.records import GpuNeed, InstanceState
+from gpurun.planning.catalog import rows_for
+from gpurun.planning.own_box import LoginHere
+from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.slurm import provider as provider_module
+from gpurun.providers.slurm.jobs import jobs_in
+from gpurun.providers.slurm.provider import Site, SlurmProvider
+from tests.contract.orders import CLOCK, TOKEN, order, wait_for
+from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[ScriptedSlurm]:
+    with scripted_slurm(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def provider(slurm: ScriptedSlurm) -> SlurmProvider:
+    return SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
+
+
+def test_a_create_whose_answer_was_lost_is_found_and_a_second_one_never_runs_beside_it(
+    slurm: ScriptedSlurm, provider: SlurmProvider
+) -> None:
+    slurm.set("lose")
+    with pytest.raises(Unknown, match="timed out"):
+        provider.create(order(provider))
+    slurm.clear("lose")
+    (first,) = provider.find(TOKEN)
+    wait_for(provider, first, InstanceState.RUNNING)
+    second = provider.create(order(provider))
+    assert [one.state for one in provider.find(TOKEN)] == [InstanceState.RUNNING, InstanceState.PENDING]
+    provider.destroy(first.id)
+    wait_for(provider, second, InstanceState.RUNNING)
+    assert provider.read(first.id).state is InstanceState.GONE
+
+
+def test_a_controller_that_is_away_says_nothing_about_any_job(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
+    made, asked = provider.create(order(provider)), order(provider, "gr-fox-41-11111111")
+    slurm.set("away")
+    verbs = (
+        provider.verify,
+        lambda: provider.read(made.id),
+        lambda: provider.find(TOKEN),
+        lambda: provider.destroy(made.id),
+        lambda: provider.create(asked),
+    )
+    for verb in verbs:
+        with pytest.raises(Unknown, match="Unable to contact"):
+            verb()
+    slurm.clear("away")
+    wait_for(provider, made, InstanceState.RUNNING)
+    assert slurm.jobs == ["1"]
+
+
+def test_a_job_that_ends_is_not_gone_before_it_has_let_its_node_go(provider: SlurmProvider) -> None:
+    made = wait_for(provider, provider.create(order(provider)), InstanceState.RUNNING)
+    provider.destroy(made.id)
+    wait_for(provider, made, InstanceState.STOPPING)
+    gone = wait_for(provider, made, InstanceState.GONE)
+    assert (gone.said, gone.address) == ("CANCELLED", None)
+    assert gone.ended_wall == pytest.approx(CLOCK.wall(), abs=5)
+
+
+def test_the_time_limit_is_rounded_down_and_a_limit_of_the_partition_is_kept(
+    slurm: ScriptedSlurm, provider: SlurmProvider
+) -> None:
+    provider.create(order(provider, lease_s=179))
+    assert {"--time=2", "--dependency=singleton", "--no-requeue"} <= set(slurm.options_of("1"))
+    slurm.set("sinfo", "main*|up|1:00:00|idle|(null)")
+    with pytest.raises(Rejected, match="may take 60 min"):
+        provider.create(order(provider, "gr-fox-41-22222222", lease_s=2 * 3600))
+    with pytest.raises(Rejected):
+        provider.create(order(provider, "gr-fox-41-33333333", lease_s=59))
+    assert slurm.jobs == ["1"]
+
+
+def test_a_job_that_nobody_calls_gives_its_node_back_unless_it_trains(
+    slurm: ScriptedSlurm, provider: SlurmProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_module, "IDLE_S", 1)
+    idle, trains = provider.create(order(provider)), provider.create(order(provider, "gr-fox-41-44444444"))
+    (slurm.work / trains.token / "agent").mkdir()
+    (slurm.work / trains.token / "agent" / "job.json").touch()
+    assert wait_for(provider, idle, InstanceState.GONE).said == "COMPLETED"
+    assert provider.read(trains.id).state is InstanceState.RUNNING
+
+
+def test_what_slurm_refuses_leaves_nothing_behind(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
+    slurm.set("refuse", "Invalid account or account/partition combination specified")
+    with pytest.raises(Rejected, match="Invalid account"):
+        provider.create(order(provider))
+    assert (provider.find(None), provider.leftovers(None)) == ([], [])
+
+
+def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
+    slurm: ScriptedSlurm, provider: SlurmProvider
+) -> None:
+    slurm.set("hold", "Priority")
+    queued = provider.create(order(provider))
+    assert (queued.state, queued.said, queued.started_wall) == (InstanceState.PENDING, "PENDING: Priority", None)
+    slurm.set("hold", "PartitionTimeLimit")
+    assert provider.read(queued.id).state is InstanceState.STOPPED
+    slurm.clear("hold")
+    running = wait_for(provider, queued, InstanceState.RUNNING)
+    assert running.started_wall == pytest.approx(CLOCK.wall(), abs=3)
+
+
+def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
+    slurm.set("sinfo", "main*|up|infinite|down*|gpu:a100:8\nmain*|up|infinite|mix|gpu:a100:4(S:0-1),gpu:v100:2")
+    known = rows_for(GpuNeed(count=4, name="A100"))
+    assert provider.offers(GpuNeed(count=6, name="A100"), known)[0].gpu_count == 6
+    assert provider.offers(GpuNeed(count=8, name="A100"), known) == []
+    slurm.set("sinfo", "main|up|infinite|idle|gpu:8")
+    with pytest.raises(NoCapacity, match="default partition"):
+        provider.partition()
+
+
+def test_other_jobs_are_never_taken_for_a_run_and_never_ended(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
+    made = wait_for(provider, provider.create(order(provider)), InstanceState.RUNNING)
+    (slurm.state / "jobs" / "1" / "name").write_text("my own")
+    assert provider.read(made.id).state is InstanceState.GONE
+    provider.destroy(made.id)
+    assert not (slurm.state / "jobs" / "1" / "cancelled").exists()
+    for strange in ("lab/1;id", "lab/", "1", "lab/../1"):
+        with pytest.raises(Rejected):
+            provider.read(strange)
+
+
+def test_a_hostile_line_of_squeue_is_no_job() -> None:
+    lines = [
+        "9|RUNNING|1|1:00|1|None|my|own|job",
+        f"9|RUNNING|1|1:00|1|None|x{TOKEN}|",
+        f"|RUNNING|1|1:00|1|None|{TOKEN}|",
+        f"9_1|RUNNING|1|1:00|1|None|{TOKEN}|",
+        f"9|RUNNING|{TOKEN}|",
+        "\x1b[31m|" * 9,
+    ]
+    assert [jobs_in(line) for line in lines] == [[]] * len(lines)
+    assert len(jobs_in("\n".join((*lines, f"9|RUNNING|1|1:00|1|None|{TOKEN}|")))) == 1
+
+
+def test_a_state_that_nobody_knows_is_unknown_and_a_comment_of_any_kind_is_harmless() -> None:
+    (job,) = jobs_in(f"9|TELEPORTED|N/A|INVALID|N/A|None|{TOKEN}|a|b ../x 99999999 -1\r")
+    assert (job.state, job.run, job.deadline_wall, job.gpu_count) == (InstanceState.UNKNOWN, "fox-41", None, 0)

@@ -1,0 +1,89 @@
+"""A scripted Slurm: sbatch, squeue, scancel, sinfo and scontrol as programs, whose jobs are real processes.
+
+It keeps what the contract rests on: one job of a name at a time under `--dependency=singleton`, an end by `--time` and
+by `--deadline`, whole minutes, COMPLETING before a terminal state, and the death of all that a job has started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gpurun.core.cluster import Cluster
+
+PROGRAM = Path(__file__).with_name("programs.py")
+NAMES = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
+
+
+class ScriptedSlurm:
+    """A cluster in a folder; `knobs` are files by which a test makes it misbehave (`programs.py` names them)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.state, self.bin, self.work = folder / "slurm", folder / "slurm" / "bin", folder / "shared"
+        self.bin.mkdir(parents=True)
+        (self.state / "jobs").mkdir()
+        for name in NAMES:
+            program = self.bin / name
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{PROGRAM}" "{self.state}" {name} "$@"\n')
+            program.chmod(0o755)
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its table in config.toml."""
+        return Cluster(name="lab", host="local", workdir=str(self.work), python=sys.executable)
+
+    @property
+    def table(self) -> str:
+        """The same as text."""
+        return f'[slurm.lab]\nhost = "local"\nworkdir = "{self.work}"\npython = "{sys.executable}"\n'
+
+    def set(self, knob: str, value: str = "") -> None:
+        """Make it misbehave."""
+        (self.state / knob).write_text(value)
+
+    def clear(self, knob: str) -> None:
+        """Make it behave again."""
+        (self.state / knob).unlink(missing_ok=True)
+
+    @property
+    def jobs(self) -> list[str]:
+        """Every job that was ever submitted."""
+        return sorted(path.name for path in (self.state / "jobs").iterdir())
+
+    def options_of(self, job: str) -> list[str]:
+        """What sbatch was asked for."""
+        return (self.state / "jobs" / job / "argv").read_text().splitlines()
+
+    def end(self) -> None:
+        """End every job's processes, whatever became of it."""
+        for keeper in (self.state / "jobs").glob("*/keeper"):
+            with suppress(ProcessLookupError, ValueError):
+                os.kill(int(keeper.read_text()), signal.SIGTERM)
+
+
+@contextmanager
+def scripted_slurm(folder: Path) -> Iterator[ScriptedSlurm]:
+    """A cluster whose programs are the first in PATH."""
+    made, before = ScriptedSlurm(folder), os.environ["PATH"]
+    os.environ["PATH"] = f"{made.bin}:{before}"
+    try:
+        yield made
+    finally:
+        os.environ["PATH"] = before
+        made.end()
+
+
+def missing() -> str:
+    """Why the real Slurm cannot be tried here; "" where it can."""
+    needed = ("slurmctld", "slurmd", "munged", "sbatch")
+    lacks = [name for name in needed if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if lacks:
+        return f"Slurm is not installed here ({', '.join(lacks)}): apt-get install slurm-wlm munge"
+    is_root = subprocess.run(["id", "-u"], capture_output=True, text=True, check=True).stdout.strip() == "0"
+    return "" if is_root else "slurmd is started as root"

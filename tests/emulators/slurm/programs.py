@@ -1,0 +1,201 @@
+"""The scripted Slurm's programs: `programs.py STATE sbatch|squeue|scancel|sinfo|scontrol|job ...`.
+
+Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
+it is over), `lose` (sbatch makes the job and its answer is lost), `refuse` (its text is why sbatch refuses),
+`sinfo` (what that prints).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import getopt
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LONG = [
+    "parsable",
+    "job-name=",
+    "comment=",
+    "nodes=",
+    "ntasks=",
+    "time=",
+    "deadline=",
+    "dependency=",
+    "no-requeue",
+    "export=",
+    "chdir=",
+    "output=",
+    "gres=",
+    "partition=",
+    "account=",
+    "qos=",
+    "constraint=",
+    "mem=",
+    "me",
+    "name=",
+    "jobs=",
+]
+COMPLETING_S = 0.2
+
+
+def sbatch(state: Path, words: list[str]) -> int:
+    told, rest = getopt.getopt(words, "", LONG)
+    asked = dict(told)
+    if (refuse := state / "refuse").exists():
+        print(f"sbatch: error: Batch job submission failed: {refuse.read_text()}", file=sys.stderr)
+        return 1
+    number = 1 + len(os.listdir(state / "jobs"))
+    folder = state / "jobs" / str(number)
+    folder.mkdir()
+    wait_s = int(re.fullmatch(r"now\+(\d+)seconds", asked["--deadline"])[1])  # type: ignore[index]
+    facts = {
+        "argv": "\n".join(words), "name": asked["--job-name"], "comment": asked["--comment"],
+        "minutes": asked["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
+        "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
+    }  # fmt: skip
+    for name, text in facts.items():
+        (folder / name).write_text(text)
+    assert (asked["--dependency"], asked["--export"]) == ("singleton", "NONE")
+    subprocess.Popen(
+        [sys.executable, "-S", __file__, str(state), "job", str(number)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    if (state / "lose").exists():
+        print("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", file=sys.stderr)
+        return 1
+    print(number)
+    return 0
+
+
+def job(state: Path, number: str) -> int:
+    """Wait for its turn, run, and be the end of all that it has started."""
+    folder = state / "jobs" / number
+    (folder / "keeper").write_text(str(os.getpid()))
+    signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").touch())
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    before = [state / "jobs" / str(other) for other in range(1, int(number))]
+    rivals = [other for other in before if text(other, "name") == text(folder, "name")]
+    while (state / "hold").exists() or any(not (other / "ended").exists() for other in rivals):
+        if (folder / "cancelled").exists():
+            return ended(folder, "CANCELLED")
+        if text(state, "hold") == "DEADLINE":
+            return ended(folder, "DEADLINE")
+        time.sleep(0.02)
+    if (folder / "cancelled").exists():
+        return ended(folder, "CANCELLED")
+    (folder / "started").write_text(str(time.time()))
+    with open(text(folder, "output"), "ab") as log:
+        child = subprocess.Popen(
+            ["sh", *text(folder, "command").splitlines()],
+            cwd=text(folder, "chdir"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    word, end = "COMPLETED", time.time() + 60 * int(text(folder, "minutes"))
+    while child.poll() is None:
+        if (folder / "cancelled").exists() or time.time() > end:
+            word = "CANCELLED" if (folder / "cancelled").exists() else "TIMEOUT"
+            break
+        time.sleep(0.02)
+    (folder / "completing").touch()
+    time.sleep(COMPLETING_S)
+    while below := descendants(os.getpid()):
+        for pid in below:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        reap()
+    return ended(folder, word)
+
+
+def descendants(root: int) -> set[int]:
+    parents = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(name)] = int(fields[1])
+    found, size = {root}, 0
+    while size != len(found):
+        size = len(found)
+        found |= {pid for pid, parent in parents.items() if parent in found}
+    return found - {root}
+
+
+def reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def ended(folder: Path, word: str) -> int:
+    (folder / "word").write_text(word)
+    (folder / "ended").write_text(str(int(time.time())))
+    return 0
+
+
+def squeue(state: Path, words: list[str]) -> int:
+    told, _ = getopt.getopt(words, "ht:o:j:", LONG)
+    asked, known = dict(told), os.listdir(state / "jobs")
+    if "-j" in asked and asked["-j"] not in known:
+        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        return 1
+    assert ("--me" in asked, os.environ["SLURM_TIME_FORMAT"]) == (True, "%s")
+    print("77|RUNNING|1700000000|1:00|1700000000|None|my own|it|has\n1|RUNNING|0|0:00|0|None|gpurun-forged|")
+    for number in sorted(known, key=int) if "-j" not in asked else [asked["-j"]]:
+        folder = state / "jobs" / number
+        if asked.get("--name", text(folder, "name")) == text(folder, "name"):
+            started = text(folder, "started")
+            word = text(folder, "word") or ("COMPLETING" if (folder / "completing").exists() else "")
+            used = int(time.time() - float(started)) if started and not word else 0
+            word = word or ("RUNNING" if started else "PENDING")
+            reason = text(state, "hold") or "Resources" if word == "PENDING" else "None"
+            ends = text(folder, "ended") or "N/A"
+            clock = f"{used // 3600}:{used % 3600 // 60:02}:{used % 60:02}"
+            shown = [number, word, text(folder, "submitted"), clock, ends, reason, text(folder, "name")]
+            print("|".join([*shown, text(folder, "comment")]))
+    return 0
+
+
+def scancel(state: Path, words: list[str]) -> int:
+    told, numbers = getopt.getopt(words, "", LONG)
+    for number in numbers:
+        folder = state / "jobs" / number
+        if dict(told)["--name"] != text(folder, "name") or (folder / "ended").exists():
+            print(f"scancel: error: Kill job error on job id {number}: Invalid job id specified", file=sys.stderr)
+            return 1
+        (folder / "cancelled").touch()
+    return 0
+
+
+def text(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def main(state: Path, name: str, words: list[str]) -> int:
+    if name == "job":
+        return job(state, words[0])
+    if (state / "away").exists():
+        print(f"{name}: error: Unable to contact slurm controller (connect failure)", file=sys.stderr)
+        return 1
+    if name == "sinfo":
+        print(text(state, "sinfo") or "debug|up|10:00|idle|(null)\nmain*|up|2-00:00:00|mixed|gpu:a100:8(S:0-1)")
+        return 0
+    if name == "scontrol":
+        print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
+        return 0
+    return {"sbatch": sbatch, "squeue": squeue, "scancel": scancel}[name](state, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

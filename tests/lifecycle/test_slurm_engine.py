@@ -1,0 +1,224 @@
+"""The same on the real engine: slurmctld and one slurmd, on loopback; skipped where Slurm is not installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.cluster import Cluster
+from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, InstanceState, Order
+from gpurun.core.run_plan import Mode, Plan
+from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import read_journal
+from gpurun.planning.own_box import LoginHere
+from gpurun.providers.base import Unknown
+from gpurun.providers.slurm.provider import Site, SlurmProvider
+from tests.changed_plan import changed_plan
+from tests.contract.orders import order, wait_for
+from tests.emulators.slurm import missing
+from tests.later import LATER
+from tests.lifecycle.drive import tiny_python
+from tests.lifecycle.test_slurm_run import LEASE
+from tests.lifecycle.tiny_runs import drive, make_run
+
+CLOCK = SystemClock()
+pytestmark = [LATER, pytest.mark.skipif(bool(missing()), reason=missing() or "it is here")]
+CONF = """
+ClusterName=probe
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.sock
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+ReturnToService=2
+SlurmdTimeout=30
+KillWait=5
+MinJobAge=60
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
+PartitionName=main Nodes=n1 Default=YES MaxTime=01:00:00 State=UP
+"""
+
+
+class Engine:
+    """A cluster of one node on this machine; its daemons are ended by their processes."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.root, self._stack = root, stack
+        self.work = root / "shared"
+        for name in ("state", "spool"):
+            (root / name).mkdir()
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            two.bind(("127.0.0.1", 0))
+            ports = (one.getsockname()[1], two.getsockname()[1])
+        self.conf = root / "slurm.conf"
+        self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
+        key = root / "munge.key"
+        key.write_bytes(os.urandom(64))
+        key.chmod(0o600)
+        names = {"key-file": key, "socket": root / "munge.sock", "pid-file": root / "munge.pid"}
+        names |= {"log-file": root / "munge.log", "seed-file": root / "munge.seed"}
+        self.start("munged", "-F", "--force", *(f"--{name}={path}" for name, path in names.items()))
+        self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
+        self.start("slurmd", "-D", "-N", "n1", "-f", str(self.conf))
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        """A daemon that stays a child of this process."""
+        environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
+        with open(self.root / f"{argv[0]}.out", "ab") as log:
+            child = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._stack.callback(child.wait)
+        self._stack.callback(child.send_signal, signal.SIGKILL)
+        return child
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(name="lab", host="local", workdir=str(self.work))
+
+
+@contextmanager
+def running(root: Path) -> Iterator[Engine]:
+    """The cluster, once its node is idle; `SLURM_CONF` leads every command to it."""
+    root.mkdir()
+    with ExitStack() as stack:
+        engine = Engine(root, stack)
+        # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
+        programs = root / "bin"
+        programs.mkdir()
+        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+            (programs / name).write_text(f'#!/bin/sh\nSLURM_CONF={engine.conf} exec /usr/bin/{name} "$@"\n')
+            (programs / name).chmod(0o755)
+        before = os.environ["PATH"]
+        stack.callback(os.environ.__setitem__, "PATH", before)
+        os.environ["PATH"] = f"{programs}:{before}"
+        provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+        for _ in ticks(CLOCK, 0.2, 30):
+            try:
+                idle = subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True, check=False).stdout
+                if idle.strip() == "idle" and provider.partition().name == "main":
+                    break
+            except Unknown:
+                continue
+        else:
+            raise AssertionError((root / "slurmctld.log").read_text()[-3000:])
+        yield engine
+        for one in provider.find(None):
+            provider.destroy(one.id)
+        for _ in ticks(CLOCK, 0.5, 30):
+            if all(one.state is InstanceState.GONE for one in provider.find(None)):
+                break
+
+
+@pytest.fixture
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with running(tmp_path_factory.mktemp("slurm") / "root") as made:
+        yield made
+
+
+def queued(provider: SlurmProvider, lease_s: int) -> Order:
+    """An order that may wait a while before its lease begins."""
+    asked = order(provider, lease_s=lease_s)
+    return asked.model_copy(update={"deadline_wall": asked.deadline_wall + LEASE.queue_s})
+
+
+def waited(provider: SlurmProvider, instance_id: str, state: InstanceState, within_s: float) -> float:
+    begun = time.monotonic()
+    for _ in ticks(CLOCK, 0.5, within_s):
+        if provider.read(instance_id).state is state:
+            return time.monotonic() - begun
+    raise AssertionError(f"{provider.read(instance_id)} is not {state} after {within_s} s")
+
+
+def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine: Engine) -> None:
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    assert "(probe)" in provider.verify().identity
+    asked = queued(provider, 600)
+    first, second = provider.create(asked), provider.create(asked)
+    waited(provider, first.id, InstanceState.RUNNING, 20)
+    assert provider.read(second.id).state is InstanceState.PENDING
+    (found, _) = provider.find(asked.token)
+    assert (found.run, found.deadline_wall, found.region) == ("fox-41", asked.deadline_wall, "lab")
+    assert provider.read("lab/9999").state is InstanceState.GONE
+    for one in (second, first):
+        provider.destroy(one.id)
+        provider.destroy(one.id)
+    waited(provider, first.id, InstanceState.GONE, 40)
+    assert provider.read(second.id).state is InstanceState.GONE
+
+
+def test_a_job_over_its_time_is_ended_by_slurm_alone(engine: Engine) -> None:
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    made = provider.create(queued(provider, 90))
+    waited(provider, made.id, InstanceState.RUNNING, 20)
+    lived_s = waited(provider, made.id, InstanceState.GONE, 150)
+    assert 45 <= lived_s <= 90 + LEASE.kill_allowance_s
+
+
+def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(engine: Engine) -> None:
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    made = provider.create(queued(provider, 600))
+    waited(provider, made.id, InstanceState.RUNNING, 20)
+    engine.controller.send_signal(signal.SIGTERM)
+    engine.controller.wait()
+    with pytest.raises(Unknown):
+        provider.read(made.id)
+    engine.start("slurmctld", "-D", "-f", str(engine.conf))
+    for _ in ticks(CLOCK, 0.5, 30):
+        try:
+            wait_for(provider, made, InstanceState.RUNNING)
+            break
+        except Unknown:
+            continue
+
+
+def test_a_run_on_the_real_engine_ends_with_its_checkpoints_here_and_one_job(engine: Engine, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home").prepare()
+    python = tiny_python(home.root)
+    home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{python}"\n')
+    folder = make_run(home, steps=30)
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    offer = provider.offers(GpuNeed(count=0, name="cpu"), ())[0]
+    plan = Plan.from_json(folder.plan.read_bytes())
+    choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
+    lease = LEASE.model_copy(update={"train_s": 120})
+    told = {"offer": offer, "lease": lease, "mode": Mode.PAID, "choices": choices}
+    folder.plan.write_text(changed_plan(plan, told).to_json())
+    assert drive(home, GPURUN_CRASH_AT="after train.started").returncode == -9
+    ended = drive(home)
+    assert ended.returncode == ExitCode.DONE, ended.stderr
+    assert [row.problems for row in audit(home).rows] == [()]
+    jobs = {one.id for one in provider.find(None)}
+    assert jobs == {"lab/1"}
+    assert list(engine.work.iterdir()) == []
+    events = [record.event for record in read_journal(folder.journal).records]
+    assert events.count(Event.DEATH_PROVEN) == 1

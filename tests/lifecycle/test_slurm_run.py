@@ -1,0 +1,157 @@
+"""Whole runs as jobs of a scripted Slurm: real processes, the real agent, and one job whatever happens to this side."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.records import GpuNeed, Teardown
+from gpurun.core.run_plan import Lease, Mode, Plan
+from gpurun.ledger.audit import audit, event_sequence
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.signing import payload_of
+from gpurun.lifecycle.steps import close_run
+from gpurun.planning.own_box import LoginHere
+from gpurun.providers.base import Traits
+from gpurun.providers.slurm.provider import Site, SlurmProvider
+from gpurun.remote.key_pairs import make_keys
+from tests.changed_plan import changed_plan
+from tests.emulators import sshd
+from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
+from tests.lifecycle.drive import drive_forked, tiny_python
+from tests.lifecycle.tiny_runs import make_run, trainer_events
+
+CLOCK = SystemClock()
+LEASE = Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20, kill_allowance_s=60, queue_s=600)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSlurm]:
+    quick = Traits(
+        settle_s=0.5, poll_s=0.1, death_reads=3, death_spread_s=0.3, teardown=Teardown.RELEASED, console_url=""
+    )
+    monkeypatch.setattr(SlurmProvider, "traits", quick)
+    monkeypatch.setitem(event_sequence._PROOF, Teardown.RELEASED, (3, quick.death_spread_s))
+    monkeypatch.setattr(close_run, "CLEAR_POLL_S", 0.05)
+    with scripted_slurm(tmp_path) as made:
+        home.config.write_text(
+            made.table.replace(f'python = "{made.cluster.python}"', f'python = "{tiny_python(home.root)}"')
+        )
+        yield made
+
+
+def opened(home: Home, slurm: ScriptedSlurm, *, steps: int = 30) -> RunFolder:
+    """A run whose plan is a job of the cluster."""
+    folder = make_run(home, steps=steps)
+    offer = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK).offers(GpuNeed(count=0, name="cpu"), ())[0]
+    plan = Plan.from_json(folder.plan.read_bytes())
+    choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
+    told = {"offer": offer, "lease": LEASE, "mode": Mode.PAID, "choices": choices}
+    folder.plan.write_text(changed_plan(plan, told).to_json())
+    return folder
+
+
+def begin(home: Home, **environment: str) -> ForkProcess:
+    """Begin to drive the run in a process that shares what this one has patched."""
+    told = (home.root, "fox-41", {**os.environ, **environment}, home.root / "driven.txt")
+    child = multiprocessing.get_context("fork").Process(target=drive_forked, args=told)
+    child.start()
+    return child
+
+
+def ended(child: ForkProcess, home: Home) -> int:
+    """How that ended: -9 where a crash point has killed it."""
+    child.join(timeout=60)
+    assert child.exitcode is not None, (home.root / "driven.txt").read_text()
+    return child.exitcode
+
+
+def drive(home: Home, **environment: str) -> int:
+    """Drive the run to its end."""
+    return ended(begin(home, **environment), home)
+
+
+def events_of(folder: RunFolder) -> list[Event]:
+    return [record.event for record in read_journal(folder.journal).records]
+
+
+def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
+    """One job in the queue's history, which is gone with its folder; a receipt that the audit takes."""
+    assert slurm.jobs == ["1"]
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
+    assert list(slurm.work.iterdir()) == []
+    assert events_of(folder).count(Event.DEATH_PROVEN) == 1
+    assert [row.problems for row in audit(home).rows] == [()]
+    assert [event["kind"] for event in trainer_events(folder)].count("start") == 1
+
+
+def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "Priority")
+    child = begin(home)
+    for _ in ticks(CLOCK, 0.05, 20):
+        if slurm.jobs:
+            break
+    CLOCK.sleep(1.5)
+    slurm.clear("hold")
+    assert ended(child, home) == ExitCode.DONE
+    check_promises(home, folder, slurm)
+    ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    instance = ready.data["instance"]
+    assert instance["started_wall"] - instance["created_wall"] > 1
+    receipt = payload_of(json.loads(folder.receipt.read_bytes()))
+    assert json.loads(receipt)["predicate"]["teardown"]["is"] == "released"
+
+
+@pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "keys")
+    option = f'ForceCommand export PATH={slurm.bin}:$PATH; eval "$SSH_ORIGINAL_COMMAND"'
+    server = sshd.Sshd(
+        tmp_path / "sshd", host_keys=[tmp_path / "keys/host"], authorized_keys=[keys.client_public], options=[option]
+    )
+    try:
+        way = f'host = "127.0.0.1"\nport = {server.port}\nuser = "{server.user}"\nidentity = "{tmp_path}/keys/client"'
+        home.config.write_text(home.config.read_text().replace('host = "local"', way))
+        folder = opened(home, slurm)
+        assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+        check_promises(home, folder, slurm)
+    finally:
+        server.close()
+
+
+KILLS = ("create.intended", "create.observed", "ready.observed", "train.started", "death.read")
+
+
+@pytest.mark.parametrize("record", KILLS)
+def test_a_supervisor_that_is_killed_and_resumed_ends_with_one_job_and_exit_0(
+    home: Home, slurm: ScriptedSlurm, record: str
+) -> None:
+    folder = opened(home, slurm)
+    assert drive(home, GPURUN_CRASH_AT=f"after {record}") == -9
+    assert drive(home) == ExitCode.DONE
+    check_promises(home, folder, slurm)
+
+
+def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "DEADLINE")
+    assert drive(home) == ExitCode.NO_OFFER
+    assert slurm.jobs == ["1"]
+    assert Event.READY_OBSERVED not in events_of(folder)
+    assert list(slurm.work.iterdir()) == []
