@@ -38,8 +38,7 @@ class Choices(Frozen):
     to the machine and the checkpoints come from it.
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
     than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
-    `log_to`: the trackers that get the run's figures while it trains.
-    `trainer`: the folder of a trainer to ship in place of gpurun's own. `queue_s`: how long a job may wait to begin.
+    `log_to`: trackers that get its figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it waits.
     """
 
     region: str | None = None
