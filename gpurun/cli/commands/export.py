@@ -71,7 +71,7 @@ def export(
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     figures = figures_of(session, sight, found.step)
-    form = ("--form", to)
+    form = () if to == "hf" else ("--form", to)
     written = ask_trainer("trainer.export", found, str(place), *form, limit_s=LIMIT_S, figures=figures).splitlines()
     data = {"run": sight.folder.name, "step": found.step, "folder": str(place), "files": written, "figures": figures}
     after = ""
