@@ -118,12 +118,15 @@ def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str
     if not trackers:
         return ""
     known = {name: os.environ[name] for name in os.environ if name.startswith("WANDB_") or name.endswith("_PROXY")}
-    with open(folder.path / "curve_log.log", "ab") as log:
-        subprocess.Popen(
-            [sys.executable, "-m", "gpurun.cli.curve_log", str(home.root), folder.name],
-            env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-            cwd=folder.path,
-        )  # fmt: skip
+    try:
+        with open(folder.path / "curve_log.log", "ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-m", "gpurun.cli.curve_log", str(home.root), folder.name],
+                env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                cwd=folder.path,
+            )  # fmt: skip
+    except OSError as error:  # The run is under way, and its owner is to see it.
+        return f"Its figures are not logged: {error.strerror}."
     place = shlex.quote(str(folder.path / "tensorboard"))
     return f"See it: tensorboard --logdir {place}" if "tensorboard" in trackers else ""
 

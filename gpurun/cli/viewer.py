@@ -50,7 +50,7 @@ class Viewer:
         self._pane = pane or open_pane(session, self._plan, stream=stream)
         self._restarts = 0
         self._records: list[Record] = []
-        self._noticed = Noticed(folder, len(before))
+        self._noticed = Noticed(folder, len(before), self._plan)
         self._warned_while_destroying = False
         self._is_unseen = False
         self._silence: Record | None = None

@@ -14,6 +14,7 @@ WORK = "bundle/work"
 
 EVERYTHING = ("**",)
 """What comes home where nobody says it: all that is new below the command's folder."""
+PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # What a command has left is linked and read once.
 
 
 class Command(Frozen):
@@ -22,7 +23,7 @@ class Command(Frozen):
     `argv` is as typed. `folder` is uploaded ("" for none) and is the command's working folder there. `outputs` are
     globs below it of what comes home, `checkpoints` one of what the command can go on from; of those the newest comes
     first. `resume_arg` is added to the command when it goes on, `{}` standing for the checkpoint. Of `secrets` only the
-    names are known here. `pip` are requirements that are installed first. `total_steps` is 0 where nobody has said it.
+    names are known here. `total_steps` is 0 where nobody has said it.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
     weigh. `executable` are the files that may be
     started by themselves, `resumed` is the checkpoint below its folder that it goes on from.
@@ -35,7 +36,6 @@ class Command(Frozen):
     resume_arg: str = ""
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    pip: tuple[str, ...] = ()
     total_steps: int = 0
     stop_signal: str = "TERM"
     grace_s: int = 60
@@ -43,6 +43,11 @@ class Command(Frozen):
     resumed: str = ""
     output_bytes: int = 2_000_000_000
     disk_gb: int = 50
+
+    @property
+    def save_s(self) -> int:
+        """How long it has from the stop signal on: to end, and its runner to find the digests of what it has left."""
+        return self.grace_s + PUBLISH_START_S + int(self.output_bytes / DIGEST_BYTES_PER_S)
 
     @property
     def words(self) -> list[str]:

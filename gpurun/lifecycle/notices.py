@@ -22,6 +22,7 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import format_usd
 from gpurun.core.paths import RunFolder
+from gpurun.core.run_plan import Plan
 from gpurun.core.secrets import child_environment
 from gpurun.core.settings import Setting
 from gpurun.ledger.journal import read_journal
@@ -50,13 +51,14 @@ class _Stay(HTTPRedirectHandler):
 class Noticed:
     """Which notices a run's records call for, each once; `seen` of them were there before anybody listened."""
 
-    def __init__(self, folder: RunFolder, seen: int) -> None:
-        self._folder, self._seen = folder, seen
+    def __init__(self, folder: RunFolder, seen: int, plan: Plan | None = None) -> None:
+        self._folder, self._seen, self._plan = folder, seen, plan
         self._told: set[str] = set()
 
     def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
         """Of all records until now: the notice's word, its message, and what was spent in micro-dollars."""
-        screen = Screen(plan_of(self._folder, records)[0])
+        self._plan = self._plan or plan_of(self._folder, records)[0]
+        screen = Screen(self._plan)
         screen.update(records, (), ())
         spent, cap = screen.spent(now_wall), screen.plan.cap_micros
         new, self._seen = records[self._seen :], len(records)

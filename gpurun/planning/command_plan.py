@@ -32,7 +32,7 @@ from gpurun.planning.own_box import reached
 from gpurun.planning.planner import has_cuda, with_bundle
 from gpurun.planning.requirements import SETUP_LIMIT_S
 from gpurun.planning.resumed_command import goes_on
-from gpurun.planning.transfer import Load, command_save_s, load_home
+from gpurun.planning.transfer import Load, load_home
 from gpurun.planning.work_folder import copied, work_folder
 from gpurun.providers.local import LocalProvider
 from gpurun.remote.s3.address import parse_address
@@ -66,7 +66,7 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
     setup_s = (request.choices.setup_limit_s or SETUP_LIMIT_S) if request.choices.setup else 0
     load = load_home(command.output_bytes // 2, command.disk_gb, sent_bytes)
     load = replace(load, uplink_bits_per_s=uplink.bits_per_s, setup_s=setup_s, public_bytes=data.public_bytes)
-    place = _Place(request, home, clock, load)
+    place = _Place(request, command, home, clock, load)
     chosen, candidates = place.chosen()
     made = Plan(
         run=run,
@@ -101,8 +101,11 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
 class _Place:
     """Where a command may run: this machine, a box of the user's, or what the clouds have under the cap."""
 
-    def __init__(self, request: Request, home: Home, clock: Clock, load: Load) -> None:
+    def __init__(self, request: Request, command: Command, home: Home, clock: Clock, load: Load) -> None:
         self._request, self._home, self._clock, self._load = request, home, clock, load
+        self._save_s = command.save_s
+        self._asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)
+        self._least_s = min(LEAST_RUN_S, LEAST_RUN_S if self._asked_s is None else self._asked_s)
         is_local = request.providers == ("local",)
         self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL if is_local else Mode.PAID
         self.notes: tuple[str, ...] = ()
@@ -155,19 +158,20 @@ class _Place:
         return found[0], tuple(found)
 
     def _judged(self, offer: Offer) -> Candidate:
-        """An offer with the longest lease that the cap pays for, or that was asked for."""
-        request, cap = self._request, self._request.max_cost_micros if self.mode is Mode.PAID else None
+        """An offer with the longest lease that the cap pays for, or that was asked for.
+
+        What a command needs to end and to save is kept beside the time that it runs: else it were stopped as it begins.
+        """
+        cap = self._request.max_cost_micros if self.mode is Mode.PAID else None
         guess = Estimate(
             fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="a command of your own"
         )
-        hours, command = request.hours if request.hours is not None else USUAL_HOURS, request.command
-        grace_h = command_save_s(command) / SECONDS_PER_HOUR if command else 0.0
-        lease = lease_for(offer, guess, self._load, cap=cap, hours=hours + grace_h)
-        if lease is not None and offer.rate_micros_per_hour and request.hours is None and lease.train_s < LEAST_RUN_S:
+        hours = self._request.hours if self._request.hours is not None else USUAL_HOURS
+        lease = lease_for(offer, guess, self._load, cap=cap, hours=hours + self._save_s / SECONDS_PER_HOUR)
+        if lease is not None and lease.train_s < self._least_s + self._save_s:
             lease = None
         if lease is not None:
-            asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)
-            lease = lease.model_copy(update={"hours_s": asked_s})
+            lease = lease.model_copy(update={"hours_s": self._asked_s})
         return Candidate(
             offer=offer,
             estimate=guess,
@@ -188,14 +192,14 @@ class _Place:
         needs = [(self._least(one.offer), one.offer) for one in found]
         needed, offer = min(needs, key=lambda pair: pair[0])
         amount = format_usd(needed).removeprefix("$").replace(",", "")
-        span = format_duration(LEAST_RUN_S)
+        span = format_duration(self._least_s)
         what = f"The cap pays for no {span} of any offer; {offer.label} needs {format_usd(needed)}."
         return NoOffer("offer.over_cap", what, hint=f"Raise the cap: --max-cost {amount}")
 
     def _least(self, offer: Offer) -> Micros:
         """The smallest cap under which a command runs at all."""
         guess = Estimate(fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="")
-        lease = lease_for(offer, guess, self._load, cap=None, hours=LEAST_RUN_S / SECONDS_PER_HOUR)
+        lease = lease_for(offer, guess, self._load, cap=None, hours=(self._least_s + self._save_s) / SECONDS_PER_HOUR)
         assert lease is not None
         return worst_case(offer, lease, self._load)
 
@@ -230,7 +234,7 @@ def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], No
     """The objects below an address of a bucket, downloaded here by the user's own keys; the machine is given none."""
     bucket = Bucket(parse_address(named), clock)
     bucket.look()
-    found, into = {name: size for name, size in bucket.below().items() if not name.endswith("/")}, into.absolute()
+    found, into = {name: size for name, size in bucket.below().items() if not name.endswith("/")}, into.resolve()
     if not found:
         raise UsageError("data.missing", f"There is nothing in {named}.", hint="Name a folder of a bucket.")
     need, free = sum(found.values()), shutil.disk_usage(into.parent).free
@@ -269,7 +273,7 @@ def _notes(command: Command, left_out: str, request: Request, mode: Mode) -> Ite
         f"Home comes what is new and matches {', '.join(command.outputs) or 'nothing'}; counted are "
         f"{format_bytes(command.output_bytes)} of it (--output-gb)."
     )
-    if mode is not Mode.PAID and has_cuda() is False:
+    if mode is not Mode.PAID and not has_cuda():
         yield "There is no CUDA device here: what the command does then is its own affair."
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
-from gpurun.core.job import Command
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
 from gpurun.core.run_plan import CHECKPOINT_BYTES, DataSummary, Plan, Request, Uplink
@@ -32,7 +31,6 @@ COLLECT_START_S = 60  # Saving, hashing, connecting.
 SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
 SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
-PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # What a command has left is linked and read once.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
 SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
@@ -120,13 +118,8 @@ def most_bytes(plan: Plan, kind: str) -> int | None:
 def save_s(plan: Plan) -> int:
     """How long what runs is given to save and end: the trainer for a checkpoint, a command as the user says."""
     if plan.command:
-        return command_save_s(plan.command)
+        return plan.command.save_s
     return SAVE_START_S + int(plan.checkpoint_bytes / SAVE_BYTES_PER_S)
-
-
-def command_save_s(command: Command) -> int:
-    """How long a command has to end, and its runner to find the digests of what it has left."""
-    return command.grace_s + PUBLISH_START_S + int(command.output_bytes / DIGEST_BYTES_PER_S)
 
 
 BYTES_PER_TOKEN = 2

@@ -81,12 +81,12 @@ def candidates_table(
     chosen: Offer | None = None,
     cap: Micros | None = None,
     every: bool = False,
-    lasts: bool = False,
+    end_s: int | None = None,
 ) -> list[Line]:
     """One row a card and price, in the order given, the chosen one marked; beneath, what the columns mean.
 
-    With `lasts` nobody knows how long the job takes, and the time is how long it may. Without `every` at most ten rows,
-    of what may be rented; how many more there are, and why, stands beneath.
+    With `end_s` nobody knows how long the job takes: the time is how long it may, less what its end takes. Without
+    `every` at most ten rows, of what may be rented; how many more there are, and why, stands beneath.
     """
     groups: dict[tuple[object, ...], list[Candidate]] = {}
     for one in candidates:
@@ -94,8 +94,8 @@ def candidates_table(
         groups.setdefault((offer.provider, offer.label, offer.tier, offer.rate_micros_per_hour), []).append(one)
     ours = next((group for group in groups.values() if chosen in [one.offer for one in group]), None)
     shown = list(groups.values()) if every else _best(list(groups.values()), ours)
-    columns, rows = _COLUMNS, [_row(group, chosen if group is ours else None, lasts=lasts) for group in shown]
-    if lasts:
+    columns, rows = _COLUMNS, [_row(group, chosen if group is ours else None, end_s=end_s) for group in shown]
+    if end_s is not None:
         kept = [place for place, column in enumerate(_COLUMNS) if column.title in _OF_COMMANDS]
         columns, rows = tuple(_COLUMNS[place] for place in kept), [[row[place] for place in kept] for row in rows]
     lines = table(columns, rows, style)
@@ -134,7 +134,7 @@ def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
     return "; ".join(said) + "."
 
 
-def _row(group: Sequence[Candidate], chosen: Offer | None, *, lasts: bool = False) -> list[Cell]:
+def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None = None) -> list[Cell]:
     """The first of those at one price, or the chosen one, and in how many other regions there are more."""
     candidate = next((one for one in group if one.offer == chosen), group[0])
     offer, estimate = candidate.offer, candidate.estimate
@@ -148,7 +148,7 @@ def _row(group: Sequence[Candidate], chosen: Offer | None, *, lasts: bool = Fals
         Span(_bare(offer.rate_micros_per_hour), look),
         Span(_fit(offer, estimate), look),
         Span(_speed(estimate), look),
-        Span(_time(candidate, lasts=lasts), look),
+        Span(_time(candidate, end_s), look),
         Span(_bare(candidate.expected_micros), look),
         Span(_bare(candidate.slow_micros), look),
         Span(f"~{offer.boot_s} s" if offer.boot_s < 60 else f"~{-(-offer.boot_s // 60)} m", look),
@@ -157,10 +157,11 @@ def _row(group: Sequence[Candidate], chosen: Offer | None, *, lasts: bool = Fals
     ]
 
 
-def _time(candidate: Candidate, *, lasts: bool) -> str:
+def _time(candidate: Candidate, end_s: int | None) -> str:
     """How long it is likely to take, or how long it may."""
-    longest = candidate.lease.train_s if candidate.lease else None
-    seconds = longest if lasts else candidate.estimate.likely_s
+    seconds = candidate.estimate.likely_s
+    if end_s is not None and candidate.lease:
+        seconds = candidate.lease.train_s - end_s
     return UNKNOWN if seconds is None else format_duration(seconds)
 
 

@@ -53,8 +53,8 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        cap, lasts = plan.cap_micros, plan.command is not None
-        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=cap, every=every, lasts=lasts)
+        cap, end_s = plan.cap_micros, plan.command.save_s if plan.command else None
+        offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=cap, every=every, end_s=end_s)
         lines += [line(), *offers]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
     if plan.mode.value == "paid":
@@ -102,8 +102,9 @@ def _time(plan: Plan) -> list[Cell]:
     """How long training is expected to take, between what limits, and what that rests on."""
     guess = plan.estimate
     if plan.command:
-        longest = plan.lease.hours_s or plan.lease.train_s
-        return ["no estimate", f"it may run {format_duration(min(longest, plan.lease.train_s))}, and then is stopped"]
+        most_s = plan.lease.train_s - plan.command.save_s
+        most_s = min(most_s, plan.lease.hours_s or most_s)
+        return ["no estimate", f"it may run {format_duration(most_s)}, and then is stopped"]
     if guess.train_s is None or guess.likely_s is None:
         return ["speed unknown: it trains until its steps are done or the --hours are over"]
     low, high = (format_duration(seconds) for seconds in guess.train_s)

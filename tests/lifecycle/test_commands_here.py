@@ -169,7 +169,13 @@ def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Pe
         pytest.param("exit 3", 6, "failed", "exit code 3", id="fails at once", marks=pytest.mark.slow),
         pytest.param("kill -9 $$", 6, "failed", "signal 9", id="is killed", marks=pytest.mark.slow),
         pytest.param("trap '' TERM; while true; do sleep 0.1; done", 7, "stopped", "signal 9", id="ignores TERM"),
-        pytest.param("(trap '' HUP; sleep 600) & exit 0", 0, "done", "", id="leaves a process behind"),
+        pytest.param(
+            "(trap '' HUP; printf first > late; sleep 600; printf more >> late) & sleep 0.5; exit 0",
+            0,
+            "done",
+            "",
+            id="leaves a process behind",
+        ),
     ],
 )
 def test_however_a_script_ends_its_machine_ends_with_it(
@@ -184,6 +190,7 @@ def test_however_a_script_ends_its_machine_ends_with_it(
     assert said in told["message"]
     if "600" in script:
         assert "command.left_running" in text_of(person.home / "runs/fox-41/events.jsonl")
+        assert person.brought()["late"] == "first", "nobody writes any more when its last files are taken"
     assert person.holds()
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpurun.cli.command_options import _with_pip
+from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
-from gpurun.core.run_plan import Choices, Request
+from gpurun.core.money import Micros, usd
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import Candidate, Choices, Request
 from gpurun.ledger.log_facts import command_verdict
 from gpurun.planning import work_folder as folders
+from gpurun.planning.catalog import all_offers
+from gpurun.planning.command_plan import _Place
+from gpurun.planning.transfer import load_home
 from gpurun.planning.work_folder import work_folder
 
 
@@ -148,3 +156,30 @@ def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prin
     assert told["is"] == kind
     assert told["not_shown"]
     assert command_verdict({**opened, "endpoint": "http://127.0.0.1"}, machine, tally, "done")["is"] == "not a provider"
+
+
+@pytest.mark.parametrize(("grace_s", "hours"), [(60, None), (3600, None), (60, 0.01), (600, 0.5)])
+def test_no_lease_is_bought_in_which_a_command_would_be_stopped_as_it_begins(grace_s: int, hours: float | None) -> None:
+    """What it has to end is kept beside its running: the smallest cap that is named gives it a whole beginning."""
+    told = Command(argv=("x",), grace_s=grace_s)
+    request = Request(recipe="", gpu=GpuNeed(count=1, name="A100"), hours=hours, max_cost_micros=usd(1000))
+    offer = next(one for one in all_offers() if one.gpu_count == 1 and one.provider == "runpod")
+
+    def judged(cap: Micros) -> Candidate:
+        load = replace(load_home(told.output_bytes // 2, told.disk_gb, 1_000_000), setup_s=0)
+        asked = request.model_copy(update={"max_cost_micros": cap})
+        return _Place(asked, told, Home(Path("/nowhere")), SystemClock(), load)._judged(offer)
+
+    needed = _Place(
+        request, told, Home(Path("/nowhere")), SystemClock(), load_home(told.output_bytes // 2, told.disk_gb, 1_000_000)
+    )._least(offer)
+    for share in (0.3, 0.7, 0.9, 0.999, 1.0, 1.5):
+        one = judged(Micros(int(needed * share)))
+        if share < 0.95:
+            assert one.lease is None
+        if share >= 1.0:
+            assert one.lease is not None
+            runs_s = one.lease.train_s - told.save_s
+            assert runs_s >= min(300, 300 if hours is None else hours * 3600 - 1)
+            assert one.worst_micros is not None
+            assert one.worst_micros <= int(needed * share)

@@ -87,7 +87,7 @@ def pack_card(
     """
     wanted = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
     files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in wanted.items() if path.is_file()}
-    files[PLAN] = canonical(without_paths(plan))
+    files[PLAN] = canonical(without_values(without_paths(plan)))
     files |= {name: text.encode() for name, text in pages.items()}
     left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_not(name, files.get(name), private))}
     files = {name: content for name, content in files.items() if name not in left_out}
@@ -109,6 +109,12 @@ def _kept(run: RunFolder, told: Mapping[str, Any], *, with_checkpoint: bool) -> 
         path = run.artifacts / one["name"]
         if one["step"] == last and (with_checkpoint or one["kind"] == "state") and path.is_file():
             yield str(one["name"]), path
+
+
+def without_values(plan: Any) -> Any:
+    """A plan's data with the names alone of a command's variables: a card is handed to others."""
+    command = plan.get("command")
+    return {**plan, "command": {**command, "env": dict.fromkeys(command["env"], "")}} if command else plan
 
 
 def without_paths(value: Any) -> Any:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from gpurun.remote.agent.runner.progress_lines import Progress
 from gpurun.remote.agent.runner.published import Outputs
@@ -184,13 +185,17 @@ class Command:
         """Publish what is finished, again and again."""
         said, began = False, time.monotonic()
         while not self.over.wait(LOOK_S):
-            try:
-                self.outputs.look(self.curve.progress.step)
-            except Exception as error:  # noqa: BLE001 - outputs are looked for again; the command goes on
-                self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
+            self.publish()
             if not (said or self.outputs.published) and time.monotonic() - began > NOTHING_S:
                 said = True
                 self.warn_nothing()
+
+    def publish(self, is_last: bool = False) -> None:
+        """Publish what is finished; what fails, as on a full disk, is tried at the next look and hides no end."""
+        try:
+            self.outputs.look(self.curve.progress.step, is_last)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the command's own end is told
+            self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
 
     def warn_nothing(self) -> None:
         """Say while it still runs that no output is there, with what its folder has."""
@@ -221,16 +226,16 @@ class Command:
             if self.asked_s and time.monotonic() - self.asked_s > self.order["grace_s"]:
                 self.send(signal.SIGKILL)
             time.sleep(TICK_S)
-        left = left_running()
+        left = end_left_running()
         self.over.set()
         self.reader.join(IDLE_S * 4)
         self.log.flush(is_last=True)
         self.curve.flush()
         self.looker.join()
         if left:
-            what = "the command has ended and left %s running, which ends with it: run it in the foreground"
+            what = "the command has ended and left %s running, which was ended: run it in the foreground"
             self.events.tell("warning", code="command.left_running", message=what % ", ".join(left[:5]))
-        self.outputs.look(self.curve.progress.step, is_last=True)
+        self.publish(is_last=True)
         if not self.outputs.published:
             self.warn_nothing()
         code = self.child.returncode
@@ -250,9 +255,24 @@ def command_environment(root: str) -> dict[str, str]:
     return dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + there, **more)
 
 
-def left_running() -> list[str]:
-    """The names of processes that the command has left behind: as it has ended, they are this process's children."""
-    names = []
+def end_left_running() -> list[str]:
+    """Kill what the command has left behind, which is this process's children since it ended; their names."""
+    names: list[str] = []
+    for _ in range(50):  # What the children leave is adopted in turn.
+        left = children()
+        if not left:
+            break
+        names += [name for name in left.values() if name not in names]
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(TICK_S / 2)
+    return names
+
+
+def children() -> dict[int, str]:
+    """The live children of this process, by their names."""
+    found = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         try:
             with open("/proc/%s/stat" % entry) as file:
@@ -260,8 +280,8 @@ def left_running() -> list[str]:
         except (OSError, ValueError):
             continue
         if rest.split()[1] == str(os.getpid()) and rest.split()[0] not in "ZX":
-            names.append(name)
-    return names
+            found[int(entry)] = name
+    return found
 
 
 def main() -> int:
