@@ -51,8 +51,9 @@ class Seen:
 class Meter:
     """Hears a trainer's events, one after the other, and says once what they show."""
 
-    def __init__(self, resolved: Mapping[str, Any]) -> None:
-        self._pieces = Pieces.of(resolved)
+    def __init__(self, resolved: Mapping[str, Any], steps: int = 0) -> None:
+        """Of a recipe as resolved, or of a command of so many steps, of which nothing more is known."""
+        self._pieces = Pieces(steps, 1, steps + 1, 1, steps + 1) if steps else Pieces.of(resolved)
         self._begin()
 
     def _begin(self) -> None:

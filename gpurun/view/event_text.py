@@ -153,7 +153,8 @@ def tell_rate(data: Mapping[str, Any]) -> str:
     """What was measured, and what it means: when training ends and what all of it costs, or how far it gets."""
     speed, left_s, step = number(data.get("tokens_per_s")), number(data.get("left_s")), whole(data.get("ends_at_step"))
     expected, cap, needed = (whole(data.get(key)) for key in ("expected_micros", "cap_micros", "needed_micros"))
-    measured = f"measured {format_count(speed or 0)} tok/s"
+    step_s = number(data.get("step_s")) or 0.0  # Of a command nobody knows its tokens.
+    measured = f"measured {format_count(speed)} tok/s" if speed is not None else f"measured {step_s:.3g} s a step"
     if data.get("finishes") is True:
         costs = f", about {format_usd(Micros(expected))} in all" if expected else ""
         holds = f"; the cap of {format_usd(Micros(cap))} holds" if expected and cap else ""

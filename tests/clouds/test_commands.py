@@ -15,6 +15,7 @@ from gpurun.remote.key_pairs import make_keys
 from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
 from tests.emulators import guests
 from tests.emulators.guests import Guest, Meter
+from tests.users_scripts import COURSE, HUGGING_FACE, NANOGPT
 
 pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
 
@@ -117,6 +118,32 @@ def test_its_supervisor_may_be_killed_while_it_runs(user: User) -> None:
     assert json.loads((brought(user, "hen-1") / "ckpt.json").read_text()) == {"step": 399}
     assert user.cloud.alive() == []
     assert user.tells("audit")[1]["ok"] is True
+
+
+BROUGHT = {
+    "mini_gpt2_train.py": (COURSE, ["python", "mini_gpt2_train.py"], {"gpu_train_log.txt", "mini_gpt2_checkpoint.pt"}),
+    "train.py": (NANOGPT, ["python", "train.py", "--max_iters=120"], {"out-char/ckpt.pt"}),
+    "hf.py": (HUGGING_FACE, ["python", "hf.py", "20"], {"out/checkpoint-20/model.safetensors"}),
+    "speedrun.sh": ("mkdir out; for i in 1 2 3; do echo $i >> out/log; done", ["bash", "speedrun.sh"], {"out/log"}),
+}
+"""Scripts by their names: what is in them, how they are started, and what must come home."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROUGHT)
+def test_what_people_bring_runs_as_it_is_and_its_outputs_come_home(user: User, name: str, tmp_path: Path) -> None:
+    text, words, outputs = BROUGHT[name]
+    (tmp_path / name).write_text(text)
+    run = f"yak-{len(name)}"
+    done = user.types(
+        "run", "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--name", run, *user.cloud.asks,
+        "--upload", str(tmp_path), "--", *words,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr + user.said(run)
+    home = user.home / "runs" / run / "artifacts" / "outputs"
+    assert outputs <= {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
+    assert user.cloud.alive() == []
+    assert user.tells("audit", run)[1]["ok"] is True
 
 
 @pytest.mark.slow

@@ -22,51 +22,8 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
 from gpurun.ledger.journal import read_journal
 from gpurun.providers.local import LocalProvider
-
-COURSE = """\
-import os, time
-log = open("gpu_train_log.txt", "w")
-for step in range(1, 21):
-    line = f"step {step:04d} | loss {4.0 / step:.4f} | lr 3.0e-04"
-    print(line, flush=True)
-    log.write(line + "\\n")
-    time.sleep(0.02)
-log.close()
-open("mini_gpt2_checkpoint.pt", "wb").write(b"weights")
-print("the key is", os.environ.get("MY_TOKEN"))
-"""
-NANOGPT = """\
-import json, os, signal, sys, time
-steps = int(next(one for one in sys.argv if one.startswith("--max_iters=")).split("=")[1])
-out = "out-char"
-os.makedirs(out, exist_ok=True)
-first = json.load(open(f"{out}/ckpt.pt"))["iter"] + 1 if "--init_from=resume" in sys.argv else 0
-def save(i):
-    json.dump({"iter": i}, open(f"{out}/ckpt.pt", "w"))
-for i in range(first, steps):
-    def stop(*_):
-        save(i)
-        sys.exit(0)
-    signal.signal(signal.SIGTERM, stop)
-    if i % 10 == 0:
-        print(f"step {i}: train loss {4 / (i + 1):.4f}, val loss {5 / (i + 1):.4f}", flush=True)
-        save(i)
-    print(f"iter {i}: loss {4 / (i + 1):.4f}, time 12.00ms, mfu 3.10%", flush=True)
-    time.sleep(0.02)
-save(steps - 1)
-"""
-
-HUGGING_FACE = """\
-import sys, torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
-torch.manual_seed(1)
-model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
-rows = [{"input_ids": torch.arange(i, i + 16) % 64, "labels": torch.arange(i, i + 16) % 64} for i in range(64)]
-told = TrainingArguments(
-    "out", max_steps=int(sys.argv[1]), logging_steps=5, save_steps=10, save_total_limit=2, report_to=[], use_cpu=True,
-)
-Trainer(model, told, train_dataset=rows).train(resume_from_checkpoint=sys.argv[2] if sys.argv[2:] else None)
-"""
+from gpurun.view.event_text import tell_rate
+from tests.users_scripts import COURSE, HUGGING_FACE, NANOGPT
 
 
 class Person:
@@ -260,6 +217,19 @@ def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: l
     assert list((person.home / "runs").glob("*/plan.json")) == []
     if code == "pack.secret":
         assert str(person.folder / "keyed" / ".env") in done.stdout, "by the path that its user knows"
+
+
+def test_how_fast_a_command_is_and_when_it_ends_is_told_after_fifty_steps(person: Person) -> None:
+    (person.folder / "train.py").write_text(NANOGPT)
+    done = person.runs("--total-steps", "200", "--", "python", "train.py", "--max_iters=200")
+    assert done.returncode == 0, done.stderr
+    records = read_journal(person.home / "runs/fox-41/journal.jsonl").records
+    (rate,) = [one.data for one in records if str(one.event) == "rate.observed"]
+    assert (rate["steps"], rate["tokens_per_s"], rate["finishes"]) == (200, None, True)
+    assert 0.02 <= rate["step_s"] < 0.2
+    assert abs(rate["left_s"] - (200 - rate["step"]) * rate["step_s"]) < 0.5
+    assert "s a step: ends in" in tell_rate(rate)
+    assert person.holds()
 
 
 @pytest.mark.slow

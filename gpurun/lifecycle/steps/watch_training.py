@@ -336,7 +336,8 @@ class Rating:
     """Hears what the trainer says while it is watched, and tells once how fast it really is."""
 
     def __init__(self, state: RunState, context: Context) -> None:
-        self._context, self._meter = context, Meter(context.plan.resolved)
+        plan = context.plan
+        self._context, self._meter = context, Meter(plan.resolved, plan.steps if plan.command else 0)
         self._is_told = state.rated
         self._found: Measured | None = None
         if not self._is_told:
@@ -371,7 +372,7 @@ def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, 
         "step": measured.step,
         "steps": measured.steps,
         "step_s": round(measured.step_s, 6),
-        "tokens_per_s": round(measured.tokens_per_s, 3),
+        "tokens_per_s": None if plan.command else round(measured.tokens_per_s, 3),
         "elapsed_s": round(measured.elapsed_s, 3),
         "left_s": round(measured.left_s, 3),
         "limit_s": round(min(limit_s, 1e9), 3),
