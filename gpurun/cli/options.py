@@ -367,7 +367,7 @@ REQUEST = Shared(
 
 @dataclass(frozen=True)
 class Starting:
-    """How a run is started and watched: whether it is asked about, what it is called, who is told of it."""
+    """How a run is started and watched: its consent, its name, its notices."""
 
     yes: bool
     detach: bool
@@ -389,4 +389,4 @@ STARTING = Shared(
     },
     lambda session, **typed: Starting(**typed),
 )
-"""The flags of a run that is started, whatever runs."""
+"""The flags of starting a run, the same for `train` and `run`."""

@@ -46,7 +46,7 @@ def audit_roster(
         f"  {row.student or row.file}: {text}" for row in rows for text in (*row.problems, *row.notes, *row.checked)
     ]
     text = "\n".join([session.draw(roster_screen(rows, session.style)), *said])
-    hint = "Each is named above; two that share what only one can have are both named, whoever copied."
+    hint = "Each is named above; two cards that share what only one can have are both named."
     errors = (VerificationFailed("audit.failed", "A card does not hold.", hint=hint),) if failed else ()
     code = ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE
     data = {"ok": not failed, "rows": [_data(row) for row in rows]}

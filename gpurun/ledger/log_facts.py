@@ -192,7 +192,7 @@ def verdict_of(opened: Mapping[str, Any], machine: Machine | None, device: str, 
 def command_verdict(
     opened: Mapping[str, Any], machine: Machine | None, tally: Mapping[str, Any], outcome: str
 ) -> Verdict:
-    """The verdict of a command of the user's own: whatever its log claims, by what its agent saw the cards do."""
+    """The verdict of a user's command: by what the agent saw the cards do, not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
     is_on_gpu = bool(own or (busy and opened["provider"] != "ssh"))  # Others may work on a box of the user's own.
     how = {"done": "the command ended well", "stopped": "the command was stopped"}.get(outcome, "the command failed")

@@ -37,7 +37,7 @@ def new(
 
 
 def _refuse_another(path: Path) -> None:
-    """Whoever drew again would make all cards of those who began already wrong."""
+    """A second drawing would give other seeds to learners who have trained already."""
     from gpurun.core.errors import UsageError
 
     if path.exists():

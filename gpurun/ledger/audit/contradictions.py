@@ -28,7 +28,7 @@ CLOCK_SLACK_S, CLOCK_DRIFT = 60.0, 1.01
 """What a trainer may count more than this computer did: records are written a little later, and no two clocks agree."""
 _STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
 _BYTES = 4
-"""Of a parameter in a checkpoint: weights are kept in fp32, whatever is computed in."""
+"""Of a parameter in a checkpoint: weights are kept in fp32 at every precision."""
 _FREE = {"micro_batch", "parallel"}
 """Keys of `train` that the machine may have chosen for itself."""
 

@@ -38,7 +38,7 @@ _BESIDE: dict[str, str] = {
     Event.SALVAGE_INTENDED: Event.DEATH_PROVEN,
     Event.SALVAGE_OBSERVED: Event.SALVAGE_INTENDED,
 }
-# What is told of a run that a notebook made: nothing was asked for, and it came as one file.
+# The events of an imported run: nothing was asked for, and it came as one file.
 _IMPORTED: dict[str, str] = {Event.TRAIN_OBSERVED: Event.RUN_OPENED, Event.COLLECT_OBSERVED: Event.TRAIN_OBSERVED}
 # How many reads, over how many seconds, each kind of end needs (docs/RECEIPTS.md).
 _PROOF: dict[str, tuple[int, float]] = {

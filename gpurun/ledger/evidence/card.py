@@ -164,7 +164,7 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def read_card(path: Path) -> Card:
-    """Read a card's small files; NoCard for whatever is none, within the time that its bounds take."""
+    """Read a card's small files; NoCard where the file is none; its bounds limit the time."""
     card = read_listed(path)
     if RECEIPT not in card.files or KEY not in card.files:
         raise NoCard("it has no receipt, or no public key; of a notebook's evidence `gpurun import` makes a run first")
@@ -238,7 +238,7 @@ def _bound(name: str) -> int:
 
 
 def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """A file's bytes; one that is longer than its bound is not read any further, whatever its header says."""
+    """A file's bytes; a longer one than its bound is not read on, even if its header gives another size."""
     with archive.open(name) as member:
         content = member.read(most + 1)
     if len(content) > most:

@@ -79,7 +79,7 @@ def _row(path: Path, roster: Roster | None) -> CardRow:
         _hold_against(row, roster)
     except NoCard as error:
         row.problems.append(str(error))
-    except Exception as error:  # noqa: BLE001 - A stranger's card, whatever it holds, keeps no other from its row.
+    except Exception as error:  # noqa: BLE001 - A stranger's card must keep no other from its row.
         row.problems.append(f"it cannot be followed: {type(error).__name__}")
     return row
 
@@ -180,7 +180,7 @@ def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
 
 
 def _each_once(rows: Sequence[CardRow]) -> list[CardRow]:
-    """The rows, one of those that are the same card; whose card it is its challenge says, whoever handed it in."""
+    """The rows, one of those that are the same card; the challenge says whose card it is, not the file's name."""
     for _, owners in _shared((row.receipt_sha256, row) for row in rows):
         for row in owners:
             files = [one.file for one in owners if one is not row]
