@@ -211,13 +211,17 @@ def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
     assert {row.verdict for row in told.values()} == {"does not hold"}
 
 
-def test_one_log_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
-    first, second = CloudRun(home), CloudRun(home, "owl-07")
-    second.folder.log.write_bytes(first.folder.log.read_bytes())
-    for run in (first, second):
+def test_events_in_two_receipts_are_a_problem_of_both_and_an_equal_log_of_neither(home: Home) -> None:
+    """Two honest runs may print the same; no two have the same milliseconds."""
+    first, second, third = CloudRun(home), CloudRun(home, "owl-07"), CloudRun(home, "bee-10")
+    second.folder.events.write_bytes(first.folder.events.read_bytes())
+    for run in (second, third):
+        run.folder.log.write_bytes(first.folder.log.read_bytes())
+    for run in (first, second, third):
         run.until_gone().settle()
-    sha256 = hashlib.sha256(first.folder.log.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(first.folder.events.read_bytes()).hexdigest()
     assert [row.problems for row in audit(home).rows] == [
-        (f"the log {sha256} is that of owl-07 too",),
-        (f"the log {sha256} is that of fox-41 too",),
+        (f"the events file {sha256} is that of owl-07 too",),
+        (f"the events file {sha256} is that of fox-41 too",),
+        (),
     ]

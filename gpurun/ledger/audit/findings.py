@@ -23,7 +23,7 @@ class AuditRow:
     `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
     where the journal does not bound it, or is damaged. `verdict` is a word of ledger/log_facts.py or "none" (no
     receipt), but "does not hold" where there are problems, and before all "may be billing". A row without problems and
-    warnings is sound. `marks` are what no other run can have too: its rented machine, its log, its events. `trainer` is
+    warnings is sound. `marks` are what no other run can have too: its rented machine, its events. `trainer` is
     what its receipt calls the trainer, with its digest where that is a changed one; else "".
     """
 
@@ -44,16 +44,20 @@ class AuditRow:
 
 
 def marks_of(told: Mapping[str, Any]) -> frozenset[str]:
-    """What stands in one receipt only, of all that are honest: "the rented machine runpod abc", "the log SHA256"."""
-    machine, digests = told["instance"], told["digests"]
-    marks = {f"the {name} {digests[name]['sha256']}" for name in ("log", "events") if digests[name]["bytes"]}
+    """What only one honest receipt has: "the rented machine runpod abc", "the events file SHA256".
+
+    Events have the time of day to the millisecond. Two honest logs may be the same: a command's may have no times, and
+    the trainer's are tenths of a second.
+    """
+    machine, events = told["instance"], told["digests"]["events"]
+    marks = {f"the events file {events['sha256']}"} if events["bytes"] else set()
     if machine and machine["id"] and told["asked"]["mode"] == "paid" and told["teardown"]["is"] != "user_operated":
         marks.add(f"the rented machine {machine['provider']} {machine['id']}")
     return frozenset(marks)
 
 
 def told_twice(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows with what two of them say that only one can: a rental, a log or events in two receipts."""
+    """The rows with what two of them say that only one can: a rental or events in two receipts."""
     owners: dict[str, list[str]] = {}
     for row in rows:
         for mark in row.marks:
