@@ -112,9 +112,10 @@ def request_from(session: Session, **typed: Any) -> Request:
     trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
     own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer}
     choices = renting["choices"].model_copy(update=own)
+    kept = (f"train.keep_checkpoints={typed['keep_checkpoints']}",) if typed["keep_checkpoints"] else ()
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=(*typed["overrides"], *challenged(session, typed["challenge"])),
+        overrides=(*typed["overrides"], *kept, *challenged(session, typed["challenge"])),
         **{**renting, "choices": choices},
     )
     if continues is None:
@@ -356,6 +357,7 @@ REQUEST = Shared(
         "overrides": (Set, []),
         # Hidden: who needs it has it from a teacher, in the whole command that `roster new` prints.
         "challenge": (Annotated[str, typer.Option("--challenge", metavar="C", hidden=True)], ""),
+        "keep_checkpoints": (Annotated[int, typer.Option("--keep-checkpoints", metavar="K", hidden=True)], 0),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
         "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),

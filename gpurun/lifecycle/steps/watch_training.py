@@ -28,7 +28,7 @@ from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter
-from gpurun.planning.transfer import save_s
+from gpurun.planning.transfer import home_bytes, save_s
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Status
@@ -390,4 +390,4 @@ def _cost(context: Context, seconds: float) -> Micros:
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    return rental_cost(offer, seconds, plan.checkpoint_bytes, plan.disk_gb)
+    return rental_cost(offer, seconds, home_bytes(plan), plan.disk_gb)
