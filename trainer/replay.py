@@ -3,7 +3,7 @@
 OUT is a run's out folder, of which the newest checkpoint is taken, or one file of weights in it. The validation loss
 comes from the weights alone. With `--again FROM:TO` the steps from that checkpoint of the same folder, or from 0, are
 taken again; where there is a checkpoint of step TO, too, all its weights are compared. Prints one JSON line; exit
-codes: 0 computed, 2 refused. Nothing is unpickled, and nothing is written but a folder of links that is gone afterwards.
+codes: 0 computed, 2 refused. Nothing is unpickled; all that is written is a folder of links, gone afterwards.
 """
 
 from __future__ import annotations
