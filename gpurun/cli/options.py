@@ -152,7 +152,6 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
         "price_micros_per_hour": parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
         "uplink_mbit": float(settings["uplink"].value) if settings["uplink"].value else None,
         "continues": typed["continues"] or "",
-        "max_gpu_hours": _gpu_hours(typed["max_gpu_hours"]),
         "choices": Choices(
             region=cluster or typed["region"] or None,
             spot=typed["spot"],
@@ -166,6 +165,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             log_to=_trackers(typed["log_to"]),
             give_up_after_s=_seconds(typed["give_up_after"]),
             queue_s=_queue_s(typed["queue"]),
+            max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
         ),
     }
 

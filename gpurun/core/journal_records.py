@@ -87,6 +87,19 @@ class Record(Frozen):
         ticked_us = _microseconds(self.mono) - _microseconds(before.mono) if self.boot_id == before.boot_id else 0
         return max(0, ticked_us, _microseconds(self.wall) - _microseconds(before.wall))
 
+    @property
+    def runs_us(self) -> int | None:
+        """For how many microseconds at most a machine that queued has run by then; None where that is not told."""
+        told = self.data.get("instance")
+        started_wall = told.get("started_wall") if isinstance(told, dict) else None
+        if not isinstance(started_wall, int | float):
+            return None
+        return max(0, _microseconds(self.wall) - _microseconds(started_wall)) + _microseconds(STAMPS_S)
+
+
+STAMPS_S = 2.0
+"""What a provider's own times, in whole seconds, may leave out at both ends."""
+
 
 def _microseconds(seconds: float) -> int:
     return round(seconds * 1e6)

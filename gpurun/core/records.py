@@ -174,8 +174,8 @@ class Instance(Frozen):
     """What a provider says exists.
 
     `type_id` is the machine type read back, to be held against the offer's; `said` is the provider's own word for the
-    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one; `started_wall`, by our
-    clock, when one that had to queue began to run.
+    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one. Of one that had to queue
+    `started_wall` is when it began to run, by our clock, and `ran_s`, once it is over, for how long it did.
     """
 
     id: str
@@ -194,6 +194,7 @@ class Instance(Frozen):
     said: str = ""
     ended_wall: float | None = None
     started_wall: float | None = None
+    ran_s: float | None = None
 
 
 class Leftover(Frozen):

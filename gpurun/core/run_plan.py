@@ -39,6 +39,7 @@ class Choices(Frozen):
     `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
     than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
     `log_to`: trackers that get its figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it waits.
+    `max_gpu_hours`: the most that a job on a cluster may take: hours times GPUs, one without any counted as one.
     """
 
     region: str | None = None
@@ -54,6 +55,7 @@ class Choices(Frozen):
     accept_skipped: bool = False
     give_up_after_s: int = 0
     queue_s: int = 0
+    max_gpu_hours: float | None = None
     log_to: tuple[str, ...] = ()
     trainer: str = ""
 
@@ -116,8 +118,6 @@ class Request(Frozen):
     identity: str = ""
     jump: str = ""
     python: str = ""
-    max_gpu_hours: float | None = None
-    """The most that a job may take where nothing is metered: hours times GPUs, a job without any counted as one."""
     price_micros_per_hour: Micros | None = None
     uplink_mbit: float | None = None
     """How fast this computer sends, in Mbit/s, as its user has set it."""

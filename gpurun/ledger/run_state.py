@@ -164,7 +164,10 @@ def _create_observed(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _ready_observed(state: RunState, record: Record) -> dict[str, Any]:
-    instance = Instance.model_validate(record.data["instance"])
+    instance, before = Instance.model_validate(record.data["instance"]), state.instance
+    if before is not None and before.started_wall is not None:  # A later start would make the lease longer.
+        first_wall = min(before.started_wall, instance.started_wall or before.started_wall)
+        instance = instance.model_copy(update={"started_wall": first_wall})
     facts = record.data["facts"]
     clock_ahead_s, armed = _clock_ahead_s(record, facts), record.data.get("armed", True) is not None
     return {"phase": Phase.READY, "instance": instance, "facts": facts, "clock_ahead_s": clock_ahead_s, "armed": armed}

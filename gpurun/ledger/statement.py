@@ -118,6 +118,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
         asked["command"] = plain_data(opened["command"])
     if opened.get("trainer"):
         asked["trainer"] = opened["trainer"]
+    if "max_gpu_hours" in opened:
+        asked["max_gpu_hours"] = opened["max_gpu_hours"]
     if opened.get("imported"):
         asked["imported"] = plain_data(opened["imported"])
     return asked
@@ -260,6 +262,8 @@ def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:
         "cap_kept": None if says and not is_kept else is_kept,  # No bound that nobody saw shows that it was broken.
         "rentals": [_rental(rental) for rental in rentals],
     }
+    if any(rental.is_queued for rental in rentals):
+        cost["gpu_hours"] = round(sum(rental.gpu_hours for rental in rentals), 4) if ended else None
     if says:
         cost["says"] = says
     return cost

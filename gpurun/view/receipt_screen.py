@@ -82,7 +82,7 @@ def shutdown_words(told: Predicate) -> Span:
 
 def cost_label(told: Predicate) -> str:
     """What the cost rests on."""
-    if told["asked"]["provider"] == "slurm" and not told["cost"]["upper_bound_micros"]:
+    if told["asked"]["provider"] == "slurm" and not any(one["rate_micros_per_hour"] for one in told["cost"]["rentals"]):
         return "not metered"
     return told["cost"].get("says") or told["cost"]["is"]
 
@@ -264,6 +264,8 @@ def _cost(told: Predicate) -> list[Cell]:
     parts: list[Cell] = ["unknown" if upper is None else Span(format_usd(upper), "money"), cost_label(told)]
     if cost["billed_micros"] is not None:
         parts.append(f"provider bill {format_usd(Micros(cost['billed_micros']))}")
+    if (used := cost.get("gpu_hours")) is not None:
+        parts.append(_gpu_hours(used, told["asked"].get("max_gpu_hours")))
     if cap is None:
         return parts
     limit = f"cap {format_usd(Micros(cap))}"
@@ -272,6 +274,14 @@ def _cost(told: Predicate) -> list[Cell]:
     if upper is not None and upper > cap:
         return [*parts, Span(f"{limit} NOT KEPT, {format_usd(left_of(upper, Micros(cap)))} over it", "bad")]
     return [*parts, limit + ("" if upper is None else f", used {percent_of(upper, Micros(cap)):.0f} %")]
+
+
+def _gpu_hours(used: float, most: float | None) -> Cell:
+    """The GPU-hours that a cluster gave, and of how many that were allowed."""
+    if most is None:
+        return f"{used:.2f} GPU-hours"
+    words = f"{used:.2f} of {most:g} GPU-hours"
+    return words if used <= most else Span(f"{words}, {used - most:.2f} OVER", "bad")
 
 
 def _result(told: Predicate) -> str:

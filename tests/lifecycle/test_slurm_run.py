@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import pytest
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.errors import ExitCode
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import STAMPS_S, Event
+from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
 from gpurun.core.run_plan import Lease, Mode, Plan
@@ -32,6 +34,7 @@ from tests.lifecycle.drive import drive_forked, tiny_python
 from tests.lifecycle.tiny_runs import make_run, trainer_events
 
 CLOCK = SystemClock()
+FREE = usd(0)
 LEASE = Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20, kill_allowance_s=60, queue_s=600)
 
 
@@ -55,13 +58,15 @@ def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield made
 
 
-def opened(home: Home, slurm: ScriptedSlurm, *, steps: int = 30) -> RunFolder:
+def opened(home: Home, slurm: ScriptedSlurm, *, steps: int = 30, price: Micros = FREE) -> RunFolder:
     """A run whose plan is a job of the cluster."""
     folder = make_run(home, steps=steps)
-    offer = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK).offers(GpuNeed(count=0, name="cpu"), ())[0]
+    cluster = replace(slurm.cluster, price_per_gpu_hour=price)
+    offer = SlurmProvider([Site(cluster, LoginHere())], CLOCK).offers(GpuNeed(count=0, name="cpu"), ())[0]
+    worst = {name: cost_of(price, LEASE.total_s + LEASE.kill_allowance_s) for name in ("worst_micros", "cap_micros")}
     plan = Plan.from_json(folder.plan.read_bytes())
     choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    told = {"offer": offer, "lease": LEASE, "mode": Mode.PAID, "choices": choices}
+    told = {"offer": offer, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
     folder.plan.write_text(changed_plan(plan, told).to_json())
     return folder
 
@@ -101,9 +106,9 @@ def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
 
 
 def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Home, slurm: ScriptedSlurm) -> None:
-    folder = opened(home, slurm)
+    folder = opened(home, slurm, price=usd(36))
     slurm.set("hold", "Priority")
-    child = begin(home)
+    child, begun_mono = begin(home), CLOCK.monotonic()
     for _ in ticks(CLOCK, 0.05, 20):
         if slurm.jobs:
             break
@@ -114,8 +119,12 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
     ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
     instance = ready.data["instance"]
     assert instance["started_wall"] - instance["created_wall"] > 1
-    receipt = payload_of(json.loads(folder.receipt.read_bytes()))
-    assert json.loads(receipt)["predicate"]["teardown"]["is"] == "released"
+    told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    assert told["teardown"]["is"] == "released"
+    (paid,) = told["cost"]["rentals"]
+    assert paid["billable_s"] < CLOCK.monotonic() - begun_mono - 1.5 + STAMPS_S
+    assert told["cost"]["upper_bound_micros"] == cost_of(usd(36), paid["billable_s"]) > 0
+    assert told["cost"]["cap_kept"]
 
 
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())

@@ -33,12 +33,13 @@ _HOPELESS = re.compile(
 )
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
+_OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
 _AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One of the user's own jobs that bears a token of gpurun's; `used_s` is how long it has run."""
+    """One of the user's own jobs that bears a token of gpurun's; `used_s` is how long it has run, if that is told."""
 
     number: int
     token: Token
@@ -48,17 +49,21 @@ class Job:
     deadline_wall: float | None
     gpu_count: int
     submitted_wall: float | None
-    used_s: float
+    used_s: float | None
     ended_wall: float | None
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What a partition has: its longest job, and the most GPUs on one of its nodes that work."""
+    """What a partition has: its longest job, the most GPUs on one of its nodes that work, and `over_s`.
+
+    That is for how long Slurm lets a job run on whose time is over, beside what killing it takes.
+    """
 
     name: str
     longest_s: float
     most_gpus: int
+    over_s: float = 0.0
 
 
 def jobs_in(squeue: str) -> list[Job]:
@@ -83,6 +88,9 @@ def _job(line: str) -> Job | None:
     state = STATES.get(word, InstanceState.UNKNOWN)
     is_hopeless = state is InstanceState.PENDING and _HOPELESS.fullmatch(reason)
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
+    used_s = span_s(used) if _SPAN.fullmatch(used) else None
+    if state is InstanceState.RUNNING and used_s is None:
+        state = InstanceState.UNKNOWN  # A lease that begins nobody knows when would have no end.
     return Job(
         number=int(number),
         token=token,
@@ -92,7 +100,7 @@ def _job(line: str) -> Job | None:
         deadline_wall=token.deadline_or(deadline),
         gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,
         submitted_wall=_wall(submitted),
-        used_s=span_s(used) if state is InstanceState.RUNNING else 0.0,
+        used_s=used_s if state is not InstanceState.GONE or word != "FAILED" else None,
         ended_wall=_wall(ends) if state is InstanceState.GONE else None,
     )
 
@@ -113,6 +121,7 @@ def span_s(text: str) -> float:
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
     """The partition of that name, or the default one, in what sinfo prints as `%P|%a|%l|%t|%G`; None if not there.
 
+    Of the cluster's own settings, which may follow, one is read.
     A node that is away has no GPUs; `gres` is the request for one of those that count.
     """
     rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 4)) == 5]
@@ -120,7 +129,9 @@ def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
     if not ours:
         return None
     most = max((_gpus(row[4], gres) for row in ours if not row[3].startswith(_AWAY)), default=0)
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), most)
+    over = _OVER.search(sinfo)
+    over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
+    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), most, over_s)
 
 
 def _gpus(told: str, gres: str) -> int:

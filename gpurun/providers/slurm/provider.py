@@ -17,7 +17,7 @@ from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.core.machine_token import parse
-from gpurun.core.money import usd
+from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.untrusted import last_words
 from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
@@ -78,7 +78,7 @@ class SlurmProvider:
     def partition(self) -> Partition:
         """The partition that new jobs go to; NoCapacity where there is none that is up."""
         cluster = self._first.cluster
-        said = self._told(self._first, ["sinfo", "-h", "-o", "%P|%a|%l|%t|%G"])
+        said = self._told(self._first, ["sh", "-c", "sinfo -h -o '%P|%a|%l|%t|%G' && scontrol show config"])
         found = partition_in(said, cluster.partition, cluster.gres)
         if found is None:
             which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
@@ -86,11 +86,11 @@ class SlurmProvider:
         return found
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """A job on one node, if a node of the partition has so many GPUs. It is not metered, so its price is 0.
+        """A job on one node, if a node of the partition has so many GPUs, at the cluster's price for them.
 
         The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
         """
-        part = self.partition()
+        cluster, part = self._first.cluster, self.partition()
         if need.count > part.most_gpus:
             return []
         fitting = [row for row in known if need.memory_gb in (None, row.vram_gb)]
@@ -102,11 +102,11 @@ class SlurmProvider:
                 gpu=(card.gpu if card else need.name) if need.count else "cpu",
                 gpu_count=need.count,
                 vram_gb=(card.vram_gb if card else need.memory_gb or 0) if need.count else 0,
-                region=self._first.cluster.name,
-                rate_micros_per_hour=usd(0),
-                billing_unit_s=60,
+                region=cluster.name,
+                rate_micros_per_hour=times(cluster.price_per_gpu_hour, max(1, need.count)),
+                billing_unit_s=1,
                 boot_s=BOOT_S,
-                price_source="not metered",
+                price_source="config.toml" if cluster.price_per_gpu_hour else "not metered",
                 dies_by_itself=DIES_BY_ITSELF,
             )
         ]
@@ -257,13 +257,13 @@ class SlurmProvider:
             state=job.state,
             address=where if is_up else None,
             gpu_count=job.gpu_count,
-            rate_micros_per_hour=usd(0),
             created_wall=job.submitted_wall,
             deadline_wall=job.deadline_wall,
             region=cluster.name,
             said=job.said,
             ended_wall=job.ended_wall,
-            started_wall=self._clock.wall() - job.used_s if is_up else None,
+            started_wall=self._clock.wall() - job.used_s if is_up and job.used_s is not None else None,
+            ran_s=job.used_s if job.state is InstanceState.GONE else None,
         )
 
     def _told(self, site: Site, argv: Sequence[str]) -> str:

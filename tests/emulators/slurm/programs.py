@@ -2,7 +2,7 @@
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `lose` (sbatch makes the job and its answer is lost), `refuse` (its text is why sbatch refuses),
-`sinfo` (what that prints).
+`sinfo` (what that prints), `over` (the OverTimeLimit).
 """
 
 from __future__ import annotations
@@ -193,6 +193,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         return 0
     if name == "scontrol":
         print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
+        print(f"OverTimeLimit           = {text(state, 'over') or '0 min'}")
         return 0
     return {"sbatch": sbatch, "squeue": squeue, "scancel": scancel}[name](state, words)
 
