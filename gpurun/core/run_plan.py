@@ -117,7 +117,7 @@ class Request(Frozen):
     jump: str = ""
     python: str = ""
     max_gpu_hours: float | None = None
-    """The most that a job may take where nothing is metered: hours times GPUs, a job without any counted as one."""
+    """The most that a job may take where nothing is metered: hours times GPUs, a node without any counted as one."""
     price_micros_per_hour: Micros | None = None
     uplink_mbit: float | None = None
     """How fast this computer sends, in Mbit/s, as its user has set it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import cluster_of
+from gpurun.core.cluster import Cluster, cluster_of
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.money import SECONDS_PER_HOUR, usd
 from gpurun.core.paths import Home
@@ -107,19 +107,28 @@ def job_plan(
     except NoCapacity as error:
         raise NoOffer("slurm.no_partition", f"{error}.", hint="Name one in config.toml: sinfo shows them.") from error
     if not offers:
-        what = (
-            f"No node of partition {part.name} of {cluster.name} has {need.count} GPUs; the most is {part.most_gpus}."
-        )
-        raise NoOffer("slurm.too_few_gpus", what, hint="Ask for fewer with --gpu, or name another partition.")
+        raise _too_few(part, cluster, need)
     data = shards_of(request, run, resolved, home, say)
     plan = _plan_on(offers[0], request, run, Mode.PAID, resolved, data, home)
     lease, told = _job_lease(plan, part, request)
     return plan.told(*told).model_copy(update={"chosen": plan.chosen.model_copy(update={"lease": lease})})
 
 
+def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
+    """What a partition lacks for a need, in numbers."""
+    where = f"partition {part.name} of {cluster.name}"
+    what = f"No node of {where} has {need.count} GPUs; the most is {part.most_gpus}."
+    if there := part.nodes_with(need.count):
+        each = f" with {need.count} GPUs each" if need.count else ""
+        what = f"{need} is {need.nodes} nodes{each}; {where} has {there} that work{'s' if there == 1 else ''}."
+    elif not need.count:
+        what = f"No node of {where} works."
+    return NoOffer("slurm.too_few", what, hint="Ask for fewer with --gpu, or name another partition in config.toml.")
+
+
 def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, list[str]]:
     """The lease of a job, cut down to what its cap and its partition allow, and what the plan says of that."""
-    lease, gpus = plan.lease, max(1, plan.offer.gpu_count)
+    lease, gpus = plan.lease, plan.offer.nodes * plan.offer.processes_per_node
     cap_s = inf if request.max_gpu_hours is None else request.max_gpu_hours * SECONDS_PER_HOUR / gpus
     most_s = min(cap_s - lease.kill_allowance_s, part.longest_s)
     over_s = ceil(max(0.0, lease.total_s - most_s))

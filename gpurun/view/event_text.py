@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.records import cards_words
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
@@ -129,7 +130,8 @@ def _asked(data: Mapping[str, Any]) -> str:
     where = f" in {region}" if region not in ("", "any") else ""
     spot = ", spot" if offer.get("spot") is True else ""
     price = f" at {format_rate(Micros(rate))}" if rate else ""
-    return f"{asked} {whole(offer.get('gpu_count'))}×{_text(offer, 'gpu', 'GPU')}{where}{spot}{price}"
+    cards = cards_words(_text(offer, "gpu", "GPU"), whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
+    return f"{asked} {cards}{where}{spot}{price}"
 
 
 def _shipped(data: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ from gpurun.core.untrusted import safe_line
 
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 """Number, state, submitted, used, ends, reason, name, and last the comment, which may have any character."""
+SINFO = "%P|%a|%l|%t|%D|%G"
+"""Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
 
 _STATES = {
     InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
@@ -54,11 +56,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a partition has: its longest job, and the most GPUs on one of its nodes that work."""
+    """What a partition has: its longest job, and for each kind of node that works (GPUs on one, how many nodes)."""
 
     name: str
     longest_s: float
-    most_gpus: int
+    nodes: tuple[tuple[int, int], ...]
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs on one node."""
+        return max((gpus for gpus, _ in self.nodes), default=0)
+
+    def nodes_with(self, gpus: int) -> int:
+        """How many nodes have so many GPUs, or more."""
+        return sum(count for there, count in self.nodes if there >= gpus)
 
 
 def jobs_in(squeue: str) -> list[Job]:
@@ -111,16 +122,16 @@ def span_s(text: str) -> float:
 
 
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
-    """The partition of that name, or the default one, in what sinfo prints as `%P|%a|%l|%t|%G`; None if not there.
+    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there.
 
-    A node that is away has no GPUs; `gres` is the request for one of those that count.
+    A node that is away does not count; `gres` is the request for one GPU of those that do.
     """
-    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 4)) == 5]
+    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
     ours = [row for row in rows if (row[0].rstrip("*") == name if name else row[0].endswith("*")) and row[1] == "up"]
     if not ours:
         return None
-    most = max((_gpus(row[4], gres) for row in ours if not row[3].startswith(_AWAY)), default=0)
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), most)
+    nodes = tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY))
+    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes)
 
 
 def _gpus(told: str, gres: str) -> int:
