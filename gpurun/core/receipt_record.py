@@ -124,6 +124,7 @@ class Machine(Is):
     region: str
     gpu: str
     gpu_count: int
+    nodes: NotRequired[int]
     created_wall: Number | None
     facts: Facts | None
     as_ordered: NotRequired[list[str]]

@@ -66,31 +66,39 @@ class Teardown(StrEnum):
 class GpuNeed(Frozen):
     """What was asked for: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0.
 
-    The name `any` is for every card.
+    The name `any` is for every card. The count is that of one node: `2x8xA100` is 2 nodes with 8 each.
     """
 
     count: int
     name: str
     memory_gb: int | None = None
+    nodes: int = 1
 
     @property
     def is_any(self) -> bool:
         """Whether every card will do."""
         return self.name == "any"
 
+    @property
+    def processes(self) -> int:
+        """How many train on it: one for each card, or for each node without any."""
+        return self.nodes * max(1, self.count)
+
     def __str__(self) -> str:
+        many = f"{self.nodes}x" if self.nodes > 1 else ""
         if not self.count:
-            return "cpu"
-        if self.is_any and self.count == 1:
+            return f"{many}cpu"
+        if self.is_any and self.processes == 1:
             return "any"
-        return f"{self.count}x{self.name}" + (f"-{self.memory_gb}GB" if self.memory_gb else "")
+        return f"{many}{self.count}x{self.name}" + (f"-{self.memory_gb}GB" if self.memory_gb else "")
 
 
 class Offer(Frozen):
     """One thing that can be rented: a machine type at a price, as seen at a time.
 
     `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
-    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time.
+    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time. `gpu_count` is that of all
+    its `nodes` together.
     """
 
     provider: str
@@ -108,12 +116,24 @@ class Offer(Frozen):
     memory_gb: int = 0
     tier: str = ""
     spot: bool = False
+    nodes: int = 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The cards of each node."""
+        return self.gpu_count // self.nodes
+
+    @property
+    def processes_per_node(self) -> int:
+        """How many train on each node: one for each card, or one."""
+        return max(1, self.gpus_per_node)
 
     @property
     def label(self) -> str:
-        """`8×A100 80G`, or `cpu`; without the memory of a card that nobody told of."""
+        """`8×A100 80G`, `2×8×A100 80G`, or `cpu`; without the memory of a card that nobody told of."""
         memory = f" {self.vram_gb}G" if self.vram_gb else ""
-        return f"{self.gpu_count}×{self.gpu}{memory}" if self.gpu_count else "cpu"
+        cards = f"{self.gpus_per_node}×{self.gpu}{memory}" if self.gpu_count else "cpu"
+        return f"{self.nodes}×{cards}" if self.nodes > 1 else cards
 
     @property
     def place(self) -> str:

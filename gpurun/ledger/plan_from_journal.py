@@ -76,7 +76,7 @@ def _stand_in(opened: dict[str, Any], intents: Sequence[dict[str, Any]]) -> Plan
             **told,
             "resolved": {"train": {"steps": 0}, "hardware": {"disk_gb": 0}},
             "parameters": 0,
-            "processes": approved[0].offer.gpu_count or 1,
+            "processes": approved[0].offer.gpu_count or approved[0].offer.nodes,
             "chosen": approved[0],
             "candidates": approved,
             "data": DataSummary(

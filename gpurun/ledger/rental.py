@@ -129,8 +129,9 @@ class Rental:
 
     @property
     def gpu_hours(self) -> float:
-        """Its billable hours times its GPUs; a machine without any counts as one."""
-        return self.seconds * max(1, int(self.intent.data["offer"]["gpu_count"])) / SECONDS_PER_HOUR
+        """Its billable hours times its GPUs; a node without any counts as one."""
+        offer = self.intent.data["offer"]
+        return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1)) / SECONDS_PER_HOUR
 
     @property
     def end_is(self) -> str | None:

@@ -192,6 +192,8 @@ def _instance(records: Sequence[Record], rentals: Sequence[Rental]) -> Machine |
         "created_wall": plain_data(seen.get("created_wall")),
         "facts": {"is": FROM_INSTANCE, "hello": plain_data(ready.data["facts"])} if ready else None,
     }
+    if (nodes := offer.get("nodes", 1)) > 1:
+        machine["nodes"] = nodes
     if untold and "endpoint" in opened:
         machine["as_ordered"] = untold
     if opened.get("endpoint"):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WEAK = "needs --accept-weak-lease"
 _BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
-_BOX = "1xA100"
+_BOX = "A100"
 """What a box of the user's is taken to have where nobody says it; the machine is asked before anything is sent."""
 _CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
 
@@ -123,7 +123,8 @@ def _on_cpu(full: ResolvedRecipe) -> bool:
 def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:
     """The GPUs that were asked for, or those that the recipe is written for."""
     need = request.gpu or parse_gpu(full.tables.hardware.gpu)
-    return parse_gpu(_BOX) if need.is_any and request.providers in (("ssh",), ("slurm",)) else need
+    is_own = request.providers in (("ssh",), ("slurm",))
+    return need.model_copy(update={"name": _BOX}) if need.is_any and is_own else need
 
 
 def is_weak(offer: Offer) -> bool:
@@ -197,7 +198,7 @@ def build_plan(
         recipe_sha256=resolved.sha256,
         resolved=resolved.record,
         parameters=parameters_of(resolved.tables.model, data.vocab_size),
-        processes=chosen.offer.gpu_count or (1 if mode is Mode.PAID else resolved.processes),
+        processes=chosen.offer.gpu_count or (chosen.offer.nodes if mode is Mode.PAID else resolved.processes),
         # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,

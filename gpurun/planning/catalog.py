@@ -19,6 +19,7 @@ from gpurun.core.money import Micros, usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Request
 
+_NODES = re.compile(r"(\d{1,4})\s*[x×*]\s*(cpu|\d{1,4}\s*[x×*].*)", re.IGNORECASE)
 _GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4}(?: ?ada)?)(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
 """Cards in machines of another architecture, which are offered only when asked for by name."""
@@ -226,13 +227,22 @@ def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
 
 def asked_as(offer: Offer) -> str:
     """What --gpu takes to ask for an offer's machine: `8xA100`, `cpu`."""
-    if not offer.gpu_count:
-        return "cpu"
-    return f"{offer.gpu_count}x{card_names().get(offer.gpu, offer.gpu)}"
+    name = card_names().get(offer.gpu, offer.gpu) if offer.gpu_count else "cpu"
+    return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes))
 
 
 def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
-    """Read `8xA100`, `A100` (one), `8xA100-80GB`, `any` or `cpu`; for an unknown GPU a UsageError names the nearest."""
+    """Read `8xA100`, `A100` (one), `8xA100-80GB`, `any` or `cpu`, and `2x8xA100` or `2xcpu` for two nodes.
+
+    For an unknown GPU a UsageError names the nearest.
+    """
+    if together := _NODES.fullmatch(text.strip()):
+        one = parse_gpu(together[2], name=name)
+        if one.nodes > 1:
+            raise UsageError("gpu.malformed", f"{name} {text!r} is not of the form 2x8xA100.", hint=f"Write {one}.")
+        if int(together[1]) < 1:
+            raise UsageError("gpu.none", f"{name} {text!r} asks for no node.", hint=f"Write {one} for one node.")
+        return one.model_copy(update={"nodes": int(together[1])})
     if text.strip().lower() == "cpu":
         return GpuNeed(count=0, name="cpu")
     match = _GPU.fullmatch(text.strip())
@@ -240,7 +250,7 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
         raise UsageError(
             "gpu.malformed",
             f"{name} {text!r} is not of the form 8xA100.",
-            hint="Write 8xA100, 1xH100, A100-80GB, any or cpu.",
+            hint="Write 8xA100, 1xH100, A100-80GB, any or cpu; 2x8xA100 is two nodes with 8 each.",
         )
     count, asked, memory = int(match[1] or 1), match[2], match[3]
     gpu = _known_name(asked, f"{name} {text!r}")
@@ -256,6 +266,15 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
                 hint=f"There are {gpu} with {have}.",
             )
     return GpuNeed(count=count, name=gpu, memory_gb=int(memory) if memory else None)
+
+
+def demand_one_node(need: GpuNeed | None) -> None:
+    """Refuse several nodes where only one machine can be had: no cloud's machines are joined for a run."""
+    if need is None or need.nodes == 1:
+        return
+    what = f"{need} is {need.nodes} nodes, and only `gpurun train` on a cluster with Slurm joins nodes."
+    one = need.model_copy(update={"nodes": 1})
+    raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. A cluster is named by --provider slurm.")
 
 
 def _known_name(asked: str, where: str) -> str:

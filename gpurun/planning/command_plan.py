@@ -24,7 +24,7 @@ from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.planning.budget import lease_for, worst_case
 from gpurun.planning.candidates import on_sale, price_notes, unless_weak
-from gpurun.planning.catalog import parse_gpu
+from gpurun.planning.catalog import demand_one_node, parse_gpu
 from gpurun.planning.cloud_plan import warned, with_keys
 from gpurun.planning.history import load_priors, uplink_of
 from gpurun.planning.local_plan import box_offer, box_warnings
@@ -116,6 +116,7 @@ class _Place:
 
     def chosen(self) -> tuple[Candidate, tuple[Candidate, ...]]:
         """The offer that is taken, and all that were judged."""
+        demand_one_node(self._request.gpu)
         if self.mode is not Mode.PAID:
             offer = LocalProvider(self._home, self._clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
             return self._judged(offer), ()

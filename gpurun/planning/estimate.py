@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpurun.core.installed_files import recipe as schema
@@ -33,6 +33,8 @@ START_S = (10.0, 40.0)  # Importing torch, opening the data, the first step.
 COMPILE_S = (30.0, 120.0)
 # Of the speed that torch.compile gives, which the cards' shares rest on: nanoGPT's README has 135 ms for 250 at 124M.
 EAGER_SHARE = (0.45, 0.75)
+NODES_SCALING = (0.7, 0.95)
+"""What several nodes keep of their speed: an assumption, as it hangs on the network, which nobody has seen."""
 PCIE_SCALING = (0.85, 0.97)  # With NVLink nothing more is lost: that MFU was read off whole machines, of eight cards.
 HELLASWAG_ITEM_TOKENS = 4 * 128
 """Four endings, each after the context in a row padded to the longest of a few items: a guess by hand."""
@@ -130,7 +132,7 @@ def estimate(
     user's own runs (`priors`; `machine` tells this CPU from others) count more than what was published.
     """
     model, train = recipe.tables.model, recipe.tables.train
-    processes = offer.gpu_count or recipe.processes
+    processes = offer.gpu_count or max(recipe.processes, offer.nodes)
     card = card_of(offer.gpu) if offer.gpu_count else None
     micro_batch = fitting_micro_batch(recipe, offer, processes, vocab_size)
     peak = peak_on(recipe, offer, processes, max(1, micro_batch), vocab_size)
@@ -156,6 +158,7 @@ def estimate(
     else:
         micro_steps = train.batch_tokens // (model.context * processes * micro_batch)
         speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
+        speed = _joined(speed, offer.nodes, is_counted=bool(offer.gpu_count))
         guess = _by_speed(speed, recipe, peak, micro_batch, token_flops)
     if shards_of(recipe, offer, processes, vocab_size) == 1:
         return guess
@@ -241,6 +244,20 @@ def _on_cpu(cores: int) -> _Speed:
     low, high = (each * cores for each in CORE_FLOPS)
     words = f"{cores} CPU cores at {CORE_FLOPS[0] / 1e9:g}-{CORE_FLOPS[1] / 1e9:g} GFLOP/s, very rough"
     return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, beside_s=START_S, words=words)
+
+
+def _joined(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
+    """The speed of so many nodes together; with `is_counted` it is that of all their cards already."""
+    if nodes == 1:
+        return speed
+    low, high = (each * (1 if is_counted else nodes) for each in NODES_SCALING)
+    expected = speed.expected_flops
+    return replace(
+        speed,
+        flops=(speed.flops[0] * low, speed.flops[1] * high),
+        expected_flops=None if expected is None else expected * (low + high) / 2,
+        words=f"{speed.words}, of which {nodes} nodes keep {NODES_SCALING[0]:.0%}-{NODES_SCALING[1]:.0%} (assumed)",
+    )
 
 
 def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:

@@ -54,6 +54,7 @@ class Prior(Strict):
     wall: float
     card: Word
     gpu_count: int = Field(ge=0, le=1024)
+    nodes: int = Field(default=1, ge=1, le=1024)
     processes: Count
     machine: Word = ""
     recipe_sha256: Word
@@ -111,7 +112,7 @@ def nearest(
     for one in priors.runs:
         if (one.card, one.machine, one.precision, one.compile, one.loop) != wanted or one.model.preset != model.preset:
             continue
-        if bool(one.gpu_count) != bool(offer.gpu_count):
+        if bool(one.gpu_count) != bool(offer.gpu_count) or one.nodes != offer.nodes:
             continue
         if not offer.gpu_count and one.processes != recipe.processes:
             continue

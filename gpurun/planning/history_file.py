@@ -101,6 +101,7 @@ def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:
         wall=wall,
         card=offer.gpu,
         gpu_count=offer.gpu_count,
+        nodes=offer.nodes,
         processes=plan.processes,
         machine="" if offer.gpu_count else machine_of(offer, os.cpu_count() or 1),
         recipe_sha256=plan.recipe_sha256,

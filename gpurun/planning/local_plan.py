@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, inf
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import cluster_of
+from gpurun.core.cluster import Cluster, cluster_of
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.money import SECONDS_PER_HOUR, seconds_within, usd
 from gpurun.core.paths import Home
@@ -24,7 +24,7 @@ from gpurun.planning.memory import GIB, tensor_bytes, way_of
 from gpurun.planning.own_box import login_to, reached
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import setup_limit_s
-from gpurun.planning.transfer import load_for
+from gpurun.planning.transfer import home_bytes, load_for
 from gpurun.providers.base import NoCapacity, Unknown
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.slurm.jobs import Partition
@@ -109,21 +109,30 @@ def job_plan(
     except NoCapacity as error:
         raise NoOffer("slurm.no_partition", f"{error}.", hint="Name one in config.toml: sinfo shows them.") from error
     if not offers:
-        what = (
-            f"No node of partition {part.name} of {cluster.name} has {need.count} GPUs; the most is {part.most_gpus}."
-        )
-        raise NoOffer("slurm.too_few_gpus", what, hint="Ask for fewer with --gpu, or name another partition.")
+        raise _too_few(part, cluster, need)
     data = shards_of(request, run, resolved, home, say)
     plan = _plan_on(offers[0], request, run, Mode.PAID, resolved, data, home)
     lease, told = _job_lease(plan, part, request)
-    worst = rental_cost(plan.offer, lease.total_s + lease.kill_allowance_s, plan.checkpoint_bytes, plan.disk_gb)
+    worst = rental_cost(plan.offer, lease.total_s + lease.kill_allowance_s, home_bytes(plan), plan.disk_gb)
     update = {"lease": lease, "worst_micros": worst}
     return plan.told(*told).model_copy(update={"chosen": plan.chosen.model_copy(update=update)})
 
 
+def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
+    """What a partition lacks for a need, in numbers."""
+    where = f"partition {part.name} of {cluster.name}"
+    what = f"No node of {where} has {need.count} GPUs; the most is {part.most_gpus}."
+    if there := part.nodes_with(need.count):
+        each = f" with {need.count} GPUs each" if need.count else ""
+        what = f"{need} is {need.nodes} nodes{each}; {where} has {there} that work{'s' if there == 1 else ''}."
+    elif not need.count:
+        what = f"No node of {where} works."
+    return NoOffer("slurm.too_few", what, hint="Ask for fewer with --gpu, or name another partition in config.toml.")
+
+
 def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, list[str]]:
     """The lease of a job, cut down to what its cap and its partition allow, and what the plan says of that."""
-    gpus = max(1, plan.offer.gpu_count)
+    gpus = plan.offer.nodes * plan.offer.processes_per_node
     if part.over_s == inf:
         what = f"The cluster ends no job of partition {part.name} whose time is over (OverTimeLimit)."
         raise NoOffer("slurm.no_end", f"{what} No cap would hold.", hint="Name another cluster in config.toml.")

@@ -22,7 +22,7 @@ from gpurun.core.run_plan import Candidate, Mode, Plan, Request
 from gpurun.core.secrets import child_environment
 from gpurun.ledger.chain import has_receipt
 from gpurun.planning.candidates import quote
-from gpurun.planning.catalog import parse_gpu
+from gpurun.planning.catalog import demand_one_node, parse_gpu
 from gpurun.planning.cloud_plan import rented_plan, shown_plan
 from gpurun.planning.history import load_priors
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
@@ -150,22 +150,24 @@ def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
     hardware = hardware_of(recipe, request.overrides + on_cpu)
     if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
-        return resolve(recipe, "full", request.overrides + on_cpu, _processes(request))
+        return resolve(recipe, "full", request.overrides + on_cpu, _processes(request), _nodes(request))
     if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
             f"{recipe.name} is written for {hardware.gpu}; it is not trained on a CPU.",
             hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
         )
-    return resolve(recipe, "rehearsal", request.overrides, processes=1)
+    return resolve(recipe, "rehearsal", request.overrides, _nodes(request), _nodes(request))
 
 
 def _paid_form(request: Request, recipe: Recipe, home: Home) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
     """What a rehearsal says of the paid run; `--set` may suit the rehearsal and not the form that would be paid for."""
     try:
-        full = resolve(recipe, "full", request.overrides, _processes(request))
+        full = resolve(recipe, "full", request.overrides, _processes(request), _nodes(request))
     except UsageError as error:
         return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
+    if {"ssh", "slurm"} & set(request.providers):
+        return (), ("What it takes there is planned without --dry-run, by what the machine or the cluster has.",)
     full = _going_on(full, request, home)
     quoted = quote(request, full, priors=load_priors(home)[0], is_shown=True)
     begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",) if full.earlier else ()
@@ -212,6 +214,8 @@ def _check_providers(request: Request, mode: Mode) -> None:
         if getattr(request, name) and request.providers != ("ssh",):
             what = f"--{name} is for a box of your own."
             raise UsageError(f"{name}.unused", what, hint="Add --provider ssh, or leave it out.")
+    if request.providers != ("slurm",):
+        demand_one_node(request.gpu)
     if request.choices.max_gpu_hours is not None and request.providers != ("slurm",):
         what = "--max-gpu-hours caps a job on a cluster."
         raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
@@ -224,7 +228,11 @@ def _processes(request: Request) -> int | None:
     """One process for each GPU asked for; one here; the recipe's own number where nothing was asked."""
     if request.providers == ("local",) and not request.dry_run:
         return 1
-    return max(1, request.gpu.count) if request.gpu else None
+    return request.gpu.processes if request.gpu else None
+
+
+def _nodes(request: Request) -> int:
+    return request.gpu.nodes if request.gpu else 1
 
 
 def has_cuda() -> bool:

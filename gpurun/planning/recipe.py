@@ -111,10 +111,13 @@ def load_recipe(name: str) -> Recipe:
     return Recipe(path.stem, str(path), check_tables(written, where=path.name), written)
 
 
-def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None) -> ResolvedRecipe:
+def resolve(
+    recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None, nodes: int = 1
+) -> ResolvedRecipe:
     """Apply the rehearsal (in that form), then `--set`, and check that the batch can be shared among the processes.
 
-    `processes` None means what the recipe says: its rehearsal's number, or one for each GPU. Raises UsageError.
+    `processes` None means what the recipe says: its rehearsal's number, or one for each GPU; else it is how many there
+    are on all nodes. Raises UsageError.
     """
     parsed = [parse_override(text) for text in overrides]
     where = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else "")
@@ -126,7 +129,7 @@ def resolve(recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes
     if processes is None:
         asked = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
         processes = max(1, asked)
-    _check_batch(checked, processes, where)
+    _check_batch(checked, processes, nodes, where)
     if checked.train.loop == "huggingface" and processes > 1:
         _refuse(where, f'train.loop is "huggingface", which trains in one process; here are {processes} processes')
     return ResolvedRecipe(name=recipe.name, form=form, processes=processes, tables=checked)
@@ -163,7 +166,8 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
         recipe = schema.parse_recipe(tables, is_whole=False)
     except schema.RecipeError as error:
         raise _refusal(error, where) from None
-    parse_gpu(recipe.hardware.gpu, name="hardware.gpu")
+    if (need := parse_gpu(recipe.hardware.gpu, name="hardware.gpu")).nodes > 1:
+        _refuse(where, f"hardware.gpu {need} is {need.nodes} nodes, which only --gpu asks for")
     return recipe
 
 
@@ -198,14 +202,16 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _check_batch(recipe: RecipeTables, processes: int, where: str) -> None:
+def _check_batch(recipe: RecipeTables, processes: int, nodes: int, where: str) -> None:
     """Refuse a batch that is not a whole number of sequences for every process."""
     context, batch = recipe.model.context, recipe.train.batch_tokens
     if batch % (context * processes):
+        shared = f"{nodes} nodes x {processes // nodes} = " if nodes > 1 else ""
         _refuse(
             where,
-            f"train.batch_tokens {batch} is not a whole number of sequences of {context} for each of {processes} "
-            f"process{'es' if processes > 1 else ''} ({context} x {processes} = {context * processes})",
+            f"train.batch_tokens {batch} is not a whole number of sequences of {context} for each of "
+            f"{shared}{processes} process{'es' if processes > 1 else ''} "
+            f"({context} x {processes} = {context * processes})",
         )
 
 

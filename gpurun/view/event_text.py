@@ -11,6 +11,7 @@ from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
     UNKNOWN,
     format_bytes,
+    format_cards,
     format_count,
     format_duration,
     format_files,
@@ -129,7 +130,8 @@ def _asked(data: Mapping[str, Any]) -> str:
     where = f" in {region}" if region not in ("", "any") else ""
     spot = ", spot" if offer.get("spot") is True else ""
     price = f" at {format_rate(Micros(rate))}" if rate else ""
-    return f"{asked} {whole(offer.get('gpu_count'))}×{_text(offer, 'gpu', 'GPU')}{where}{spot}{price}"
+    cards = format_cards(_text(offer, "gpu", "GPU"), whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
+    return f"{asked} {cards}{where}{spot}{price}"
 
 
 def _shipped(data: Mapping[str, Any]) -> str:

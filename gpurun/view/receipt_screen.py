@@ -15,7 +15,7 @@ from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
-from gpurun.view.number_format import UNKNOWN, format_bytes, format_duration, short_hash
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
 from gpurun.view.table import fields
@@ -197,7 +197,7 @@ def _sent(told: Predicate) -> list[Cell]:
 def _instance(told: Machine | None) -> str:
     if told is None:
         return "none was made"
-    gpu = f"{told['gpu_count']}×{told['gpu']}" if told["gpu_count"] else "cpu"
+    gpu = format_cards(told["gpu"], told["gpu_count"], told.get("nodes", 1))
     at = f", asked at {told['endpoint']}" if told.get("endpoint") else ""
     return f"{told['provider']} {told['id']}, {gpu}, {told['region']}{at}"
 

@@ -77,7 +77,7 @@ def test_the_time_limit_is_rounded_down_and_a_limit_of_the_partition_is_kept(
 ) -> None:
     provider.create(order(provider, lease_s=179))
     assert {"--time=2", "--dependency=singleton", "--no-requeue"} <= set(slurm.options_of("1"))
-    slurm.set("sinfo", "main*|up|1:00:00|idle|(null)")
+    slurm.set("sinfo", "main*|up|1:00:00|idle|1|(null)")
     with pytest.raises(Rejected, match="may take 60 min"):
         provider.create(order(provider, "gr-fox-41-22222222", lease_s=2 * 3600))
     with pytest.raises(Rejected):
@@ -117,13 +117,27 @@ def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
 
 
 def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
-    slurm.set("sinfo", "main*|up|infinite|down*|gpu:a100:8\nmain*|up|infinite|mix|gpu:a100:4(S:0-1),gpu:v100:2")
+    slurm.set("sinfo", "main*|up|infinite|down*|1|gpu:a100:8\nmain*|up|infinite|mix|2|gpu:a100:4(S:0-1),gpu:v100:2")
     known = rows_for(GpuNeed(count=4, name="A100"))
     assert provider.offers(GpuNeed(count=6, name="A100"), known)[0].gpu_count == 6
     assert provider.offers(GpuNeed(count=8, name="A100"), known) == []
-    slurm.set("sinfo", "main|up|infinite|idle|gpu:8")
+    slurm.set("sinfo", "main|up|infinite|idle|1|gpu:8")
     with pytest.raises(NoCapacity, match="default partition"):
         provider.partition()
+
+
+def test_several_nodes_are_one_job_that_asks_for_the_cards_of_each(
+    slurm: ScriptedSlurm, provider: SlurmProvider
+) -> None:
+    need = GpuNeed(count=8, name="A100", nodes=2)
+    (offer,) = provider.offers(need, rows_for(need))
+    asked = order(provider).model_copy(update={"offer": offer})
+    made = provider.create(asked)
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gres=gpu:8"} <= set(slurm.options_of("1"))
+    assert (made.gpu_count, offer.gpu_count) == (16, 16)
+    slurm.set("sinfo", "main*|up|infinite|idle|1|gpu:8\nmain*|up|infinite|drain|4|gpu:8\nmain*|up|infinite|mix|3|gpu:4")
+    assert provider.offers(need, rows_for(need)) == []
+    assert provider.offers(GpuNeed(count=4, name="A100", nodes=4), rows_for(need))[0].label == "4×4×A100 SXM 40G"
 
 
 def test_other_jobs_are_never_taken_for_a_run_and_never_ended(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:

@@ -25,6 +25,9 @@ from gpurun.planning.catalog import all_offers, cards, counts_of, offers_for, pa
         ("4090", GpuNeed(count=1, name="RTX4090")),
         ("2xRTX A6000", GpuNeed(count=2, name="A6000")),
         ("GH200", GpuNeed(count=1, name="GH200")),
+        ("2x8xA100-80GB", GpuNeed(count=8, name="A100", memory_gb=80, nodes=2)),
+        ("2x1xany", GpuNeed(count=1, name="any", nodes=2)),
+        ("2 x cpu", GpuNeed(count=0, name="cpu", nodes=2)),
     ],
 )
 def test_a_gpu_is_read_as_people_write_it(text: str, need: GpuNeed) -> None:
@@ -44,6 +47,9 @@ def test_a_gpu_is_read_as_people_write_it(text: str, need: GpuNeed) -> None:
         ("8x", "gpu.malformed", "8xA100"),
         ("", "gpu.malformed", "8xA100"),
         ("99999xA100", "gpu.malformed", "8xA100"),
+        ("0x8xA100", "gpu.none", "8xA100"),
+        ("2x0xA100", "gpu.none", "1xA100"),
+        ("2x2x8xA100", "gpu.malformed", "8xA100"),
     ],
 )
 def test_what_is_no_gpu_is_refused_with_the_nearest(text: str, code: str, hint: str) -> None:

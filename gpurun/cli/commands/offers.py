@@ -39,12 +39,13 @@ def offers(
     from gpurun.core.clock import utc
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import Choices
-    from gpurun.planning.catalog import parse_gpu
+    from gpurun.planning.catalog import demand_one_node, parse_gpu
     from gpurun.view.price_list import offers_screen
 
     clouds = _clouds(provider)
     limit = parse_usd(max_price, name="--max-price") if max_price else None
     need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
+    demand_one_node(need)
     found = listed(session, need, clouds, Choices(region=region or None, spot=spot))
     shown = [one for one in found.offers if limit is None or one.rate_micros_per_hour <= limit]
     shown.sort(key=lambda one: (one.rate_micros_per_hour, one.provider, one.type_id, one.region))

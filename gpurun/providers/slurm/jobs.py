@@ -13,6 +13,8 @@ from gpurun.core.untrusted import safe_line
 
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 """Number, state, submitted, used, ends, reason, name, and last the comment, which may have any character."""
+SINFO = "%P|%a|%l|%t|%D|%G"
+"""Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
 
 _STATES = {
     InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
@@ -55,15 +57,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Partition:
-    """What a partition has: its longest job, the most GPUs on one of its nodes that work, and `over_s`.
+    """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
 
     That is for how long Slurm lets a job run on whose time is over, beside what killing it takes.
     """
 
     name: str
     longest_s: float
-    most_gpus: int
+    nodes: tuple[tuple[int, int], ...]
     over_s: float = 0.0
+
+    @property
+    def most_gpus(self) -> int:
+        """The most GPUs on one node."""
+        return max((gpus for gpus, _ in self.nodes), default=0)
+
+    def nodes_with(self, gpus: int) -> int:
+        """How many nodes have so many GPUs, or more."""
+        return sum(count for there, count in self.nodes if there >= gpus)
 
 
 def jobs_in(squeue: str) -> list[Job]:
@@ -119,19 +130,19 @@ def span_s(text: str) -> float:
 
 
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
-    """The partition of that name, or the default one, in what sinfo prints as `%P|%a|%l|%t|%G`; None if not there.
+    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there.
 
-    Of the cluster's own settings, which may follow, one is read.
-    A node that is away has no GPUs; `gres` is the request for one of those that count.
+    Of the cluster's own settings, which may follow, one is read. A node that is away does not count; `gres` is the
+    request for one GPU of those that do.
     """
-    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 4)) == 5]
+    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
     ours = [row for row in rows if (row[0].rstrip("*") == name if name else row[0].endswith("*")) and row[1] == "up"]
     if not ours:
         return None
-    most = max((_gpus(row[4], gres) for row in ours if not row[3].startswith(_AWAY)), default=0)
+    nodes = tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY))
     over = _OVER.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), most, over_s)
+    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes, over_s)
 
 
 def _gpus(told: str, gres: str) -> int:

@@ -21,7 +21,7 @@ from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.untrusted import last_words
 from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
-from gpurun.providers.slurm.jobs import SQUEUE, Job, Partition, comment_of, jobs_in, partition_in
+from gpurun.providers.slurm.jobs import SINFO, SQUEUE, Job, Partition, comment_of, jobs_in, partition_in
 
 PILOT = Path(__file__).with_name("pilot.sh")
 DIES_BY_ITSELF = "yes · Slurm's time limit"
@@ -78,7 +78,7 @@ class SlurmProvider:
     def partition(self) -> Partition:
         """The partition that new jobs go to; NoCapacity where there is none that is up."""
         cluster = self._first.cluster
-        said = self._told(self._first, ["sh", "-c", "sinfo -h -o '%P|%a|%l|%t|%G' && scontrol show config"])
+        said = self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
         found = partition_in(said, cluster.partition, cluster.gres)
         if found is None:
             which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
@@ -86,12 +86,12 @@ class SlurmProvider:
         return found
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """A job on one node, if a node of the partition has so many GPUs, at the cluster's price for them.
+        """A job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price for them.
 
         The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
         """
         cluster, part = self._first.cluster, self.partition()
-        if need.count > part.most_gpus:
+        if need.nodes > part.nodes_with(need.count):
             return []
         fitting = [row for row in known if need.memory_gb in (None, row.vram_gb)]
         card = min(fitting, key=lambda row: row.vram_gb, default=None)
@@ -100,14 +100,15 @@ class SlurmProvider:
                 provider=self.name,
                 type_id=part.name,
                 gpu=(card.gpu if card else need.name) if need.count else "cpu",
-                gpu_count=need.count,
+                gpu_count=need.nodes * need.count,
                 vram_gb=(card.vram_gb if card else need.memory_gb or 0) if need.count else 0,
                 region=cluster.name,
-                rate_micros_per_hour=times(cluster.price_per_gpu_hour, max(1, need.count)),
+                rate_micros_per_hour=times(cluster.price_per_gpu_hour, need.processes),
                 billing_unit_s=1,
                 boot_s=BOOT_S,
                 price_source="config.toml" if cluster.price_per_gpu_hour else "not metered",
                 dies_by_itself=DIES_BY_ITSELF,
+                nodes=need.nodes,
             )
         ]
 
@@ -144,7 +145,7 @@ class SlurmProvider:
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
         """Those of sbatch; where one is told twice the later counts, so the user's own come first."""
         cluster = self._first.cluster
-        gpus = order.offer.gpu_count
+        offer, gpus = order.offer, order.offer.gpus_per_node
         named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
         waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
         return [
@@ -153,9 +154,9 @@ class SlurmProvider:
             *([f"--gres={cluster.gres}:{gpus}"] if gpus else []),
             "--parsable",
             f"--job-name={order.token}",
-            f"--comment={comment_of(order.run, order.deadline_wall, gpus)}",
-            "--nodes=1",
-            "--ntasks=1",
+            f"--comment={comment_of(order.run, order.deadline_wall, offer.gpu_count)}",
+            f"--nodes={offer.nodes}",
+            "--ntasks-per-node=1",
             f"--time={minutes}",
             f"--deadline=now+{waits_s}seconds",
             "--dependency=singleton",

@@ -22,7 +22,7 @@ LONG = [
     "job-name=",
     "comment=",
     "nodes=",
-    "ntasks=",
+    "ntasks-per-node=",
     "time=",
     "deadline=",
     "dependency=",
@@ -189,7 +189,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print(f"{name}: error: Unable to contact slurm controller (connect failure)", file=sys.stderr)
         return 1
     if name == "sinfo":
-        print(text(state, "sinfo") or "debug|up|10:00|idle|(null)\nmain*|up|2-00:00:00|mixed|gpu:a100:8(S:0-1)")
+        print(text(state, "sinfo") or "debug|up|10:00|idle|1|(null)\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
         print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
