@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.context import ForkProcess
@@ -34,7 +35,7 @@ from tests.lifecycle.drive import drive_forked, tiny_python
 from tests.lifecycle.tiny_runs import make_run, trainer_events
 
 CLOCK = SystemClock()
-FREE = usd(0)
+FREE, SHARD = usd(0), "train_000001.bin"
 LEASE = Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20, kill_allowance_s=60, queue_s=600)
 
 
@@ -109,18 +110,23 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
     folder = opened(home, slurm, price=usd(36))
     slurm.set("hold", "Priority")
     child, begun_mono = begin(home), CLOCK.monotonic()
+    shard = f"*/data/{SHARD}"
     for _ in ticks(CLOCK, 0.05, 20):
-        if slurm.jobs:
+        if list(slurm.work.glob(shard)):
             break
+    assert stat.S_IMODE(next(slurm.work.iterdir()).stat().st_mode) == 0o700
     CLOCK.sleep(1.5)
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE
     check_promises(home, folder, slurm)
     ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    shipped = next(one for one in read_journal(folder.journal).records if one.event is Event.SHIP_OBSERVED)
+    assert (shipped.data["sent_bytes"], ready.data["sent_bytes"] > 0) == (0, True)
     instance = ready.data["instance"]
     assert instance["started_wall"] - instance["created_wall"] > 1
     told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
     assert told["teardown"]["is"] == "released"
+    assert told["shipping"]["by_ssh_bytes"] == ready.data["sent_bytes"]
     (paid,) = told["cost"]["rentals"]
     assert paid["billable_s"] < CLOCK.monotonic() - begun_mono - 1.5 + STAMPS_S
     assert told["cost"]["upper_bound_micros"] == cost_of(usd(36), paid["billable_s"]) > 0
@@ -155,6 +161,32 @@ def test_a_supervisor_that_is_killed_and_resumed_ends_with_one_job_and_exit_0(
     assert drive(home, GPURUN_CRASH_AT=f"after {record}") == -9
     assert drive(home) == ExitCode.DONE
     check_promises(home, folder, slurm)
+
+
+def test_what_the_queue_was_too_short_to_upload_goes_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "Priority")
+    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are there, and none is in its place.
+    assert ended(child, home) == -9
+    slurm.clear("hold")
+    assert drive(home) == ExitCode.DONE
+    check_promises(home, folder, slurm)
+
+
+def test_a_full_disk_on_the_cluster_ends_the_job_in_its_queue(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "Priority")
+    python = home.root / "full-python"
+    refusal = '{"error": {"code": "disk_full", "message": "no space left"}}'
+    python.write_text(
+        f"""#!/bin/sh\ncase "$*" in *begin*) echo '{refusal}'; exit 3;; esac\nexec {tiny_python(home.root)} "$@"\n"""
+    )
+    python.chmod(0o755)
+    home.config.write_text(home.config.read_text().replace(str(tiny_python(home.root)), str(python)))
+    assert drive(home) == ExitCode.SETUP
+    assert (slurm.state / "jobs" / "1" / "started").exists() is False
+    assert Event.READY_OBSERVED not in events_of(folder)
+    assert list(slurm.work.iterdir()) == []
 
 
 def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:

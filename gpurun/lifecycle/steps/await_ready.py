@@ -18,6 +18,7 @@ from gpurun.core.transfer_progress import moving
 from gpurun.core.untrusted import safe_text
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
+from gpurun.lifecycle.instance.early_upload import EarlyUpload
 from gpurun.lifecycle.instance.terminate import living
 from gpurun.lifecycle.instance.verify_machine import check_box, check_made, is_told_otherwise
 from gpurun.planning.catalog import terms_of
@@ -49,7 +50,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
     The user's script is begun once the agent is there, outside of all that is tried again.
     """
-    born = instance_of(state)
+    born, early = instance_of(state), EarlyUpload(state, context)
     check_made(born, context.plan)
     clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
     started = clock.monotonic()
@@ -59,7 +60,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         armed = _timer_read_back(far, instance, context)
         return far, armed, None if to_set_up_s else far.hello()
 
-    up = yield from _answered(install, state, context, to_set_up_s)
+    up = yield from _answered(install, state, context, to_set_up_s, early)
     if up is None:
         return
     instance, up_mono, (far, armed, facts) = up
@@ -72,13 +73,18 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     now_mono = clock.monotonic()
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
     took |= {"setup_s": round(took_s, 3)} if took_s else {}
+    took |= {"sent_bytes": early.sent_bytes} if early.sent_bytes else {}
     ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
     yield Event.READY_OBSERVED, ready | {"armed": armed}
     yield from _judged(facts, context)
 
 
 def _answered(
-    ask: Callable[[FarSide, Instance], T], state: RunState, context: Context, to_set_up_s: float
+    ask: Callable[[FarSide, Instance], T],
+    state: RunState,
+    context: Context,
+    to_set_up_s: float,
+    early: EarlyUpload | None = None,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
     """The instance once it has answered, since when it was seen to run, and what it said; NoOffer past our patience.
 
@@ -101,6 +107,8 @@ def _answered(
                 told = {"token": state.token, "instance": instance.model_dump(mode="json")}
                 yield Event.CREATE_OBSERVED, {**told, "adopted": False}
                 return None
+            if early is not None:
+                yield from early.send(instance)
             is_up = _is_up(instance, state.token)
             # Nothing is sent before a list of this moment shows no second machine of the same create.
             listed = living(context.provider.find(state.token), state.token) if is_up else []

@@ -255,7 +255,7 @@ class SlurmProvider:
             token=job.token.text,
             run=job.run,
             state=job.state,
-            address=where if is_up else None,
+            address=where,
             gpu_count=job.gpu_count,
             created_wall=job.submitted_wall,
             deadline_wall=job.deadline_wall,
