@@ -41,7 +41,7 @@ def test_a_create_whose_answer_was_lost_is_found_and_a_second_one_never_runs_bes
     second = provider.create(order(provider))
     assert [one.state for one in provider.find(TOKEN)] == [InstanceState.RUNNING, InstanceState.PENDING]
     provider.destroy(first.id)
-    wait_for(provider, second, InstanceState.RUNNING)
+    assert wait_for(provider, second, InstanceState.GONE).said == "FAILED", "nothing runs twice in a run's folder"
     assert provider.read(first.id).state is InstanceState.GONE
 
 

@@ -41,6 +41,10 @@ OVER_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
 LAST_LINES, LAST_CHARS = 15, 2000
+_HINTS = {
+    "ssh": "Try again; log in by hand to see what it says.",
+    "slurm": "Is the workdir of its table one that login node and compute nodes share? scontrol show job says more.",
+}
 _OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
 _OTHER_PYTHON = "Install Python 3.8 or newer there, or name it: --python PATH."
 
@@ -139,13 +143,8 @@ def _passing(refusal: FarRefusal, *, is_own: bool) -> str:
 
 
 def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
-    return NoOffer(
-        "boot.timeout",
-        f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}.",
-        hint="Try again; log in by hand to see what it says."
-        if born.provider == "ssh"
-        else "Try again, or another region or provider.",
-    )
+    what = f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}."
+    return NoOffer("boot.timeout", what, hint=_HINTS.get(born.provider, "Try again, or another region or provider."))
 
 
 def _judged(facts: Facts, context: Context) -> Iterator[Note]:
@@ -179,7 +178,12 @@ def _boot_patience_s(context: Context) -> float:
 
 
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
-    """Whether to look again: within the planned share in any case, after that only while the machine still comes up."""
+    """Whether to look again: within the planned share in any case, after that only while the machine still comes up.
+
+    A job that is over never runs again.
+    """
+    if context.plan.lease.queue_s and seen.state is InstanceState.GONE:
+        return False
     is_coming = seen.state in (InstanceState.PENDING, InstanceState.RUNNING)
     return is_coming or waited_s < context.plan.lease.boot_s
 
