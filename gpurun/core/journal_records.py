@@ -164,6 +164,8 @@ class RunState(Frozen):
     `extras` are the machines that were found beside the run's own, by id (a token of "" is an old journal's); `asked`
     has every asking, by token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens
     beside whose machine something is billed.
+    `shared` tells of the folder that a job on a cluster shares with its login node: "empty", "holds" what may not be
+    here, or "kept" where that did not come home; "" elsewhere.
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
     the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
@@ -189,6 +191,7 @@ class RunState(Frozen):
     facts: dict[str, Any] = Field(default_factory=dict)
     stage: str = ""
     pushed: str = ""
+    shared: str = ""
     clock_ahead_s: float = 0.0
     start_asked: bool = False
     hard_stop_wall: float | None = None

@@ -220,7 +220,8 @@ class Instance(Frozen):
 class Leftover(Frozen):
     """A side resource that a rental leaves at a provider: a key, a firewall group, a volume, a schedule.
 
-    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more.
+    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more, unless it
+    `holds` what a training has finished.
     """
 
     provider: str
@@ -230,6 +231,7 @@ class Leftover(Frozen):
     token: str
     region: str = ""
     billed: bool = False
+    holds: bool = False
     deadline_wall: float | None = None
 
 

@@ -151,9 +151,11 @@ def _shipping(records: Sequence[Record]) -> Shipping:
     """
     staged, shipped = last_of(records, Event.STAGE_OBSERVED), last_of(records, Event.SHIP_OBSERVED)
     there, ways = (staged.data if staged else {}), (shipped.data if shipped else {})
+    ready = last_of(records, Event.READY_OBSERVED)
+    early_bytes = ready.data.get("sent_bytes", 0) if ready else 0  # While a job waited in its queue.
     told: Shipping = {
         "is": MEASURED,
-        "by_ssh_bytes": ways.get("sent_bytes"),
+        "by_ssh_bytes": ways["sent_bytes"] + early_bytes if "sent_bytes" in ways else None,
         "bucket": plain_data(there.get("url")),
         "to_bucket_bytes": there.get("sent_bytes"),
         "from_bucket_bytes": ways.get("pulled_bytes"),

@@ -239,6 +239,8 @@ class Context:
             told = self.provider.read(instance.id)
             if told.state is InstanceState.STOPPED:
                 return f"{self.provider.name} says that it is {told.said or 'stopped'}"
+            if told.state is InstanceState.PENDING and self.plan.lease.queue_s:
+                return f"it was put back into the queue, {self.provider.name} says: {told.said}"
             if told.state is not InstanceState.GONE:
                 return "it was restarted at another address" if _has_moved(told, instance) else ""
             if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):

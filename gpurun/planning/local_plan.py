@@ -115,7 +115,10 @@ def job_plan(
     lease, told = _job_lease(plan, part, request)
     worst = rental_cost(plan.offer, lease.total_s + lease.kill_allowance_s, home_bytes(plan), plan.disk_gb)
     update = {"lease": lease, "worst_micros": worst}
-    return plan.told(*told).model_copy(update={"chosen": plan.chosen.model_copy(update=update)})
+    escapes = f"{cluster.name} finds a job's processes by {part.tracker}: what detaches itself may outlive its job."
+    warnings = [escapes] if part.tracker not in ("", "proctrack/cgroup") else []
+    plan = plan.told(*told, warnings=warnings)
+    return plan.model_copy(update={"chosen": plan.chosen.model_copy(update=update)})
 
 
 def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:

@@ -36,6 +36,7 @@ _HOPELESS = re.compile(
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 _OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
+_TRACKER = re.compile(r"^ProctrackType\s*=\s*(\S+)", re.MULTILINE)
 _AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 
@@ -59,13 +60,15 @@ class Job:
 class Partition:
     """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
 
-    That is for how long Slurm lets a job run on whose time is over, beside what killing it takes.
+    That is for how long Slurm lets a job run on whose time is over, beside what killing it takes. `tracker` is how it
+    finds the processes that a job has started.
     """
 
     name: str
     longest_s: float
     nodes: tuple[tuple[int, int], ...]
     over_s: float = 0.0
+    tracker: str = ""
 
     @property
     def most_gpus(self) -> int:
@@ -132,7 +135,7 @@ def span_s(text: str) -> float:
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
     """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there.
 
-    Of the cluster's own settings, which may follow, one is read. A node that is away does not count; `gres` is the
+    Of the cluster's own settings, which may follow, two are read. A node that is away does not count; `gres` is the
     request for one GPU of those that do.
     """
     rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
@@ -142,7 +145,8 @@ def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
     nodes = tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY))
     over = _OVER.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes, over_s)
+    tracker = found[1] if (found := _TRACKER.search(sinfo)) else ""
+    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes, over_s, tracker)
 
 
 def _gpus(told: str, gres: str) -> int:

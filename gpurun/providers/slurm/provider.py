@@ -37,6 +37,8 @@ _CREATE = (
     'umask 077; mkdir -p -- "$1" && cd -- "$1" && { mkdir -- "$2" 2>/dev/null || [ -d "$2" ]; } '
     f'&& cat >"$2/pilot.sh" || exit {NO_FOLDER}; shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
+_FINISHED = "out/MANIFEST.json"
+_LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
 
 
@@ -209,8 +211,8 @@ class SlurmProvider:
         """The folders of runs that lie in the shared workdir."""
         found = []
         for site in self._sites.values():
-            names = self._told(site, ["sh", "-c", 'ls -A -- "$1" 2>/dev/null || :', "gpurun", site.cluster.workdir])
-            for one in filter(None, map(parse, names.splitlines())):
+            names = self._told(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
+            for one in filter(None, map(parse, names)):
                 if token in (None, one.text):
                     found.append(
                         Leftover(
@@ -219,6 +221,7 @@ class SlurmProvider:
                             id=f"{site.cluster.name}:{_folder(site, one.text)}",
                             run=one.run,
                             token=one.text,
+                            holds=f"{one.text}/{_FINISHED}" in names,
                             region=site.cluster.name,
                             deadline_wall=one.deadline_wall,
                         )
@@ -256,7 +259,7 @@ class SlurmProvider:
             token=job.token.text,
             run=job.run,
             state=job.state,
-            address=where if is_up else None,
+            address=where,
             gpu_count=job.gpu_count,
             created_wall=job.submitted_wall,
             deadline_wall=job.deadline_wall,
