@@ -30,7 +30,11 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
 
 
 class Attention(nn.Module):
-    """Causal self-attention over `heads` heads, by torch's own fused kernel."""
+    """Causal self-attention over `heads` heads, by torch's own fused kernel.
+
+    On Hopper that is cuDNN's first, from torch 2.11 on. Older ones bring a cuDNN that torch keeps behind flash on
+    purpose: it reads past its memory at some widths (pytorch#169849).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
