@@ -16,6 +16,7 @@ recipe_file.py  its file, with what `--rehearse` and `--set` lay over it, held a
 shards.py       reads, checks and writes the token files
                 a small GPT run enters the files above, and no other
 launch.py       several processes on one machine: the command `python -m trainer.launch`
+network.py      how fast several machines reach one another: for torchrun, which starts it on each
 room.py         how several processes begin again with a smaller micro-batch
 compile_cache.py  carries what torch.compile made from one rental to the next
 pretrained.py   weights to start from

@@ -166,6 +166,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             give_up_after_s=_seconds(typed["give_up_after"]),
             queue_s=_queue_s(typed["queue"]),
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
+            slow_network=typed["slow_network"],
         ),
     }
 
@@ -344,6 +345,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     # Hidden as well: docs/SLURM.md has what concerns a cluster alone.
     "max_gpu_hours": (Annotated[float | None, typer.Option("--max-gpu-hours", metavar="H", hidden=True)], None),
     "queue": (Annotated[str, typer.Option("--queue", metavar="DURATION", hidden=True)], ""),
+    "slow_network": (Annotated[bool, typer.Option("--slow-network", hidden=True)], False),
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""

@@ -33,13 +33,13 @@ class Choices(Frozen):
     """What the user chose about the renting itself; every part takes what concerns it.
 
     `guard`: put a key on the machine where only that arms its dead-man timer (Lambda). `weak_lease`: go on where
-    nothing on the machine ends it. `accept_cpu`: train where there is no CUDA device. `setup`: the text of a script to
-    run first, which may take `setup_limit_s` (0: as long as usual). `stage`: the bucket (s3://…) by which the shards go
-    to the machine and the checkpoints come from it.
-    `warm`: send what earlier runs have compiled along. `accept_skipped`: train on a folder of which more is passed over
-    than read. `give_up_after_s`: how long a machine that trains may be silent before it is given up (0: to its lease).
-    `log_to`: trackers that get its figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it waits.
-    `max_gpu_hours`: the most that a job on a cluster may take: hours times GPUs, one without any counted as one.
+    nothing on the machine ends it. `accept_cpu`: train without a CUDA device. `slow_network`: or however slow it is
+    between nodes. `setup`: the text of a script to run first, which may take `setup_limit_s` (0: as long as usual).
+    `stage`: the bucket (s3://…) for the shards and the checkpoints. `warm`: send what earlier runs have compiled along.
+    `accept_skipped`: train on a folder of which more is passed over than read. `give_up_after_s`: how long a machine
+    that trains may be silent before it is given up (0: to its lease). `log_to`: trackers that get its figures.
+    `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most that a job on
+    a cluster may take: hours times GPUs, a node without any counted as one.
     """
 
     region: str | None = None
@@ -56,6 +56,7 @@ class Choices(Frozen):
     give_up_after_s: int = 0
     queue_s: int = 0
     max_gpu_hours: float | None = None
+    slow_network: bool = False
     log_to: tuple[str, ...] = ()
     trainer: str = ""
 
@@ -119,8 +120,7 @@ class Request(Frozen):
     jump: str = ""
     python: str = ""
     price_micros_per_hour: Micros | None = None
-    uplink_mbit: float | None = None
-    """How fast this computer sends, in Mbit/s, as its user has set it."""
+    uplink_mbit: float | None = None  # What this computer sends, as its user has set it.
     continues: str = ""
     """The earlier run whose newest checkpoint this one goes on from."""
     quoted: Quoted | None = None

@@ -16,7 +16,7 @@ from gpurun.core.run_plan import Plan
 from gpurun.planning.initial_weights import weights_of
 from gpurun.planning.transfer import save_s
 from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
-from gpurun.remote.client import AGENT
+from gpurun.remote.client import AGENT, EACH_NODE, TORCHRUN
 
 _PACKAGE = "bundle/gpurun/remote/agent"
 _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable")
@@ -60,13 +60,17 @@ def _trainer_words(plan: Plan) -> tuple[str, ...]:
 
     It would find that out by itself, on paid time: by running out of memory, perhaps after it has compiled.
     """
+    start: tuple[str, ...] = ("{python}", "-m")
     program = ["trainer.launch", f"--processes={plan.processes}"] if plan.processes > 1 else ["trainer.train"]
+    if plan.offer.nodes > 1:
+        start = ("sh", f"../{EACH_NODE[0]}", *EACH_NODE[1:], "{python}", "-m")
+        program = [TORCHRUN, f"--nproc-per-node={plan.offer.processes_per_node}", "-m", "trainer.train"]
     paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
     fits = plan.estimate.micro_batch
     cut = [f"--micro-batch={fits}"] if 0 < fits < plan.resolved["train"]["micro_batch"] else []
     # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
     shared = ["--parallel=fsdp"] if plan.estimate.sharded and plan.resolved["train"]["parallel"] == "auto" else []
-    return ("{python}", "-m", *program, *paths, *cut, *shared)
+    return (*start, *program, *paths, *cut, *shared)
 
 
 def _trainer_variables(plan: Plan, cpus: int) -> dict[str, str]:
@@ -74,7 +78,7 @@ def _trainer_variables(plan: Plan, cpus: int) -> dict[str, str]:
     variables = {"PYTHONUNBUFFERED": "1"}
     if plan.processes > 1:
         # torchrun would give each process one thread, whatever there is.
-        variables["OMP_NUM_THREADS"] = str(max(1, cpus // plan.processes))
+        variables["OMP_NUM_THREADS"] = str(max(1, cpus // (plan.processes // plan.offer.nodes)))
     if plan.offer.provider == "local":
         # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
         # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.

@@ -25,6 +25,7 @@ from gpurun.remote.messages import (
     Lease,
     Left,
     Manifest,
+    Measured,
     Piece,
     Polled,
     SetUp,
@@ -40,6 +41,10 @@ from gpurun.remote.upload import send
 
 AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
+EACH_NODE = ("pilot.sh", "nodes")
+"""What `sh` runs in the folder of a job to have a command on each of its nodes (providers/slurm/pilot.sh)."""
+NODES_SILENT = "nodes_silent"
+TORCHRUN = "torch.distributed.run"
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
@@ -92,6 +97,18 @@ class FarSide:
         options = ["--python", chosen] if chosen else []
         line, _ = self.ask("hello", *options, site=True, timeout_s=_START_S * 4)
         return understood(Facts, line)
+
+    def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> Measured:
+        """What each node of a job has, and how fast they reach one another: trainer/network.py on all of them at once.
+
+        FarRefusal NODES_SILENT where not all of them answered.
+        """
+        self._put("network.py", program)
+        words = [*EACH_NODE, python, "-m", TORCHRUN, f"--nproc-per-node={processes_per_node}", "network.py"]
+        reply = self._machine.call(["sh", *words, "--seconds", repr(seconds)], timeout_s=_START_S + seconds)
+        if reply.exit_code != 0:
+            raise FarRefusal(NODES_SILENT, f"Not all nodes answered: {_words(reply.stderr)}")
+        return understood(Measured, reply.stdout.strip().rpartition(b"\n")[2])
 
     def unpack(
         self,

@@ -82,6 +82,25 @@ class Facts(_Said):
         return told
 
 
+class Node(_Said):
+    """One node of a job, and the CUDA devices that torch can use there."""
+
+    name: Text
+    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
+
+
+class Measured(_Said):
+    """What an all-reduce over all nodes of a job showed: the bytes that each process moved, in GB/s.
+
+    None where a node has fewer devices than processes: nothing was measured then.
+    """
+
+    nodes: Annotated[tuple[Node, ...], FailFast(), Field(max_length=1024)]
+    backend: Literal["nccl", "gloo"]
+    seconds: Annotated[float, Field(ge=0, le=1e6)]
+    gigabytes_per_s: Annotated[float, Field(ge=0, le=1e6)] | None
+
+
 class Begun(_Said):
     """What the far side has of a pack that is to come: `bytes` of lines follow, about parts or about whole files."""
 

@@ -113,6 +113,15 @@ def _step(data: Mapping[str, Any]) -> str:
     return {"create": "getting a machine", "await_ready": "getting the machine ready"}.get(name, name)
 
 
+def _ready(data: Mapping[str, Any]) -> str:
+    """That it answers; of several nodes how many, and how fast they reach one another."""
+    network = data.get("network")
+    if not isinstance(network, Mapping) or not isinstance(nodes := network.get("nodes"), list):
+        return "the machine answers"
+    rate = number(network.get("gigabytes_per_s"))
+    return f"all {len(nodes)} nodes answer" + (f", {rate:.2g} GB/s between them" if rate is not None else "")
+
+
 def _ended(data: Mapping[str, Any]) -> str:
     """How training ended; of one that fell, in whose words there are."""
     why = _text(data, "message") if data.get("outcome") in FELL else ""
@@ -187,7 +196,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "create.observed": lambda d: f"the machine exists: {_instance(d)}",
     "create.refused": lambda d: f"no machine was made: {_text(d, 'message', _text(d, 'reason', 'refused'))}",
     "create.unknown": lambda d: f"no clear answer, looking for the machine by its token: {_text(d, 'message')}",
-    "ready.observed": lambda d: "the machine answers",
+    "ready.observed": lambda d: _ready(d),
     "ship.intended": lambda d: "shipping code and data",
     "ship.observed": _shipped,
     "train.intended": lambda d: "starting the trainer",

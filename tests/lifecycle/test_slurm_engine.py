@@ -1,4 +1,4 @@
-"""The same on the real engine: slurmctld and one slurmd, on loopback; skipped where Slurm is not installed."""
+"""The same on the real engine: slurmctld and two slurmd, on loopback; skipped where Slurm is not installed."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool
+SlurmdSpoolDir={root}/spool-%n
 SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd.pid
+SlurmdPidFile={root}/slurmd-%n.pid
 SlurmctldLogFile={root}/slurmctld.log
-SlurmdLogFile={root}/slurmd.log
+SlurmdLogFile={root}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -67,22 +67,21 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
-PartitionName=main Nodes=n1 Default=YES MaxTime=01:00:00 State=UP
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=01:00:00 State=UP
 """
 
 
 class Engine:
-    """A cluster of one node on this machine; its daemons are ended by their processes."""
+    """A cluster of two nodes on this machine; its daemons are ended by their processes."""
 
     def __init__(self, root: Path, stack: ExitStack) -> None:
         self.root, self._stack = root, stack
         self.work = root / "shared"
-        for name in ("state", "spool"):
+        for name in ("state", "spool-n1", "spool-n2"):
             (root / name).mkdir()
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            two.bind(("127.0.0.1", 0))
-            ports = (one.getsockname()[1], two.getsockname()[1])
+        with ExitStack() as held:
+            ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
         self.conf = root / "slurm.conf"
         self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
         key = root / "munge.key"
@@ -92,7 +91,7 @@ class Engine:
         names |= {"log-file": root / "munge.log", "seed-file": root / "munge.seed"}
         self.start("munged", "-F", "--force", *(f"--{name}={path}" for name, path in names.items()))
         self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
-        self.node = self.start("slurmd", "-D", "-N", "n1", "-f", str(self.conf))
+        self.nodes = [self.start("slurmd", "-D", "-N", name, "-f", str(self.conf)) for name in ("n1", "n2")]
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         """A daemon that stays a child of this process."""
@@ -112,7 +111,7 @@ class Engine:
 
     def break_node(self) -> None:
         """End the node's daemon and all that runs for a job there, as a power cut does."""
-        self.node.send_signal(signal.SIGKILL)
+        self.nodes[0].send_signal(signal.SIGKILL)
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -126,7 +125,7 @@ class Engine:
 
 @contextmanager
 def running(root: Path) -> Iterator[Engine]:
-    """The cluster, once its node is idle; `SLURM_CONF` leads every command to it."""
+    """The cluster, once its nodes are idle; `SLURM_CONF` leads every command to it."""
     root.mkdir()
     with ExitStack() as stack:
         engine = Engine(root, stack)

@@ -20,6 +20,7 @@ from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
 from gpurun.core.run_plan import Lease, Mode, Plan
+from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.signing import payload_of
@@ -32,6 +33,7 @@ from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
+from gpurun.view.event_text import tell_record
 from tests.changed_plan import changed_plan
 from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
@@ -64,15 +66,17 @@ def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield made
 
 
-def opened(home: Home, slurm: ScriptedSlurm, *, steps: int = 30, price: Micros = FREE) -> RunFolder:
+def opened(
+    home: Home, slurm: ScriptedSlurm, *, steps: int = 30, nodes: int = 1, step_s: float = 0.002, price: Micros = FREE
+) -> RunFolder:
     """A run whose plan is a job of the cluster."""
-    folder = make_run(home, steps=steps)
-    cluster = replace(slurm.cluster, price_per_gpu_hour=price)
-    offer = SlurmProvider([Site(cluster, LoginHere())], CLOCK).offers(GpuNeed(count=0, name="cpu"), ())[0]
+    folder = make_run(home, steps=steps, step_s=step_s)
+    cluster, need = replace(slurm.cluster, price_per_gpu_hour=price), GpuNeed(count=0, name="cpu", nodes=nodes)
+    offer = SlurmProvider([Site(cluster, LoginHere())], CLOCK).offers(need, ())[0]
     worst = {name: cost_of(price, LEASE.total_s + LEASE.kill_allowance_s) for name in ("worst_micros", "cap_micros")}
     plan = Plan.from_json(folder.plan.read_bytes())
     choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    told = {"offer": offer, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
+    told = {"offer": offer, "processes": nodes, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
     folder.plan.write_text(changed_plan(plan, told).to_json())
     return folder
 
@@ -136,6 +140,29 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
     assert paid["billable_s"] < CLOCK.monotonic() - begun_mono - 1.5 + STAMPS_S
     assert told["cost"]["upper_bound_micros"] == cost_of(usd(36), paid["billable_s"]) > 0
     assert told["cost"]["cap_kept"]
+
+
+def test_two_nodes_are_one_job_that_trains_once_both_have_answered_and_saves_when_it_is_to_stop(
+    home: Home, slurm: ScriptedSlurm
+) -> None:
+    folder = opened(home, slurm, nodes=2, steps=3000, step_s=0.02)
+    child = begin(home)
+    for _ in ticks(CLOCK, 0.05, 30):
+        if folder.events.exists() and '"step"' in folder.events.read_text():
+            break
+    ask_to_stop(folder, "save", by="user", reason="a test")
+    assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    check_promises(home, folder, slurm)
+    stop = trainer_events(folder)[-1]
+    assert stop["reason"] == "signal"  # srun, asked to end, would have killed it without a checkpoint.
+    assert (folder.artifacts / f"checkpoints/{stop['step']:06d}.model.safetensors").exists()
+    assert "--nodes=2" in slurm.options_of("1")
+    records = read_journal(folder.journal).records
+    ready = next(one for one in records if one.event is Event.READY_OBSERVED)
+    assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
+    assert tell_record(ready) == "all 2 nodes answer, 0.5 GB/s between them"
+    receipt = payload_of(json.loads(folder.receipt.read_bytes()))
+    assert json.loads(receipt)["predicate"]["instance"]["nodes"] == 2
 
 
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())

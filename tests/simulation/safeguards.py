@@ -81,8 +81,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         (" and instance.token == token", ""),
         ("        if told.taken:\n", "        if True:\n"),
+        ("check_nodes(network, facts, context.plan.offer, context.plan.choices)", "pass"),
     ),
     "gpurun/lifecycle/instance/verify_machine.py": (
+        ("if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:", "if False:"),
         ("if rate is not None and _costs_more(instance, plan):", "if False:"),
         ("if _is_another(instance, plan):", "if False:"),
         ("if same and min(same) > agreed.rate_micros_per_hour:", "if False:"),

@@ -9,9 +9,10 @@ import pytest
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
-from gpurun.lifecycle.instance.verify_machine import check_box
+from gpurun.core.run_plan import Choices
+from gpurun.lifecycle.instance.verify_machine import check_box, check_nodes
 from gpurun.planning.catalog import all_offers
-from gpurun.remote.messages import Card, Facts, Gpu, Torch
+from gpurun.remote.messages import Card, Facts, Gpu, Measured, Node, Torch
 
 A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30
 
@@ -234,3 +235,37 @@ def test_a_card_named_without_a_model_is_not_compared() -> None:
 def test_every_refusal_says_what_to_do() -> None:
     for told in (facts(count=0, cuda=None), facts(count=4), facts("Tesla T4"), facts(gib=10), facts(ecc=2)):
         assert "--" in refused(told, offer()).hint
+
+
+def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> Measured:
+    """What nodes with so many cards each say, and the rate between them."""
+    seen = tuple(
+        Node(name=f"n{number}", devices=tuple(Gpu(name=name, memory_bytes=79 * GIB) for _ in range(count)))
+        for number, (count, name) in enumerate(cards, start=1)
+    )
+    return Measured(nodes=seen, backend="nccl", seconds=20.0, gigabytes_per_s=rate)
+
+
+TWO_NODES = offer(count=16).model_copy(update={"nodes": 2})
+
+
+@pytest.mark.parametrize(
+    ("seen", "code", "words"),
+    [
+        (nodes((8, A100), (7, A100), rate=None), "nodes.fewer_gpus", "2×8×A100 SXM 80G was ordered; torch on node n2"),
+        (nodes((8, A100), (8, "Tesla T4")), "box.other_gpu", "the instance has Tesla T4"),
+        (nodes((8, A100)), "nodes.fewer", "nodes that answered: 1"),
+        (nodes((8, A100), (8, A100), rate=0.11), "nodes.slow", "ran at 0.11 GB/s, and less than 1 GB/s"),
+    ],
+)
+def test_every_node_of_a_job_is_looked_at_and_a_slow_network_is_refused(seen: Measured, code: str, words: str) -> None:
+    with pytest.raises(GpurunError, match=words) as error:
+        check_nodes(seen, facts(), TWO_NODES, Choices())
+    assert error.value.code == code
+
+
+def test_nodes_as_ordered_will_do_and_a_slow_network_where_it_was_asked_for() -> None:
+    assert check_box(facts(), TWO_NODES, accept_cpu=False) == ()
+    check_nodes(nodes((8, A100), (8, A100)), facts(), TWO_NODES, Choices())
+    check_nodes(nodes((8, A100), (8, A100), rate=0.11), facts(), TWO_NODES, Choices(slow_network=True))
+    check_nodes(nodes((0, ""), (0, "")), facts(count=0), TWO_NODES, Choices(accept_cpu=True))

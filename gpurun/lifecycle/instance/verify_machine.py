@@ -12,17 +12,18 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.records import GpuNeed, Instance, Offer
-from gpurun.core.run_plan import Plan
+from gpurun.core.run_plan import Choices, Plan
 from gpurun.planning.budget import rental_cost
 from gpurun.planning.catalog import card_names, rows_for
 from gpurun.planning.requirements import LEAST_TORCH
 from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import Provider, Unknown
-from gpurun.remote.messages import Facts, Gpu
+from gpurun.remote.messages import Facts, Gpu, Measured
 
 STALE_S = 600.0
 # A card's own figure is some percent under the one it is sold by.
 LEAST_MEMORY = 0.9
+LEAST_GIGABYTES_PER_S = 1.0
 
 
 def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
@@ -33,7 +34,8 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
     if not plan.quoted_wall or 0 <= clock.wall() - plan.quoted_wall <= STALE_S:
         return
     agreed = plan.offer
-    need = GpuNeed(count=agreed.gpu_count, name=_card(agreed.gpu), memory_gb=agreed.vram_gb or None)
+    name, memory_gb = _card(agreed.gpu), agreed.vram_gb or None
+    need = GpuNeed(count=agreed.gpus_per_node, name=name, memory_gb=memory_gb, nodes=agreed.nodes)
     try:
         offers = provider.offers(need, rows_for(need, agreed.provider))
     except Unknown as error:
@@ -146,6 +148,31 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool 
     return warnings
 
 
+def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> None:
+    """Whether every node of a job has the cards that were ordered; NoOffer where one lacks some, or all are too slow.
+
+    The first node's own answers are judged by `check_box`.
+    """
+    if len(seen.nodes) != offer.nodes:
+        raise NoOffer(
+            "nodes.fewer", f"{offer.label} was ordered; nodes that answered: {len(seen.nodes)}.", hint=_another(offer)
+        )
+    if not offer.gpu_count or (not any(node.devices for node in seen.nodes) and choices.accept_cpu):
+        return
+    for node in seen.nodes:
+        if len(node.devices) < offer.gpus_per_node:
+            what = f"{offer.label} was ordered; torch on node {node.name} can use {len(node.devices)} GPUs."
+            raise NoOffer("nodes.fewer_gpus", what, hint=_another(offer))
+        devices = head.torch.model_copy(update={"devices": node.devices})
+        _check_kind(head.model_copy(update={"torch": devices}), offer)
+    rate = seen.gigabytes_per_s or 0.0
+    if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:
+        what = f"An all-reduce over the {offer.nodes} nodes ran at {rate:.2g} GB/s, and less than "
+        what += f"{LEAST_GIGABYTES_PER_S:g} GB/s leaves the cards waiting for one another."
+        hint = "See that torch finds the fast network (NCCL_SOCKET_IFNAME in `setup`), or train anyhow: --slow-network."
+        raise NoOffer("nodes.slow", what, hint=hint)
+
+
 def _another(offer: Offer) -> str:
     """What to do about a machine that is not what was ordered."""
     if offer.provider == "ssh":
@@ -172,12 +199,12 @@ def _check_python(facts: Facts, hint: str) -> tuple[str, ...]:
 def _check_count(facts: Facts, offer: Offer) -> None:
     """Whether torch can use as many devices as are paid for; where the driver has them, the image is to blame."""
     usable = len(facts.torch.devices)
-    if usable >= offer.gpu_count:
+    if usable >= offer.gpus_per_node:
         return
-    if len(facts.gpus) >= offer.gpu_count:
+    if len(facts.gpus) >= offer.gpus_per_node:
         raise SetupError(
             "box.driver_mismatch",
-            f"The instance has what was ordered ({offer.gpu_count} × {offer.gpu}), but torch {facts.torch.version} "
+            f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {facts.torch.version} "
             f"there can use {usable} of that: {_seen(facts)}.",
             hint="That torch is made for no CUDA, or for another driver: "
             + ("install another." if offer.provider == "ssh" else "choose another image (--image)."),

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.transfer_progress import moving
@@ -20,13 +21,13 @@ from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
 from gpurun.lifecycle.instance.terminate import living
-from gpurun.lifecycle.instance.verify_machine import check_box, check_made, is_told_otherwise
+from gpurun.lifecycle.instance.verify_machine import check_box, check_made, check_nodes, is_told_otherwise
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.transfer import save_s
 from gpurun.providers.base import Rejected, Unknown, clock_warning
-from gpurun.remote.client import FarSide
+from gpurun.remote.client import NODES_SILENT, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import Facts, SetUp
+from gpurun.remote.messages import Facts, Measured, SetUp
 from gpurun.remote.ssh import HostKeyMismatch
 from gpurun.view.number_format import format_duration
 
@@ -36,6 +37,8 @@ LEAST_TRAINING = 0.1
 NEVER_WALL = 1e11
 READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
 POLL_S, SOON_S = 2.0, 0.2
+# Between CPUs it is no more than a proof that all nodes can reach one another.
+MEASURE_S, MEASURE_CPU_S = 20.0, 1.0
 # What the machine may say of an end after the limit, as long as it takes to kill what the script has started.
 OVER_S = 60.0
 PART_BYTES = 256 << 10
@@ -74,13 +77,36 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         if again is None:
             return
         instance, _, facts = again
+    network: Measured | None = None
+    if context.plan.offer.nodes > 1:
+        joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
+        if joined is None:
+            return
+        instance, _, network = joined
     now_mono = clock.monotonic()
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
     took |= {"setup_s": round(took_s, 3)} if took_s else {}
     took |= {"sent_bytes": early.sent_bytes} if early.sent_bytes else {}
     ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
+    ready |= {"network": network.model_dump(mode="json")} if network else {}
     yield Event.READY_OBSERVED, ready | {"armed": armed}
     yield from _judged(facts, context)
+    if network is not None:
+        check_nodes(network, facts, context.plan.offer, context.plan.choices)
+
+
+def _joined(facts: Facts, context: Context, far: FarSide, _: Instance) -> Measured:
+    """What every node of a job says, and what was measured between them; NoOffer where not all of them answered."""
+    seconds = MEASURE_S if facts.torch.devices else MEASURE_CPU_S
+    program = (bundle_root() / "trainer" / "network.py").read_bytes()
+    python = facts.torch.python or "python3"
+    try:
+        return far.measure(program, context.plan.offer.processes_per_node, seconds, python)
+    except FarRefusal as refusal:
+        if refusal.reason != NODES_SILENT:
+            raise
+        hint = "Try again; where they have several networks, name one in the cluster's `setup`: docs/SLURM.md."
+        raise NoOffer("nodes.silent", f"{refusal.what.rstrip('.')}.", hint=hint) from refusal
 
 
 def _answered(

@@ -3,13 +3,36 @@
 # Slurm ends with it. A call is a folder: NAME.go has its command and its input, NAME.done its outputs and its end.
 # While nothing trains it ends by itself once nobody has called for a while: no node is held for a lost laptop, and what
 # was trained lies in FOLDER.
+# With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads.
 # usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP
+#        pilot.sh nodes PYTHON WORDS
 umask 077
+if [ "$1" = nodes ]; then
+    shift
+    . "$(dirname -- "$0")/job.env"
+    free='import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
+    PET_MASTER_PORT=$("$1" -c "$free") || exit 1
+    export PET_MASTER_PORT PET_NNODES="$SLURM_JOB_NUM_NODES" SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"
+    [ -n "${SLURM_CPUS_PER_TASK:-}" ] || unset SRUN_CPUS_PER_TASK
+    each="srun --export=ALL --mpi=none --nodes=$PET_NNODES --ntasks=$PET_NNODES --ntasks-per-node=1"
+    # shellcheck disable=SC2016
+    $each --kill-on-bad-exit=1 --wait=0 sh -c \
+        'export PET_NODE_RANK="$SLURM_NODEID" PET_MASTER_ADDR="$SLURM_LAUNCH_NODE_IPADDR"; exec "$@"' sh "$@"
+    code=$? left=60
+    # A node that is dead ends the job, once Slurm has noticed: until then this is not told as the command's own end.
+    until [ "$code" -eq 0 ] || timeout 30 $each true || [ "$left" -le 0 ]; do
+        left=$((left - 1))
+        sleep 5
+    done
+    exit "$code"
+fi
 cd -- "$1" || exit 1
 # Requeued by an admin, or submitted twice, it would train a second time, under a lease that nobody counts.
 mkdir begun || exit 1
 idle=0 most=$2
 eval "$3"
+# The agent passes none of these on to what it starts.
+export -p | grep -E '^export (SLURM|NCCL|GLOO)' >job.env
 mkdir -p calls
 one() {
     sh "$1/call" <"$1/in" >"$1/out" 2>"$1/err"

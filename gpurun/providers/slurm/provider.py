@@ -29,6 +29,8 @@ NO_FOLDER = 97
 SBATCH_S = 60
 """An sbatch that finds no controller tries for a while; after this long it is ended, and will make nothing more."""
 BOOT_S = 120
+JOIN_S = 60
+"""What it takes until several nodes have answered, and what is between them was measured."""
 IDLE_S = 900
 """A job in which nothing trains is given back after so long without a call."""
 
@@ -107,7 +109,7 @@ class SlurmProvider:
                 region=cluster.name,
                 rate_micros_per_hour=times(cluster.price_per_gpu_hour, need.processes),
                 billing_unit_s=1,
-                boot_s=BOOT_S,
+                boot_s=BOOT_S if need.nodes == 1 else BOOT_S + JOIN_S,
                 price_source="config.toml" if cluster.price_per_gpu_hour else "not metered",
                 dies_by_itself=DIES_BY_ITSELF,
                 nodes=need.nodes,

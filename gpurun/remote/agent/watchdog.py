@@ -182,11 +182,20 @@ class Keeper:
         self.kill()
 
     def ask(self, number: int = signal.SIGTERM) -> None:
-        """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer."""
+        """Signal torchrun's workers, to which it would itself leave 30 s only; without such, the trainer.
+
+        Those of several nodes are no child's children: srun has them started, and would end them at once if asked.
+        """
+        seen, mark = processes(), b"GPURUN_TRAINER_OF=" + os.fsencode(self.root)
+
+        def has(pid: int, name: bytes) -> bool:
+            return pid in seen and any(pair.startswith(name) for pair in seen[pid][1])
+
         workers = {
             pid
-            for pid, (parent, pairs) in processes().items()
-            if parent == self.pid and any(pair.startswith(b"LOCAL_RANK=") for pair in pairs)
+            for pid, (parent, pairs) in seen.items()
+            if has(pid, b"LOCAL_RANK=") and not has(parent, b"LOCAL_RANK=")
+            if parent == self.pid or (mark in pairs and has(pid, b"PET_NNODES="))
         }
         send(workers or {self.pid}, number)
 

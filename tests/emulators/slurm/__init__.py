@@ -1,4 +1,4 @@
-"""A scripted Slurm: sbatch, squeue, scancel, sinfo and scontrol as programs, whose jobs are real processes.
+"""A scripted Slurm: sbatch, srun, squeue, scancel, sinfo and scontrol as programs, whose jobs are real processes.
 
 It keeps what the contract rests on: one job of a name at a time under `--dependency=singleton`, an end by `--time` and
 by `--deadline`, whole minutes, COMPLETING before a terminal state, and the death of all that a job has started.
@@ -19,7 +19,7 @@ from pathlib import Path
 from gpurun.core.cluster import Cluster
 
 PROGRAM = Path(__file__).with_name("programs.py")
-NAMES = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
+NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
 
 
 class ScriptedSlurm:

@@ -1,4 +1,4 @@
-"""The scripted Slurm's programs: `programs.py STATE sbatch|squeue|scancel|sinfo|scontrol|job ...`.
+"""The scripted Slurm's programs: `programs.py STATE sbatch|srun|squeue|scancel|sinfo|scontrol|job ...`.
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
@@ -22,6 +22,10 @@ LONG = [
     "job-name=",
     "comment=",
     "nodes=",
+    "mpi=",
+    "kill-on-bad-exit=",
+    "wait=",
+    "ntasks=",
     "ntasks-per-node=",
     "time=",
     "deadline=",
@@ -56,7 +60,7 @@ def sbatch(state: Path, words: list[str]) -> int:
     facts = {
         "argv": "\n".join(words), "name": asked["--job-name"], "comment": asked["--comment"],
         "minutes": asked["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
-        "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
+        "nodes": asked["--nodes"], "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
     }  # fmt: skip
     for name, text in facts.items():
         (folder / name).write_text(text)
@@ -103,6 +107,7 @@ def run(state: Path, folder: Path) -> str:
     with open(text(folder, "output"), "ab") as log:
         child = subprocess.Popen(
             ["sh", *text(folder, "command").splitlines()],
+            env={**os.environ, "SLURM_JOB_ID": folder.name, "SLURM_JOB_NUM_NODES": text(folder, "nodes")},
             cwd=text(folder, "chdir"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     word, end = "", time.time() + 60 * int(text(folder, "minutes"))
@@ -130,6 +135,23 @@ def run(state: Path, folder: Path) -> str:
         (folder / "started").unlink()
         (folder / "completing").unlink()
     return word or ("FAILED" if child.returncode else "COMPLETED")
+
+
+def srun(state: Path, words: list[str]) -> int:
+    """Run a command on each node of a job, as processes here; one that fails ends the others."""
+    told, command = getopt.getopt(words, "", LONG)
+    nodes, tasks = int(dict(told)["--nodes"]), list[subprocess.Popen[bytes]]()
+    assert str(nodes) == os.environ["SLURM_JOB_NUM_NODES"]
+    signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # srun forces the end at once.
+    for node in range(nodes):
+        more = {"SLURM_NODEID": str(node), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": f"n{node + 1}"}
+        tasks.append(subprocess.Popen(command, env={**os.environ, **more}, stdin=subprocess.DEVNULL))
+    while any(task.poll() is None for task in tasks):
+        if any(task.poll() for task in tasks):
+            for task in tasks:
+                task.kill()
+        time.sleep(0.02)
+    return max(128 - code if code < 0 else code for task in tasks if (code := task.wait()) is not None)
 
 
 def descendants(root: int) -> set[int]:
@@ -215,7 +237,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
         print(f"OverTimeLimit           = {text(state, 'over') or '0 min'}")
         return 0
-    return {"sbatch": sbatch, "squeue": squeue, "scancel": scancel}[name](state, words)
+    return {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}[name](state, words)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,12 @@ def main() -> int:
         parser.add_argument(name, type=Path, required=True)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, on_term)
+    if os.environ.get("RANK", "0") != "0":  # The first process reports and saves; this one trains along.
+        step_s = json.loads(args.recipe.read_text())["train"].get("step_s", 0.002)
+        events = args.out / "events.jsonl"
+        while not wanted_stop and not (events.exists() and '"stop"' in events.read_text()):
+            time.sleep(step_s)
+        return 0
     recipe, out, began = json.loads(args.recipe.read_text()), args.out, time.time()
     (out / "checkpoints").mkdir(parents=True, exist_ok=True)
 

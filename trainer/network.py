@@ -1,0 +1,95 @@
+"""How fast several machines reach one another: an all-reduce among all processes that torchrun has started, measured.
+
+    torchrun --nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=10.0.0.1 trainer/network.py    # and on the other
+
+The first process prints one line of JSON: each node with its cards, and `gigabytes_per_s`, what each process moved in
+a second (nccl-tests' "busbw"), as the gradients of a step will. Nothing is measured, and it is null, where
+a node has fewer cards than processes. It needs torch alone, and nothing else of the trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+__all__ = ["main"]
+
+ANSWER_S = 120.0
+"""How long the first node to come waits for the last."""
+CARD_BYTES, CPU_BYTES = 256 << 20, 1 << 20
+WARM_UP = 3
+
+
+def _seen() -> dict[str, Any]:
+    """What this process's node has."""
+    cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    devices = [{"name": card.name, "memory_bytes": card.total_memory} for card in cards]
+    return {"name": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "devices": devices}
+
+
+def _measured(device: torch.device, processes: int, seconds: float) -> tuple[float, float]:
+    """The bytes a second that each process moves, and over how many seconds that was measured."""
+    size = CARD_BYTES if device.type == "cuda" else CPU_BYTES
+    data = torch.zeros(size // 4, device=device)
+
+    def took(rounds: int) -> float:
+        """Seconds for so many rounds, in the slowest process."""
+        began_s = time.monotonic()
+        for _ in range(rounds):
+            dist.all_reduce(data)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        slowest = torch.tensor(time.monotonic() - began_s, dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest.item())
+
+    took(WARM_UP)
+    rounds = max(1, int(seconds * WARM_UP / max(1e-6, took(WARM_UP))))
+    took_s = took(rounds)
+    return rounds * size * 2 * (processes - 1) / processes / took_s, took_s
+
+
+def main() -> int:
+    """Run the command and return its exit code; an error where not all processes came in time."""
+    parser = argparse.ArgumentParser(
+        prog="trainer/network.py", description="Measure how fast machines reach each other."
+    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long to measure")
+    seconds = parser.parse_args().seconds
+    rank, local_rank, count = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun's first node serves this store. What each has is told there before any backend is chosen by it.
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=ANSWER_S))
+    store.set(f"seen/{rank}", json.dumps([local_rank, _seen()]))
+    told = [json.loads(store.get(f"seen/{other}")) for other in range(count)]
+    nodes = [seen for local, seen in told if local == 0]
+    has_cards = any(seen["devices"] for seen in nodes)
+    backend = "nccl" if has_cards else "gloo"
+    rate, took_s = None, 0.0
+    if not has_cards or all(local < len(seen["devices"]) for local, seen in told):
+        device = torch.device("cuda", local_rank) if has_cards else torch.device("cpu")
+        if has_cards:
+            torch.cuda.set_device(device)
+        group = PrefixStore("network", store)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=count, timeout=timedelta(seconds=ANSWER_S))
+        rate, took_s = _measured(device, count, seconds)
+        dist.destroy_process_group()
+    if rank == 0:
+        gigabytes = None if rate is None else round(rate / 1e9, 3)
+        answer = {"nodes": nodes, "backend": backend, "seconds": round(took_s, 3), "gigabytes_per_s": gigabytes}
+        print(json.dumps(answer), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
