@@ -133,7 +133,7 @@ def running(root: Path) -> Iterator[Engine]:
         # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
         programs = root / "bin"
         programs.mkdir()
-        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun"):
             (programs / name).write_text(f'#!/bin/sh\nSLURM_CONF={engine.conf} exec /usr/bin/{name} "$@"\n')
             (programs / name).chmod(0o755)
         before = os.environ["PATH"]

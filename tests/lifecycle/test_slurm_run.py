@@ -15,17 +15,20 @@ import pytest
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.errors import ExitCode
+from gpurun.core.job import Command
 from gpurun.core.journal_records import STAMPS_S, Event
 from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
-from gpurun.core.run_plan import Lease, Mode, Plan
+from gpurun.core.run_plan import Choices, Lease, Mode, Plan, Request
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.runs import open_run
 from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import downloader
 from gpurun.lifecycle.reaper import sweep_leftovers
 from gpurun.lifecycle.steps import close_run
+from gpurun.planning.command_plan import make_command_plan
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
 from gpurun.providers.slurm import provider as provider_module
@@ -265,6 +268,27 @@ def sweep(home: Home, slurm: ScriptedSlurm, *, remove_all: bool) -> list[str]:
     provider = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
     found = sweep_leftovers([provider], home, CLOCK, remove_all=remove_all, look_only=False)
     return [stray.fate for stray in found]
+
+
+def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared_disk(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "train.sh").write_text('grep -rlF "$MY_TOKEN" "${PWD%/*}" >found; echo "${#MY_TOKEN} letters" >told.txt\n')
+    monkeypatch.setenv("MY_TOKEN", "canary-77")
+    command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("told.txt", "found"), secrets=("MY_TOKEN",))
+    choices = Choices(accept_cpu=True, max_gpu_hours=1)
+    need = GpuNeed(count=0, name="cpu")
+    request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
+    plan = make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print)
+    assert plan.lease.total_s + plan.lease.kill_allowance_s == 3600
+    folder = open_run(home, request, plan)
+    assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    outputs = {path.name: path.read_text() for path in (folder.artifacts / "outputs").iterdir()}
+    assert outputs == {"told.txt": "9 letters\n", "found": ""}
+    assert "agent.pyz secrets" in (slurm.state / "steps").read_text()
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
+    assert [row.problems for row in audit(home).rows] == [()]
 
 
 def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slurm: ScriptedSlurm) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from gpurun.core.cluster import Cluster
 
 PROGRAM = Path(__file__).with_name("programs.py")
-NAMES = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
+NAMES = ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun")
 
 
 class ScriptedSlurm:

@@ -1,4 +1,4 @@
-"""The scripted Slurm's programs: `programs.py STATE sbatch|squeue|scancel|sinfo|scontrol|job ...`.
+"""The scripted Slurm's programs: `programs.py STATE sbatch|squeue|scancel|sinfo|scontrol|srun|job ...`.
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
@@ -37,6 +37,9 @@ LONG = [
     "constraint=",
     "mem=",
     "me",
+    "overlap",
+    "jobid=",
+    "quiet",
     "name=",
     "jobs=",
 ]
@@ -195,6 +198,18 @@ def scancel(state: Path, words: list[str]) -> int:
     return 0
 
 
+def srun(state: Path, words: list[str]) -> int:
+    told, rest = getopt.getopt(words, "", LONG)
+    asked = dict(told)
+    folder = state / "jobs" / asked["--jobid"]
+    if not (folder / "started").exists() or (folder / "ended").exists():
+        print("srun: error: Unable to confirm allocation for job: Invalid job id specified", file=sys.stderr)
+        return 1
+    with open(state / "steps", "a") as steps:
+        steps.write(" ".join(rest) + "\n")
+    return subprocess.run(rest, cwd=asked["--chdir"], check=False).returncode
+
+
 def text(folder: Path, name: str) -> str:
     try:
         return (folder / name).read_text()
@@ -215,7 +230,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
         print(f"OverTimeLimit           = {text(state, 'over') or '0 min'}")
         return 0
-    return {"sbatch": sbatch, "squeue": squeue, "scancel": scancel}[name](state, words)
+    return {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "srun": srun}[name](state, words)
 
 
 if __name__ == "__main__":
