@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -26,7 +25,6 @@ from gpurun.ledger.journal import read_journal
 from gpurun.planning.own_box import LoginHere, job_machine
 from gpurun.providers.base import Unknown
 from gpurun.providers.slurm.provider import Site, SlurmProvider
-from gpurun.remote.interface import MachineLost
 from tests.changed_plan import changed_plan
 from tests.contract.orders import order, wait_for
 from tests.emulators.slurm import missing
@@ -52,7 +50,7 @@ SlurmctldPidFile={root}/slurmctld.pid
 SlurmdPidFile={root}/slurmd.pid
 SlurmctldLogFile={root}/slurmctld.log
 SlurmdLogFile={root}/slurmd.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/cgroup
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -84,6 +82,10 @@ class Engine:
             two.bind(("127.0.0.1", 0))
             ports = (one.getsockname()[1], two.getsockname()[1])
         self.conf = root / "slurm.conf"
+        (root / "cgroup.conf").write_text(
+            "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\nConstrainCores=no\n"
+            "ConstrainRAMSpace=no\nConstrainDevices=no\n"
+        )
         self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
         key = root / "munge.key"
         key.write_bytes(os.urandom(64))
@@ -201,12 +203,7 @@ def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: E
     assert made.address is not None
     job = job_machine(engine.cluster, made.address.folder, made.token, home, CLOCK)
     stubborn = "trap '' TERM HUP; echo $$ >stubborn; while :; do sleep 1; done"
-
-    def train() -> None:
-        with suppress(MachineLost):
-            job.call(["sh", "-c", stubborn], timeout_s=140)
-
-    Thread(target=train, daemon=True).start()
+    job.call(["sh", "-c", 'setsid sh -c "$0" </dev/null >/dev/null 2>&1 &', stubborn], timeout_s=10)
     pid_file = Path(made.address.folder) / "stubborn"
     for _ in ticks(CLOCK, 0.2, 10):
         if pid_file.exists():
@@ -306,4 +303,5 @@ def test_a_node_that_fails_ends_the_run_as_lost_and_its_death_is_proven(engine: 
     assert driven.returncode == ExitCode.TRAINING_FAILED, errors
     check_one_job(engine, home, folder)
     told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
-    assert "NODE_FAIL" in told.data["message"]
+    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    assert list(folder.artifacts.rglob("*.safetensors")), "what was finished comes from its folder"

@@ -21,6 +21,7 @@ from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
 from gpurun.core.run_plan import Choices, Lease, Mode, Plan, Request
+from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import open_run
@@ -288,6 +289,25 @@ def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared
     assert outputs == {"told.txt": "9 letters\n", "found": ""}
     assert "agent.pyz secrets" in (slurm.state / "steps").read_text()
     assert [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_table_that_leads_to_another_cluster_proves_no_death(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    folder = opened(home, slurm, steps=100_000)
+    assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
+    before = home.config.read_text()
+    (other := tmp_path / "other").mkdir()
+    with scripted_slurm(other) as another:
+        another.set("name", "other")
+        ask_to_stop(folder, "destroy", by="user", reason="a test")
+        assert drive(home) == ExitCode.MAY_BE_BILLING
+        assert "leads to another one" in (home.root / "driven.txt").read_text()
+    assert Event.DEATH_PROVEN not in events_of(folder)
+    assert home.config.read_text() == before
+    assert drive(home) == ExitCode.INTERRUPTED
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
     assert [row.problems for row in audit(home).rows] == [()]
 
 

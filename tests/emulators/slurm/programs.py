@@ -2,7 +2,8 @@
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
-lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit).
+lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit),
+`name` (the cluster's).
 """
 
 from __future__ import annotations
@@ -227,8 +228,8 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print(text(state, "sinfo") or "debug|up|10:00|idle|(null)\nmain*|up|2-00:00:00|mixed|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
-        print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
-        print(f"OverTimeLimit           = {text(state, 'over') or '0 min'}")
+        print(f"Configuration data\nClusterName             = {text(state, 'name') or 'scripted'}")
+        print(f"ProctrackType           = proctrack/cgroup\nOverTimeLimit           = {text(state, 'over') or '0 min'}")
         return 0
     return {"sbatch": sbatch, "squeue": squeue, "scancel": scancel, "srun": srun}[name](state, words)
 
