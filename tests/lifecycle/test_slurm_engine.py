@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
+from datatrove.executor.slurm import SlurmPipelineExecutor
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.cluster import Cluster
 from gpurun.core.errors import ExitCode
+from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, InstanceState, Order
 from gpurun.core.run_plan import Mode, Plan
+from gpurun.data.prepare import finish, prepare
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.own_box import LoginHere, job_machine
@@ -32,6 +38,8 @@ from tests.later import LATER
 from tests.lifecycle.drive import tiny_python
 from tests.lifecycle.test_slurm_run import LEASE
 from tests.lifecycle.tiny_runs import drive, make_run, start
+from tests.unit.test_executors import WORDS, begun_of, content, steps
+from tests.unit.test_executors import order as order_of
 
 CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing()), reason=missing() or "it is here")]
@@ -64,7 +72,7 @@ MinJobAge=60
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
 PartitionName=main Nodes=n1 Default=YES MaxTime=01:00:00 State=UP
 """
 
@@ -305,3 +313,25 @@ def test_a_node_that_fails_ends_the_run_as_lost_and_its_death_is_proven(engine: 
     told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
     assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
     assert list(folder.artifacts.rglob("*.safetensors")), "what was finished comes from its folder"
+
+
+def test_shards_that_datatrove_makes_as_jobs_are_those_made_here_to_the_byte(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers, "_from_tiktoken", lambda: None)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{Path(sys.executable).parent}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    (corpus := tmp_path / "corpus").mkdir()
+    for number in range(2):
+        rows = [{"text": " ".join(Random(seed).choices(WORDS, k=200))} for seed in range(number * 40, number * 40 + 50)]
+        (corpus / f"{number}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    wanted = order_of(corpus, engine.work / "shards")
+    begun = begun_of(wanted)
+    settings = {"time": "00:10:00", "partition": "main", "sbatch_args": {"mem-per-cpu": "200M"}}
+    SlurmPipelineExecutor(steps(begun), tasks=len(begun.left), logging_dir=str(engine.work / "logs"), **settings).run()
+    for _ in ticks(CLOCK, 0.5, 240):
+        if not subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout:
+            break
+    finish(wanted, begun_of(wanted), print)
+    prepare(order_of(corpus, tmp_path / "ours"), print)
+    assert content(engine.work / "shards") == content(tmp_path / "ours")
