@@ -95,7 +95,13 @@ class JobStep(JobMachine):
     def __init__(self, find: Callable[[], Machine], number: str, folder: str, setup: str) -> None:
         super().__init__(find)
         self._step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet"]
-        self._step += [f"--chdir={folder}", "sh", "-c", 'eval "$0"; exec "$@"', setup or ":"]
+        self._step += [
+            f"--chdir={folder}",
+            "sh",
+            "-c",
+            'eval "$0"; exec "$@"',
+            setup or "true",
+        ]  # A lone colon parts components.
 
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float

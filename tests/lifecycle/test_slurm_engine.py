@@ -28,7 +28,7 @@ from gpurun.core.run_plan import Mode, Plan
 from gpurun.data.prepare import finish, prepare
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.own_box import LoginHere, job_machine
+from gpurun.planning.own_box import LoginHere, job_machine, job_step
 from gpurun.providers.base import Unknown
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.changed_plan import changed_plan
@@ -202,6 +202,18 @@ def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine:
         provider.destroy(one.id)
     waited(provider, first.id, InstanceState.GONE, 40)
     assert provider.read(second.id).state is InstanceState.GONE
+
+
+def test_what_a_step_of_a_job_is_told_lies_in_no_file_of_the_shared_disk(engine: Engine, tmp_path: Path) -> None:
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    made = provider.create(queued(provider, 600))
+    waited(provider, made.id, InstanceState.RUNNING, 20)
+    step = job_step(engine.cluster, provider.read(made.id), Home(tmp_path / "home").prepare(), CLOCK)
+    told = step.call(
+        ["sh", "-c", 'grep -rl canary . ; cat; echo " in job $SLURM_JOB_ID"'], stdin=[b"canary"], timeout_s=60
+    )
+    assert (told.exit_code, told.stdout.decode()) == (0, "canary in job 1\n"), told.stderr
+    assert [path for path in engine.work.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
 
 
 def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: Engine, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
 from tests.changed_plan import changed_plan
+from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 from tests.lifecycle.drive import drive_forked, tiny_python
@@ -252,14 +253,20 @@ def test_a_folder_that_cannot_be_read_is_kept_and_goes_only_where_the_user_says_
     folder = away(home, slurm, steps=100_000, until="out/MANIFEST.json")
     slurm.end_job("1", "TIMEOUT")
     late(monkeypatch)
-    home.config.write_text(home.config.read_text().replace("tiny-python", "no-python"))
+    config = home.config.read_text()
+    home.config.write_text(config.replace("tiny-python", "no-python"))
     assert drive(home) == ExitCode.BUDGET_STOP
+    assert not at_home(folder)
     (left,) = slurm.work.iterdir()
     incidents = [one.data for one in read_journal(folder.journal).records if one.event is Event.INCIDENT]
     assert [one["code"] for one in incidents][-1] == "folder.kept"
     assert left.name in incidents[-1]["message"]
     assert sweep(home, slurm, remove_all=False) == ["kept"]
     assert (left / "out" / "MANIFEST.json").exists()
+    home.config.write_text(config)
+    monkeypatch.setenv("GPURUN_HOME", str(home.root))
+    assert gpurun("collect", "fox-41", "--only", "all").returncode == ExitCode.DONE
+    assert at_home(folder)
     assert sweep(home, slurm, remove_all=True) == ["removed"]
     assert list(slurm.work.iterdir()) == []
 
