@@ -21,7 +21,7 @@ from gpurun.core.run_plan import Plan
 from gpurun.core.settings import load_clusters
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
-from gpurun.planning.own_box import folder_machine, job_machine, machine_of, python_of
+from gpurun.planning.own_box import folder_machine, job_machine, job_step, machine_of, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
@@ -93,9 +93,11 @@ class Reach:
         """
         home = Home(self._folder.home)
         cluster = cluster_of(load_clusters(home), instance.region)
-        to = job_machine if instance.state is InstanceState.RUNNING else folder_machine
+        is_up = instance.state is InstanceState.RUNNING
+        to = job_machine if is_up else folder_machine
         machine = to(cluster, address.folder, instance.token, home, self._clock, self._last_mono(instance))
-        return FarSide(machine, python=cluster.python)
+        private = job_step(cluster, instance, home, self._clock) if is_up else None
+        return FarSide(machine, python=cluster.python, private=private)
 
     def _last_mono(self, instance: Instance) -> float:
         """When the machine's end must be asked for, by the monotonic clock."""

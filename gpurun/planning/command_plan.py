@@ -27,7 +27,7 @@ from gpurun.planning.candidates import on_sale, price_notes, unless_weak
 from gpurun.planning.catalog import demand_one_node, parse_gpu
 from gpurun.planning.cloud_plan import warned, with_keys
 from gpurun.planning.history import load_priors, uplink_of
-from gpurun.planning.local_plan import box_offer, box_warnings
+from gpurun.planning.local_plan import box_offer, box_warnings, in_queue, job_offer
 from gpurun.planning.own_box import reached
 from gpurun.planning.planner import has_cuda, with_bundle
 from gpurun.planning.requirements import SETUP_LIMIT_S
@@ -87,7 +87,7 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
         ship_bytes=0,
         notes=(*place.notes, *_notes(command, found.words, request, place.mode), *_earlier_runs(command, home)),
         warnings=(*place.warnings, *([damage] if damage else []), *_spot_warning(command, request)),
-        choices=request.choices,
+        choices=place.choices,
         uplink=uplink,
         box=place.box,
         continues=earlier,
@@ -103,7 +103,7 @@ class _Place:
 
     def __init__(self, request: Request, command: Command, home: Home, clock: Clock, load: Load) -> None:
         self._request, self._home, self._clock, self._load = request, home, clock, load
-        self._save_s = command.save_s
+        self._save_s, self._output_bytes = command.save_s, command.output_bytes
         self._asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)
         self._least_s = min(LEAST_RUN_S, LEAST_RUN_S if self._asked_s is None else self._asked_s)
         is_local = request.providers == ("local",)
@@ -112,6 +112,7 @@ class _Place:
         self.warnings: tuple[str, ...] = ()
         self.names: list[str] = []
         self.box: Box | None = None
+        self.choices = request.choices
         self.quoted_wall = 0.0
 
     def chosen(self) -> tuple[Candidate, tuple[Candidate, ...]]:
@@ -120,19 +121,32 @@ class _Place:
         if self.mode is not Mode.PAID:
             offer = LocalProvider(self._home, self._clock).offers(GpuNeed(count=0, name="cpu"), ())[0]
             return self._judged(offer), ()
-        if "slurm" in self._request.providers:
-            hint = "Train a recipe there (gpurun train), or run the command on another --provider."
-            raise UsageError("slurm.command", "gpurun run takes no command to a Slurm cluster yet.", hint=hint)
         if self._request.gpu is None:
             hint = "Say which: --gpu 1xT4, --gpu cpu; or run it here: --provider local, --dry-run."
             raise UsageError("gpu.missing", "Nobody knows which GPU a command of your own needs.", hint=hint)
         need = parse_gpu("1xA100") if self._request.gpu.is_any else self._request.gpu
+        if "slurm" in self._request.providers:
+            return self._queued(need), ()
         if self._request.providers == ("ssh",):
             offer, login = box_offer(self._request, need, self._home, self._clock)
             self.box, told = reached(self._request, login, self._home, self._clock)
             self.warnings = (*box_warnings(offer), *told)
             return self._judged(offer), ()
         return self._rented(self._request.gpu)
+
+    def _queued(self, need: GpuNeed) -> Candidate:
+        """A job on a cluster, for as long as its caps allow."""
+        if len(self._request.providers) > 1:
+            hint = "Choose --provider slurm alone, or clouds only."
+            raise UsageError("provider.mixed", "A cluster and another provider cannot be mixed.", hint=hint)
+        offer, part = job_offer(self._request, need, self._home, self._clock)
+        found = self._judged(offer)
+        if found.lease is None:
+            raise self._refusal([found])
+        chosen, notes, warnings = in_queue(found, part, self._request, self._output_bytes, self._load.disk_gb)
+        self.notes, self.warnings = tuple(notes), tuple(warnings)
+        self.choices = self.choices.model_copy(update={"region": offer.region})
+        return chosen
 
     def _rented(self, need: GpuNeed) -> tuple[Candidate, tuple[Candidate, ...]]:
         """What the clouds have of it, the longest for the money first."""

@@ -33,6 +33,7 @@ from gpurun.providers.ssh import SshBox, SshProvider
 from gpurun.providers.ssh_login import Login, parse_host
 from gpurun.view.number_format import format_duration
 
+_SURE = ("", "proctrack/cgroup")
 QUEUE_S = 24 * SECONDS_PER_HOUR
 """So long a job may wait to begin where nobody says it with --queue."""
 
@@ -89,15 +90,24 @@ def box_plan(
 def job_plan(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, clock: Clock, say: Callable[[str], None]
 ) -> Plan:
-    """The plan of a run as a job of a cluster, which has answered: what it has is what it said a moment ago.
+    """The plan of a run as a job of a cluster.
 
     What caps it beside the partition's own limit is --max-cost where the cluster has a price, and GPU-hours.
     """
+    offer, part = job_offer(request, need_of(request, resolved), home, clock)
+    choices = request.choices.model_copy(update={"region": offer.region})
+    request = request.model_copy(update={"choices": choices})
+    data = shards_of(request, run, resolved, home, say)
+    plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
+    chosen, notes, warnings = in_queue(plan.chosen, part, request, home_bytes(plan), plan.disk_gb)
+    return plan.told(*notes, warnings=warnings).model_copy(update={"chosen": chosen})
+
+
+def job_offer(request: Request, need: GpuNeed, home: Home, clock: Clock) -> tuple[Offer, Partition]:
+    """A job of the cluster that was named, which has answered: what it has is what it said a moment ago."""
     cluster = cluster_of(load_clusters(home), request.choices.region)
     if cluster.price_per_gpu_hour:
         _demand_cap(request)
-    choices = request.choices.model_copy(update={"region": cluster.name})
-    request, need = request.model_copy(update={"choices": choices}), need_of(request, resolved)
     provider = SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock)
     try:
         part = provider.partition()
@@ -110,15 +120,7 @@ def job_plan(
         raise NoOffer("slurm.no_partition", f"{error}.", hint="Name one in config.toml: sinfo shows them.") from error
     if not offers:
         raise _too_few(part, cluster, need)
-    data = shards_of(request, run, resolved, home, say)
-    plan = _plan_on(offers[0], request, run, Mode.PAID, resolved, data, home)
-    lease, told = _job_lease(plan, part, request)
-    worst = rental_cost(plan.offer, lease.total_s + lease.kill_allowance_s, home_bytes(plan), plan.disk_gb)
-    update = {"lease": lease, "worst_micros": worst}
-    escapes = f"{cluster.name} finds a job's processes by {part.tracker}: what detaches itself may outlive its job."
-    warnings = [escapes] if part.tracker not in ("", "proctrack/cgroup") else []
-    plan = plan.told(*told, warnings=warnings)
-    return plan.model_copy(update={"chosen": plan.chosen.model_copy(update=update)})
+    return offers[0], part
 
 
 def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
@@ -133,16 +135,28 @@ def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
     return NoOffer("slurm.too_few", what, hint="Ask for fewer with --gpu, or name another partition in config.toml.")
 
 
-def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, list[str]]:
+def in_queue(
+    chosen: Candidate, part: Partition, request: Request, collect_bytes: int, disk_gb: int
+) -> tuple[Candidate, list[str], list[str]]:
+    """A job with the lease that its caps and its partition allow, and the notes and warnings of the plan for that."""
+    assert chosen.lease is not None
+    lease, notes = _job_lease(chosen.lease, chosen.offer, part, request)
+    worst = rental_cost(chosen.offer, lease.total_s + lease.kill_allowance_s, collect_bytes, disk_gb)
+    where = f"{chosen.offer.region} finds a job's processes by {part.tracker}"
+    warnings = [f"{where}: what detaches itself may outlive its job."] if part.tracker not in _SURE else []
+    return chosen.model_copy(update={"lease": lease, "worst_micros": worst}), notes, warnings
+
+
+def _job_lease(lease: Lease, offer: Offer, part: Partition, request: Request) -> tuple[Lease, list[str]]:
     """The lease of a job, cut down to what its cap and its partition allow, and what the plan says of that."""
-    gpus = plan.offer.nodes * plan.offer.processes_per_node
+    gpus = offer.nodes * offer.processes_per_node
     if part.over_s == inf:
         what = f"The cluster ends no job of partition {part.name} whose time is over (OverTimeLimit)."
         raise NoOffer("slurm.no_end", f"{what} No cap would hold.", hint="Name another cluster in config.toml.")
-    lease = plan.lease.model_copy(update={"kill_allowance_s": plan.lease.kill_allowance_s + ceil(part.over_s)})
+    lease = lease.model_copy(update={"kill_allowance_s": lease.kill_allowance_s + ceil(part.over_s)})
     cap_s = inf if request.choices.max_gpu_hours is None else request.choices.max_gpu_hours * SECONDS_PER_HOUR / gpus
     if request.max_cost_micros is not None:
-        cap_s = min(cap_s, seconds_within(request.max_cost_micros, plan.offer.rate_micros_per_hour))
+        cap_s = min(cap_s, seconds_within(request.max_cost_micros, offer.rate_micros_per_hour))
     most_s = min(cap_s - lease.kill_allowance_s, part.longest_s)
     over_s = ceil(max(0.0, lease.total_s - most_s))
     if over_s >= lease.train_s:
@@ -153,9 +167,9 @@ def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, li
     lease = lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": request.choices.queue_s or QUEUE_S})
     most = (lease.total_s + lease.kill_allowance_s) * gpus / SECONDS_PER_HOUR
     of_cap = "" if request.choices.max_gpu_hours is None else f" of the {request.choices.max_gpu_hours:g} allowed"
-    is_metered = "" if plan.offer.rate_micros_per_hour else "It is not metered: "
+    begins = "It takes" if offer.rate_micros_per_hour else "It is not metered:"
     told = [
-        f"{is_metered or 'It takes '}at most {most:.2f}{of_cap} GPU-hours, counted from its start.",
+        f"{begins} at most {most:.2f}{of_cap} GPU-hours, counted from its start.",
         f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
     ]
     return lease, told

@@ -9,6 +9,7 @@ import secrets
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Literal
@@ -18,12 +19,13 @@ from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
+from gpurun.core.records import Instance
 from gpurun.core.run_plan import Box, Request
 from gpurun.core.secrets import child_environment
 from gpurun.core.untrusted import error_words, last_words
 from gpurun.providers.ssh_login import Login, parse_host
 from gpurun.remote.interface import FarRefusal, Machine, MachineLost
-from gpurun.remote.job_machine import JobMachine
+from gpurun.remote.job_machine import JobMachine, JobStep
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
 from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.ssh import ExpectedKey, Jump, RemoteMachine, scan_host_key
@@ -135,6 +137,13 @@ def job_machine(
 ) -> JobMachine:
     """The way to a job by its folder; nothing is connected yet."""
     return JobMachine(lambda: folder_machine(cluster, folder, token, home, clock, last_mono))
+
+
+def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> JobStep:
+    """The way into a job on which nothing lies on the shared disk; nothing is connected yet."""
+    folder = instance.address.folder if instance.address is not None else cluster.workdir
+    find = partial(folder_machine, cluster, folder, instance.token, home, clock, inf)
+    return JobStep(find, instance.id.rpartition("/")[2], folder, cluster.setup)
 
 
 def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf) -> RemoteMachine:

@@ -78,8 +78,10 @@ class FarSide:
 
     _lanes: tuple[FarSide, ...] = ()
 
-    def __init__(self, machine: Machine, python: str = "python3") -> None:
+    def __init__(self, machine: Machine, python: str = "python3", private: Machine | None = None) -> None:
+        """`private` is a way to the machine on which standard input lies on no disk, where `machine` is none."""
         self._machine = machine
+        self._private = private
         self._python = python
 
     def install_agent(self) -> None:
@@ -132,7 +134,8 @@ class FarSide:
 
     def hand_secrets(self, secrets: Mapping[str, str]) -> None:
         """Leave the values of --secret for the job that is started next."""
-        self.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
+        far = self if self._private is None else FarSide(self._private, self._python)
+        far.ask("secrets", stdin=[json.dumps(dict(secrets)).encode()])
 
     def _agent_amiss(self) -> str:
         """What is said where the agent is not as it is here; nothing where it is."""
@@ -263,6 +266,8 @@ class FarSide:
         """End every connection; the next call makes a new one."""
         self.close_lanes()
         self._machine.close()
+        if self._private is not None:
+            self._private.close()
 
     @property
     def round_trip_s(self) -> float:

@@ -84,3 +84,31 @@ class JobMachine:
     def _login(self) -> Machine:
         self._found = self._found or self._find()
         return self._found
+
+
+class JobStep(JobMachine):
+    """Runs programs in a job as steps of its own: slower, but what they are told lies on no shared disk.
+
+    `number` is the job's, `folder` where they run, `setup` a line of shell that comes first.
+    """
+
+    def __init__(self, find: Callable[[], Machine], number: str, folder: str, setup: str) -> None:
+        super().__init__(find)
+        self._step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet"]
+        self._step += [
+            f"--chdir={folder}",
+            "sh",
+            "-c",
+            'eval "$0"; exec "$@"',
+            setup or "true",
+        ]  # A lone colon parts components.
+
+    def call(
+        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
+    ) -> Reply:
+        """See `Machine.call`."""
+        return self._login.call([*self._step, *argv], stdin=stdin or [], sink=sink, timeout_s=timeout_s)
+
+    def lane(self) -> JobStep:
+        """See `Machine.lane`: each call is a step of its own."""
+        return self

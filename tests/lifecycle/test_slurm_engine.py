@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from random import Random
 
 import pytest
+from datatrove.executor.slurm import SlurmPipelineExecutor
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.cluster import Cluster
 from gpurun.core.errors import ExitCode
+from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, InstanceState, Order
 from gpurun.core.run_plan import Mode, Plan
+from gpurun.data.prepare import finish, prepare
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.own_box import LoginHere, job_machine
+from gpurun.planning.own_box import LoginHere, job_machine, job_step
 from gpurun.providers.base import Unknown
 from gpurun.providers.slurm.provider import Site, SlurmProvider
-from gpurun.remote.interface import MachineLost
 from tests.changed_plan import changed_plan
 from tests.contract.orders import order, wait_for
 from tests.emulators.slurm import missing
@@ -34,6 +38,8 @@ from tests.later import LATER
 from tests.lifecycle.drive import tiny_python
 from tests.lifecycle.test_slurm_run import LEASE
 from tests.lifecycle.tiny_runs import drive, make_run, start
+from tests.unit.test_executors import WORDS, begun_of, content, steps
+from tests.unit.test_executors import order as order_of
 
 CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing()), reason=missing() or "it is here")]
@@ -52,7 +58,7 @@ SlurmctldPidFile={root}/slurmctld.pid
 SlurmdPidFile={root}/slurmd-%n.pid
 SlurmctldLogFile={root}/slurmctld.log
 SlurmdLogFile={root}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/cgroup
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
@@ -83,6 +89,10 @@ class Engine:
         with ExitStack() as held:
             ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
         self.conf = root / "slurm.conf"
+        (root / "cgroup.conf").write_text(
+            "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\nConstrainCores=no\n"
+            "ConstrainRAMSpace=no\nConstrainDevices=no\n"
+        )
         self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
         key = root / "munge.key"
         key.write_bytes(os.urandom(64))
@@ -132,7 +142,7 @@ def running(root: Path) -> Iterator[Engine]:
         # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
         programs = root / "bin"
         programs.mkdir()
-        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
+        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun"):
             (programs / name).write_text(f'#!/bin/sh\nSLURM_CONF={engine.conf} exec /usr/bin/{name} "$@"\n')
             (programs / name).chmod(0o755)
         before = os.environ["PATH"]
@@ -193,6 +203,18 @@ def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine:
     assert provider.read(second.id).state is InstanceState.GONE
 
 
+def test_what_a_step_of_a_job_is_told_lies_in_no_file_of_the_shared_disk(engine: Engine, tmp_path: Path) -> None:
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    made = provider.create(queued(provider, 600))
+    waited(provider, made.id, InstanceState.RUNNING, 20)
+    step = job_step(engine.cluster, provider.read(made.id), Home(tmp_path / "home").prepare(), CLOCK)
+    told = step.call(
+        ["sh", "-c", 'grep -rl canary . ; cat; echo " in job $SLURM_JOB_ID"'], stdin=[b"canary"], timeout_s=60
+    )
+    assert (told.exit_code, told.stdout.decode()) == (0, "canary in job 1\n"), told.stderr
+    assert [path for path in engine.work.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
+
+
 def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: Engine, tmp_path: Path) -> None:
     provider, home = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK), Home(tmp_path / "home").prepare()
     made = provider.create(queued(provider, 90))
@@ -200,12 +222,7 @@ def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: E
     assert made.address is not None
     job = job_machine(engine.cluster, made.address.folder, made.token, home, CLOCK)
     stubborn = "trap '' TERM HUP; echo $$ >stubborn; while :; do sleep 1; done"
-
-    def train() -> None:
-        with suppress(MachineLost):
-            job.call(["sh", "-c", stubborn], timeout_s=140)
-
-    Thread(target=train, daemon=True).start()
+    job.call(["sh", "-c", 'setsid sh -c "$0" </dev/null >/dev/null 2>&1 &', stubborn], timeout_s=10)
     pid_file = Path(made.address.folder) / "stubborn"
     for _ in ticks(CLOCK, 0.2, 10):
         if pid_file.exists():
@@ -305,4 +322,27 @@ def test_a_node_that_fails_ends_the_run_as_lost_and_its_death_is_proven(engine: 
     assert driven.returncode == ExitCode.TRAINING_FAILED, errors
     check_one_job(engine, home, folder)
     told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
-    assert "NODE_FAIL" in told.data["message"]
+    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    assert list(folder.artifacts.rglob("*.safetensors")), "what was finished comes from its folder"
+
+
+def test_shards_that_datatrove_makes_as_jobs_are_those_made_here_to_the_byte(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers, "_from_tiktoken", lambda: None)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{Path(sys.executable).parent}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    (corpus := tmp_path / "corpus").mkdir()
+    for number in range(2):
+        rows = [{"text": " ".join(Random(seed).choices(WORDS, k=200))} for seed in range(number * 40, number * 40 + 50)]
+        (corpus / f"{number}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    wanted = order_of(corpus, engine.work / "shards")
+    begun = begun_of(wanted)
+    settings = {"time": "00:10:00", "partition": "main", "sbatch_args": {"mem-per-cpu": "200M"}}
+    SlurmPipelineExecutor(steps(begun), tasks=len(begun.left), logging_dir=str(engine.work / "logs"), **settings).run()
+    for _ in ticks(CLOCK, 0.5, 240):
+        if not subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout:
+            break
+    finish(wanted, begun_of(wanted), print)
+    prepare(order_of(corpus, tmp_path / "ours"), print)
+    assert content(engine.work / "shards") == content(tmp_path / "ours")

@@ -15,18 +15,21 @@ import pytest
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.errors import ExitCode
+from gpurun.core.job import Command
 from gpurun.core.journal_records import STAMPS_S, Event
 from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
-from gpurun.core.run_plan import Lease, Mode, Plan
+from gpurun.core.run_plan import Choices, Lease, Mode, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.runs import open_run
 from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import downloader
 from gpurun.lifecycle.reaper import sweep_leftovers
 from gpurun.lifecycle.steps import close_run
+from gpurun.planning.command_plan import make_command_plan
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
 from gpurun.providers.slurm import provider as provider_module
@@ -35,6 +38,7 @@ from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
 from gpurun.view.event_text import tell_record
 from tests.changed_plan import changed_plan
+from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 from tests.lifecycle.drive import drive_forked, tiny_python
@@ -275,14 +279,20 @@ def test_a_folder_that_cannot_be_read_is_kept_and_goes_only_where_the_user_says_
     folder = away(home, slurm, steps=100_000, until="out/MANIFEST.json")
     slurm.end_job("1", "TIMEOUT")
     late(monkeypatch)
-    home.config.write_text(home.config.read_text().replace("tiny-python", "no-python"))
+    config = home.config.read_text()
+    home.config.write_text(config.replace("tiny-python", "no-python"))
     assert drive(home) == ExitCode.BUDGET_STOP
+    assert not at_home(folder)
     (left,) = slurm.work.iterdir()
     incidents = [one.data for one in read_journal(folder.journal).records if one.event is Event.INCIDENT]
     assert [one["code"] for one in incidents][-1] == "folder.kept"
     assert left.name in incidents[-1]["message"]
     assert sweep(home, slurm, remove_all=False) == ["kept"]
     assert (left / "out" / "MANIFEST.json").exists()
+    home.config.write_text(config)
+    monkeypatch.setenv("GPURUN_HOME", str(home.root))
+    assert gpurun("collect", "fox-41", "--only", "all").returncode == ExitCode.DONE
+    assert at_home(folder)
     assert sweep(home, slurm, remove_all=True) == ["removed"]
     assert list(slurm.work.iterdir()) == []
 
@@ -292,6 +302,46 @@ def sweep(home: Home, slurm: ScriptedSlurm, *, remove_all: bool) -> list[str]:
     provider = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
     found = sweep_leftovers([provider], home, CLOCK, remove_all=remove_all, look_only=False)
     return [stray.fate for stray in found]
+
+
+def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared_disk(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "train.sh").write_text('grep -rlF "$MY_TOKEN" "${PWD%/*}" >found; echo "${#MY_TOKEN} letters" >told.txt\n')
+    monkeypatch.setenv("MY_TOKEN", "canary-77")
+    command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("told.txt", "found"), secrets=("MY_TOKEN",))
+    choices = Choices(accept_cpu=True, max_gpu_hours=1)
+    need = GpuNeed(count=0, name="cpu")
+    request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
+    plan = make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print)
+    assert plan.lease.total_s + plan.lease.kill_allowance_s == 3600
+    folder = open_run(home, request, plan)
+    assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    outputs = {path.name: path.read_text() for path in (folder.artifacts / "outputs").iterdir()}
+    assert outputs == {"told.txt": "9 letters\n", "found": ""}
+    assert "agent.pyz secrets" in (slurm.state / "steps").read_text()
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_table_that_leads_to_another_cluster_proves_no_death(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    folder = opened(home, slurm, steps=100_000)
+    assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
+    before = home.config.read_text()
+    (other := tmp_path / "other").mkdir()
+    with scripted_slurm(other) as another:
+        another.set("name", "other")
+        ask_to_stop(folder, "destroy", by="user", reason="a test")
+        assert drive(home) == ExitCode.MAY_BE_BILLING
+        assert "leads to another one" in (home.root / "driven.txt").read_text()
+    assert Event.DEATH_PROVEN not in events_of(folder)
+    assert home.config.read_text() == before
+    assert drive(home) == ExitCode.INTERRUPTED
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
+    assert [row.problems for row in audit(home).rows] == [()]
 
 
 def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slurm: ScriptedSlurm) -> None:

@@ -124,6 +124,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("return min(by_wall, ask_wall", "return max(by_wall, ask_wall"),
         ("return min(by_wall, self.ends_mono", "return max(by_wall, self.ends_mono"),
         ("if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):", "if False:"),
+        ("if told.state is InstanceState.PENDING and self.plan.lease.queue_s:", "if False:"),
         ("if told.state is InstanceState.STOPPED:", "if told.state is not InstanceState.RUNNING:"),
     ),
     "gpurun/lifecycle/steps/collect_files.py": (
@@ -176,6 +177,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("for part in (_late, _beside):", "for part in (_beside,):"),
         ("late = list(asked.late)", "late: list[str] = []"),
         ("if billed:", "if False:"),
+        ('if state.shared == "kept" and asked.token == state.token and not is_given_up:', "if False:"),
         ("in _check_account_of(asked, provider, state, context)():", "in ():"),
         ('update={"billed": is_billed}', "update={}"),
     ),
@@ -194,10 +196,19 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("deadline_wall = token.deadline_wall if token else None", "deadline_wall = instance.deadline_wall"),
         ("remove_all and (owner.is_here or anyones)", "remove_all"),
         ("left.token in needed or ", ""),
+        ("elif left.holds and not remove_all:", "elif False:"),
         ("and is_older(orphan, older_than_s) ", ""),
     ),
     "gpurun/lifecycle/steps/upload_files.py": (("if isinstance(free, int) and needed > free:", "if False:"),),
-    "gpurun/ledger/rental.py": (("times(total(", "(lambda a, b: a)(total("),),
+    "gpurun/ledger/rental.py": (
+        ("times(total(", "(lambda a, b: a)(total("),
+        ("round(max(0.0, min(waits)), 3)", "round(max(0.0, max(waits)), 3)"),
+        ("is_limited = alive_s == 0 or", "is_limited ="),
+    ),
+    "gpurun/providers/slurm/provider.py": (
+        ("minutes = order.lease_s // 60", "minutes = -(-order.lease_s // 60)"),
+        ('            "--dependency=singleton",\n', ""),
+    ),
     "gpurun/ledger/journal.py": (("if record.seq != number:", "if False:"),),
     "gpurun/ledger/fsync.py": (
         ("if os.fstat(descriptor).st_size != after:", "if False:"),

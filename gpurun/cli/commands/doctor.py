@@ -38,6 +38,7 @@ def doctor(
     Exit 4 when something keeps gpurun from working here, 9 when something may be billing.
     """
     from gpurun.cli.online_checks import Checked, check_online, online_code, online_data
+    from gpurun.core.settings import load_clusters
     from gpurun.providers.registry import CLOUDS, require_known
 
     require_known(provider)
@@ -47,7 +48,8 @@ def doctor(
     keys = [*_keys(session, provider or CLOUDS)]
     checked: list[Checked] = []
     if online:
-        names = provider or [name for name, finding in keys if finding.level == "ok"]
+        clusters = ["slurm"] if load_clusters(session.home) else []
+        names = provider or [*(name for name, finding in keys if finding.level == "ok"), *clusters]
         if names and not session.json:
             session.say(f"Asking {', '.join(names)}; nothing is changed there.")
         checked = check_online(session, names)

@@ -63,4 +63,4 @@ def _brought_log(far: FarSide, folder: RunFolder) -> Status | None:
     while True:
         poll = tail.bring()
         if not any(is_behind(poll, name) for name in poll.chunks):
-            return poll.status if poll.status.state == "exited" else None
+            return None if (poll.status.exit_code, poll.status.signal) == (None, None) else poll.status

@@ -26,6 +26,7 @@ LOOK_EVERY_S, TICK_S = 5.0, 1.0
 LIST_FIRST_S = 3.0
 REFUSED_S = 60.0
 
+CLUSTER = "cluster:"
 NAMED = "account:"
 """How the mark begins where the provider itself names its customer: no user needs to confirm it, and none can."""
 
@@ -316,7 +317,16 @@ def check_account(state: RunState, context: Context) -> list[Note]:
 
 
 def other_account(provider: Provider, state: RunState) -> MayBeBilling:
-    """The error of a run that is finished under another account's key."""
+    """The error of a run that is finished under another account's key, or where a table leads to another cluster."""
+    if state.account.startswith(CLUSTER):
+        what = (
+            f"{state.token} is a job of the {state.account.replace(':', ' ')}, and config.toml leads to another one now"
+        )
+        hint = (
+            f"Put its table back as it was, then: gpurun resume {state.run}. If it is the same one under a new name: "
+        )
+        hint += f"gpurun destroy {state.run} --same-account"
+        return MayBeBilling("account.other", f"{what}, which does not know it: that proves nothing.", hint=hint)
     hint = "Use the key of the account that rented it"
     if not state.account.startswith(NAMED):
         hint += f"; if it is the same account with a new key: gpurun destroy {state.run} --same-account"

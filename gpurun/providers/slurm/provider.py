@@ -41,6 +41,7 @@ _CREATE = (
 )
 _FINISHED = "out/MANIFEST.json"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
+_WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
 
 
@@ -72,12 +73,23 @@ class SlurmProvider:
         self.traits = traits or self.traits
 
     def verify(self) -> Account:
-        """Who the jobs are submitted as, and that the controller answers."""
-        cluster = self._first.cluster
-        said = self._told(self._first, ["sh", "-c", "id -un && scontrol show config"])
-        found = re.search(r"^ClusterName\s*=\s*(\S+)", said, re.MULTILINE)
-        who = said.partition("\n")[0].strip()
-        return Account(provider=self.name, identity=f"{who} on {cluster.name} ({found[1] if found else cluster.host})")
+        """Who submits the jobs in each cluster, that its controller answers, and that its workdir takes files."""
+        found, missing = list[str](), list[str]()
+        for site in self._sites.values():
+            name, workdir = site.cluster.name, site.cluster.workdir
+            said = self._told(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
+            found.append(f"{said[0]} on {name} ({self._cluster_name(site)})")
+            missing += [f"write to {workdir} on {name}"] if said[1:2] == ["shut"] else []
+        return Account(provider=self.name, identity=", ".join(found), missing=tuple(missing))
+
+    def account_mark(self) -> str:
+        """Which cluster takes new jobs, by its own name: a table may lead to another one some day, which knows none."""
+        return f"cluster:{self._cluster_name(self._first)}"
+
+    def _cluster_name(self, site: Site) -> str:
+        """The cluster's own name, which is the same from each of its login nodes."""
+        found = re.search(r"^ClusterName\s*=\s*(\S+)", self._told(site, ["scontrol", "show", "config"]), re.MULTILINE)
+        return found[1] if found else site.cluster.host
 
     def partition(self) -> Partition:
         """The partition that new jobs go to; NoCapacity where there is none that is up."""

@@ -2,7 +2,8 @@
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
-lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit).
+lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit),
+`name` (the cluster's).
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ LONG = [
     "constraint=",
     "mem=",
     "me",
+    "overlap",
+    "jobid=",
+    "quiet",
     "name=",
     "jobs=",
 ]
@@ -138,9 +142,12 @@ def run(state: Path, folder: Path) -> str:
 
 
 def srun(state: Path, words: list[str]) -> int:
-    """Run a command on each node of a job, as processes here; one that fails ends the others."""
+    """Run a command on each node of a job, as processes here, one that fails ends the others; or one step from afar."""
     told, command = getopt.getopt(words, "", LONG)
-    nodes, tasks = int(dict(told)["--nodes"]), list[subprocess.Popen[bytes]]()
+    asked = dict(told)
+    if "--jobid" in asked:
+        return step(state, asked, command)
+    nodes, tasks = int(asked["--nodes"]), list[subprocess.Popen[bytes]]()
     assert str(nodes) == os.environ["SLURM_JOB_NUM_NODES"]
     signal.signal(signal.SIGTERM, lambda *_: [task.kill() for task in tasks])  # srun forces the end at once.
     for node in range(nodes):
@@ -152,6 +159,17 @@ def srun(state: Path, words: list[str]) -> int:
                 task.kill()
         time.sleep(0.02)
     return max(128 - code if code < 0 else code for task in tasks if (code := task.wait()) is not None)
+
+
+def step(state: Path, asked: dict[str, str], command: list[str]) -> int:
+    """Run a command on the node of a job that runs."""
+    folder = state / "jobs" / asked["--jobid"]
+    if not (folder / "started").exists() or (folder / "ended").exists():
+        print("srun: error: Unable to confirm allocation for job: Invalid job id specified", file=sys.stderr)
+        return 1
+    with open(state / "steps", "a") as steps:
+        steps.write(" ".join(command) + "\n")
+    return subprocess.run(command, cwd=asked["--chdir"], check=False).returncode
 
 
 def descendants(root: int) -> set[int]:
@@ -234,8 +252,8 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print(text(state, "sinfo") or "debug|up|10:00|idle|1|(null)\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
-        print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
-        print(f"OverTimeLimit           = {text(state, 'over') or '0 min'}")
+        print(f"Configuration data\nClusterName             = {text(state, 'name') or 'scripted'}")
+        print(f"ProctrackType           = proctrack/cgroup\nOverTimeLimit           = {text(state, 'over') or '0 min'}")
         return 0
     return {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}[name](state, words)
 
