@@ -17,6 +17,11 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import CLOCK, TOKEN, order, wait_for
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 
+HOPELESS = (
+    "PartitionConfig", "PartitionTimeLimit", "BadConstraints", "QOSMaxWallDurationPerJobLimit", "AssocGrpGRES",
+    "InvalidAccount", "InvalidQOS", "ReqNodeNotAvail", "ReqNodeNotAvail, UnavailableNodes:n1", "JobHeldAdmin",
+)  # fmt: skip
+
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> Iterator[ScriptedSlurm]:
@@ -109,8 +114,9 @@ def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     slurm.set("hold", "Priority")
     queued = provider.create(order(provider))
     assert (queued.state, queued.said, queued.started_wall) == (InstanceState.PENDING, "PENDING: Priority", None)
-    slurm.set("hold", "PartitionTimeLimit")
-    assert provider.read(queued.id).state is InstanceState.STOPPED
+    for reason in HOPELESS:
+        slurm.set("hold", reason)
+        assert provider.read(queued.id).state is InstanceState.STOPPED, reason
     slurm.clear("hold")
     running = wait_for(provider, queued, InstanceState.RUNNING)
     assert running.started_wall == pytest.approx(CLOCK.wall(), abs=3)

@@ -120,13 +120,16 @@ class Engine:
         self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
 
     def break_node(self) -> None:
-        """End the node's daemon and all that runs for a job there, as a power cut does."""
+        """End the node's daemon and all that runs for a job there, as a power cut does; nobody else's."""
         self.nodes[0].send_signal(signal.SIGKILL)
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"slurmstepd" in words or Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.work):
-                    os.kill(int(pid), signal.SIGKILL)
+                if not Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.work):
+                    continue
+                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                if Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd"):
+                    os.kill(int(parent), signal.SIGKILL)
+                os.kill(int(pid), signal.SIGKILL)
 
     @property
     def cluster(self) -> Cluster:

@@ -385,6 +385,19 @@ def test_a_full_disk_on_the_cluster_ends_the_job_in_its_queue(home: Home, slurm:
     assert list(slurm.work.iterdir()) == []
 
 
+def test_a_job_that_can_never_begin_is_cancelled_and_proven_gone_at_no_cost(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm, price=usd(36))
+    plan = Plan.from_json(folder.plan.read_bytes())
+    folder.plan.write_text(changed_plan(plan, {"lease": LEASE.model_copy(update={"boot_s": 1})}).to_json())
+    slurm.set("hold", "QOSMaxGRESPerUser")
+    assert drive(home) == ExitCode.NO_OFFER
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
+    assert events_of(folder).count(Event.DEATH_PROVEN) == 1
+    told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    assert told["cost"]["upper_bound_micros"] == 0
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
 def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "DEADLINE")

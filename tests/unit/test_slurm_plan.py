@@ -58,3 +58,27 @@ def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: Scrip
     assert (longest_s(plan), plan["worst_micros"]) == (900, usd("0.75"))
     slurm.set("over", "UNLIMITED")
     assert planned("--max-cost", "5")["code"] == "slurm.no_end"
+
+
+@pytest.mark.parametrize(
+    ("knob", "told", "code"),
+    [
+        ("away", "", "slurm.no_answer"),
+        ("sinfo", "main*|up|1-00:00:00|idle|gpu:a100:1", "slurm.too_few_gpus"),
+        ("sinfo", "main*|up|1-00:00:00|drain|gpu:a100:8", "slurm.too_few_gpus"),
+        ("sinfo", "main*|down|1-00:00:00|idle|gpu:a100:8", "slurm.no_partition"),
+        ("sinfo", "main*|up|5:00|idle|gpu:a100:8", "slurm.no_time"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
+    slurm: ScriptedSlurm, knob: str, told: str, code: str
+) -> None:
+    slurm.set(knob, told)
+    assert planned("--max-cost", "50")["code"] == code
+    assert slurm.jobs == []
+
+
+def test_a_login_node_without_slurm_is_told_as_that(slurm: ScriptedSlurm) -> None:
+    for program in slurm.bin.iterdir():
+        program.write_text("#!/bin/sh\nexit 127\n")
+    assert planned("--max-cost", "50")["code"] == "slurm.not_there"
