@@ -146,7 +146,7 @@ def _run(
     run = object.__new__(Run)  # It is put together from files, and here are none.
     run.recipe, run.processes, run.device, run.stop_asked = recipe, processes, device, threading.Event()
     run.task, run.feed, run.plan, run.progress = _Tokens(config), None, plan_batch(recipe, count), Progress()
-    run.model = run.forward = net
+    run.model = net
     run.scale, run.spikes = LossScale(precision == "fp16"), SpikeGuard(7.0)
     run.parallel = (Shards if shared else Replicas)(net, processes) if count > 1 else Alone(net)
     run.optimizer = make_optimizer(net, recipe.optim, processes)

@@ -190,10 +190,13 @@ def read_checkpoint(out: Path, step: int) -> Checkpoint:
 
 
 class CheckpointStore:
-    """The folder `out/` as the first process, the only one that writes, sees it."""
+    """The folder `out/` as the first process, the only one that writes, sees it.
 
-    def __init__(self, out: Path) -> None:
-        self._out = out
+    Of the earlier checkpoints, one `every` so many steps, at most `keep` stay, spread over the run.
+    """
+
+    def __init__(self, out: Path, *, keep: int = 0, every: int = 1) -> None:
+        self._out, self._keep, self._every = out, keep, every
         self.latest: int | None = None
         self.best: dict[str, Any] | None = None
         self._files: list[Entry] = []
@@ -281,7 +284,7 @@ class CheckpointStore:
             self._files = [e for e in self._files if e["kind"] != "compile_cache" or e is put]
 
     def save(self, checkpoint: Checkpoint, val_loss: float | None) -> tuple[list[str], int]:
-        """Save a checkpoint and return its files' names and total bytes; keep the latest two and the best.
+        """Save a checkpoint and return its files' names and total bytes; forget what is not to be kept.
 
         `val_loss`, if it was taken at this step, decides whether this is the best one. Raise SaveFailed where the disk
         does not take it: the checkpoints before it are untouched.
@@ -348,9 +351,14 @@ class CheckpointStore:
         return entry
 
     def _forget_old(self) -> None:
-        """Strike from the manifest all checkpoints but the latest two and the best; samples stay."""
+        """Strike from the manifest all checkpoints but the latest two, the best and those spread; samples stay."""
         steps = sorted({e["step"] for e in self._files if e["kind"] in _SUFFIXES})
         keep = {*steps[-2:], self.best["step"] if self.best else None}
+        if self._keep:
+            apart = self._every
+            while steps[-1] // apart > self._keep:
+                apart *= 2
+            keep |= {step for step in steps if step % apart == 0}
         self._files = [e for e in self._files if e["kind"] not in _SUFFIXES or e["step"] in keep]
 
     def _clear_leftovers(self) -> None:

@@ -35,7 +35,8 @@ def cache_name(model: ModelConfig, device: Device, micro_batch: int, parallel: s
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
         triton = None
-    parts = [torch.__version__, triton, torch.version.cuda, device.cuda_name or device.torch.type, device.precision]
+    parts = ["blocks", torch.__version__, triton, torch.version.cuda]
+    parts += [device.cuda_name or device.torch.type, device.precision]
     content = json.dumps([*parts, dataclasses.asdict(model), micro_batch, parallel, processes], sort_keys=True)
     return f"{FOLDER}/{hashlib.sha256(content.encode()).hexdigest()[:16]}.bin"
 

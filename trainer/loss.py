@@ -2,11 +2,15 @@
 
 For GPT-2 124M the logits and their gradient are two thirds of a step's memory. Here the tokens go through the head in
 chunks; each chunk's gradient is computed in the forward pass, while its logits are at hand, and then they are dropped.
+Compiled, the logits of a chunk stay in 16 bits, are read three times and become their gradient where they lie
+(tests/bench/count_loss.py counts what either way moves).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +19,7 @@ from torch import Tensor
 __all__ = ["capped", "chunked_cross_entropy"]
 
 CHUNK_BYTES = 256 * 1024 * 1024
-"""The fp32 logits of one chunk: large enough that adding up the weight's gradient costs little beside the products."""
+"""The logits of one chunk, in fp32 unless compiled: so large that to add up the weight's gradient costs little."""
 
 FP16_CHUNK_TOKENS = 8192
 """The most tokens whose share in the head's gradient is added up in fp16, which ends at 65,504."""
@@ -24,7 +28,7 @@ FP16_CHUNK_TOKENS = 8192
 @dataclass(frozen=True)
 class _Settings:
     """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing, how
-    many of the weight's rows are tokens, and beyond what no logit is."""
+    many of the weight's rows are tokens, beyond what no logit is, and whether chunks are compiled."""
 
     ignored: int
     chunk: int
@@ -32,6 +36,7 @@ class _Settings:
     smoothing: float
     vocab_size: int
     softcap: float
+    compiled: bool
 
 
 def capped(logits: Tensor, softcap: float) -> Tensor:
@@ -39,9 +44,9 @@ def capped(logits: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(logits / softcap) if softcap else logits
 
 
-def _chunk_tokens(vocab_size: int, dtype: torch.dtype) -> int:
-    """Return the largest power of two of tokens whose fp32 logits stay within CHUNK_BYTES, their sums in `dtype`."""
-    chunk = 1 << max(0, (CHUNK_BYTES // (4 * vocab_size)).bit_length() - 1)
+def _chunk_tokens(token_bytes: int, dtype: torch.dtype) -> int:
+    """Return the largest power of two of tokens whose logits stay within CHUNK_BYTES, their sums in `dtype`."""
+    chunk = 1 << max(0, (CHUNK_BYTES // token_bytes).bit_length() - 1)
     return min(chunk, FP16_CHUNK_TOKENS) if dtype == torch.float16 else chunk
 
 
@@ -60,13 +65,73 @@ def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> 
     return torch.where(keep, (sums.log() - aimed).squeeze(1), 0.0).sum(), sums
 
 
+def _step_by_step(
+    part: Tensor, head: Tensor, targets: Tensor, keep: Tensor, share: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of a chunk's kept tokens and the gradient of its logits (n, rows) in the products' dtype.
+
+    `share` (n, 1) is what a token's loss counts in what is differentiated. An operation writes where the last one did.
+    """
+    logits, slope = capped((part @ head.t()).float(), settings.softcap), None
+    if settings.softcap:  # What a product's move moves its capped logit by.
+        slope = 1.0 - (logits / settings.softcap).square_()
+    nll, sums = _nll(logits, targets, keep, settings)
+    logits.mul_(share / sums)
+    if settings.smoothing:
+        logits[:, : settings.vocab_size] -= share * (settings.smoothing / settings.vocab_size)
+    logits.scatter_add_(1, targets.unsqueeze(1), -share * (1.0 - settings.smoothing))
+    return nll, (logits if slope is None else logits.mul_(slope)).to(settings.dtype)
+
+
+def _in_one_go(
+    logits: Tensor, targets: Tensor, keep: Tensor, share: Tensor, vocab_size: int, smoothing: float, softcap: float
+) -> Tensor:
+    """Return what `_step_by_step` does; the products (n, rows) become their gradient. Slow unless compiled.
+
+    Nothing that is large is named for two uses, or the compiler would write it down in fp32 in between.
+    """
+    places = torch.arange(logits.shape[1], device=logits.device)
+    known, aimed_at = places < vocab_size, targets.unsqueeze(1)
+    bounded = capped(logits.float(), softcap)
+    values = torch.where(known, bounded, -torch.inf)
+    top = values.amax(dim=1, keepdim=True)
+    whole = top + (values - top).exp().sum(dim=1, keepdim=True).log()
+    aimed = bounded.gather(1, aimed_at)
+    if smoothing:
+        mean = torch.where(known, bounded, 0.0).sum(dim=1, keepdim=True) / vocab_size
+        aimed = torch.lerp(aimed, mean, smoothing)
+    wanted = torch.where(places == aimed_at, 1.0 - smoothing, 0.0)
+    if smoothing:
+        wanted = wanted + torch.where(known, smoothing / vocab_size, 0.0)
+    slope = 1.0 - (bounded / softcap).square() if softcap else 1.0
+    nll = torch.where(keep, (whole - aimed).squeeze(1), 0.0).sum()
+    logits.copy_(((values - whole).exp() - wanted) * share * slope)
+    return nll
+
+
+@cache
+def _compiled() -> Callable[..., Tensor]:
+    """Return `_in_one_go` as a kernel: the products are outside, where torch's own library has them."""
+    return torch.compile(_in_one_go, dynamic=False)
+
+
+def _add_product(sums: Tensor, grad: Tensor, part: Tensor) -> None:
+    """Add grad.T @ part to fp32 `sums`; where torch can, in the product itself, which is then not rounded before."""
+    if grad.dtype == sums.dtype:
+        sums.addmm_(grad.t(), part)
+    elif sums.is_cuda:
+        torch.addmm(sums, grad.t(), part, out_dtype=sums.dtype, out=sums)
+    else:
+        sums += grad.t() @ part
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     """Mean loss; backward only scales what forward has computed."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings) -> Any:
         """Compute the loss and both gradients, chunk by chunk; matrix products run in `dtype`, all else in fp32."""
-        chunk, dtype, smoothing = settings.chunk, settings.dtype, settings.smoothing
+        chunk, dtype = settings.chunk, settings.dtype
         keep = targets != settings.ignored
         safe, count = torch.where(keep, targets, 0), keep.sum()
         # In fp16 a share of the mean would be rounded to nothing: there the products take the sum's gradient instead.
@@ -77,22 +142,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
-            part, part_targets, part_keep = hidden[rows].to(dtype), safe[rows], keep[rows]
-            logits, slope = capped((part @ head.t()).float(), settings.softcap), None
-            if settings.softcap:  # What a product's move moves its capped logit by.
-                slope = 1.0 - (logits / settings.softcap).square_()
-            nll, sums = _nll(logits, part_targets, part_keep, settings)
-            loss += nll
-            # The gradient of the mean: (softmax - smoothed one_hot) / count, built in the logits' own memory.
-            share = (part_keep.float() if whole else part_keep / count).unsqueeze(1)
-            logits.mul_(share / sums)
-            if smoothing:
-                logits[:, : settings.vocab_size] -= share * (smoothing / settings.vocab_size)
-            logits.scatter_add_(1, part_targets.unsqueeze(1), -share * (1.0 - smoothing))
-            grad = (logits if slope is None else logits.mul_(slope)).to(dtype)
+            part, told = hidden[rows].to(dtype), (safe[rows], keep[rows])
+            # The gradient of the mean is (softmax - smoothed one_hot) / count.
+            share = (keep[rows].float() if whole else keep[rows] / count).unsqueeze(1)
+            if settings.compiled:
+                grad = part @ head.t()
+                loss += _compiled()(grad, *told, share, settings.vocab_size, settings.smoothing, settings.softcap)
+            else:
+                nll, grad = _step_by_step(part, head, *told, share, settings)
+                loss += nll
             grad_hidden[rows] = grad @ head
-            grad_weight += grad.t() @ part
-            del logits, slope, grad  # or they would be there beside the next chunk's
+            _add_product(grad_weight, grad, part)
+            del grad  # or it would be there beside the next chunk's
         if whole:
             grad_hidden, grad_weight = grad_hidden.div_(count), grad_weight.div_(count)
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
@@ -118,8 +179,6 @@ def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Sett
     return loss / keep.sum()
 
 
-# torch.compile leaves this alone: unrolled over its chunks it would only make a long compile longer.
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # In torch it has no types.
 def chunked_cross_entropy(
     hidden: Tensor,
     weight: Tensor,
@@ -129,6 +188,7 @@ def chunked_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     softcap: float = 0.0,
+    compiled: bool = False,
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return the mean of cross_entropy(hidden @ weight.T, targets) over targets that are not `ignore_index`, in fp32.
@@ -136,15 +196,16 @@ def chunked_cross_entropy(
     hidden (n, width), weight (rows, width), targets (n) int64. The first `vocab_size` rows are tokens (all, if None);
     the rest is padding, which has no probability and no gradient. Matrix products run in autocast's dtype where it is
     on. `label_smoothing` e aims at 1 - e for the target and e / vocab_size more for every token, the target too
-    (Szegedy et al. 2015, section 7). A `softcap` bounds the logits. NaN where no target is left, as torch's own. May be
-    differentiated once.
+    (Szegedy et al. 2015, section 7). A `softcap` bounds the logits. `compiled`: the gradient's chunks are. NaN where no
+    target is left, as torch's own. May be differentiated once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = weight.shape[0]
-    # A cap needs its slope beside the logits, and twice that for a moment: fewer tokens take the same memory.
-    chunk = chunk_tokens or _chunk_tokens(4 * rows if softcap else rows, dtype)
-    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap)
+    # Step by step a chunk is in fp32, and a cap needs its slope beside it, and twice that for a moment.
+    each = rows * (dtype.itemsize if compiled else 16 if softcap else 4)
+    chunk = chunk_tokens or _chunk_tokens(each, dtype)
+    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap, compiled)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
         return compute(hidden, weight, targets, settings)

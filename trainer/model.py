@@ -30,7 +30,11 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
 
 
 class Attention(nn.Module):
-    """Causal self-attention over `heads` heads, by torch's own fused kernel."""
+    """Causal self-attention over `heads` heads, by torch's own fused kernel.
+
+    On Hopper that is cuDNN's first, from torch 2.11 on. Older ones bring a cuDNN that torch keeps behind flash on
+    purpose: it reads past its memory at some widths (pytorch#169849).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -108,6 +112,8 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
+    compiled = False
+    """Whether training compiles the blocks, and with them the loss."""
     collective_methods = ("hidden", "next_token_logits")
     """What is called beside `forward`: under full sharding these fetch weights too."""
 
@@ -115,6 +121,16 @@ class GPT(nn.Module):
     def blocks(self) -> list[nn.Module]:
         """All blocks: the parts that sharding deals in."""
         return list(self.h)
+
+    def compile_blocks(self) -> None:
+        """Let torch compile each block by itself, one for all; `torch.compiler.set_stance` says where it is not used.
+
+        As one graph, a backward would have all gradients at its end, when none can travel beside it any more; and to
+        compile that takes several times as long.
+        """
+        self.compiled = True
+        for block in self.h:
+            block.forward = torch.compile(block.forward, dynamic=False)
 
     @property
     def head_weight(self) -> Tensor:
@@ -139,8 +155,9 @@ class GPT(nn.Module):
         """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
         hidden = self.hidden(ids).flatten(0, 1)
         return chunked_cross_entropy(
-            hidden, self.head_weight, targets.flatten(), vocab_size=self.vocab_size, softcap=self.config.softcap
-        )
+            hidden, self.head_weight, targets.flatten(), vocab_size=self.vocab_size, softcap=self.config.softcap,
+            compiled=self.compiled,
+        )  # fmt: skip
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (n, vocab_size), fp32, of what the head reads (n, width)."""

@@ -49,6 +49,7 @@ Seed = Annotated[int, Must(lambda x: 0 <= x < 2**32, f"at least 0 and below {2**
 Rows = Annotated[int, Must(lambda x: 0 <= x <= 65_536, "at least 0 and at most 65536, as shards are of uint16")]
 Trained = Annotated[int, Must(lambda x: x == 0 or 257 <= x <= 50_257, "0, or lie between 257 and 50257")]
 Part = Annotated[float, Must(lambda x: 0 <= x < 1, "at least 0 and below 1")]
+Kept = Annotated[int, Must(lambda x: 0 <= x <= 50, "at least 0 and at most 50")]
 HeldOut = Annotated[float, Must(lambda x: 0 < x < 1, "above 0 and below 1")]
 Share = Annotated[float, Must(lambda x: 0 <= x <= 1, "at least 0 and at most 1")]
 Positive = Annotated[float, Must(lambda x: x > 0, "above 0")]
@@ -140,6 +141,7 @@ class TrainConfig:
     label_smoothing: Part = 0.0  # The share of a label's probability that goes to all tokens alike.
     log_every: Whole = 10
     checkpoint_every: Whole
+    keep_checkpoints: Kept = 0  # Earlier ones that stay, spread over the run, so that it can be computed again.
 
 
 @dataclass(frozen=True, kw_only=True)

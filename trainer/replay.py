@@ -1,9 +1,9 @@
 """What a checkpoint is worth, computed again: `python -m trainer.replay OUT --data DATA`.
 
 OUT is a run's out folder, of which the newest checkpoint is taken, or one file of weights in it. The validation loss
-comes from the weights alone. With `--before STEP` the steps from that checkpoint of the same folder, or from 0, are
-taken again, and all weights are compared. Prints one JSON line; exit codes: 0 computed, 2 refused. Nothing is
-unpickled, and nothing is written but a folder of links that is gone afterwards.
+comes from the weights alone. With `--again FROM:TO` the steps from that checkpoint of the same folder, or from 0, are
+taken again; where there is a checkpoint of step TO, too, all its weights are compared. Prints one JSON line; exit
+codes: 0 computed, 2 refused. Nothing is unpickled; all that is written is a folder of links, gone afterwards.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,10 @@ _MOST_THREADS = 1024
 _SUFFIXES = {"weights": "model.safetensors", "optimizer": "optim.safetensors", "state": "state.json"}
 
 
-def replay(checkpoint: Path, data: Path, recipe: Path | None = None, before: int | None = None) -> dict[str, Any]:
-    """Return the validation loss of a checkpoint, and how far its weights are from those that the steps give again.
+def replay(
+    checkpoint: Path, data: Path, recipe: Path | None = None, again: Iterable[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    """Return the validation loss of a checkpoint, and of each span of steps how it came out when it was taken again.
 
     Refused where it is not sound, is of another recipe or other data than these, or a step cannot be taken.
     """
@@ -56,17 +58,16 @@ def replay(checkpoint: Path, data: Path, recipe: Path | None = None, before: int
         lengths=None, device=run.device, processes=run.processes, stopping=lambda: False,
     )  # fmt: skip
     told["val_loss"] = found.val_loss if found is not None and math.isfinite(found.val_loss) else None
-    if before is not None:
-        told["again"] = _steps_again(opened, before, data, recipe)
+    told["again"] = [_steps_again(opened, span, data, recipe) for span in again]
     return told
 
 
-def _steps_again(opened: RunCheckpoint, before: int, data: Path, recipe: Path | None) -> dict[str, Any]:
-    """Take the steps from the checkpoint of step `before`; `most` is the largest difference of a weight."""
-    until = opened.state["step"]
-    if not 0 <= before < until:
-        raise Refused(f"step {before} is not before step {until}")
-    run, losses = _run_at(opened, before, data, recipe), {}
+def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recipe: Path | None) -> dict[str, Any]:
+    """Take the steps of a span; `most` is the largest difference of a weight at its end, None without a checkpoint."""
+    first, until = span
+    if not 0 <= first < until <= opened.state["step"]:
+        raise Refused(f"steps {first} to {until} are not before step {opened.state['step']}")
+    run, losses = _run_at(opened, first, data, recipe), {}
     if run.recipe.train.loop != "own":
         raise Refused(f'train.loop "{run.recipe.train.loop}" is another library\'s, whose steps are not taken again')
     try:
@@ -76,10 +77,15 @@ def _steps_again(opened: RunCheckpoint, before: int, data: Path, recipe: Path | 
             losses[run.progress.step] = figures["loss"]
     finally:
         run.close_feed()
-    kept, made = read_tensors(opened.weights), run.model.state_dict()
+    told = {"from": first, "to": until, "equal": None, "most": None, "losses": losses}
+    if not (weights := _of_step(opened.weights, until)).is_file():
+        return told
+    kept, made = read_tensors(weights), run.model.state_dict()
+    if {name: tensor.shape for name, tensor in kept.items()} != {name: tensor.shape for name, tensor in made.items()}:
+        raise Refused(f"{weights.name} has other tensors than its recipe's model")
     most = max(float((kept[name].double() - made[name].cpu().double()).abs().max()) for name in made)
     is_equal = all(torch.equal(kept[name], made[name].cpu()) for name in made)
-    return {"from": before, "equal": is_equal, "most": most if math.isfinite(most) else None, "losses": losses}
+    return told | {"equal": is_equal, "most": most if math.isfinite(most) else None}
 
 
 def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> Run:
@@ -130,16 +136,23 @@ def _lay_out(weights: Path, step: int, out: Path) -> None:
     (out / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": step, "best": None, "files": files}))
 
 
+def _span(text: str) -> tuple[int, int]:
+    first, _, until = text.partition(":")
+    return int(first), int(until)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one JSON line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.replay", description="Compute a checkpoint's loss again.")
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the shards that it was trained on")
     parser.add_argument("--recipe", type=Path, metavar="JSON", help="the recipe, in place of what the checkpoint says")
-    parser.add_argument("--before", type=int, metavar="STEP", help="take the steps from this checkpoint again, too")
+    parser.add_argument(
+        "--again", type=_span, action="append", default=[], metavar="FROM:TO", help="take these steps again, too"
+    )
     given = parser.parse_args(arguments)
     try:
-        print(json.dumps(replay(given.checkpoint, given.data, given.recipe, given.before)), flush=True)
+        print(json.dumps(replay(given.checkpoint, given.data, given.recipe, given.again)), flush=True)
     except TrainerError as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         return Refused.exit_code

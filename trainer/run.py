@@ -105,13 +105,11 @@ class Run:
             parameters=parameters_of(self.model.config), card_bytes=device.memory_bytes,
         )  # fmt: skip
         self.optimizer = make_optimizer(self.model, recipe.optim, processes)
-        # What training calls, perhaps compiled; evaluation and sampling, whose shapes vary, call the plain model.
-        self.forward: Callable[..., Tensor] = self.model
         self.compile_cache, is_loaded = None, None
         if recipe.train.compile:  # Named for the planned micro-batch, also where a smaller one is run.
             name = cache_name(self.model.config, device, self.plan.micro_batch, self.parallel.kind, processes.count)
             self.compile_cache = CompileCache(name, processes)
-            self.forward = torch.compile(self.model, dynamic=False)
+            self.gpt.compile_blocks()
             # What this run has brought to the disk already is newer than what came along.
             is_loaded = self.compile_cache.load(folders[::-1])
         if restored is not None:

@@ -216,7 +216,7 @@ def restore_model(
         if latest[farthest] > latest[0]:  # A rendezvous may call another machine the first one than it did before.
             found_there = f"the machine of process {farthest} has the checkpoint of step {latest[farthest]} in {out}"
             raise Refused(f"{found_there}, and the first machine, which saves, has none of that step; copy it there")
-        store = CheckpointStore(out)
+        store = CheckpointStore(out, keep=recipe.train.keep_checkpoints, every=recipe.train.checkpoint_every)
         step, damaged = store.newest_sound()
         writers.append(CheckpointWriter(store, said))
         place, step = (out, step) if step is not None else (data_folder / _EARLIER, _earlier_step(data_folder))

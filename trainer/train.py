@@ -171,7 +171,7 @@ def accumulate(run: Run, loss_sum: Tensor) -> bool:
                 torch.manual_seed(position_seed(seed, run.progress.step, micro))
             run.parallel.before_micro_step(index == plan.accumulation - 1)
             with run.device.autocast():
-                loss = run.forward(*inputs) / plan.accumulation
+                loss = run.model(*inputs) / plan.accumulation
             run.scale.scaled(loss).backward()
             loss_sum += loss.detach().double()
     except torch.OutOfMemoryError:
@@ -239,6 +239,8 @@ def tell(run: Run) -> None:
     run.untold = {}
 
 
+# What is compiled is so for the shapes of training; torch has no types for this.
+@torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def evaluate(run: Run) -> bool:
     """Evaluate, note and report; False if a stop was asked for before the end: what was found until then stays."""
     run.reporter.beat(UNKNOWN_S)
@@ -289,6 +291,7 @@ def save(run: Run) -> None:
     gc.collect()
 
 
+@torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def write_samples(run: Run) -> None:
     """Answer the prompts, have it written and told; only the first process does, unless a forward needs them all."""
     together, prompts, sample = run.parallel.is_collective, run.task.data.prompts, run.recipe.sample

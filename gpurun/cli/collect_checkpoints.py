@@ -27,6 +27,7 @@ from gpurun.lifecycle.artifacts.on_demand import (
 )
 from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import instance_of
+from gpurun.lifecycle.instance.job_folder import over
 from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.view.number_format import format_bytes, format_files
@@ -52,9 +53,12 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     if phase in _BEFORE:
         hint = f"gpurun attach {name} shows how far it is."
         raise UsageError("checkpoint.none", f"{name} has not begun to train: nothing is finished yet.", hint=hint)
-    if phase not in _ALIVE:
+    instance = sight.state.instance
+    if phase not in _ALIVE and sight.state.shared == "kept" and instance is not None:
+        instance = over(instance)
+    elif phase not in _ALIVE:
         return _of_the_past(session, sight, wanted)
-    far = Reach(sight.folder, sight.plan, session.clock)(instance_of(sight.state))
+    far = Reach(sight.folder, sight.plan, session.clock)(instance or instance_of(sight.state))
     try:
         budget = EgressBudget.of(sight.folder, sight.plan)
         brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session), budget)

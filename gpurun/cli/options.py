@@ -112,9 +112,10 @@ def request_from(session: Session, **typed: Any) -> Request:
     trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
     own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer}
     choices = renting["choices"].model_copy(update=own)
+    kept = (f"train.keep_checkpoints={typed['keep_checkpoints']}",) if typed["keep_checkpoints"] else ()
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=(*typed["overrides"], *challenged(session, typed["challenge"])),
+        overrides=(*typed["overrides"], *kept, *challenged(session, typed["challenge"])),
         **{**renting, "choices": choices},
     )
     if continues is None:
@@ -151,7 +152,6 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
         "price_micros_per_hour": parse_usd(price, name="--price-per-hour", is_limit=False) if price else None,
         "uplink_mbit": float(settings["uplink"].value) if settings["uplink"].value else None,
         "continues": typed["continues"] or "",
-        "max_gpu_hours": _gpu_hours(typed["max_gpu_hours"]),
         "choices": Choices(
             region=cluster or typed["region"] or None,
             spot=typed["spot"],
@@ -166,6 +166,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             give_up_after_s=_seconds(typed["give_up_after"]),
             queue_s=_queue_s(typed["queue"]),
             slow_network=typed["slow_network"],
+            max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
         ),
     }
 
@@ -358,6 +359,7 @@ REQUEST = Shared(
         "overrides": (Set, []),
         # Hidden: who needs it has it from a teacher, in the whole command that `roster new` prints.
         "challenge": (Annotated[str, typer.Option("--challenge", metavar="C", hidden=True)], ""),
+        "keep_checkpoints": (Annotated[int, typer.Option("--keep-checkpoints", metavar="K", hidden=True)], 0),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
         "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),

@@ -7,15 +7,17 @@ digits, and only what was measured to agree all the same is compared: docs/RECEI
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from gpurun.cli.weights import HomeCheckpoint, ask_trainer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import RunFolder, read_regular
-from gpurun.core.trainer_events import Step, events_of
+from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, plain_line
 from gpurun.ledger.audit.audit_run import sha256_of
 from gpurun.planning.continue_from import newest_whole
@@ -25,6 +27,8 @@ MOST_FLOPS = 2e13
 """What is trained again at most: minutes on two cores."""
 FIRST_STEPS = 20
 """So many steps two kinds of processor stay together before chance parts them."""
+DRAWN = 3
+"""So many spans are drawn of a run that is too long to be trained again."""
 LOSS_APART = {"same": 1e-5, "other": 5e-3}
 STEPS_APART = {"same": 1e-3, "other": 1e-2}
 """How far a loss may be from the one that was told, as a share of it: both in fp32 on a CPU, or not."""
@@ -40,7 +44,7 @@ class Replayed:
 
 
 def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, Any], data: Path) -> Replayed:
-    """Compute the last checkpoint's loss again, and the steps that led to it where that takes minutes.
+    """Compute the last checkpoint's loss again, and steps between those that are here, where that takes minutes.
 
     `told` is what the receipt states, `recipe` the plan's, `data` where the shards are.
     """
@@ -55,9 +59,9 @@ def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, 
     if not _has_shards(data):
         return Replayed(notes=("not checked: the shards that it was trained on are not here",))
     weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
-    state = json.loads(read_regular(folder.artifacts / next(one["name"] for one in own if one["kind"] == "state")))
-    before = _before(files, told, recipe, weights.stat().st_size // 4)
-    words = [] if before is None else [f"--before={before}"]
+    state = _state(folder, files, last)
+    spans = _spans(files, told, recipe, weights.stat().st_size // 4)
+    words = [f"--again={first}:{until}" for first, until in spans]
     found = HomeCheckpoint(last, weights, data, dict(recipe))
     try:
         answer = json.loads(ask_trainer("trainer.replay", found, *words, limit_s=LIMIT_S))
@@ -66,12 +70,11 @@ def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, 
     except UsageError as error:
         return Replayed(problems=(f"step {last} cannot be computed again: {error.what}",))
     start = told["training"]["start"]["event"] or {}
-    is_alike = (answer["device"], start.get("device"), start.get("precision")) == ("cpu", "cpu", "fp32")
-    judged = [*_loss(answer, state, last, "same" if is_alike else "other")]
-    if before is None:
+    judged = [*_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
+    if last not in (until for _, until in spans):
         judged.append(("the steps to it were not checked: that would take long", False))
-    else:
-        judged += _steps(answer, state, folder, start, "same" if is_alike else "other")
+    for again in answer["again"]:
+        judged += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state)
     return Replayed(*(tuple(plain_line(said) for said, bad in judged if bad is wanted) for wanted in (True, False)))
 
 
@@ -87,26 +90,39 @@ def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: 
 
 
 def _steps(
-    answer: Mapping[str, Any], state: Mapping[str, Any], folder: RunFolder, start: Mapping[str, Any], kind: str
+    again: Mapping[str, Any], answer: Mapping[str, Any], folder: RunFolder, start: Mapping[str, Any], state: Any
 ) -> Iterator[tuple[str, bool]]:
-    """The steps that were taken again: to the bit on the same kind of processor, else as long as losses agree."""
-    again, here = answer["again"], answer["kind"]
-    span = f"steps {again['from']} to {answer['step']}"
+    """A span that was taken again: to the bit on the same kind of processor, else as long as losses agree.
+
+    `state` is that of the checkpoint which ends it, or the last one's.
+    """
+    first, until, here = again["from"], again["to"], answer["kind"]
+    span = f"steps {first} to {until}"
     taken = {int(step): float(loss) for step, loss in again["losses"].items()}
-    near = range(again["from"] + 1, again["from"] + FIRST_STEPS + 1)
-    for step, losses in sorted(_told(folder, near).items()):
-        if step in taken and all(abs(taken[step] - loss) > STEPS_APART[kind] * abs(loss) for loss in losses):
+    told = {step: losses for step, losses in _told(folder, range(first + 1, until + 1)).items() if step in taken}
+    apart = STEPS_APART["same" if _is_alike(answer, start) else "other"]
+    for step, losses in sorted(told.items()):
+        if step <= first + FIRST_STEPS and all(abs(taken[step] - loss) > apart * abs(loss) for loss in losses):
             yield f"step {step}, taken again, has loss {taken[step]:.6g}, and the run says {min(losses):.6g}", True
             return
-    if again["equal"] and start.get("device") == "cuda" and answer["device"] == "cpu":
-        yield f"the log says cuda, and a CPU gives the weights of {span} to the bit", True
-    elif again["equal"]:
+    is_equal = again["equal"]
+    if is_equal is None:  # No checkpoint ends it: then the losses are all that there is.
+        is_equal = bool(told) and all(taken[step] in losses for step, losses in told.items())
+    is_same_kind = state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu"
+    if is_equal and start.get("device") == "cuda" and answer["device"] == "cpu":
+        yield f"the log says cuda, and a CPU gives what {span} gave to the bit", True
+    elif is_equal:
         yield f"{span} are the same to the bit", False
-    elif state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu":
+    elif is_same_kind and not _resumed_in(folder, first, until) and (told or again["equal"] is not None):
         yield f"{span} are not the same to the bit, on the same kind of processor ({here})", True
     else:
-        first = f"the first {FIRST_STEPS} agree, " if taken else ""
-        yield f"{span}: {first}the bits were not checked, since that was another kind of processor", False
+        agreed = f"the first {FIRST_STEPS} agree, " if told else ""
+        yield f"{span}: {agreed}the bits were not checked, since another kind of processor may have taken them", False
+
+
+def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
+    """Whether both computed in fp32 on a CPU."""
+    return (answer["device"], start.get("device"), start.get("precision")) == ("cpu", "cpu", "fp32")
 
 
 def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
@@ -118,15 +134,45 @@ def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
     return told
 
 
-def _before(
+def _resumed_in(folder: RunFolder, first: int, until: int) -> bool:
+    """Whether another process, on whatever machine, went on between these two steps."""
+    starts = (event.resumed_from for event in events_of(folder.events) if isinstance(event, Start))
+    return any(step is not None and first < step < until for step in starts)
+
+
+def _state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> dict[str, Any]:
+    """What a checkpoint says of itself; nothing where it is not here, or no object."""
+    for one in files:
+        if (one["kind"], one["step"]) == ("state", step):
+            said = json.loads(read_regular(folder.artifacts / one["name"]))
+            return said if isinstance(said, dict) else {}
+    return {}
+
+
+def _spans(
     files: list[dict[str, Any]], told: Mapping[str, Any], recipe: Mapping[str, Any], parameters: int
-) -> int | None:
-    """From where the steps are taken again: the earliest that takes minutes, the seed's own weights if possible."""
+) -> list[tuple[int, int]]:
+    """The steps that are taken again, from the seed's own weights where it is possible, for minutes in all.
+
+    It is all of them; of a longer run those that led to the last checkpoint, and some between the kept ones, drawn so
+    that nobody knows before which. Of a long span it is the first few steps.
+    """
     is_fresh = not told["asked"].get("continues") and not recipe["train"].get("init_from")
     kept = sorted({one["step"] for one in files if newest_whole([f for f in files if f["step"] == one["step"]])})
-    last, each = kept[-1], 6 * parameters * int(recipe["train"]["batch_tokens"])
-    possible = [0] * is_fresh + [step for step in kept if step < last]
-    return next((step for step in possible if (last - step) * each <= MOST_FLOPS), None)
+    most = int(MOST_FLOPS / (6 * parameters * int(recipe["train"]["batch_tokens"])))
+    ends = [*[0] * is_fresh, *kept]
+    last = ends[-1]
+    if last - ends[0] <= most:
+        return [(ends[0], last)] if len(ends) > 1 else []
+    begin = next((step for step in ends if 0 < last - step <= most // 2), last)
+    spans = [(begin, last)] if begin < last else []
+    left = most - (last - begin)
+    between = [pair for pair in pairwise(ends) if pair[1] <= begin]
+    for first, end in random.SystemRandom().sample(between, min(DRAWN, len(between))):
+        until = end if end - first <= left else first + min(FIRST_STEPS, left)
+        spans += [(first, until)] if until > first else []
+        left -= until - first
+    return sorted(spans)
 
 
 def _has_shards(data: Path) -> bool:

@@ -78,7 +78,8 @@ def _steps(plan: Plan) -> int | None:
 def _dies_by(sight: Sight) -> str:
     """Who ends the machine; what is armed at boot alone is not believed before it was read back."""
     planned = sight.plan.offer.dies_by_itself
-    is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not sight.state.armed
+    is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler ends what it starts.
+    is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not is_armed
     return "not armed yet" if is_waited_for else planned.partition(",")[0]
 
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpurun.core.errors import UsageError, did_you_mean
+from gpurun.core.money import Micros, parse_usd
 
+_FREE = Micros(0)
 LOCAL = "local"
 """The `host` of a cluster whose sbatch is on this machine."""
 
@@ -49,7 +51,8 @@ class Cluster:
     """One table `[slurm.NAME]`: how its login node is reached, and what each job there is to have.
 
     `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
-    number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch.
+    number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch. What
+    the cluster bills for a GPU and an hour is `price_per_gpu_hour`, 0 where it does not; a job without any pays as one.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Cluster:
     gres: str = "gpu"
     python: str = "python3"
     setup: str = ""
+    price_per_gpu_hour: Micros = _FREE
     extra: tuple[str, ...] = ()
 
     @property
@@ -108,6 +112,8 @@ def _cluster(name: str, table: Any, place: str) -> Cluster:
             hint = did_you_mean(key, _KEYS, otherwise=f"Known keys: {', '.join(_KEYS)}.")
             raise _wrong(f"{where} has the unknown key {key!r}", hint)
     for key, value in table.items():
+        if key == _PRICE:
+            continue
         kind: type = int if key == "port" else list if key == "extra" else str
         if not isinstance(value, kind) or isinstance(value, bool):
             raise _wrong(f"{key} of {where} is {value!r}", f"Write it as {_KINDS[kind]}.")
@@ -119,12 +125,23 @@ def _cluster(name: str, table: Any, place: str) -> Cluster:
     for key in ("host", "workdir"):
         if not table.get(key):
             raise _wrong(f"{where} has no {key}", f"For instance {_EXAMPLE}.")
-    told = table | {"extra": tuple(table.get("extra", ()))}
+    told = table | {"extra": tuple(table.get("extra", ())), _PRICE: _price(table.get(_PRICE, 0), where)}
     found = Cluster(name=name, **told)
     _check(found, where)
     return found
 
 
+def _price(told: Any, where: str) -> Micros:
+    """The price of a GPU-hour, rounded up; 0 is none."""
+    if isinstance(told, bool) or not isinstance(told, int | float):
+        raise _wrong(f"{_PRICE} of {where} is {told!r}", _PRICE_HINT)
+    try:
+        return parse_usd(str(told), is_limit=False) if told else _FREE
+    except UsageError:
+        raise _wrong(f"{_PRICE} of {where} is {told!r}", _PRICE_HINT) from None
+
+
+_PRICE, _PRICE_HINT = "price_per_gpu_hour", "Write the dollars that a GPU takes an hour: 1.25."
 _KINDS: Mapping[type, str] = {str: "a text", int: "a number", list: "a list of texts"}
 _SHAPES = {
     "host": r"[A-Za-z0-9][A-Za-z0-9.:-]*",

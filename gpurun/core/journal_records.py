@@ -87,6 +87,19 @@ class Record(Frozen):
         ticked_us = _microseconds(self.mono) - _microseconds(before.mono) if self.boot_id == before.boot_id else 0
         return max(0, ticked_us, _microseconds(self.wall) - _microseconds(before.wall))
 
+    @property
+    def runs_us(self) -> int | None:
+        """For how many microseconds at most a machine that queued has run by then; None where that is not told."""
+        told = self.data.get("instance")
+        started_wall = told.get("started_wall") if isinstance(told, dict) else None
+        if not isinstance(started_wall, int | float):
+            return None
+        return max(0, _microseconds(self.wall) - _microseconds(started_wall)) + _microseconds(STAMPS_S)
+
+
+STAMPS_S = 2.0
+"""What a provider's own times, in whole seconds, may leave out at both ends."""
+
 
 def _microseconds(seconds: float) -> int:
     return round(seconds * 1e6)
@@ -151,6 +164,8 @@ class RunState(Frozen):
     `extras` are the machines that were found beside the run's own, by id (a token of "" is an old journal's); `asked`
     has every asking, by token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens
     beside whose machine something is billed.
+    `shared` tells of the folder that a job on a cluster shares with its login node: "empty", "holds" what may not be
+    here, or "kept" where that did not come home; "" elsewhere.
     `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
     the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
     `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
@@ -176,6 +191,7 @@ class RunState(Frozen):
     facts: dict[str, Any] = Field(default_factory=dict)
     stage: str = ""
     pushed: str = ""
+    shared: str = ""
     clock_ahead_s: float = 0.0
     start_asked: bool = False
     hard_stop_wall: float | None = None

@@ -64,6 +64,7 @@ class Asked(TypedDict):
     challenge: NotRequired[str]
     command: NotRequired[CommandTold]
     trainer: NotRequired[str]
+    max_gpu_hours: NotRequired[Number]
     imported: NotRequired[dict[str, str]]
 
 
@@ -199,7 +200,7 @@ class RentalPaid(TypedDict):
 
 
 class Cost(Is):
-    """What the run cost at most; `says` is there where a beginning or an end was not seen."""
+    """What the run cost at most; `says` is there where a beginning or an end was not seen, `gpu_hours` on a cluster."""
 
     upper_bound_micros: int | None
     billed_micros: int | None
@@ -208,6 +209,7 @@ class Cost(Is):
     cap_micros: int | None
     cap_kept: bool | None
     rentals: list[RentalPaid]
+    gpu_hours: NotRequired[Number | None]
     says: NotRequired[str]
 
 

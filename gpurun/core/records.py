@@ -132,19 +132,14 @@ class Offer(Frozen):
     def label(self) -> str:
         """`8×A100 80G`, `2×8×A100 80G`, or `cpu`; without the memory of a card that nobody told of."""
         memory = f" {self.vram_gb}G" if self.vram_gb else ""
-        return cards_words(self.gpu, self.gpu_count, self.nodes) + (memory if self.gpu_count else "")
+        cards = f"{self.gpus_per_node}×{self.gpu}{memory}" if self.gpu_count else "cpu"
+        return f"{self.nodes}×{cards}" if self.nodes > 1 else cards
 
     @property
     def place(self) -> str:
         """Where and how it is rented: `us-east-1`, `secure`, `EU-RO-1 community spot`."""
         words = (self.region if self.region != "any" else "", self.tier, "spot" if self.spot else "")
         return " ".join(filter(None, words)) or "any"
-
-
-def cards_words(gpu: str, gpu_count: int, nodes: int) -> str:
-    """So many cards on so many nodes: `8×A100`, `2×8×A100`, `cpu`, `2×cpu`."""
-    many = f"{nodes}×" if nodes > 1 else ""
-    return f"{many}{gpu_count // nodes}×{gpu}" if gpu_count else f"{many}cpu"
 
 
 class RunKeys(Frozen):
@@ -199,8 +194,8 @@ class Instance(Frozen):
     """What a provider says exists.
 
     `type_id` is the machine type read back, to be held against the offer's; `said` is the provider's own word for the
-    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one; `started_wall`, by our
-    clock, when one that had to queue began to run.
+    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one. Of one that had to queue
+    `started_wall` is when it began to run, by our clock, and `ran_s`, once it is over, for how long it did.
     """
 
     id: str
@@ -219,12 +214,14 @@ class Instance(Frozen):
     said: str = ""
     ended_wall: float | None = None
     started_wall: float | None = None
+    ran_s: float | None = None
 
 
 class Leftover(Frozen):
     """A side resource that a rental leaves at a provider: a key, a firewall group, a volume, a schedule.
 
-    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more.
+    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more, unless it
+    `holds` what a training has finished.
     """
 
     provider: str
@@ -234,6 +231,7 @@ class Leftover(Frozen):
     token: str
     region: str = ""
     billed: bool = False
+    holds: bool = False
     deadline_wall: float | None = None
 
 

@@ -38,7 +38,8 @@ class Choices(Frozen):
     `stage`: the bucket (s3://…) for the shards and the checkpoints. `warm`: send what earlier runs have compiled along.
     `accept_skipped`: train on a folder of which more is passed over than read. `give_up_after_s`: how long a machine
     that trains may be silent before it is given up (0: to its lease). `log_to`: trackers that get its figures.
-    `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait.
+    `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the
+    most that a job may take, hours times GPUs, a node without any counted as one.
     """
 
     region: str | None = None
@@ -55,6 +56,7 @@ class Choices(Frozen):
     give_up_after_s: int = 0
     queue_s: int = 0
     slow_network: bool = False
+    max_gpu_hours: float | None = None
     log_to: tuple[str, ...] = ()
     trainer: str = ""
 
@@ -117,8 +119,6 @@ class Request(Frozen):
     identity: str = ""
     jump: str = ""
     python: str = ""
-    max_gpu_hours: float | None = None
-    """The most that an unmetered job may take: hours times GPUs, a node without any counted as one."""
     price_micros_per_hour: Micros | None = None
     uplink_mbit: float | None = None  # What this computer sends, as its user has set it.
     continues: str = ""

@@ -57,12 +57,13 @@ def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
 def _phases_us(rental: Rental) -> dict[str, int]:
     """Microseconds of each phase of one rental, up to the end of what may be billed."""
     records = [record for record in rental.records if record.seq <= rental.last_paid.seq]
-    left_us = round(rental.seconds * 1e6)
+    left_us, free_us = round(rental.seconds * 1e6), round(rental.queued_s * 1e6)
     spent: dict[str, int] = {}
     phase = "boot"
     for before, after in pairwise(records):
         phase = _BEGINS.get(str(before.event), phase)
-        passed_us = min(left_us, after.us_since(before))
+        free_us -= (queued_us := min(free_us, after.us_since(before)))
+        passed_us = min(left_us, after.us_since(before) - queued_us)
         left_us -= passed_us
         spent[phase] = spent.get(phase, 0) + passed_us
         if str(after.event) in _LAST_PARTS:

@@ -6,18 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.journal_records import Event, Record
-from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.journal_records import STAMPS_S, Event, Record
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import Proof
 from gpurun.core.untrusted import plain_data
 
 WATCHED_S = 120.0
 """A machine was watched to its end if it showed itself alive so long before the first reading that says it is gone."""
-STAMPS_S = 2.0
-"""What a provider's own times, in whole seconds, may leave out at both ends."""
 GONE = ("create.duplicate_gone", "create.late_gone")
 MEASURED, REPORTED, UNSEEN, BY_TIMER = "measured", "provider-reported", "unseen", "its own timer"
 _ALIVE = {
@@ -124,6 +123,17 @@ class Rental:
         return 0.0 if self.end == "refused" else self._span[0]
 
     @property
+    def is_queued(self) -> bool:
+        """Whether it had to queue, so that its time counts from its start."""
+        return self._longest_s is not None
+
+    @property
+    def gpu_hours(self) -> float:
+        """Its billable hours times its GPUs; a node without any counts as one."""
+        offer = self.intent.data["offer"]
+        return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1)) / SECONDS_PER_HOUR
+
+    @property
     def end_is(self) -> str | None:
         """What the end of the billed time rests on; None where nothing ended, or an old gpurun did not tell."""
         return None if self.end in ("refused", "not_proven") else self._span[1]
@@ -138,23 +148,48 @@ class Rental:
         first = reads[-proven.data["reads"]]
         return first if "found_gone" in first.data else proven  # An older gpurun reckoned up to the proof.
 
+    @property
+    def _longest_s(self) -> float | None:
+        """The longest that a machine may run which had to queue, as its scheduler ends it; None without a queue."""
+        lease = self.intent.data["lease"]
+        parts = ("boot_s", "setup_s", "ship_s", "train_s", "collect_s", "destroy_s", "kill_allowance_s")
+        return sum(lease.get(part, 0) for part in parts) if lease.get("queue_s") else None
+
+    @cached_property
+    def _waited_s(self) -> float | None:
+        """How long it waited in a queue, by the earliest start that was told; None where none was."""
+        told = [(one, one.runs_us) for one in self.records if one.seq <= self.last_paid.seq]
+        waits = [elapsed_s(self.records, self.intent, one) - us / 1e6 for one, us in told if us is not None]
+        return round(max(0.0, min(waits)), 3) if waits else None
+
+    @property
+    def queued_s(self) -> float:
+        """The seconds from its asking to its start, which cost nothing; 0 without a queue, or where none was told."""
+        return (self._waited_s or 0.0) if self.is_queued else 0.0
+
     @cached_property
     def _span(self) -> tuple[float, str | None]:
-        """From before the asking to the end: the seconds, and what that end rests on.
+        """From before the asking, or from the start of what had to queue, to the end; and what that end rests on.
 
         The first reading that shows it gone bounds it always. Where it was not seen alive shortly before, its own timer
         and the provider's own times may bound it closer; neither counts against what was seen of it.
         """
         gone = self.last_paid
         gone_s = elapsed_s(self.records, self.intent, gone)
+        is_begun = not self.is_queued or self._waited_s is not None
         if gone.event is not Event.DEATH_READ:
-            return gone_s, None
+            return (round(gone_s - self.queued_s, 3) if is_begun else 0.0), None
         signs = [one for one in self.records if one.seq < gone.seq and _shows_life(one)]
         alive_s = elapsed_s(self.records, self.intent, signs[-1]) if signs else 0.0
         if gone.data["alive_s_ago"] is not None:
             alive_s = max(alive_s, gone_s - gone.data["alive_s_ago"])
         ends: list[tuple[float, str | None]] = [(gone_s, MEASURED if gone_s - alive_s <= WATCHED_S else UNSEEN)]
         born_s = elapsed_s(self.records, self.intent, signs[0]) if signs else 0.0
+        if self._longest_s is not None:
+            # A start that nobody was told of contradicts nothing: then what was seen alive may have been in the queue.
+            ends += self._ends_of_queued(gone, self._longest_s, alive_s if is_begun else 0.0)
+            seconds, why = min(ends, key=lambda end: end[0])
+            return round(max(0.0, seconds - self.queued_s), 3), why
         created = [one["created_wall"] for one in self._answers() if one.get("created_wall") is not None]
         if created and gone.data["ended_wall"] is not None:
             told_s = round(gone.data["ended_wall"] - min(created) + STAMPS_S, 3)
@@ -166,6 +201,19 @@ class Rental:
             timer_s = round(lease + self.intent.data["lease"]["kill_allowance_s"], 3)
             ends += [(timer_s, BY_TIMER)] if timer_s >= alive_s else []
         return min(ends, key=lambda end: end[0])
+
+    def _ends_of_queued(self, gone: Record, longest_s: float, alive_s: float) -> Iterator[tuple[float, str | None]]:
+        """Bounds of one that had to queue, from the asking: its provider's word of how long it ran, and its time limit.
+
+        Of one that was not told to have begun, it is bounded by them whatever was seen.
+        """
+        ran_s = gone.data.get("ran_s")
+        if ran_s is not None and (told_s := round(self.queued_s + ran_s + (STAMPS_S if ran_s else 0.0), 3)) >= alive_s:
+            yield told_s, REPORTED
+        intents = [one for one in self.records if one.event is Event.DESTROY_INTENDED]
+        is_limited = alive_s == 0 or (len(intents) == 1 and gone.data["found_gone"])
+        if is_limited and (limit_s := round(self.queued_s + longest_s, 3)) >= alive_s:
+            yield limit_s, BY_TIMER
 
     @property
     def rises(self) -> list[Rise]:
@@ -276,12 +324,13 @@ def _extras_of(rental: Sequence[Record], records: Sequence[Record]) -> Iterator[
     token = rental[0].data["token"]
     proofs = [one for one in rental if one.event is Event.DEATH_PROVEN]
     told = [one for one in records if one.event is Event.INCIDENT and one.data.get("token") == token]
+    longest_s = Rental(tuple(rental))._longest_s or inf  # So long one may run, however long it has queued.
     codes = ("create.duplicate", "create.late") if "home" in records[0].data else ("create.duplicate",)
     for found in {one.data["id"]: one for one in told if one.data["code"] in codes and one.data.get("id")}.values():
         gone = [one for one in told if one.data["code"] in GONE and one.data["id"] == found.data["id"]]
         ends = [one for one in (*gone, *proofs) if one.seq > found.seq]
         end = min(ends, key=lambda one: one.seq) if ends else records[-1]
-        yield Extra(str(found.data["id"]), elapsed_s(records, rental[0], end), bool(ends))
+        yield Extra(str(found.data["id"]), min(longest_s, elapsed_s(records, rental[0], end)), bool(ends))
 
 
 def _shows_life(record: Record) -> bool:

@@ -83,7 +83,8 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
             return Step.DESTROY
         case Phase.GONE:
             is_given_up = state.stop == "destroy" and state.reason != "lease"  # By somebody who wanted nothing of it.
-            return Step.SALVAGE if state.pushed and not is_given_up else Step.SETTLE
+            may_lack = state.pushed or state.shared == "holds"
+            return Step.SALVAGE if may_lack and not is_given_up else Step.SETTLE
         case Phase.SETTLED:
             return Step.SETTLE if state.may_be_billing else Step.CLOSE
         case Phase.CLOSED:
@@ -119,6 +120,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "token": data["token"],
         "provider": data["provider"],
         "account": data.get("account", ""),
+        "shared": "empty" if data["lease"].get("queue_s") else "",
         "instance": None,
         "rated": False,
         "deadline_wall": data["deadline_wall"],
@@ -164,7 +166,10 @@ def _create_observed(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _ready_observed(state: RunState, record: Record) -> dict[str, Any]:
-    instance = Instance.model_validate(record.data["instance"])
+    instance, before = Instance.model_validate(record.data["instance"]), state.instance
+    if before is not None and before.started_wall is not None:  # A later start would make the lease longer.
+        first_wall = min(before.started_wall, instance.started_wall or before.started_wall)
+        instance = instance.model_copy(update={"started_wall": first_wall})
     facts = record.data["facts"]
     clock_ahead_s, armed = _clock_ahead_s(record, facts), record.data.get("armed", True) is not None
     return {"phase": Phase.READY, "instance": instance, "facts": facts, "clock_ahead_s": clock_ahead_s, "armed": armed}
@@ -199,7 +204,8 @@ def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
     missing = record.data.get("missing")
     if not missing:
         # What a machine that is lost had finished last is only remembered: the bucket may have newer checkpoints.
-        return {"phase": Phase.COLLECTED} | ({} if record.data.get("remembered") else {"pushed": ""})
+        here: dict[str, Any] = {"pushed": "", "shared": "empty" if state.shared else ""}
+        return {"phase": Phase.COLLECTED} | ({} if record.data.get("remembered") else here)
     failure = {
         "step": str(Step.COLLECT),
         "code": "collect.missing",
@@ -208,6 +214,12 @@ def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
         "exit_code": int(ExitCode.COLLECT_FAILED),
     }
     return {"phase": Phase.COLLECTED, "failure": failure}
+
+
+def _salvage_observed(state: RunState, record: Record) -> dict[str, Any]:
+    """What did not come from a cluster's folder stays there; the bucket may have it then."""
+    shared = record.data.get("shared", state.shared)
+    return {"shared": shared, "pushed": state.pushed if "shared" in record.data and shared == "kept" else ""}
 
 
 def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
@@ -219,6 +231,7 @@ def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
         failed["phase"] = Phase.TRAINED
     if record.data["step"] == Step.SALVAGE:
         failed["pushed"] = ""  # It is not tried for ever; `gpurun collect` tries it again.
+        failed["shared"] = "kept" if state.shared else ""
     return failed
 
 
@@ -271,6 +284,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
     Event.TRAIN_INTENDED: lambda state, record: {
         "start_asked": True,
+        "shared": "holds" if state.shared else "",
         "hard_stop_wall": record.data.get("hard_stop_wall"),
         "pushed": record.data.get("pushed", ""),
         "linger_s": record.data.get("linger_s", 0.0),
@@ -282,7 +296,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.COLLECT_OBSERVED: _collect_observed,
     Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
     Event.DEATH_PROVEN: _death_proven,
-    Event.SALVAGE_OBSERVED: lambda state, record: {"pushed": ""},
+    Event.SALVAGE_OBSERVED: _salvage_observed,
     Event.STEP_FAILED: _step_failed,
     Event.INCIDENT: _incident,
     Event.RECEIPT_OBSERVED: _to(Phase.SETTLED),

@@ -217,6 +217,7 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict
         "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "provider": plan.offer.provider,
         "cap_micros": plan.cap_micros,
+        **plan.choices.model_dump(include={"max_gpu_hours"}, exclude_none=True),
         "worst_micros": plan.most_micros,
         "stage": plan.choices.stage,
         "challenge": plan.resolved.get("train", {}).get("challenge", ""),

@@ -118,6 +118,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
         asked["command"] = plain_data(opened["command"])
     if opened.get("trainer"):
         asked["trainer"] = opened["trainer"]
+    if "max_gpu_hours" in opened:
+        asked["max_gpu_hours"] = opened["max_gpu_hours"]
     if opened.get("imported"):
         asked["imported"] = plain_data(opened["imported"])
     return asked
@@ -149,9 +151,11 @@ def _shipping(records: Sequence[Record]) -> Shipping:
     """
     staged, shipped = last_of(records, Event.STAGE_OBSERVED), last_of(records, Event.SHIP_OBSERVED)
     there, ways = (staged.data if staged else {}), (shipped.data if shipped else {})
+    ready = last_of(records, Event.READY_OBSERVED)
+    early_bytes = ready.data.get("sent_bytes", 0) if ready else 0  # While a job waited in its queue.
     told: Shipping = {
         "is": MEASURED,
-        "by_ssh_bytes": ways.get("sent_bytes"),
+        "by_ssh_bytes": ways["sent_bytes"] + early_bytes if "sent_bytes" in ways else None,
         "bucket": plain_data(there.get("url")),
         "to_bucket_bytes": there.get("sent_bytes"),
         "from_bucket_bytes": ways.get("pulled_bytes"),
@@ -262,6 +266,8 @@ def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:
         "cap_kept": None if says and not is_kept else is_kept,  # No bound that nobody saw shows that it was broken.
         "rentals": [_rental(rental) for rental in rentals],
     }
+    if any(rental.is_queued for rental in rentals):
+        cost["gpu_hours"] = round(sum(rental.gpu_hours for rental in rentals), 4) if ended else None
     if says:
         cost["says"] = says
     return cost

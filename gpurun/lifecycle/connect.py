@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from math import inf
 
 from gpurun.core.clock import Clock
+from gpurun.core.cluster import cluster_of
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.records import Address, Instance
+from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
 from gpurun.core.settings import load_clusters
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
-from gpurun.planning.own_box import job_machine, machine_of, python_of
+from gpurun.planning.own_box import folder_machine, job_machine, machine_of, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
@@ -45,15 +46,16 @@ class Reach:
         self._folder = folder
         self._plan = plan
         self._clock = clock
-        self._kept: tuple[Address, FarSide] | None = None
+        self._kept: tuple[tuple[Address, bool], FarSide] | None = None
 
     def __call__(self, instance: Instance) -> FarSide:
         """The way to an instance that has an address; nothing is connected yet."""
         address = instance.address
         if address is None:
             raise RuntimeError(f"{instance.id} has no address yet")
-        if self._kept is None or self._kept[0] != address:
-            self._kept = (address, self._to(address, instance))
+        place = (address, self._is_job(instance) and instance.state is InstanceState.RUNNING)
+        if self._kept is None or self._kept[0] != place:
+            self._kept = (place, self._to(address, instance))
         return self._kept[1]
 
     def hang_up(self) -> None:
@@ -62,7 +64,7 @@ class Reach:
             self._kept[1].close()
 
     def _to(self, address: Address, instance: Instance) -> FarSide:
-        if self._plan.offer.provider == "slurm":
+        if self._is_job(instance):
             return self._to_job(address, instance)
         if address.kind == "folder":
             place = self._folder.home / address.folder
@@ -80,12 +82,20 @@ class Reach:
         )
         return FarSide(machine)
 
+    @staticmethod
+    def _is_job(instance: Instance) -> bool:
+        return instance.provider == "slurm"
+
     def _to_job(self, address: Address, instance: Instance) -> FarSide:
-        """The way to a job by its login node, with the Python that its cluster's table names."""
-        last_mono = self._last_mono(instance)
+        """The way to a job by its login node, with the Python that its cluster's table names.
+
+        Of one that does not run it leads to its folder alone, which the login node has too.
+        """
         home = Home(self._folder.home)
-        machine = job_machine(instance.region, address.folder, instance.token, home, self._clock, last_mono)
-        return FarSide(machine, python=load_clusters(home)[instance.region].python)
+        cluster = cluster_of(load_clusters(home), instance.region)
+        to = job_machine if instance.state is InstanceState.RUNNING else folder_machine
+        machine = to(cluster, address.folder, instance.token, home, self._clock, self._last_mono(instance))
+        return FarSide(machine, python=cluster.python)
 
     def _last_mono(self, instance: Instance) -> float:
         """When the machine's end must be asked for, by the monotonic clock."""

@@ -20,7 +20,7 @@ from gpurun.core.stop_request import STRENGTH, read_stop_request
 from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.run_state import WORKING, Step, next_step
 from gpurun.lifecycle.artifacts.inventory import Inventory
-from gpurun.planning.transfer import COLLECT_START_S, KEPT_CHECKPOINTS
+from gpurun.planning.transfer import COLLECT_START_S, home_bytes
 from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
 from gpurun.remote.client import FarSide
 
@@ -132,7 +132,7 @@ class Context:
         lease, seen = self.plan.lease, Inventory(self.folder).memory.bytes_per_s
         if not seen:
             return lease.collect_s
-        needed_s = COLLECT_START_S + KEPT_CHECKPOINTS * self.plan.checkpoint_bytes / seen
+        needed_s = COLLECT_START_S + home_bytes(self.plan) / seen
         return max(lease.collect_s, min(needed_s, lease.train_s / 2))
 
     def _lease_left_s(self, state: RunState) -> float:
@@ -239,6 +239,8 @@ class Context:
             told = self.provider.read(instance.id)
             if told.state is InstanceState.STOPPED:
                 return f"{self.provider.name} says that it is {told.said or 'stopped'}"
+            if told.state is InstanceState.PENDING and self.plan.lease.queue_s:
+                return f"it was put back into the queue, {self.provider.name} says: {told.said}"
             if told.state is not InstanceState.GONE:
                 return "it was restarted at another address" if _has_moved(told, instance) else ""
             if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):

@@ -44,7 +44,13 @@ T = TypeVar("T")
 
 
 def salvage(state: RunState, context: Context) -> Iterator[Note]:
-    """Take away what the machine left, then fetch what it pushed: a volume would be billed as long as that takes."""
+    """Take away what the machine left, then fetch what it pushed: a volume would be billed as long as that takes.
+
+    A cluster's folder is not billed, and has what the trainer wrote: that comes home first.
+    """
+    if state.shared == "holds":
+        yield from collect_bucket.salvage(state, context)
+        return
     yield from close_run.clear_all(state, context)
     yield from collect_bucket.salvage(state, context)
 

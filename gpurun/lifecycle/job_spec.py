@@ -15,7 +15,7 @@ from gpurun.core.paths import write_atomic
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
 from gpurun.planning.jobs import job_for
-from gpurun.planning.transfer import save_s
+from gpurun.planning.transfer import more_kept, save_s
 from gpurun.providers.base import SpotNotice
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -150,7 +150,7 @@ class Pushing:
             self.folder,
             run=plan.run,
             key=key,
-            slot_bytes=slot_bytes_for(plan.checkpoint_bytes),
+            slot_bytes=slot_bytes_for(plan.checkpoint_bytes, more_kept(plan)),
             seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
             most_bytes=most_bytes,
             steps=max(1, plan.steps),

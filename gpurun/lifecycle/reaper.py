@@ -259,7 +259,8 @@ def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
         return False
     try:
         require_durable(home.run(run).path)
-        ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
+        if not (orphan.fate == "overdue" and look(home, run).state.shared):  # That ends itself, and comes home first.
+            ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
     except (MayBeBilling, RunHeld):
         raise
@@ -309,10 +310,25 @@ def sweep_leftovers(
                 yield Stray(left, "owned", owner)
             elif left.token in needed or look_only or not is_wanted:
                 yield Stray(left, "kept", owner)
+            elif left.holds and not remove_all:  # What is finished there may be nowhere else.
+                yield Stray(left, _brought_home(left, owner, provider, home, clock), owner)
             else:
                 yield Stray(left, _removed(left, provider), owner)
     if silent:
         raise _cannot_look(silent)
+
+
+def _brought_home(
+    left: Leftover, owner: Owner, provider: LeavesThings, home: Home, clock: Clock
+) -> Literal["removed", "kept"]:
+    """Drive the run on that a folder is of: it brings home what is there and removes it. Kept where that cannot be."""
+    try:
+        if owner.run is None or not _has_it_open(owner.run, left.token, home):
+            return "kept"
+        supervise(home, owner.run, clock)
+        return "kept" if provider.leftovers(left.token) else "removed"
+    except (GpurunError, Unknown):
+        return "kept"
 
 
 def _removed(left: Leftover, provider: LeavesThings) -> Literal["removed", "not removed"]:

@@ -33,14 +33,7 @@ from gpurun.planning.estimate import NO_PRIORS, estimate, steps_of_work
 from gpurun.planning.history import Prior, Priors, loss_at, machine_of, same_recipe
 from gpurun.planning.memory import GIB, lacks_memory, usable_bytes
 from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.transfer import (
-    BUCKET_BITS_PER_S,
-    COLLECT_START_S,
-    KEPT_CHECKPOINTS,
-    WORTH_A_BUCKET_S,
-    Load,
-    load_home,
-)
+from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, KEPT_CHECKPOINTS, WORTH_A_BUCKET_S, Load
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
@@ -61,15 +54,15 @@ def disk_gb_on(provider: str, wanted_gb: int) -> int:
     return max(wanted_gb, terms_of(provider).least_disk_gb)
 
 
-def beside_rate(offer: Offer, checkpoint_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
+def beside_rate(offer: Offer, collect_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
     """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
-    load = load_home(checkpoint_bytes, disk_gb)
+    load = Load(0, collect_bytes, disk_gb)
     return _beside_hourly(offer, load), _egress(offer, load)
 
 
-def rental_cost(offer: Offer, seconds: float, checkpoint_bytes: int, disk_gb: int) -> Micros:
+def rental_cost(offer: Offer, seconds: float, collect_bytes: int, disk_gb: int) -> Micros:
     """What a rental of so many seconds costs, with all that is beside its rate."""
-    return _cost(offer, seconds, load_home(checkpoint_bytes, disk_gb))
+    return _cost(offer, seconds, Load(0, collect_bytes, disk_gb))
 
 
 def expected_train_s(guess: Estimate) -> float:

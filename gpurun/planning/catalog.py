@@ -31,7 +31,7 @@ _TIERS = ("secure", "community")
 class Card:
     """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to reckon with.
 
-    `nvlink`: several in one machine speak past PCIe. `expected_mfu` is what was published for it, and `rests_on` where.
+    `nvlink`: several in one machine speak past PCIe. `expected_mfu` is our own loop's, and `rests_on` whence.
     """
 
     name: str
@@ -88,7 +88,7 @@ def _catalog() -> dict[str, Any]:
 @cache
 def cards() -> dict[str, Card]:
     """Every kind of GPU that the catalogue knows, by the name that an offer gives it."""
-    published = _catalog()["published"]
+    expected = _catalog()["expected"]
     return {
         kind: Card(
             name=facts["name"],
@@ -97,8 +97,8 @@ def cards() -> dict[str, Card]:
             mfu=(facts["mfu"][0], facts["mfu"][1]),
             bf16=facts.get("bf16", True),
             nvlink=facts.get("nvlink", "SXM" in kind),
-            expected_mfu=published.get(kind, {}).get("mfu"),
-            rests_on=published.get(kind, {}).get("by", ""),
+            expected_mfu=expected.get(kind, {}).get("mfu"),
+            rests_on=expected.get(kind, {}).get("by", ""),
         )
         for kind, facts in _catalog()["gpus"].items()
     }

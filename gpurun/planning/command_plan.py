@@ -32,7 +32,7 @@ from gpurun.planning.own_box import reached
 from gpurun.planning.planner import has_cuda, with_bundle
 from gpurun.planning.requirements import SETUP_LIMIT_S
 from gpurun.planning.resumed_command import goes_on
-from gpurun.planning.transfer import Load, load_home
+from gpurun.planning.transfer import Load
 from gpurun.planning.work_folder import copied, work_folder
 from gpurun.providers.local import LocalProvider
 from gpurun.remote.s3.address import parse_address
@@ -64,7 +64,7 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
     priors, damage = load_priors(home)
     uplink = uplink_of(request, priors)
     setup_s = (request.choices.setup_limit_s or SETUP_LIMIT_S) if request.choices.setup else 0
-    load = load_home(command.output_bytes // 2, command.disk_gb, sent_bytes)
+    load = Load(sent_bytes, command.output_bytes, command.disk_gb)
     load = replace(load, uplink_bits_per_s=uplink.bits_per_s, setup_s=setup_s, public_bytes=data.public_bytes)
     place = _Place(request, command, home, clock, load)
     chosen, candidates = place.chosen()

@@ -1,9 +1,11 @@
 """Does it fit, how fast is it, how long does it take: before anything is rented.
 
 Memory is memory.py's. Speed is a prior, hence a range; `Estimate.basis` says what it rests on. Where a run of this kind
-was published for such cards, what to expect inside the range is taken from it: GPT-2 124M on 9.9 billion tokens takes
-llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence 56 %;
-llm.c's PyTorch trainer took 45 minutes for 10.3 billion on eight H100 SXM, 41 % (modded-nanogpt, 2024-10-13).
+was published for such cards, what to expect of our own loop follows from it by count. GPT-2 124M on 9.9 billion tokens
+takes llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence
+56 %, 321 ms a step; plain PyTorch takes 148 ms on eight H100 SXM, 38 % (modded-nanogpt's track 3). Our loss moves 15.6
+GB more in each step (tests/bench/count_loss.py: at 1.65 and 2.8 TB/s 9.5 and 5.6 ms) and saves the memory of whole
+logits; a block at a time compiled runs at 0.98x (tests/bench/bench_compile.py, on a CPU). Hence 53 % and 36 %.
 FLOPs a token are 6 N + 12 L C T: N the parameters that are multiplied with (all but the positions, a tied head counted
 once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole. A layer
 of an encoder-decoder has three attentions, hence 36 L C T; its sentences are counted as long as the context, all.
@@ -42,6 +44,8 @@ LAUNCH_S = (0.0002, 0.0015)
 """Launching one layer's kernels, forward and backward, eager."""
 FORWARD_SHARE = 1 / 3
 """Of a training pass."""
+_MUON_MATRICES = {"faithful": (12, 4), "modern": (12, 6), "encoder-decoder": (28, 16)}
+"""The weights of a layer's matrices, in squares of the width, and how many matrices they are."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ def estimate(
 def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float) -> Estimate:
     """The estimate that follows from what is known of a machine's speed."""
     train = recipe.tables.train
-    step_flops = token_flops * train.batch_tokens
+    step_flops = token_flops * train.batch_tokens + muon_flops(recipe)
     computing = (step_flops / speed.flops[1], step_flops / speed.flops[0])
     # Kernels are launched while others run, so the longer of the two is what a step takes.
     step_s = tuple(max(pair) for pair in zip(computing, speed.overhead_s, strict=True))
@@ -188,6 +192,17 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
         basis=f"prior: {speed.words}, {'; '.join(notes)}",
         expected_s=expected_s,
     )
+
+
+def muon_flops(recipe: ResolvedRecipe) -> int:
+    """What makes one step's updates orthogonal under Muon, the share of every process added up; 0 under AdamW.
+
+    Five iterations, on a matrix (C, k C) of 4 k C^3 + 2 C^3 each.
+    """
+    model = recipe.tables.model
+    squares, matrices = _MUON_MATRICES[model.preset]
+    each = 5 * (4 * squares + 2 * matrices) * model.width**3
+    return model.layers * each if recipe.tables.optim.kind == "muon" else 0
 
 
 def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: int) -> Estimate:

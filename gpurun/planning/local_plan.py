@@ -10,12 +10,12 @@ from math import ceil, inf
 from gpurun.core.clock import Clock
 from gpurun.core.cluster import Cluster, cluster_of
 from gpurun.core.errors import NoOffer, SetupError, UsageError
-from gpurun.core.money import SECONDS_PER_HOUR, usd
+from gpurun.core.money import SECONDS_PER_HOUR, seconds_within, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Lease, Mode, Plan, Request
 from gpurun.core.settings import load_clusters
-from gpurun.planning.budget import candidates, choose, reach_words
+from gpurun.planning.budget import candidates, choose, reach_words, rental_cost
 from gpurun.planning.candidates import build_plan, need_of
 from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.cloud_plan import shards_of
@@ -24,7 +24,7 @@ from gpurun.planning.memory import GIB, tensor_bytes, way_of
 from gpurun.planning.own_box import login_to, reached
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import setup_limit_s
-from gpurun.planning.transfer import load_for
+from gpurun.planning.transfer import home_bytes, load_for
 from gpurun.providers.base import NoCapacity, Unknown
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.slurm.jobs import Partition
@@ -91,9 +91,11 @@ def job_plan(
 ) -> Plan:
     """The plan of a run as a job of a cluster, which has answered: what it has is what it said a moment ago.
 
-    Nothing is metered there, so what caps it is GPU-hours, the partition's own limit, and the lease that fits the job.
+    What caps it beside the partition's own limit is --max-cost where the cluster has a price, and GPU-hours.
     """
     cluster = cluster_of(load_clusters(home), request.choices.region)
+    if cluster.price_per_gpu_hour:
+        _demand_cap(request)
     choices = request.choices.model_copy(update={"region": cluster.name})
     request, need = request.model_copy(update={"choices": choices}), need_of(request, resolved)
     provider = SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock)
@@ -111,7 +113,12 @@ def job_plan(
     data = shards_of(request, run, resolved, home, say)
     plan = _plan_on(offers[0], request, run, Mode.PAID, resolved, data, home)
     lease, told = _job_lease(plan, part, request)
-    return plan.told(*told).model_copy(update={"chosen": plan.chosen.model_copy(update={"lease": lease})})
+    worst = rental_cost(plan.offer, lease.total_s + lease.kill_allowance_s, home_bytes(plan), plan.disk_gb)
+    update = {"lease": lease, "worst_micros": worst}
+    escapes = f"{cluster.name} finds a job's processes by {part.tracker}: what detaches itself may outlive its job."
+    warnings = [escapes] if part.tracker not in ("", "proctrack/cgroup") else []
+    plan = plan.told(*told, warnings=warnings)
+    return plan.model_copy(update={"chosen": plan.chosen.model_copy(update=update)})
 
 
 def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
@@ -128,20 +135,27 @@ def _too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
 
 def _job_lease(plan: Plan, part: Partition, request: Request) -> tuple[Lease, list[str]]:
     """The lease of a job, cut down to what its cap and its partition allow, and what the plan says of that."""
-    lease, gpus = plan.lease, plan.offer.nodes * plan.offer.processes_per_node
-    cap_s = inf if request.max_gpu_hours is None else request.max_gpu_hours * SECONDS_PER_HOUR / gpus
+    gpus = plan.offer.nodes * plan.offer.processes_per_node
+    if part.over_s == inf:
+        what = f"The cluster ends no job of partition {part.name} whose time is over (OverTimeLimit)."
+        raise NoOffer("slurm.no_end", f"{what} No cap would hold.", hint="Name another cluster in config.toml.")
+    lease = plan.lease.model_copy(update={"kill_allowance_s": plan.lease.kill_allowance_s + ceil(part.over_s)})
+    cap_s = inf if request.choices.max_gpu_hours is None else request.choices.max_gpu_hours * SECONDS_PER_HOUR / gpus
+    if request.max_cost_micros is not None:
+        cap_s = min(cap_s, seconds_within(request.max_cost_micros, plan.offer.rate_micros_per_hour))
     most_s = min(cap_s - lease.kill_allowance_s, part.longest_s)
     over_s = ceil(max(0.0, lease.total_s - most_s))
     if over_s >= lease.train_s:
-        which = "--max-gpu-hours" if cap_s < part.longest_s else f"the limit of partition {part.name}"
+        which = "The cap" if cap_s < part.longest_s else f"The limit of partition {part.name}"
         what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and all but training takes "
         what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
         raise NoOffer("slurm.no_time", what, hint="Raise the cap, or name another partition in config.toml.")
     lease = lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": request.choices.queue_s or QUEUE_S})
     most = (lease.total_s + lease.kill_allowance_s) * gpus / SECONDS_PER_HOUR
-    of_cap = "" if request.max_gpu_hours is None else f" of the {request.max_gpu_hours:g} allowed"
+    of_cap = "" if request.choices.max_gpu_hours is None else f" of the {request.choices.max_gpu_hours:g} allowed"
+    is_metered = "" if plan.offer.rate_micros_per_hour else "It is not metered: "
     told = [
-        f"It is not metered: at most {most:.2f}{of_cap} GPU-hours, counted from its start.",
+        f"{is_metered or 'It takes '}at most {most:.2f}{of_cap} GPU-hours, counted from its start.",
         f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
     ]
     return lease, told
@@ -154,12 +168,17 @@ def box_offer(request: Request, need: GpuNeed, home: Home, clock: Clock) -> tupl
         raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
     login = parse_host(request.host)
     rate = request.price_micros_per_hour or usd(0)
-    if rate and request.max_cost_micros is None:
-        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
+    if rate:
+        _demand_cap(request)
     box = SshBox(login.host, login.port, login.user, rate, need)
     # Nobody may rent out two of a card that a desk has two of: then what is known of one, in its cheapest form.
     known = offers_for(box.need) or sorted(rows_for(box.need), key=lambda row: row.rate_micros_per_hour)
     return SshProvider(home, clock, box).offers(box.need, known)[0], login
+
+
+def _demand_cap(request: Request) -> None:
+    if request.max_cost_micros is None:
+        raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
 
 
 def box_warnings(offer: Offer) -> list[str]:

@@ -191,7 +191,10 @@ def _loss_bytes(model: ModelConfig, tokens: int, vocab: int, way: Way) -> int:
         # what is left of them when the head's own gradient is made.
         return max(12 * tokens * vocab + 2 * head, 6 * tokens * vocab + (8 if model.tied else 6) * head)
     chunk = min(tokens, 1 << max(0, (CHUNK_BYTES // (4 * vocab)).bit_length() - 1))
-    return chunk * (vocab * (6 if way.half else 4) + 4 * width) + 8 * head
+    if not way.half:
+        return 4 * chunk * (vocab + width) + 4 * head
+    # Of the head its gradient and a 16-bit copy; the logits in fp32 and 16 bits, then what the gradient gets added.
+    return 2 * chunk * width + 6 * head + max(6 * chunk * vocab, 2 * chunk * vocab + 2 * head)
 
 
 def _state_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said, cluster_of
+from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Box, Request
 from gpurun.core.secrets import child_environment
-from gpurun.core.settings import load_clusters
 from gpurun.core.untrusted import error_words, last_words
 from gpurun.providers.ssh_login import Login, parse_host
-from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
 from gpurun.remote.local_machine import LocalMachine
@@ -124,12 +123,18 @@ def login_to(cluster: Cluster, home: Home, clock: Clock) -> LoginNode:
     return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock)
 
 
-def job_machine(name: str, folder: str, token: str, home: Home, clock: Clock, last_mono: float = inf) -> JobMachine:
-    """The way to a job of the cluster of that name, by its folder; nothing is connected yet."""
-    cluster = cluster_of(load_clusters(home), name)
+def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float) -> Machine:
+    """The way to a folder of a cluster on its login node, whether a job runs in it or not."""
     if cluster.is_here:
-        return JobMachine(lambda: LocalMachine(Path(folder), token=token))
-    return JobMachine(lambda: _on_login_node(cluster, folder, home, clock, last_mono))
+        return LocalMachine(Path(folder), token=token)
+    return _on_login_node(cluster, folder, home, clock, last_mono)
+
+
+def job_machine(
+    cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float = inf
+) -> JobMachine:
+    """The way to a job by its folder; nothing is connected yet."""
+    return JobMachine(lambda: folder_machine(cluster, folder, token, home, clock, last_mono))
 
 
 def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf) -> RemoteMachine:

@@ -216,8 +216,8 @@ def _check_providers(request: Request, mode: Mode) -> None:
             raise UsageError(f"{name}.unused", what, hint="Add --provider ssh, or leave it out.")
     if request.providers != ("slurm",):
         demand_one_node(request.gpu)
-    if request.max_gpu_hours is not None and request.providers != ("slurm",):
-        what = "--max-gpu-hours is the cap of a cluster, where nothing is metered."
+    if request.choices.max_gpu_hours is not None and request.providers != ("slurm",):
+        what = "--max-gpu-hours caps a job on a cluster."
         raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
     if mode is Mode.PAID and len(request.providers) > 1 and {"local", "ssh", "slurm"} & set(request.providers):
         hint = "Choose --provider local, ssh or slurm alone, or clouds only."

@@ -76,21 +76,27 @@ def download_s(public_bytes: int) -> float:
 
 
 def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
-    """The load of a recipe: what is shipped, and the two checkpoints that come home."""
-    parameters = parameters_of(recipe.tables.model, vocab_size)
-    return load_home(CHECKPOINT_BYTES * parameters, recipe.tables.hardware.disk_gb, ship_bytes)
+    """The load of a recipe: what is shipped, and the checkpoints that come home."""
+    count = KEPT_CHECKPOINTS + recipe.tables.train.keep_checkpoints
+    size = CHECKPOINT_BYTES * parameters_of(recipe.tables.model, vocab_size)
+    return Load(ship_bytes, count * size, recipe.tables.hardware.disk_gb)
 
 
-def load_home(checkpoint_bytes: int, disk_gb: int, ship_bytes: int = 0) -> Load:
-    """What is stored and comes home: two checkpoints, whatever was shipped."""
-    return Load(ship_bytes, KEPT_CHECKPOINTS * checkpoint_bytes, disk_gb)
+def home_bytes(plan: Plan) -> int:
+    """What comes home at the end at most: a command's outputs, or the checkpoints that are to be kept."""
+    return plan.command.output_bytes if plan.command else (KEPT_CHECKPOINTS + more_kept(plan)) * plan.checkpoint_bytes
+
+
+def more_kept(plan: Plan) -> int:
+    """How many checkpoints beside the latest and the best are to come home; a plan of before has no such key."""
+    return int(plan.resolved.get("train", {}).get("keep_checkpoints", 0))
 
 
 def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
     """How large a disk must be at least: what is shipped, with a tenth to spare, and checkpoints side by side."""
     train = recipe.tables.train
     each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
-    count = min(CHECKPOINTS_ON_DISK, ceil(recipe.steps_left / train.checkpoint_every))
+    count = min(CHECKPOINTS_ON_DISK + train.keep_checkpoints, ceil(recipe.steps_left / train.checkpoint_every))
     needed = ship_bytes * 11 // 10 + count * each * parameters_of(recipe.tables.model, vocab_size)
     return ceil(needed / 2**30)
 

@@ -15,8 +15,11 @@ from gpurun.remote.interface import Machine, MachineLost, Reply, Take
 
 NOT_TAKEN = 75
 KILL_S = 5
-# $1 the call's name, $2 the command line, $3 for how many tenths of a second its end is waited for. The folder is
-# listed each time, as a shared file system may remember for a minute that a name is not there.
+TAKEN_S = 60
+"""So long a call waits to be taken up: a job that runs does so at once, but a shared file system may tell it late."""
+# $1 the call's name, $2 the command line, $3 for how many tenths of a second its end is waited for, and $4 what is left
+# of them once it must have been taken up. The folder is listed each time, as a shared file system may remember for a
+# minute that a name is not there.
 _CALL = f"""
 call="calls/$1"
 mkdir -p calls "$call.new" && printf '%s\n' "$2" >"$call.new/call" && cat >"$call.new/in" &&
@@ -25,6 +28,7 @@ left=$3
 until ls calls | grep -qxF "$1.done"; do
     left=$((left - 1))
     [ "$left" -gt 0 ] || exit {NOT_TAKEN}
+    [ "$left" -gt "$4" ] || ! ls calls | grep -qxF "$1.go" || exit {NOT_TAKEN}
     sleep 0.1
 done
 cat "$call.done/out"
@@ -51,7 +55,8 @@ class JobMachine:
         """See `Machine.call`; the program's output comes once it has ended."""
         limit_s = max(1, ceil(timeout_s))
         command = f"exec timeout -k {KILL_S} {limit_s} {shlex.join(argv)}"
-        relay = ["sh", "-c", _CALL, "gpurun", secrets.token_hex(8), command, str(10 * limit_s)]
+        tenths = (10 * limit_s, 10 * max(0, limit_s - TAKEN_S))
+        relay = ["sh", "-c", _CALL, "gpurun", secrets.token_hex(8), command, *map(str, tenths)]
         reply = self._login.call(relay, stdin=stdin or [], sink=sink, timeout_s=timeout_s)
         if reply.exit_code == NOT_TAKEN:
             raise MachineLost("The job has taken up no call: its node or the shared folder does not answer.")

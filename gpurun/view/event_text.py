@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.money import Micros, format_rate, format_usd
-from gpurun.core.records import cards_words
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
     UNKNOWN,
     format_bytes,
+    format_cards,
     format_count,
     format_duration,
     format_files,
@@ -139,7 +139,7 @@ def _asked(data: Mapping[str, Any]) -> str:
     where = f" in {region}" if region not in ("", "any") else ""
     spot = ", spot" if offer.get("spot") is True else ""
     price = f" at {format_rate(Micros(rate))}" if rate else ""
-    cards = cards_words(_text(offer, "gpu", "GPU"), whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
+    cards = format_cards(_text(offer, "gpu", "GPU"), whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
     return f"{asked} {cards}{where}{spot}{price}"
 
 

@@ -43,21 +43,31 @@ class PhaseTime:
 
 @dataclass
 class Rented:
-    """One asking for a machine, in microseconds up to the last record, by the clock that went further in between."""
+    """One asking for a machine, in microseconds up to the last record, by the clock that went further in between.
+
+    `queued_us` of them are its wait in a queue, which costs nothing: None until it is told to have begun.
+    """
 
     last: Record
+    queued_us: int | None = 0
     passed_us: int = 0
     is_over: bool = False
 
     def take(self, record: Record) -> None:
         """Go on to the next record, unless its end is proven."""
-        if not self.is_over:
-            self.passed_us, self.last = self.passed_us + record.us_since(self.last), record
+        if self.is_over:
+            return
+        self.passed_us, self.last = self.passed_us + record.us_since(self.last), record
+        if record.runs_us is not None and self.queued_us != 0:
+            waited_us = max(0, self.passed_us - record.runs_us)
+            self.queued_us = waited_us if self.queued_us is None else min(self.queued_us, waited_us)
 
     def seconds(self, now: float) -> float:
         """What may be billed by `now`, rounded up to a millisecond, as the receipt will have it."""
+        if self.queued_us is None:
+            return 0.0
         since_us = 0 if self.is_over else max(0, round((now - self.last.wall) * 1e6))
-        return -(-(self.passed_us + since_us) // 1000) / 1000
+        return -(-(self.passed_us - self.queued_us + since_us) // 1000) / 1000
 
 
 class Series:
@@ -186,7 +196,7 @@ class Screen:
             rented.take(record)
         match str(record.event):
             case "create.intended":
-                self._rentals.append(Rented(record))
+                self._rentals.append(Rented(record, None if self.plan.lease.queue_s else 0))
                 self._machines, self._rates = 1, []
                 self._beside = Micros(whole(record.data.get("beside_micros_per_hour")) or 0)
                 self._once = Micros(whole(record.data.get("egress_micros")) or 0)

@@ -97,3 +97,9 @@ def format_percent(share: float, decimals: int = 0) -> str:
 def why_free(provider: str) -> str:
     """Why a run at that provider costs nothing, in words."""
     return {"ssh": "no price was given", "slurm": "not metered"}.get(provider, "this machine is not rented")
+
+
+def format_cards(gpu: str, gpu_count: int, nodes: int) -> str:
+    """So many cards on so many nodes: `8×A100`, `2×8×A100`, `cpu`, `2×cpu`."""
+    cards = f"{gpu_count // nodes}×{gpu}" if gpu_count else "cpu"
+    return f"{nodes}×{cards}" if nodes > 1 else cards

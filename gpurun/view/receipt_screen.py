@@ -14,9 +14,8 @@ from gpurun.core.clock import local_time, utc
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
-from gpurun.core.records import cards_words
 from gpurun.core.untrusted import safe_line, safe_text
-from gpurun.view.number_format import UNKNOWN, format_bytes, format_duration, short_hash
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
 from gpurun.view.table import fields
@@ -83,7 +82,7 @@ def shutdown_words(told: Predicate) -> Span:
 
 def cost_label(told: Predicate) -> str:
     """What the cost rests on."""
-    if told["asked"]["provider"] == "slurm" and not told["cost"]["upper_bound_micros"]:
+    if told["asked"]["provider"] == "slurm" and not any(one["rate_micros_per_hour"] for one in told["cost"]["rentals"]):
         return "not metered"
     return told["cost"].get("says") or told["cost"]["is"]
 
@@ -198,7 +197,7 @@ def _sent(told: Predicate) -> list[Cell]:
 def _instance(told: Machine | None) -> str:
     if told is None:
         return "none was made"
-    gpu = cards_words(told["gpu"], told["gpu_count"], told.get("nodes", 1))
+    gpu = format_cards(told["gpu"], told["gpu_count"], told.get("nodes", 1))
     at = f", asked at {told['endpoint']}" if told.get("endpoint") else ""
     return f"{told['provider']} {told['id']}, {gpu}, {told['region']}{at}"
 
@@ -265,6 +264,8 @@ def _cost(told: Predicate) -> list[Cell]:
     parts: list[Cell] = ["unknown" if upper is None else Span(format_usd(upper), "money"), cost_label(told)]
     if cost["billed_micros"] is not None:
         parts.append(f"provider bill {format_usd(Micros(cost['billed_micros']))}")
+    if (used := cost.get("gpu_hours")) is not None:
+        parts.append(_gpu_hours(used, told["asked"].get("max_gpu_hours")))
     if cap is None:
         return parts
     limit = f"cap {format_usd(Micros(cap))}"
@@ -273,6 +274,14 @@ def _cost(told: Predicate) -> list[Cell]:
     if upper is not None and upper > cap:
         return [*parts, Span(f"{limit} NOT KEPT, {format_usd(left_of(upper, Micros(cap)))} over it", "bad")]
     return [*parts, limit + ("" if upper is None else f", used {percent_of(upper, Micros(cap)):.0f} %")]
+
+
+def _gpu_hours(used: float, most: float | None) -> Cell:
+    """The GPU-hours that a cluster gave, and of how many that were allowed."""
+    if most is None:
+        return f"{used:.2f} GPU-hours"
+    words = f"{used:.2f} of {most:g} GPU-hours"
+    return words if used <= most else Span(f"{words}, {used - most:.2f} OVER", "bad")
 
 
 def _result(told: Predicate) -> str:

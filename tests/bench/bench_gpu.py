@@ -1,12 +1,13 @@
 """What only a card can tell: speed, memory, MFU, the first step, and where a step's time goes. `make bench-gpu`.
 
-    python tests/bench/bench_gpu.py [--rounds 10] [--try] [--rows 10m,124m,slow,memory,start,mfu]
+    python tests/bench/bench_gpu.py [--rounds 5] [--minutes 9] [--try] [--rows mfu,loss,124m,memory,start,10m,slow]
 
 Contests are those of `bench_trainer.py`, in bf16: from the same weights, blocks in turn, and a gate on the losses of 20
 equal batches. A block is timed as a whole, between two waits for the card. Against nanoGPT's loop both are compiled,
 against the Hugging Face Trainer neither; the slow way (Python's rows, fp32, no flash, not compiled) is held against
 ours as a user has it. `memory` is the allocator's peak, `start` the seconds to the first step without and with the
-compile cache, a process each; `mfu` is ours alone, with the plan's prior beside it and the profiler's shares.
+compile cache, a process each; `mfu` is ours alone, with the plan's prior beside it and the profiler's shares. `loss` is
+our loop with its loss compiled by chunks, step by step, and of whole logits. No row begins in the last of the minutes.
 
 `--try` runs all of it with small models on the CPU, so that the script is known to work before a card is paid for.
 """
@@ -15,25 +16,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import statistics
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from gpurun.planning.catalog import cards
 from tests.bench.contest import Ours, Row, interval, memory_row, rival, shards_of, speed, where
 from tests.bench.reference_loop import Shape, card_clock
 from tests.memory import own_peak_bytes
+from trainer.cards import PEAKS
 from trainer.distributed import peak_flops
 
-MFU_BAR = 0.45
+ROWS = "mfu,loss,124m,memory,start,10m,slow"
+LAST_S = 60.0
+"""How long the longest row takes, as far as can be known without a card."""
 PROFILED_STEPS = 10
 BOTH, OURS = frozenset({"ours", "plain"}), frozenset({"ours"})
 TEN, GPT2 = Shape(6, 6, 384, 256, 65, 64, bias=True), Shape(12, 12, 768, 1024, 50304, 16, bias=True)
@@ -119,9 +131,53 @@ def mfu(row: Row, work: Path, rounds: int) -> None:
     if peak is not None and flops is not None:
         low, high = (flops * rate / peak for rate in interval(rates))
         share = flops * statistics.median(rates) / peak
-        told = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), bar {MFU_BAR:.0%}"
+        told = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), {prior(ours.run.device.cuda_name or '')}"
     print(f"| {row.what}, ours | {statistics.median(rates):,.0f} tokens/s, {told} | {where()} |", flush=True)
     print(f"| where its step goes | {shares_of_a_step(ours)} | {where()} |", flush=True)
+
+
+def prior(cuda_name: str) -> str:
+    """What a plan reckons with on this card."""
+    for kind, card in cards().items():
+        if re.search(PEAKS[kind][0], cuda_name) and card.expected_mfu is not None:
+            return f"planned {card.expected_mfu:.0%} of {card.mfu[0]:.0%} to {card.mfu[1]:.0%}"
+    return "planned with a range alone"
+
+
+def whole_logits(hidden: Tensor, weight: Tensor, targets: Tensor, **_: object) -> Tensor:
+    """The loss as nanoGPT has it: all logits at once."""
+    return F.cross_entropy(F.linear(hidden, weight), targets)
+
+
+def losses(row: Row, work: Path, rounds: int) -> None:
+    """Print our loop's speed and peak memory with each kind of loss, in turn, from where the last one left off."""
+    ours = Ours(row, shards_of(row.shape, work).parent, Path(tempfile.mkdtemp(dir=work)))
+    chunked = "trainer.model.chunked_cross_entropy"
+    compiled = torch.compile(whole_logits, dynamic=False) if row.compiled else whole_logits
+    ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "compiled by chunks": lambda: mock.patch.object(ours.run.gpt, "compiled", bool(row.compiled)),
+        "chunks, step by step": lambda: mock.patch.object(ours.run.gpt, "compiled", False),
+        "whole logits, compiled": lambda: mock.patch(chunked, compiled),
+    }
+    steps_s: dict[str, list[float]] = {way: [] for way in ways}
+    peaks, plan = dict.fromkeys(ways, 0), ours.run.plan
+    for number in range(rounds + 1):
+        for way in list(steps_s):
+            with ways[way]():
+                if torch.cuda.is_available():
+                    torch.cuda.reset_peak_memory_stats()
+                found = ours.block(row.steps if number else 1, card_clock)[0]
+            if ours.run.plan is not plan:  # The loop has gone on in smaller portions.
+                print(f"| {row.what}, {way} | does not fit | {where()} |", flush=True)
+                del steps_s[way]
+                ours.run.plan = plan
+                ours.run.close_feed()
+                continue
+            peaks[way] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else own_peak_bytes()
+            steps_s[way] += [found] if number else []  # The first one compiles.
+    for way, found_s in steps_s.items():
+        rate = row.shape.batch * row.shape.context / statistics.median(found_s)
+        print(f"| {row.what}, {way} | {rate:,.0f} tokens/s, {peaks[way] / 2**20:,.0f} MiB | {where()} |", flush=True)
 
 
 def shares_of_a_step(ours: Ours) -> str:
@@ -146,8 +202,9 @@ def shares_of_a_step(ours: Ours) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--rows", default="10m,124m,slow,memory,start,mfu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--try", action="store_true", dest="is_trial")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -162,7 +219,11 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         work = Path(folder)
+        end_s = time.monotonic() + 60 * given.minutes - LAST_S
         for key in given.rows.split(","):
+            if time.monotonic() > end_s:
+                print(f"| {key} | not measured: the time is over | |", flush=True)
+                continue
             for row in CONTESTS.get(key, ()):
                 speed(fitted(row), work, given.rounds, card_clock)
             if key == "memory":
@@ -171,6 +232,8 @@ def main() -> int:
                 start(LARGE, work, is_trial=given.is_trial)
             elif key == "mfu":
                 mfu(fitted(LARGE), work, given.rounds)
+            elif key == "loss":
+                losses(fitted(LARGE), work, given.rounds)
     return 0
 
 

@@ -126,6 +126,12 @@ def test_what_is_worth_most_is_wanted_first(latest: int | None, best: int | None
     assert " ".join(file.name for file in spare(manifest)) == left
 
 
+def test_of_checkpoints_that_are_to_be_kept_no_more_come_home_than_were_planned() -> None:
+    manifest = listing(*SEVERAL, latest=30, best=None)
+    assert " ".join(file.name for file in wanted(manifest, keep=1)) == "t30 w30 o30 s3 c s1 t10 w10"
+    assert " ".join(file.name for file in spare(manifest, keep=1)) == "o20 w20"
+
+
 def damage(world: World, *damaged: str) -> None:
     fetch = world.far.fetch
 

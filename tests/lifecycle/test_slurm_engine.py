@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -17,21 +20,22 @@ from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.cluster import Cluster
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, InstanceState, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.own_box import LoginHere
+from gpurun.planning.own_box import LoginHere, job_machine
 from gpurun.providers.base import Unknown
 from gpurun.providers.slurm.provider import Site, SlurmProvider
+from gpurun.remote.interface import MachineLost
 from tests.changed_plan import changed_plan
 from tests.contract.orders import order, wait_for
 from tests.emulators.slurm import missing
 from tests.later import LATER
 from tests.lifecycle.drive import tiny_python
 from tests.lifecycle.test_slurm_run import LEASE
-from tests.lifecycle.tiny_runs import drive, make_run
+from tests.lifecycle.tiny_runs import drive, make_run, start
 
 CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing()), reason=missing() or "it is here")]
@@ -99,6 +103,33 @@ class Engine:
         self._stack.callback(child.wait)
         self._stack.callback(child.send_signal, signal.SIGKILL)
         return child
+
+    def stop_controller(self, seconds: float) -> None:
+        """Stop the controller and start it again after so long."""
+        self.controller.send_signal(signal.SIGTERM)
+        self.controller.wait()
+        CLOCK.sleep(seconds)
+        self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
+
+    def break_node(self) -> None:
+        """End the node's daemon and all that runs for a job there, as a power cut does."""
+        self.nodes[0].send_signal(signal.SIGKILL)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if b"slurmstepd" in words or Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.work):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def break_second_node(self) -> None:
+        """The same of the node that has neither the pilot nor the agent."""
+        self.nodes[1].send_signal(signal.SIGKILL)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if b"SLURMD_NODENAME=n2" in (folder / "environ").read_bytes().split(b"\0"):
+                    keeper = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    is_keeper = b"slurmstepd" in Path(f"/proc/{keeper}/cmdline").read_bytes()
+                    for pid in (keeper, folder.name) if is_keeper else (folder.name,):
+                        os.kill(int(pid), signal.SIGKILL)
 
     @property
     def cluster(self) -> Cluster:
@@ -175,12 +206,26 @@ def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine:
     assert provider.read(second.id).state is InstanceState.GONE
 
 
-def test_a_job_over_its_time_is_ended_by_slurm_alone(engine: Engine) -> None:
-    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: Engine, tmp_path: Path) -> None:
+    provider, home = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK), Home(tmp_path / "home").prepare()
     made = provider.create(queued(provider, 90))
     waited(provider, made.id, InstanceState.RUNNING, 20)
+    assert made.address is not None
+    job = job_machine(engine.cluster, made.address.folder, made.token, home, CLOCK)
+    stubborn = "trap '' TERM HUP; echo $$ >stubborn; while :; do sleep 1; done"
+
+    def train() -> None:
+        with suppress(MachineLost):
+            job.call(["sh", "-c", stubborn], timeout_s=140)
+
+    Thread(target=train, daemon=True).start()
+    pid_file = Path(made.address.folder) / "stubborn"
+    for _ in ticks(CLOCK, 0.2, 10):
+        if pid_file.exists():
+            break
     lived_s = waited(provider, made.id, InstanceState.GONE, 150)
-    assert 45 <= lived_s <= 90 + LEASE.kill_allowance_s
+    assert 45 <= lived_s <= 60 + LEASE.kill_allowance_s, "its time is the lease of 90 s in whole minutes"
+    assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
 
 
 def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(engine: Engine) -> None:
@@ -191,7 +236,7 @@ def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(eng
     engine.controller.wait()
     with pytest.raises(Unknown):
         provider.read(made.id)
-    engine.start("slurmctld", "-D", "-f", str(engine.conf))
+    engine.controller = engine.start("slurmctld", "-D", "-f", str(engine.conf))
     for _ in ticks(CLOCK, 0.5, 30):
         try:
             wait_for(provider, made, InstanceState.RUNNING)
@@ -200,24 +245,133 @@ def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(eng
             continue
 
 
-def test_a_run_on_the_real_engine_ends_with_its_checkpoints_here_and_one_job(engine: Engine, tmp_path: Path) -> None:
-    home = Home(tmp_path / "home").prepare()
+def opened(engine: Engine, home: Home, steps: int) -> RunFolder:
+    """A run whose plan is a job of the engine."""
+    home.prepare()
     python = tiny_python(home.root)
     home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{python}"\n')
-    folder = make_run(home, steps=30)
+    folder = make_run(home, steps=steps)
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     offer = provider.offers(GpuNeed(count=0, name="cpu"), ())[0]
     plan = Plan.from_json(folder.plan.read_bytes())
     choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    lease = LEASE.model_copy(update={"train_s": 120})
+    lease = LEASE.model_copy(update={"train_s": 240, "boot_s": 120, "destroy_s": 120})
     told = {"offer": offer, "lease": lease, "mode": Mode.PAID, "choices": choices}
     folder.plan.write_text(changed_plan(plan, told).to_json())
-    assert drive(home, GPURUN_CRASH_AT="after train.started").returncode == -9
-    ended = drive(home)
-    assert ended.returncode == ExitCode.DONE, ended.stderr
+    return folder
+
+
+def check_one_job(engine: Engine, home: Home, folder: RunFolder) -> None:
+    """One job in the queue's history, proven gone with its folder, and a receipt that the audit takes."""
     assert [row.problems for row in audit(home).rows] == [()]
-    jobs = {one.id for one in provider.find(None)}
-    assert jobs == {"lab/1"}
+    found = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK).find(None)
+    assert {one.id for one in found} <= {"lab/1"}
     assert list(engine.work.iterdir()) == []
     events = [record.event for record in read_journal(folder.journal).records]
     assert events.count(Event.DEATH_PROVEN) == 1
+
+
+def test_a_run_on_the_real_engine_ends_with_its_checkpoints_here_and_one_job(engine: Engine, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    folder = opened(engine, home, 30)
+    assert drive(home, GPURUN_CRASH_AT="after train.started").returncode == -9
+    ended = drive(home)
+    assert ended.returncode == ExitCode.DONE, ended.stderr
+    check_one_job(engine, home, folder)
+
+
+def seen(folder: RunFolder, event: Event) -> None:
+    """Wait until an event is on record."""
+    for _ in ticks(CLOCK, 0.1, 120):
+        if folder.journal.exists() and any(one.event is event for one in read_journal(folder.journal).records):
+            return
+    raise AssertionError(f"there is no {event}")
+
+
+PHASES = (Event.CREATE_INTENDED, Event.CREATE_OBSERVED, Event.TRAIN_STARTED, Event.DESTROY_INTENDED)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_controller_that_is_away_for_a_minute_in_any_phase_loses_nothing(
+    engine: Engine, tmp_path: Path, phase: Event
+) -> None:
+    home = Home(tmp_path / "home")
+    folder = opened(engine, home, 30)
+    driven = start(home)
+    seen(folder, phase)
+    engine.stop_controller(60)
+    _, errors = driven.communicate(timeout=300)
+    if driven.returncode == ExitCode.MAY_BE_BILLING:  # As a supervisor does, it is tried again.
+        driven = start(home)
+        _, errors = driven.communicate(timeout=300)
+    assert driven.returncode == ExitCode.DONE, errors
+    check_one_job(engine, home, folder)
+
+
+def test_a_node_that_fails_ends_the_run_as_lost_and_its_death_is_proven(engine: Engine, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    folder = opened(engine, home, 100_000)
+    driven = start(home)
+    seen(folder, Event.TRAIN_STARTED)
+    engine.break_node()
+    _, errors = driven.communicate(timeout=300)
+    assert driven.returncode == ExitCode.TRAINING_FAILED, errors
+    check_one_job(engine, home, folder)
+    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
+    assert "NODE_FAIL" in told.data["message"]
+
+
+SMALL = ("model.dropout=0", "train.steps=20", "train.batch_tokens=1024", "train.checkpoint_every=10", "sample.tokens=1")
+
+
+def training(engine: Engine, home: Home, gpu: str, run: str, *more: str) -> subprocess.Popen[bytes]:
+    """`gpurun train` of a small model, with torch, on so many nodes."""
+    home.prepare()
+    home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{sys.executable}"\n')
+    words = [word for one in (*SMALL, *more) for word in ("--set", one)]
+    asked = ["train", "mini-gpt", "--provider", "slurm", "--gpu", gpu, "--name", run, "--yes", *words]
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpurun", *asked], env={**os.environ, "GPURUN_HOME": str(home.root)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def last_loss(events: Path) -> float:
+    """The training loss of the last step."""
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    return float(next(one["loss"] for one in reversed(told) if one["kind"] == "step"))
+
+
+def test_one_node_and_two_train_to_the_loss_of_two_processes_here(engine: Engine, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    for gpu, run in (("2xcpu", "two-1"), ("cpu", "one-1")):
+        assert training(engine, home, gpu, run).wait(timeout=300) == ExitCode.DONE
+    folder, own = home.run("two-1"), tmp_path / "own"
+    ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
+    assert ready.data["network"]["gigabytes_per_s"] > 0
+    plan = Plan.from_json(folder.plan.read_bytes())
+    (tmp_path / "recipe.json").write_text(json.dumps(plan.resolved))
+    data = plan.data.folder if Path(plan.data.folder).is_absolute() else str(folder.path / plan.data.folder)
+    words = ["--processes", "2", "--recipe", str(tmp_path / "recipe.json"), "--data", data, "--out", str(own)]
+    subprocess.run([sys.executable, "-m", "trainer.launch", *words], check=True, stdout=subprocess.DEVNULL)
+    here = last_loss(own / "events.jsonl")
+    assert last_loss(folder.events) == pytest.approx(here, abs=1e-6)
+    assert last_loss(home.run("one-1").events) == pytest.approx(here, abs=1e-6)
+    assert [row.problems for row in audit(home).rows] == [(), ()]
+
+
+def test_a_second_node_that_fails_ends_the_run_as_lost_with_its_checkpoints_here(
+    engine: Engine, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    training_two, folder = training(engine, home, "2xcpu", "two-1", "train.steps=100000"), home.run("two-1")
+    for _ in ticks(CLOCK, 0.2, 180):
+        if folder.events.exists() and '"checkpoint"' in folder.events.read_text():
+            break
+    engine.break_second_node()
+    assert training_two.wait(timeout=400) == ExitCode.TRAINING_FAILED
+    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
+    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    assert list(folder.artifacts.rglob("*.model.safetensors"))
+    check_one_job(engine, home, folder)

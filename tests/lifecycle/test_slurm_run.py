@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.errors import ExitCode
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import STAMPS_S, Event
+from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
 from gpurun.core.run_plan import Lease, Mode, Plan
@@ -21,10 +24,14 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.signing import payload_of
+from gpurun.lifecycle.artifacts import downloader
+from gpurun.lifecycle.reaper import sweep_leftovers
 from gpurun.lifecycle.steps import close_run
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
+from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
+from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
 from gpurun.view.event_text import tell_record
 from tests.changed_plan import changed_plan
@@ -34,6 +41,7 @@ from tests.lifecycle.drive import drive_forked, tiny_python
 from tests.lifecycle.tiny_runs import make_run, trainer_events
 
 CLOCK = SystemClock()
+FREE, SHARD = usd(0), "train_000001.bin"
 LEASE = Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20, kill_allowance_s=60, queue_s=600)
 
 
@@ -50,6 +58,7 @@ def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(SlurmProvider, "traits", quick)
     monkeypatch.setitem(event_sequence._PROOF, Teardown.RELEASED, (3, quick.death_spread_s))
     monkeypatch.setattr(close_run, "CLEAR_POLL_S", 0.05)
+    monkeypatch.setattr(job_machine, "TAKEN_S", 2)
     with scripted_slurm(tmp_path) as made:
         home.config.write_text(
             made.table.replace(f'python = "{made.cluster.python}"', f'python = "{tiny_python(home.root)}"')
@@ -57,14 +66,25 @@ def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield made
 
 
-def opened(home: Home, slurm: ScriptedSlurm, *, steps: int = 30, nodes: int = 1, step_s: float = 0.002) -> RunFolder:
+def opened(
+    home: Home,
+    slurm: ScriptedSlurm,
+    *,
+    steps: int = 30,
+    step_s: float = 0.002,
+    nodes: int = 1,
+    price: Micros = FREE,
+) -> RunFolder:
     """A run whose plan is a job of the cluster."""
     folder = make_run(home, steps=steps, step_s=step_s)
+    cluster = replace(slurm.cluster, price_per_gpu_hour=price)
     need = GpuNeed(count=0, name="cpu", nodes=nodes)
-    offer = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK).offers(need, ())[0]
+    offer = SlurmProvider([Site(cluster, LoginHere())], CLOCK).offers(need, ())[0]
+    longest_s = LEASE.total_s + LEASE.kill_allowance_s
+    worst = {name: cost_of(offer.rate_micros_per_hour, longest_s) for name in ("worst_micros", "cap_micros")}
     plan = Plan.from_json(folder.plan.read_bytes())
     choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    told = {"offer": offer, "processes": nodes, "lease": LEASE, "mode": Mode.PAID, "choices": choices}
+    told = {"offer": offer, "processes": nodes, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
     folder.plan.write_text(changed_plan(plan, told).to_json())
     return folder
 
@@ -104,21 +124,30 @@ def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
 
 
 def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Home, slurm: ScriptedSlurm) -> None:
-    folder = opened(home, slurm)
+    folder = opened(home, slurm, price=usd(36))
     slurm.set("hold", "Priority")
-    child = begin(home)
+    child, begun_mono = begin(home), CLOCK.monotonic()
+    shard = f"*/data/{SHARD}"
     for _ in ticks(CLOCK, 0.05, 20):
-        if slurm.jobs:
+        if list(slurm.work.glob(shard)):
             break
+    assert stat.S_IMODE(next(slurm.work.iterdir()).stat().st_mode) == 0o700
     CLOCK.sleep(1.5)
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE
     check_promises(home, folder, slurm)
     ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    shipped = next(one for one in read_journal(folder.journal).records if one.event is Event.SHIP_OBSERVED)
+    assert (shipped.data["sent_bytes"], ready.data["sent_bytes"] > 0) == (0, True)
     instance = ready.data["instance"]
     assert instance["started_wall"] - instance["created_wall"] > 1
-    receipt = payload_of(json.loads(folder.receipt.read_bytes()))
-    assert json.loads(receipt)["predicate"]["teardown"]["is"] == "released"
+    told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    assert told["teardown"]["is"] == "released"
+    assert told["shipping"]["by_ssh_bytes"] == ready.data["sent_bytes"]
+    (paid,) = told["cost"]["rentals"]
+    assert paid["billable_s"] < CLOCK.monotonic() - begun_mono - 1.5 + STAMPS_S
+    assert told["cost"]["upper_bound_micros"] == cost_of(usd(36), paid["billable_s"]) > 0
+    assert told["cost"]["cap_kept"]
 
 
 def test_two_nodes_are_one_job_that_trains_once_both_have_answered_and_saves_when_it_is_to_stop(
@@ -172,6 +201,146 @@ def test_a_supervisor_that_is_killed_and_resumed_ends_with_one_job_and_exit_0(
     assert drive(home, GPURUN_CRASH_AT=f"after {record}") == -9
     assert drive(home) == ExitCode.DONE
     check_promises(home, folder, slurm)
+
+
+@pytest.mark.parametrize("hold", ["", "JobHeldAdmin"])
+def test_a_job_that_is_put_back_into_the_queue_is_lost_and_trains_no_second_time(
+    home: Home, slurm: ScriptedSlurm, hold: str
+) -> None:
+    folder = opened(home, slurm, steps=100_000)
+    child = begin(home)
+    for _ in ticks(CLOCK, 0.05, 20):
+        if folder.events.exists() and any(event["kind"] == "checkpoint" for event in trainer_events(folder)):
+            break
+    if hold:
+        slurm.set("hold", hold)
+    slurm.set("requeue")
+    assert ended(child, home) == ExitCode.TRAINING_FAILED
+    assert at_home(folder), "what was finished comes from the folder"
+    assert slurm.jobs == ["1"]
+    assert [event["kind"] for event in trainer_events(folder)].count("start") == 1
+    assert events_of(folder).count(Event.DEATH_PROVEN) == 1
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def away(home: Home, slurm: ScriptedSlurm, *, steps: int, until: str) -> RunFolder:
+    """A run whose supervisor is killed once it trains, and whose job goes on without it until a file is there."""
+    folder = opened(home, slurm, steps=steps)
+    assert drive(home, GPURUN_CRASH_AT="after train.started") == -9
+    for _ in ticks(CLOCK, 0.05, 20):
+        if list(slurm.work.glob(f"*/{until}")):
+            break
+    return folder
+
+
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the lease be over long ago by every clock that this side has."""
+    wall = SystemClock.wall
+    monkeypatch.setattr(SystemClock, "wall", lambda clock: wall(clock) + 7200)
+
+
+def at_home(folder: RunFolder) -> set[str]:
+    """The finished files that are in the run's artifacts, as their own manifest names them."""
+    return {path.name for path in folder.artifacts.rglob("*.safetensors")}
+
+
+def test_a_training_that_was_done_while_the_laptop_slept_comes_home_as_done(
+    home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provider_module, "IDLE_S", 1)
+    folder = away(home, slurm, steps=30, until="agent/exit.json")
+    for _ in ticks(CLOCK, 0.1, 20):
+        if (slurm.state / "jobs" / "1" / "word").exists():
+            break
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "COMPLETED", "its node is given back"
+    assert drive(home) == ExitCode.DONE
+    assert at_home(folder)
+    assert list(slurm.work.iterdir()) == []
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+@pytest.mark.parametrize("by", ["resume", "reap"])
+def test_what_was_finished_when_the_time_was_over_comes_home_before_its_folder_goes(
+    home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    folder = away(home, slurm, steps=100_000, until="out/MANIFEST.json")
+    slurm.end_job("1", "TIMEOUT")
+    late(monkeypatch)
+    if by == "resume":
+        assert drive(home) == ExitCode.BUDGET_STOP
+    else:
+        assert sweep(home, slurm, remove_all=False) == ["removed"]
+    assert at_home(folder)
+    assert list(slurm.work.iterdir()) == []
+    assert events_of(folder).count(Event.SALVAGE_OBSERVED) == 1
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_folder_that_cannot_be_read_is_kept_and_goes_only_where_the_user_says_so(
+    home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloader, "PATIENCE_S", 0.5)
+    folder = away(home, slurm, steps=100_000, until="out/MANIFEST.json")
+    slurm.end_job("1", "TIMEOUT")
+    late(monkeypatch)
+    home.config.write_text(home.config.read_text().replace("tiny-python", "no-python"))
+    assert drive(home) == ExitCode.BUDGET_STOP
+    (left,) = slurm.work.iterdir()
+    incidents = [one.data for one in read_journal(folder.journal).records if one.event is Event.INCIDENT]
+    assert [one["code"] for one in incidents][-1] == "folder.kept"
+    assert left.name in incidents[-1]["message"]
+    assert sweep(home, slurm, remove_all=False) == ["kept"]
+    assert (left / "out" / "MANIFEST.json").exists()
+    assert sweep(home, slurm, remove_all=True) == ["removed"]
+    assert list(slurm.work.iterdir()) == []
+
+
+def sweep(home: Home, slurm: ScriptedSlurm, *, remove_all: bool) -> list[str]:
+    """What a reap does with the folders of runs."""
+    provider = SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
+    found = sweep_leftovers([provider], home, CLOCK, remove_all=remove_all, look_only=False)
+    return [stray.fate for stray in found]
+
+
+def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "Priority")
+    child = begin(home)
+    for _ in ticks(CLOCK, 0.05, 20):
+        if list(slurm.work.glob(f"*/data/{SHARD}")):
+            break
+    (slurm.state / "jobs" / "1" / "command").write_text("/nowhere/pilot.sh")
+    slurm.clear("hold")
+    assert ended(child, home) == ExitCode.NO_OFFER
+    failed = next(one for one in read_journal(folder.journal).records if one.event is Event.STEP_FAILED)
+    assert "FAILED" in failed.data["message"]
+    assert "share" in failed.data["hint"]
+
+
+def test_what_the_queue_was_too_short_to_upload_goes_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "Priority")
+    child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are there, and none is in its place.
+    assert ended(child, home) == -9
+    slurm.clear("hold")
+    assert drive(home) == ExitCode.DONE
+    check_promises(home, folder, slurm)
+
+
+def test_a_full_disk_on_the_cluster_ends_the_job_in_its_queue(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    slurm.set("hold", "Priority")
+    python = home.root / "full-python"
+    refusal = '{"error": {"code": "disk_full", "message": "no space left"}}'
+    python.write_text(
+        f"""#!/bin/sh\ncase "$*" in *begin*) echo '{refusal}'; exit 3;; esac\nexec {tiny_python(home.root)} "$@"\n"""
+    )
+    python.chmod(0o755)
+    home.config.write_text(home.config.read_text().replace(str(tiny_python(home.root)), str(python)))
+    assert drive(home) == ExitCode.SETUP
+    assert (slurm.state / "jobs" / "1" / "started").exists() is False
+    assert Event.READY_OBSERVED not in events_of(folder)
+    assert list(slurm.work.iterdir()) == []
 
 
 def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:

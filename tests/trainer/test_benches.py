@@ -23,14 +23,15 @@ def bench(*argv: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_every_rival_is_tried_on_the_cpu_from_the_same_weights() -> None:
     pytest.importorskip("accelerate", reason="the Hugging Face Trainer needs accelerate: pip install '.[hf]'")
-    told = bench("--try", "--rounds", "1", "--rows", "10m,slow,mfu")
+    told = bench("--try", "--rounds", "1", "--rows", "10m,slow,mfu,loss")
     assert told.returncode == 0, told.stderr
     rows = told.stdout.splitlines()
     assert [row.split(" | ")[1] for row in rows[:3]] == ["the plain loop", "the Hugging Face Trainer", "the slow way"]
     assert "void" not in told.stdout, "the losses of all agree: the gate that makes a ratio worth anything"
     assert "tokens/s" in rows[3]
     assert "matrix products" in rows[4]
-    assert all("TRIAL, measures nothing" in row for row in rows[:4]), "no row of a trial can be taken for a figure"
+    assert all(way in row for way, row in zip(("by chunks", "step by step", "whole logits"), rows[5:], strict=True))
+    assert all("TRIAL, measures nothing" in row for row in rows[:4] + rows[5:]), "none can be taken for a figure"
 
 
 def test_what_a_checkpoint_costs_is_taken_from_the_real_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

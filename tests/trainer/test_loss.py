@@ -43,6 +43,30 @@ def test_fp32_equals_torch(chunk: int, smoothing: float, softcap: float) -> None
         torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("smoothing", "softcap"), [(0.0, 0.0), (0.1, 5.0)])
+def test_compiled_chunks_equal_those_that_are_taken_step_by_step(smoothing: float, softcap: float) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(500, 64, requires_grad=True), (torch.randn(1100, 64) * 0.3).requires_grad_()
+    targets = torch.randint(1000, (500,))
+    targets[::7] = -100
+    how: dict[str, Any] = {"vocab_size": 1001, "label_smoothing": smoothing, "softcap": softcap, "chunk_tokens": 250}
+    found, wanted = (chunked_cross_entropy(hidden, weight, targets, compiled=one, **how) for one in (True, False))
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for ours, reference in zip(gradients(found, hidden, weight), gradients(wanted, hidden, weight), strict=True):
+        assert ((ours - reference).norm() / reference.norm()).item() < 1e-6
+    assert gradients(chunked_cross_entropy(hidden, weight, targets, compiled=True, **how), weight)[0][1001:].max() == 0
+
+
+@pytest.mark.slow
+def test_a_compiled_loss_moves_a_third_of_the_bytes_and_keeps_no_logits_in_fp32() -> None:
+    """At the real size of a micro-batch of GPT-2 124M, by the compiler's own count of its kernels' arguments."""
+    from tests.bench.count_loss import of_our_loss
+
+    assert of_our_loss(compiled=True).size <= 70e9
+    assert of_our_loss(compiled=False).size >= 190e9, "what it is held against is counted alike"
+
+
 def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, smoothing: float) -> Tensor:
     """The mean loss over the tokeniser's own ids, a token at a time: sums of exponentials, and no padding anywhere."""
     losses = []

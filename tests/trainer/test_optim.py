@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import torch
 import torch.multiprocessing
 from conftest import recipe_record
 from muon_twice import muon_in_one_of_two
+from torch.utils.flop_counter import FlopCounterMode
 
+from gpurun.planning.estimate import muon_flops
+from gpurun.planning.recipe import load_recipe, resolve
 from tests.bench.count_muon import launches
 from trainer.checkpoint import read_tensors
 from trainer.data import BatchPlan, plan_batch
@@ -29,6 +33,7 @@ from trainer.optim import (
     set_learning_rate,
 )
 from trainer.recipe import OptimConfig, parse_recipe
+from trainer.translation.model import Translator
 
 
 def test_cosine_warms_up_to_lr_and_falls_to_min_lr() -> None:
@@ -207,6 +212,23 @@ def test_muon_comes_to_the_bits_that_torchs_own_comes_to(preset: str) -> None:
 
 def test_a_step_of_muon_takes_few_launches() -> None:
     assert launches("124M", "ours") <= 250
+
+
+@pytest.mark.parametrize("preset", ["faithful", "modern", "encoder-decoder"])
+def test_the_plan_charges_what_a_step_of_muon_multiplies(preset: str) -> None:
+    recipe = resolve(
+        load_recipe("gpt2-124m"), "full", ("optim.kind=muon", "model.layers=3", "model.width=96", "heads=3")
+    )
+    config = dataclasses.replace(recipe.tables.model, preset=preset, vocab_size=64, bias=False, tied=preset != "modern")
+    recipe = dataclasses.replace(recipe, tables=dataclasses.replace(recipe.tables, model=config))
+    with torch.device("meta"):
+        model = Translator(config, pad_id=0) if preset == "encoder-decoder" else GPT(config)
+    muon = Muon(block_matrices(model), recipe.tables.optim, Processes())
+    for matrix in muon.param_groups[0]["params"]:
+        matrix.grad = torch.empty_like(matrix)
+    with FlopCounterMode(display=False) as counted:
+        muon.step()
+    assert counted.get_total_flops() == muon_flops(recipe)
 
 
 @pytest.mark.slow

@@ -34,25 +34,26 @@ def nudge(out: Path, by: float) -> None:
 
 @pytest.mark.parametrize("before", [0, 10])
 def test_an_honest_run_comes_out_the_same_to_the_bit(out: Path, data: Path, before: int) -> None:
-    told = replay(out / LAST, data, before=before)
+    told = replay(out / LAST, data, again=[(before, 20)])
     (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
     taken = {event["step"]: event["loss"] for event in events(out, "step") if event["step"] > before}
     assert (told["step"], told["device"], told["val_loss"]) == (20, "cpu", judged["val_loss"])
-    assert told["again"] == {"from": before, "equal": True, "most": 0.0, "losses": taken}
+    assert told["again"] == [{"from": before, "to": 20, "equal": True, "most": 0.0, "losses": taken}]
 
 
 def test_weights_that_were_moved_by_a_thousandth_are_found(out: Path, data: Path) -> None:
     nudge(out, 1e-3)
-    told = replay(out / LAST, data, before=10)
+    told = replay(out / LAST, data, again=[(10, 20)])
     (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
     assert abs(told["val_loss"] - judged["val_loss"]) > 1e-6
-    assert told["again"]["equal"] is False
-    assert told["again"]["most"] == pytest.approx(1e-3, rel=1e-2)
+    (again,) = told["again"]
+    assert again["equal"] is False
+    assert again["most"] == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_nothing_of_the_run_is_changed(out: Path, data: Path) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    replay(out / LAST, data, before=10)
+    replay(out / LAST, data, again=[(10, 20)])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -74,7 +75,21 @@ def test_a_state_that_lies_is_refused_in_a_sentence(out: Path, data: Path, lie: 
 
 def test_a_checkpoint_before_that_is_not_here_is_refused(out: Path, data: Path) -> None:
     with pytest.raises(Refused, match=r"000005"):
-        replay(out / LAST, data, before=5)
+        replay(out / LAST, data, again=[(5, 20)])
+
+
+def test_spans_between_kept_checkpoints_are_taken_again(train: Train, data: Path, tmp_path: Path) -> None:
+    """One that ends where no checkpoint is has its losses alone."""
+    recipe = recipe_record()
+    recipe["train"] |= {"steps": 40, "checkpoint_every": 5, "keep_checkpoints": 4}
+    assert train(recipe, tmp_path / "out") == 0
+    kept = sorted(int(path.name[:6]) for path in (tmp_path / "out" / "checkpoints").glob("*.state.json"))
+    assert {10, 20, 30, 35, 40} <= {*kept}, "every second one, and the latest two"
+    last = tmp_path / "out" / "checkpoints" / "000040.model.safetensors"
+    again = replay(last, data, again=[(10, 20), (20, 23)])["again"]
+    told = {event["step"]: event["loss"] for event in events(tmp_path / "out", "step")}
+    assert [(one["from"], one["to"], one["equal"]) for one in again] == [(10, 20, True), (20, 23, None)]
+    assert all(told[step] == loss for one in again for step, loss in one["losses"].items() if step in told)
 
 
 def test_a_recipe_from_elsewhere_is_believed_and_not_the_checkpoints(out: Path, data: Path, tmp_path: Path) -> None:

@@ -111,6 +111,41 @@ if os.environ["RANK"] == "1":
 train.leave(code)
 """
 
+# Trains twelve compiled blocks, a bucket of the gradient each, and tells as each process's last line how many travel
+# when backward is in the first block, whose second norm is the last but one of 25, and how many graphs were compiled.
+# What a graph is made into does not matter to that, and takes no time here.
+TRAVELLING = """
+import functools, os, torch, torch.distributed as dist
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+from trainer import distributed
+from trainer.model import GPT
+from trainer.recipe import ModelConfig
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.native_layer_norm_backward.default:
+            travelling.append(len(begun))
+        return func(*args, **(kwargs or {}))
+torch.set_num_threads(1)
+torch.compile = functools.partial(torch.compile, backend="aot_eager")
+dist.init_process_group("gloo")
+model, travel = GPT(ModelConfig(layers=12, heads=2, width=32, context=16, vocab_size=64)), dist.all_reduce
+distributed.BUCKET_BYTES = sum(4 * p.numel() for p in model.h[0].parameters())
+replicas = distributed.Replicas(model, distributed.Processes.from_environment())
+dist.all_reduce = lambda flat, **given: begun.append(flat) or travel(flat, **given)
+model.compile_blocks()
+for _ in range(2):
+    begun, travelling, ids = [], [], torch.randint(64, (2, 17))
+    replicas.before_micro_step(True)
+    loss = model(ids[:, :-1], ids[:, 1:])
+    with Watched():
+        loss.backward()
+    replicas.finish()
+    replicas.clear()
+os.write(1, b"TRAVEL %d COMPILED %d\\n" % (travelling[23], counters["stats"]["unique_graphs"]))
+os._exit(0)
+"""
+
 
 def losses(out: Path) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events(out, "step")}
@@ -156,6 +191,17 @@ def answered_alone(checkpoint: Checkpoint, items: list[Item]) -> float | None:
     model.load_state_dict(checkpoint.model)
     cpu = Device(torch.device("cpu"), "fp32", None)
     return accuracy(model, items, device=cpu, processes=Processes(), stopping=lambda: False)
+
+
+@pytest.mark.slow
+def test_gradients_travel_while_a_compiled_backward_goes_on(tmp_path: Path) -> None:
+    done = torchrun(TRAVELLING, ["--recipe"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines() if line.startswith("TRAVEL")]
+    assert len(told) == 2
+    for _, travelling, _, graphs in told:
+        assert int(travelling) >= 10, "of twelve blocks"
+        assert int(graphs) in (1, 2), "one graph serves all blocks; the loss is another"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 
 from gpurun.core.cluster import cluster_of
 from gpurun.core.errors import UsageError
+from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.settings import load_clusters, load_settings
 
@@ -27,6 +28,8 @@ def test_a_table_is_a_cluster_and_leaves_the_settings_alone(tmp_path: Path) -> N
     lab = cluster_of(load_clusters(home), None)
     assert (lab.name, lab.user, lab.port, lab.extra[0]) == ("lab", "me", 22, "--constraint=a100")
     assert not lab.is_here
+    priced = home_with(tmp_path, f"[slurm.lab]\n{GOOD}price_per_gpu_hour = 1.10\n")
+    assert (lab.price_per_gpu_hour, cluster_of(load_clusters(priced), None).price_per_gpu_hour) == (0, usd("1.1"))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,9 @@ def test_a_table_is_a_cluster_and_leaves_the_settings_alone(tmp_path: Path) -> N
         'extra = ["--array=1-100"]',
         'extra = ["pilot.sh"]',
         'color = "red"',
-        "price_per_gpu_hour = 2",
+        "price_per_gpu_hour = -2",
+        "price_per_gpu_hour = nan",
+        'price_per_gpu_hour = "2"',
     ],
 )
 def test_what_could_be_more_than_a_value_is_refused(tmp_path: Path, line: str) -> None:

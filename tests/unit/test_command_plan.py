@@ -22,7 +22,7 @@ from gpurun.ledger.log_facts import command_verdict
 from gpurun.planning import work_folder as folders
 from gpurun.planning.catalog import all_offers
 from gpurun.planning.command_plan import _Place
-from gpurun.planning.transfer import load_home
+from gpurun.planning.transfer import Load
 from gpurun.planning.work_folder import work_folder
 
 
@@ -166,12 +166,12 @@ def test_no_lease_is_bought_in_which_a_command_would_be_stopped_as_it_begins(gra
     offer = next(one for one in all_offers() if one.gpu_count == 1 and one.provider == "runpod")
 
     def judged(cap: Micros) -> Candidate:
-        load = replace(load_home(told.output_bytes // 2, told.disk_gb, 1_000_000), setup_s=0)
+        load = replace(Load(1_000_000, told.output_bytes, told.disk_gb), setup_s=0)
         asked = request.model_copy(update={"max_cost_micros": cap})
         return _Place(asked, told, Home(Path("/nowhere")), SystemClock(), load)._judged(offer)
 
     needed = _Place(
-        request, told, Home(Path("/nowhere")), SystemClock(), load_home(told.output_bytes // 2, told.disk_gb, 1_000_000)
+        request, told, Home(Path("/nowhere")), SystemClock(), Load(1_000_000, told.output_bytes, told.disk_gb)
     )._least(offer)
     for share in (0.3, 0.7, 0.9, 0.999, 1.0, 1.5):
         one = judged(Micros(int(needed * share)))

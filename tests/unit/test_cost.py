@@ -22,7 +22,14 @@ def run(tmp_path: Path) -> CloudRun:
     return CloudRun(Home(tmp_path / "home").prepare())
 
 
-def dies(run: CloudRun, *, alive_s_ago: float | None = None, ended_wall: float | None = None, first_s: int = 2) -> None:
+def dies(
+    run: CloudRun,
+    *,
+    alive_s_ago: float | None = None,
+    ended_wall: float | None = None,
+    first_s: int = 2,
+    ran_s: float | None = None,
+) -> None:
     """The request to end, and readings 15 s apart; `alive_s_ago` None: it was gone before anybody asked."""
     intent = {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}
     run.write((Event.DESTROY_INTENDED, intent))
@@ -32,7 +39,7 @@ def dies(run: CloudRun, *, alive_s_ago: float | None = None, ended_wall: float |
         run.clock.sleep(15 if at_s else first_s)
         seen = {"id": run.instance_id, "at_s": at_s, "state": state, "listed": listed, "answer_sha256": answer}
         ago_s = None if alive_s_ago is None else alive_s_ago + at_s
-        seen |= {"ended_wall": ended_wall, "alive_s_ago": ago_s, "found_gone": alive_s_ago is None}
+        seen |= {"ended_wall": ended_wall, "ran_s": ran_s, "alive_s_ago": ago_s, "found_gone": alive_s_ago is None}
         run.write((Event.DEATH_READ, seen))
     claim = {"id": run.instance_id, "teardown": "destroyed", "reads": 3, "spread_s": 30.0}
     run.write((Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_of(taken)}))

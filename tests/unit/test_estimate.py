@@ -118,16 +118,16 @@ def test_the_chunked_loss_fits_where_the_formula_predicts_it() -> None:
     assert (one.fits, one.micro_batch) == (True, 32), "a smaller micro-batch that divides the batch"
 
 
-def test_eight_a100_land_near_the_published_94_minutes_and_say_what_that_rests_on() -> None:
+def test_eight_a100_land_by_a_tenth_above_the_published_94_minutes_and_say_what_that_rests_on() -> None:
     for offer in offers_for(parse_gpu("8xA100")):
         guess = estimate(GPT2, offer)
         assert guess.train_s is not None
         low, high = guess.train_s
-        assert 0.95 * 94 * 60 < low < 1.05 * 94 * 60
-        assert guess.likely_s == guess.expected_s == pytest.approx(1.07 * 94 * 60, rel=0.03)  # PyTorch is 7 % slower
+        assert low == pytest.approx(1.07 * 94 * 60, rel=0.03), "PyTorch is 7 % slower, and the best that is hoped for"
+        assert guess.likely_s == guess.expected_s == pytest.approx(1.07 / 0.95 * 94 * 60, rel=0.03)
         assert 1.2 * guess.expected_s < high < 1.5 * low
         assert guess.micro_batch == 64
-        assert "56% expected (llm.c's 94 minutes" in guess.basis
+        assert "53% expected (llm.c's PyTorch 56 %" in guess.basis
 
 
 def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
@@ -182,11 +182,11 @@ def _slow_s(recipe: ResolvedRecipe) -> float:
     return guess.train_s[1] - START_S[1]
 
 
-def test_eight_h100_land_near_the_published_45_minutes() -> None:
+def test_eight_h100_land_above_the_published_45_minutes_by_what_was_counted() -> None:
     for offer in offers_for(parse_gpu("8xH100")):
         longer = resolve(load_recipe("gpt2-124m"), "full", ["train.steps=19560"])
         guess = estimate(longer, offer)
-        assert guess.likely_s == pytest.approx(45 * 60, rel=0.06)
+        assert guess.likely_s == pytest.approx(148e-3 / 0.95 * 19560, rel=0.06)
 
 
 def test_without_compile_a_run_is_reckoned_slower_and_dearer_by_what_was_published() -> None:
@@ -337,7 +337,7 @@ def test_what_several_cards_would_hold_in_shares_is_told_first_and_needs_no_cut(
     words = ["layers=80", "parallel=ddp"]
     told = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
     assert not told.fits
-    assert "usable: parallel ddp -> fsdp or context 1024 -> 512 or layers 80 -> 78 or " in told.basis
+    assert "usable: parallel ddp -> fsdp or context 1024 -> 512 or layers 80 -> 79 or " in told.basis
     shared = resolve(load_recipe("gpt2-124m"), "full", ["layers=80", "train.parallel=fsdp"], processes=4)
     assert estimate(shared, offer).fits
     larger = resolve(load_recipe("gpt2-124m"), "full", ["layers=200", "parallel=ddp"], processes=1)

@@ -291,6 +291,8 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
             yield f"the run was not opened with the plan's {name}"
     if opened.get("trainer", "") != plan.get("trainer", ""):
         yield "the run was not opened with the plan's trainer"
+    if opened.get("max_gpu_hours") != plan.get("choices", {}).get("max_gpu_hours"):
+        yield "the run was not opened with the plan's max_gpu_hours"
     approved = plan.get("candidates", ()) if plan["mode"] == "paid" else ()
     worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
     if opened["worst_micros"] != worst:

@@ -99,12 +99,16 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
     gone = next(one for one in rental if one["seq"] == last)
     read, intent = gone["data"], rental[0]["data"]
     if gone["event"] != "death.read":
-        return float(longest), None
+        is_queued, starts = _queue_limit(intent["lease"]) is not None, _starts(rental)
+        since = min(starts, default=longest if is_queued else Decimal(0)) if is_queued else Decimal(0)
+        return float(longest - since), None
     lives = [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
     lives += [longest - Decimal(str(read["alive_s_ago"]))] if read["alive_s_ago"] is not None else []
     alive = max(lives, default=Decimal(0))
     bounds: list[tuple[Decimal, str]] = [(longest, "measured" if longest - alive <= _WATCHED else "unseen")]
     told = [record["data"]["instance"].get("created_wall") for record in rental if record["data"].get("instance")]
+    if (limit := _queue_limit(intent["lease"])) is not None:
+        return _after_queue(rental, read, bounds, alive, limit)
     births = [one for one in told if one is not None]
     if births and read["ended_wall"] is not None:
         lasted = _milli(read["ended_wall"] - min(births) + _STAMPS)
@@ -118,6 +122,43 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
             bounds.append((by_timer, "its own timer"))
     least = min(bounds, key=lambda bound: bound[0])
     return float(least[0]), least[1]
+
+
+def _queue_limit(lease: Json) -> Decimal | None:
+    """How long at most something runs once its queue is over; None where there is no queue."""
+    return (
+        Decimal(sum(lease[part] for part in lease if part not in ("queue_s", "hours_s")))
+        if lease.get("queue_s")
+        else None
+    )
+
+
+def _starts(rental: Sequence[Json]) -> list[Decimal]:
+    """After how many seconds of a rental its machine began, by every record that has its provider's word of that."""
+    starts = []
+    for record in rental:
+        began = (record["data"].get("instance") or {}).get("started_wall")
+        if began is not None and record["seq"] <= paid_until(rental):
+            ago = max(Decimal(0), Decimal(str(record["wall"])) - Decimal(str(began))) + Decimal(str(_STAMPS))
+            starts.append(max(Decimal(0), seconds_between(rental, rental[0]["seq"], record["seq"]) - ago))
+    return starts
+
+
+def _after_queue(
+    rental: Sequence[Json], read: Json, bounds: list[tuple[Decimal, str]], alive: Decimal, limit: Decimal
+) -> tuple[float, str]:
+    """The same of what had to queue: from its earliest start; of one whose start nobody told, what bounds it."""
+    starts = _starts(rental)
+    start = min(starts, default=Decimal(0))
+    seen = alive if starts else Decimal(0)
+    if read.get("ran_s") is not None:
+        ran = Decimal(str(read["ran_s"]))
+        bounds.append((start + ran + (Decimal(str(_STAMPS)) if ran else 0), "provider-reported"))
+    if not starts or (len(named(rental, "destroy.intended")) == 1 and read["found_gone"]):
+        bounds.append((start + limit, "its own timer"))
+    held = [bounds[0], *(one for one in bounds[1:] if one[0] >= seen)]
+    least = min(held, key=lambda bound: bound[0])
+    return float(_milli(float(max(Decimal(0), least[0] - start)))), least[1]
 
 
 def _lives(record: Json) -> bool:
@@ -148,6 +189,7 @@ def _extras(rental: Sequence[Json], records: Sequence[Json]) -> list[Json]:
     token, found, last = rental[0]["data"]["token"], dict[str, Json](), int(records[-1]["seq"])
     kinds = {"create.duplicate"} | ({"create.late"} if "home" in records[0]["data"] else set())
     ends: dict[str, int] = {}
+    limit = _queue_limit(rental[0]["data"]["lease"]) or Decimal("Infinity")
     for record in records:
         data = record["data"]
         if record["event"] == "incident" and data.get("token") == token and data.get("id"):
@@ -160,7 +202,7 @@ def _extras(rental: Sequence[Json], records: Sequence[Json]) -> list[Json]:
             ends = {**dict.fromkeys(found, int(record["seq"])), **ends}
     return [
         told
-        | {"billable_s": float(seconds_between(records, rental[0]["seq"], ends.get(name, last)))}
+        | {"billable_s": float(min(limit, seconds_between(records, rental[0]["seq"], ends.get(name, last))))}
         | {"ended": name in ends}
         for name, told in found.items()
     ]

@@ -102,12 +102,12 @@ def pack_card(
 
 
 def _kept(run: RunFolder, told: Mapping[str, Any], *, with_checkpoint: bool) -> Iterator[tuple[str, Path]]:
-    """The last checkpoint's files; without weights and optimiser only what it says of itself."""
+    """The files of all checkpoints that came home; without weights and optimiser what the last one says of itself."""
     files = [one for one in told["checkpoint"]["files"] if one["kind"] in ("weights", "optimizer", "state")]
     last = max((one["step"] for one in files), default=None)
     for one in files:
         path = run.artifacts / one["name"]
-        if one["step"] == last and (with_checkpoint or one["kind"] == "state") and path.is_file():
+        if (with_checkpoint or (one["step"], one["kind"]) == (last, "state")) and path.is_file():
             yield str(one["name"]), path
 
 

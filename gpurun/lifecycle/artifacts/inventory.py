@@ -195,9 +195,12 @@ def newest(manifest: Manifest) -> list[ManifestFile]:
     return [file for file in manifest.files if file.kind in RANK and file.step == manifest.latest]
 
 
-def wanted(manifest: Manifest) -> list[ManifestFile]:
-    """What is to come home, in its order of worth: the latest checkpoint, the best, samples and compile caches."""
-    rest = {file.name for file in spare(manifest)}
+def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
+    """What is to come home, in its order of worth: the latest checkpoint, the best, samples and compile caches, others.
+
+    Of other checkpoints it is no more than `keep`, whatever the machine lists: each may cost something.
+    """
+    rest = {file.name for file in spare(manifest, keep)}
     best = manifest.best.step if manifest.best else None
 
     def place(file: ManifestFile) -> tuple[int, int, int, str]:
@@ -207,12 +210,13 @@ def wanted(manifest: Manifest) -> list[ManifestFile]:
     return sorted((file for file in manifest.files if file.name not in rest), key=place)
 
 
-def spare(manifest: Manifest) -> list[ManifestFile]:
-    """What the trainer keeps only in case the latest checkpoint is damaged: the one before, unless it is the best."""
+def spare(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
+    """What the trainer keeps only in case the latest checkpoint is damaged: the one before, unless it is wanted."""
     if not newest(manifest):
         return []
     needed = {manifest.latest, manifest.best.step if manifest.best else None}
-    return [file for file in manifest.files if file.kind in RANK and file.step not in needed]
+    others = sorted({file.step for file in manifest.files if file.kind in RANK} - needed)
+    return [file for file in manifest.files if file.kind in RANK and file.step in others[keep:]]
 
 
 class EgressBudget:

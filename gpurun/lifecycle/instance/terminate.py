@@ -44,6 +44,8 @@ class Reading:
     answer_sha256: str
     ended_wall: float | None = None
     """The provider's own time of the end, where it tells one."""
+    ran_s: float | None = None
+    """For how long it ran, by its provider, where it had to queue before."""
 
     @property
     def gone(self) -> bool:
@@ -229,8 +231,9 @@ def look(provider: Provider, identifier: str, token: str, at_s: float, *, but: s
     answer = digest_of([_plain(one), [_plain(other) for other in listed]])
     # Some clouds list their dead for an hour, and strangers of a like name.
     alive = any(one.id != but for one in living(listed, token))
-    state, ended_wall = (one.state, one.ended_wall) if one else (InstanceState.GONE, None)
-    return Reading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall)
+    told = (one.state, one.ended_wall, one.ran_s) if one else (InstanceState.GONE, None, None)
+    state, ended_wall, ran_s = told
+    return Reading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
 
 
 def _plain(instance: Instance | None) -> object:

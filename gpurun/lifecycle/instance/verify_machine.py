@@ -16,6 +16,7 @@ from gpurun.core.run_plan import Choices, Plan
 from gpurun.planning.budget import rental_cost
 from gpurun.planning.catalog import card_names, rows_for
 from gpurun.planning.requirements import LEAST_TORCH
+from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import Provider, Unknown
 from gpurun.remote.messages import Facts, Gpu, Measured
 
@@ -106,7 +107,7 @@ def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     """The refusal of a price, with the worst case that it would mean."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
-    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.checkpoint_bytes, plan.disk_gb)
+    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, home_bytes(plan), plan.disk_gb)
     return NoOffer(
         "price.rose",
         f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",

@@ -19,6 +19,7 @@ from gpurun.core.transfer_progress import moving
 from gpurun.core.untrusted import safe_text
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
+from gpurun.lifecycle.instance.early_upload import EarlyUpload
 from gpurun.lifecycle.instance.terminate import living
 from gpurun.lifecycle.instance.verify_machine import check_box, check_made, check_nodes, is_told_otherwise
 from gpurun.planning.catalog import terms_of
@@ -43,6 +44,10 @@ OVER_S = 60.0
 PART_BYTES = 256 << 10
 MOST_LOG_BYTES = 4 << 20
 LAST_LINES, LAST_CHARS = 15, 2000
+_HINTS = {
+    "ssh": "Try again; log in by hand to see what it says.",
+    "slurm": "Is the workdir of its table one that login node and compute nodes share? scontrol show job says more.",
+}
 _OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
 _OTHER_PYTHON = "Install Python 3.8 or newer there, or name it: --python PATH."
 
@@ -52,7 +57,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
     The user's script is begun once the agent is there, outside of all that is tried again.
     """
-    born = instance_of(state)
+    born, early = instance_of(state), EarlyUpload(state, context)
     check_made(born, context.plan)
     clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
     started = clock.monotonic()
@@ -62,7 +67,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         armed = _timer_read_back(far, instance, context)
         return far, armed, None if to_set_up_s else far.hello()
 
-    up = yield from _answered(install, state, context, to_set_up_s)
+    up = yield from _answered(install, state, context, to_set_up_s, early)
     if up is None:
         return
     instance, up_mono, (far, armed, facts) = up
@@ -81,6 +86,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     now_mono = clock.monotonic()
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
     took |= {"setup_s": round(took_s, 3)} if took_s else {}
+    took |= {"sent_bytes": early.sent_bytes} if early.sent_bytes else {}
     ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
     ready |= {"network": network.model_dump(mode="json")} if network else {}
     yield Event.READY_OBSERVED, ready | {"armed": armed}
@@ -104,7 +110,11 @@ def _joined(facts: Facts, context: Context, far: FarSide, _: Instance) -> Measur
 
 
 def _answered(
-    ask: Callable[[FarSide, Instance], T], state: RunState, context: Context, to_set_up_s: float
+    ask: Callable[[FarSide, Instance], T],
+    state: RunState,
+    context: Context,
+    to_set_up_s: float,
+    early: EarlyUpload | None = None,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
     """The instance once it has answered, since when it was seen to run, and what it said; NoOffer past our patience.
 
@@ -127,6 +137,8 @@ def _answered(
                 told = {"token": state.token, "instance": instance.model_dump(mode="json")}
                 yield Event.CREATE_OBSERVED, {**told, "adopted": False}
                 return None
+            if early is not None:
+                yield from early.send(instance)
             is_up = _is_up(instance, state.token)
             # Nothing is sent before a list of this moment shows no second machine of the same create.
             listed = living(context.provider.find(state.token), state.token) if is_up else []
@@ -157,13 +169,8 @@ def _passing(refusal: FarRefusal, *, is_own: bool) -> str:
 
 
 def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
-    return NoOffer(
-        "boot.timeout",
-        f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}.",
-        hint="Try again; log in by hand to see what it says."
-        if born.provider == "ssh"
-        else "Try again, or another region or provider.",
-    )
+    what = f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}."
+    return NoOffer("boot.timeout", what, hint=_HINTS.get(born.provider, "Try again, or another region or provider."))
 
 
 def _judged(facts: Facts, context: Context) -> Iterator[Note]:
@@ -197,7 +204,12 @@ def _boot_patience_s(context: Context) -> float:
 
 
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
-    """Whether to look again: within the planned share in any case, after that only while the machine still comes up."""
+    """Whether to look again: within the planned share in any case, after that only while the machine still comes up.
+
+    A job that is over never runs again.
+    """
+    if context.plan.lease.queue_s and seen.state is InstanceState.GONE:
+        return False
     is_coming = seen.state in (InstanceState.PENDING, InstanceState.RUNNING)
     return is_coming or waited_s < context.plan.lease.boot_s
 

@@ -200,6 +200,12 @@ def _beside(asked: _Asking, provider: Provider, state: RunState, context: Contex
                 yield from once(note, context)
         except (SetupError, Unknown) as error:
             raise _cannot_end(asked, error) from error
+    is_given_up = state.stop == "destroy" and state.reason != "lease"
+    if state.shared == "kept" and asked.token == state.token and not is_given_up:
+        told = f"what did not come home is kept on the cluster, in the folder {asked.token} of its workdir: "
+        told += f"`gpurun collect {state.run}` brings it, `gpurun reap --destroy` removes it"
+        yield from once((Event.INCIDENT, {"code": "folder.kept", "message": told}), context)
+        return
     left = clear(provider, asked.token, context.clock, is_billed=asked.is_billed)
     billed = [one for one in left if one.billed]
     for one in left:

@@ -1,4 +1,4 @@
-"""Bring home from the bucket what the machine has pushed there, once it is gone."""
+"""Bring home what a machine that is gone has left: in the bucket that it pushed to, or in a cluster's folder."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
-from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.instance.job_folder import bring_home
 from gpurun.remote.messages import Manifest
 
 
 def salvage(state: RunState, context: Context) -> Iterator[Note]:
-    """Fetch what is in the bucket and not here. The machine is gone and paid for: what fails is noted, not raised."""
-    yield Event.SALVAGE_INTENDED, {"folder": state.pushed}
+    """Fetch what is there and not here. The machine is gone and paid for: what fails is noted, not raised."""
+    is_shared, place, is_whole = state.shared == "holds", state.pushed, True
+    if is_shared and (address := instance_of(state).address) is not None:
+        place = address.folder
+    yield Event.SALVAGE_INTENDED, {"folder": place}
     started, found = context.clock.monotonic(), Salvaged(Manifest(), (), {}, (), 0)
+    where = f"{place} on the cluster" if is_shared else "the bucket"
     try:
-        found = bring_pushed(context.folder, context.plan.choices.stage, state.pushed, context.clock)
+        if is_shared:
+            found = bring_home(instance_of(state), context)
+        else:
+            found = bring_pushed(context.folder, context.plan.choices.stage, place, context.clock)
     except GpurunError as error:
-        yield Event.INCIDENT, {"code": error.code, "message": f"nothing came from the bucket: {error.what}"}
+        is_whole = False
+        yield Event.INCIDENT, {"code": error.code, "message": f"nothing came from {where}: {error.what}"}
     for name, why in found.missing.items():
-        yield Event.INCIDENT, {"code": why.code, "message": f"{name} did not come from the bucket: {why.what}"}
+        yield Event.INCIDENT, {"code": why.code, "message": f"{name} did not come from {where}: {why.what}"}
     seconds = round(context.clock.monotonic() - started, 3)
-    yield (
-        Event.SALVAGE_OBSERVED,
-        {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)},
-    )
+    told = {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)}
+    if is_shared:
+        told |= {"shared": "empty" if is_whole and not found.missing else "kept"}
+    yield Event.SALVAGE_OBSERVED, told
 
 
 def _at_home(found: Salvaged, inventory: Inventory) -> dict[str, object]:

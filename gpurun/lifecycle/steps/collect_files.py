@@ -13,7 +13,9 @@ from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, wanted
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.instance.job_folder import folder_way
 from gpurun.planning.budget import egress_of
+from gpurun.planning.transfer import more_kept
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
@@ -26,9 +28,12 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     """
     yield Event.COLLECT_INTENDED, {}
     started = context.clock.monotonic()
-    far, patience, inventory = context.reach(instance_of(state)), Patience(state, context), Inventory(context.folder)
+    instance, patience, inventory = instance_of(state), Patience(state, context), Inventory(context.folder)
+    # A job's files need no job: it may be over.
+    far = (state.shared and folder_way(instance, context)) or context.reach(instance)
     manifest, gone = _listed(far, inventory, patience)
-    due, rest = wanted(manifest), spare(manifest)
+    keep = more_kept(context.plan)
+    due, rest = wanted(manifest, keep), spare(manifest, keep)
     budget = EgressBudget.of(context.folder, context.plan)
     budget.note(due)
     with far.many_lanes(), moving(context.folder, context.clock, "collect", sum(file.bytes for file in due)) as tell:

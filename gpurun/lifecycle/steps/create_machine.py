@@ -18,6 +18,7 @@ from gpurun.lifecycle.instance.terminate import check_account, living, once
 from gpurun.lifecycle.instance.verify_machine import check_price
 from gpurun.planning.budget import beside_rate, disk_gb_on
 from gpurun.planning.catalog import terms_of
+from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import (
     Guarded,
     HasAccounts,
@@ -235,7 +236,7 @@ def disk_gb_of(plan: Plan) -> int:
 
 def _intent(order: Order, context: Context) -> dict[str, object]:
     plan = context.plan
-    hourly, once_only = beside_rate(plan.offer, plan.checkpoint_bytes, order.disk_gb)
+    hourly, once_only = beside_rate(plan.offer, home_bytes(plan), order.disk_gb)
     return {
         "attempt": order.attempt,
         "token": order.token,

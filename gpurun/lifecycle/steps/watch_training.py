@@ -24,11 +24,12 @@ from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
 from gpurun.lifecycle.connect import LONGEST_TRY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.instance.job_folder import last_status
 from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter
-from gpurun.planning.transfer import save_s
+from gpurun.planning.transfer import home_bytes, save_s
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Status
@@ -120,10 +121,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
         except MachineLost as lost:
             why = context.is_down(instance_of(state))
             if why:
-                why += f"; {ends_unwatched(state)}" if state.linger_s else ""
-                message = f"the machine {instance_of(state).id} runs no more: {why}"
-                yield Event.INCIDENT, {"code": "machine.lost", "message": message}
-                yield Event.TRAIN_OBSERVED, _lost(message)
+                yield from _gone(why, state, context)
                 return
             if isinstance(lost, HostKeyMismatch):
                 yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
@@ -162,6 +160,15 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
         context.clock.sleep(hearing.pause_s())
     if context.seconds_left(state) > 0:
         yield Event.TRAIN_OBSERVED, _last_word(tail, context)
+
+
+def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
+    """The end of a training whose machine runs no more; of a job its folder may tell that it was done before."""
+    why += f"; {ends_unwatched(state)}" if state.linger_s else ""
+    message = f"the machine {instance_of(state).id} runs no more: {why}"
+    if (status := last_status(instance_of(state), context)) is None:
+        yield Event.INCIDENT, {"code": "machine.lost", "message": message}
+    yield Event.TRAIN_OBSERVED, _lost(message) if status is None else _outcome(status, context)
 
 
 def _last_word(tail: Tail, context: Context) -> dict[str, object]:
@@ -390,4 +397,4 @@ def _cost(context: Context, seconds: float) -> Micros:
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    return rental_cost(offer, seconds, plan.checkpoint_bytes, plan.disk_gb)
+    return rental_cost(offer, seconds, home_bytes(plan), plan.disk_gb)

@@ -35,12 +35,14 @@ _HOPELESS = re.compile(
 )
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
+_OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
+_TRACKER = re.compile(r"^ProctrackType\s*=\s*(\S+)", re.MULTILINE)
 _AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One of the user's own jobs that bears a token of gpurun's; `used_s` is how long it has run."""
+    """One of the user's own jobs that bears a token of gpurun's; `used_s` is how long it has run, if that is told."""
 
     number: int
     token: Token
@@ -50,17 +52,23 @@ class Job:
     deadline_wall: float | None
     gpu_count: int
     submitted_wall: float | None
-    used_s: float
+    used_s: float | None
     ended_wall: float | None
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What a partition has: its longest job, and for each kind of node that works (GPUs on one, how many nodes)."""
+    """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
+
+    That is for how long Slurm lets a job run on whose time is over, beside what killing it takes. `tracker` is how it
+    finds the processes that a job has started.
+    """
 
     name: str
     longest_s: float
     nodes: tuple[tuple[int, int], ...]
+    over_s: float = 0.0
+    tracker: str = ""
 
     @property
     def most_gpus(self) -> int:
@@ -94,6 +102,9 @@ def _job(line: str) -> Job | None:
     state = STATES.get(word, InstanceState.UNKNOWN)
     is_hopeless = state is InstanceState.PENDING and _HOPELESS.fullmatch(reason)
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
+    used_s = span_s(used) if _SPAN.fullmatch(used) else None
+    if state is InstanceState.RUNNING and used_s is None:
+        state = InstanceState.UNKNOWN  # A lease that begins nobody knows when would have no end.
     return Job(
         number=int(number),
         token=token,
@@ -103,7 +114,7 @@ def _job(line: str) -> Job | None:
         deadline_wall=token.deadline_or(deadline),
         gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,
         submitted_wall=_wall(submitted),
-        used_s=span_s(used) if state is InstanceState.RUNNING else 0.0,
+        used_s=used_s if state is not InstanceState.GONE or word != "FAILED" else None,
         ended_wall=_wall(ends) if state is InstanceState.GONE else None,
     )
 
@@ -124,14 +135,18 @@ def span_s(text: str) -> float:
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
     """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there.
 
-    A node that is away does not count; `gres` is the request for one GPU of those that do.
+    Of the cluster's own settings, which may follow, two are read. A node that is away does not count; `gres` is the
+    request for one GPU of those that do.
     """
     rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
     ours = [row for row in rows if (row[0].rstrip("*") == name if name else row[0].endswith("*")) and row[1] == "up"]
     if not ours:
         return None
     nodes = tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY))
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes)
+    over = _OVER.search(sinfo)
+    over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
+    tracker = found[1] if (found := _TRACKER.search(sinfo)) else ""
+    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes, over_s, tracker)
 
 
 def _gpus(told: str, gres: str) -> int:

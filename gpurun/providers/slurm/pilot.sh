@@ -1,7 +1,8 @@
 #!/bin/sh
 # The job itself: it runs each call that is put into calls/, and so all of the run's processes are its children, which
 # Slurm ends with it. A call is a folder: NAME.go has its command and its input, NAME.done its outputs and its end.
-# Before a trainer was started it ends by itself once nobody has called for a while: no node is held for a lost laptop.
+# While nothing trains it ends by itself once nobody has called for a while: no node is held for a lost laptop, and what
+# was trained lies in FOLDER.
 # With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads.
 # usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP
 #        pilot.sh nodes PYTHON WORDS
@@ -26,6 +27,8 @@ if [ "$1" = nodes ]; then
     exit "$code"
 fi
 cd -- "$1" || exit 1
+# Requeued by an admin, or submitted twice, it would train a second time, under a lease that nobody counts.
+mkdir begun || exit 1
 idle=0 most=$2
 eval "$3"
 # The agent passes none of these on to what it starts.
@@ -47,6 +50,6 @@ while [ -d calls ]; do
         if [ -d "$run" ]; then idle=0; fi
     done
     idle=$((idle + 1))
-    if [ "$idle" -gt "$most" ] && ! [ -e agent/job.json ]; then exit 0; fi
+    if [ "$idle" -gt "$most" ] && { ! [ -e agent/job.json ] || [ -e agent/exit.json ]; }; then exit 0; fi
     sleep 0.1
 done

@@ -17,7 +17,7 @@ from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.core.machine_token import parse
-from gpurun.core.money import usd
+from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.untrusted import last_words
 from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
@@ -39,6 +39,8 @@ _CREATE = (
     'umask 077; mkdir -p -- "$1" && cd -- "$1" && { mkdir -- "$2" 2>/dev/null || [ -d "$2" ]; } '
     f'&& cat >"$2/pilot.sh" || exit {NO_FOLDER}; shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
+_FINISHED = "out/MANIFEST.json"
+_LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
 
 
@@ -80,7 +82,7 @@ class SlurmProvider:
     def partition(self) -> Partition:
         """The partition that new jobs go to; NoCapacity where there is none that is up."""
         cluster = self._first.cluster
-        said = self._told(self._first, ["sinfo", "-h", "-o", SINFO])
+        said = self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
         found = partition_in(said, cluster.partition, cluster.gres)
         if found is None:
             which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
@@ -88,11 +90,11 @@ class SlurmProvider:
         return found
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """A job on so many nodes, if the partition has them with so many GPUs each. Not metered: its price is 0.
+        """A job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price for them.
 
         The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
         """
-        part = self.partition()
+        cluster, part = self._first.cluster, self.partition()
         if need.nodes > part.nodes_with(need.count):
             return []
         fitting = [row for row in known if need.memory_gb in (None, row.vram_gb)]
@@ -104,11 +106,11 @@ class SlurmProvider:
                 gpu=(card.gpu if card else need.name) if need.count else "cpu",
                 gpu_count=need.nodes * need.count,
                 vram_gb=(card.vram_gb if card else need.memory_gb or 0) if need.count else 0,
-                region=self._first.cluster.name,
-                rate_micros_per_hour=usd(0),
-                billing_unit_s=60,
+                region=cluster.name,
+                rate_micros_per_hour=times(cluster.price_per_gpu_hour, need.processes),
+                billing_unit_s=1,
                 boot_s=BOOT_S if need.nodes == 1 else BOOT_S + JOIN_S,
-                price_source="not metered",
+                price_source="config.toml" if cluster.price_per_gpu_hour else "not metered",
                 dies_by_itself=DIES_BY_ITSELF,
                 nodes=need.nodes,
             )
@@ -211,8 +213,8 @@ class SlurmProvider:
         """The folders of runs that lie in the shared workdir."""
         found = []
         for site in self._sites.values():
-            names = self._told(site, ["sh", "-c", 'ls -A -- "$1" 2>/dev/null || :', "gpurun", site.cluster.workdir])
-            for one in filter(None, map(parse, names.splitlines())):
+            names = self._told(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
+            for one in filter(None, map(parse, names)):
                 if token in (None, one.text):
                     found.append(
                         Leftover(
@@ -221,6 +223,7 @@ class SlurmProvider:
                             id=f"{site.cluster.name}:{_folder(site, one.text)}",
                             run=one.run,
                             token=one.text,
+                            holds=f"{one.text}/{_FINISHED}" in names,
                             region=site.cluster.name,
                             deadline_wall=one.deadline_wall,
                         )
@@ -258,15 +261,15 @@ class SlurmProvider:
             token=job.token.text,
             run=job.run,
             state=job.state,
-            address=where if is_up else None,
+            address=where,
             gpu_count=job.gpu_count,
-            rate_micros_per_hour=usd(0),
             created_wall=job.submitted_wall,
             deadline_wall=job.deadline_wall,
             region=cluster.name,
             said=job.said,
             ended_wall=job.ended_wall,
-            started_wall=self._clock.wall() - job.used_s if is_up else None,
+            started_wall=self._clock.wall() - job.used_s if is_up and job.used_s is not None else None,
+            ran_s=job.used_s if job.state is InstanceState.GONE else None,
         )
 
     def _told(self, site: Site, argv: Sequence[str]) -> str:

@@ -15,9 +15,9 @@ KEPT_CHECKPOINTS = 5
 """The latest two and the best are kept by the trainer; two more may be on their way in the place of those."""
 
 
-def slot_bytes_for(checkpoint_bytes: int) -> int:
+def slot_bytes_for(checkpoint_bytes: int, more_kept: int = 0) -> int:
     """How large slots must be for all checkpoints that may be there at a time, with a quarter of the slots to spare."""
-    wanted = ceil(KEPT_CHECKPOINTS * checkpoint_bytes / (SLOTS * 3 // 4))
+    wanted = ceil((KEPT_CHECKPOINTS + more_kept) * checkpoint_bytes / (SLOTS * 3 // 4))
     return min(MOST_SLOT_BYTES, max(LEAST_SLOT_BYTES, wanted))
 
 

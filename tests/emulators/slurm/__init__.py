@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,6 +60,12 @@ class ScriptedSlurm:
     def options_of(self, job: str) -> list[str]:
         """What sbatch was asked for."""
         return (self.state / "jobs" / job / "argv").read_text().splitlines()
+
+    def end_job(self, job: str, word: str) -> None:
+        """Have a job end as its time limit does, and wait until all that it started is gone."""
+        (self.state / "jobs" / job / "over").write_text(word)
+        while not (self.state / "jobs" / job / "ended").exists():
+            time.sleep(0.05)
 
     def end(self) -> None:
         """End every job's processes, whatever became of it."""

@@ -1,8 +1,8 @@
 """The scripted Slurm's programs: `programs.py STATE sbatch|srun|squeue|scancel|sinfo|scontrol|job ...`.
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
-it is over), `lose` (sbatch makes the job and its answer is lost), `refuse` (its text is why sbatch refuses),
-`sinfo` (what that prints).
+it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
+lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit).
 """
 
 from __future__ import annotations
@@ -84,25 +84,42 @@ def job(state: Path, number: str) -> int:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     before = [state / "jobs" / str(other) for other in range(1, int(number))]
     rivals = [other for other in before if text(other, "name") == text(folder, "name")]
+    while True:
+        word = waited(state, folder, rivals) or run(state, folder)
+        if word != "REQUEUED":
+            return ended(folder, word)
+
+
+def waited(state: Path, folder: Path, rivals: list[Path]) -> str:
+    """Wait for its turn; the state in which it is over before that came."""
     while (state / "hold").exists() or any(not (other / "ended").exists() for other in rivals):
         if (folder / "cancelled").exists():
-            return ended(folder, "CANCELLED")
+            return "CANCELLED"
         if text(state, "hold") == "DEADLINE":
-            return ended(folder, "DEADLINE")
+            return "DEADLINE"
         time.sleep(0.02)
-    if (folder / "cancelled").exists():
-        return ended(folder, "CANCELLED")
+    return "CANCELLED" if (folder / "cancelled").exists() else ""
+
+
+def run(state: Path, folder: Path) -> str:
+    """Run it to its end; its last state."""
     (folder / "started").write_text(str(time.time()))
     with open(text(folder, "output"), "ab") as log:
         child = subprocess.Popen(
             ["sh", *text(folder, "command").splitlines()],
-            env={**os.environ, "SLURM_JOB_ID": number, "SLURM_JOB_NUM_NODES": text(folder, "nodes")},
+            env={**os.environ, "SLURM_JOB_ID": folder.name, "SLURM_JOB_NUM_NODES": text(folder, "nodes")},
             cwd=text(folder, "chdir"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-    word, end = "COMPLETED", time.time() + 60 * int(text(folder, "minutes"))
+    word, end = "", time.time() + 60 * int(text(folder, "minutes"))
     while child.poll() is None:
+        if (state / "requeue").exists():
+            (state / "requeue").unlink()
+            word = "REQUEUED"
+            break
         if (folder / "cancelled").exists() or time.time() > end:
             word = "CANCELLED" if (folder / "cancelled").exists() else "TIMEOUT"
+            break
+        if word := text(folder, "over"):
             break
         time.sleep(0.02)
     (folder / "completing").touch()
@@ -114,7 +131,10 @@ def job(state: Path, number: str) -> int:
             except ProcessLookupError:
                 continue
         reap()
-    return ended(folder, word)
+    if word == "REQUEUED":
+        (folder / "started").unlink()
+        (folder / "completing").unlink()
+    return word or ("FAILED" if child.returncode else "COMPLETED")
 
 
 def srun(state: Path, words: list[str]) -> int:
@@ -215,6 +235,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         return 0
     if name == "scontrol":
         print("Configuration data\nClusterName             = scripted\nProctrackType           = proctrack/cgroup")
+        print(f"OverTimeLimit           = {text(state, 'over') or '0 min'}")
         return 0
     return {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}[name](state, words)
 

@@ -1,0 +1,86 @@
+"""The upload of a job that waits in a queue, to the folder that its login node shares with the nodes.
+
+Nothing is paid meanwhile. The step that uploads finds there what has come, and sends the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpurun.core.errors import SetupError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.records import Instance, InstanceState
+from gpurun.core.transfer_progress import moving
+from gpurun.lifecycle.context import Context, Note
+from gpurun.planning.jobs import surveyed
+from gpurun.providers.base import Unknown
+from gpurun.remote.archive import Pack
+from gpurun.remote.interface import FarRefusal, MachineLost
+
+LONGEST_S = 30 * 86_400.0
+
+
+class _Begun(Exception):
+    """The job waits no more: what is left of the upload is the next step's."""
+
+
+class EarlyUpload:
+    """One supervisor's upload to a queued job's folder; it is over after it has come whole, or was refused."""
+
+    def __init__(self, state: RunState, context: Context) -> None:
+        plan = context.plan
+        self._state, self._context = state, context
+        # What the machine pulls or downloads it does by itself, once it runs.
+        self.is_over = not plan.lease.queue_s or bool(plan.choices.stage or plan.data.public)
+        self.sent_bytes = 0
+
+    def send(self, queued: Instance) -> Iterator[Note]:
+        """Upload as long as the job waits. SetupError where the shared disk is full: such a job need not start."""
+        if self.is_over or queued.state is not InstanceState.PENDING or queued.address is None:
+            return
+        context, pack = self._context, Pack(surveyed(self._context.plan, self._context.trainer))
+        far, look = context.reach(queued), _Look(queued, context)
+        try:
+            far.install_agent()
+            with moving(context.folder, context.clock, "ship", pack.survey.total_bytes) as tell:
+
+                def on_progress(there_bytes: int) -> None:
+                    tell(there_bytes)
+                    context.raise_if_stopped(self._state)
+                    look.demand_queued()
+
+                far.unpack(pack, on_progress=on_progress, timeout_s=LONGEST_S)
+            self.is_over = True
+        except _Begun:
+            self.is_over = True
+        except MachineLost:  # The login node is asked again at the next look.
+            return
+        except FarRefusal as refusal:
+            if refusal.reason == "disk_full":
+                hint = "Make room in its workdir, or name another in config.toml."
+                raise SetupError("slurm.disk_full", refusal.what, hint=hint) from refusal
+            self.is_over = True
+            message = f"nothing is uploaded while the job queues: {refusal.what.rstrip('.')}"
+            yield Event.INCIDENT, {"code": "upload.later", "message": message}
+        finally:
+            self.sent_bytes += pack.sent_bytes
+            far.close()
+
+
+class _Look:
+    """Reads the job's state now and then."""
+
+    def __init__(self, queued: Instance, context: Context) -> None:
+        self._queued, self._provider, self._clock = queued, context.provider, context.clock
+        self._due_mono = self._clock.monotonic()
+
+    def demand_queued(self) -> None:
+        """Raise `_Begun` once the job is not in the queue any more."""
+        if self._clock.monotonic() < self._due_mono:
+            return
+        try:
+            if self._provider.read(self._queued.id).state is not InstanceState.PENDING:
+                raise _Begun
+        except Unknown:
+            pass  # A controller that is away says nothing.
+        self._due_mono = self._clock.monotonic() + self._provider.traits.poll_s

@@ -1,0 +1,66 @@
+"""The folder of a job that is over: its login node has it with what the trainer wrote, until gpurun removes it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gpurun.core.errors import GpurunError
+from gpurun.core.paths import RunFolder
+from gpurun.core.records import Instance, InstanceState
+from gpurun.lifecycle.artifacts.downloader import Brief, Downloader
+from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
+from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
+from gpurun.lifecycle.artifacts.on_demand import Salvaged
+from gpurun.lifecycle.context import Context
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal, MachineLost
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Status
+
+
+def over(instance: Instance) -> Instance:
+    """The same job as one that is over, so that it is reached by its folder alone."""
+    return instance.model_copy(update={"state": InstanceState.GONE})
+
+
+def folder_way(instance: Instance, context: Context) -> FarSide | None:
+    """The way to a job's folder without the job; None where the login node does not run the agent."""
+    far = context.reach(over(instance))
+    try:
+        far.install_agent()
+    except (FarRefusal, MachineLost):
+        return None
+    return far
+
+
+def last_status(instance: Instance, context: Context) -> Status | None:
+    """How the training of a job ended that is over, and its log and events here; None where nothing tells."""
+    if not context.plan.lease.queue_s or (far := folder_way(instance, context)) is None:
+        return None
+    try:
+        return _brought_log(far, context.folder)
+    except (GpurunError, OSError):
+        return None
+
+
+def bring_home(instance: Instance, context: Context) -> Salvaged:
+    """All that is finished in the folder and not here, digests verified. MachineLost, FarRefusal or CollectFailed."""
+    far, waits = context.reach(over(instance)), Brief(context.clock)
+    try:
+        waits.until_done(far.install_agent)
+        waits.until_done(partial(_brought_log, far, context.folder))
+        manifest = waits.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
+        downloads = Downloader(far, Inventory(context.folder), waits, context.clock)
+        with far.many_lanes():
+            downloads.bring([*wanted(manifest), *spare(manifest)])
+        return Salvaged(manifest, (*downloads.here.values(),), downloads.missing, (), 0)
+    finally:
+        far.close()
+
+
+def _brought_log(far: FarSide, folder: RunFolder) -> Status | None:
+    """Copy the rest of log and events; the agent's word, where that says that the trainer has ended."""
+    tail = Tail(far, folder)
+    while True:
+        poll = tail.bring()
+        if not any(is_behind(poll, name) for name in poll.chunks):
+            return poll.status if poll.status.state == "exited" else None

@@ -1,0 +1,85 @@
+"""What a job that had to queue is said to have cost: nothing for the queue, and never less than it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.ledger.audit import audit
+from tests.unit.ledger_samples import RATE, CloudRun
+from tests.unit.test_cost import cost, dies
+
+WAIT_S, LEASE_S = 40_000, 5100 + 60
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> CloudRun:
+    """A job that was submitted and waits."""
+    run = CloudRun(Home(tmp_path / "home").prepare())
+    (event, opened), (asked, intent) = run.opened(), run.intended()
+    lease = {**intent["lease"], "queue_s": 86_400}
+    intent |= {"lease": lease, "deadline_wall": intent["deadline_wall"] + 86_400, "billing_unit_s": 1}
+    run.write((event, {**opened, "home": "0a1b2c"}), (asked, intent), run.created(state="PENDING"))
+    run.clock.sleep(WAIT_S)
+    return run
+
+
+def ready(run: CloudRun, started_wall: float) -> None:
+    told = {"id": run.instance_id, "instance": run.instance(started_wall=started_wall), "facts": {}, "seconds": 5.0}
+    run.write((Event.READY_OBSERVED, told))
+
+
+def ends(run: CloudRun, ran_s: float | None, alive_s_ago: float | None = None) -> tuple[float, str, Any]:
+    """The billable seconds, what their end rests on, and whether the cap was kept, once it is seen gone."""
+    dies(run, alive_s_ago=alive_s_ago, ran_s=ran_s)
+    told = cost(run)
+    (rental,) = told["rentals"]
+    assert told["upper_bound_micros"] == -(-RATE * int(-(-rental["billable_s"] // 1)) // 3600)
+    assert told["gpu_hours"] == round(rental["billable_s"] / 3600, 4)
+    return rental["billable_s"], rental["end_is"], told["cap_kept"]
+
+
+def test_the_queue_costs_nothing_and_the_rest_counts_from_the_start_that_was_told(run: CloudRun) -> None:
+    started_wall = run.clock.wall()
+    run.clock.sleep(7)
+    ready(run, started_wall)
+    run.clock.sleep(1000)
+    assert ends(run, None, alive_s_ago=2.0) == (7 + 1000 + 2 + 2, "measured", True)
+
+
+def test_of_several_starts_that_are_told_the_earliest_counts(run: CloudRun) -> None:
+    started_wall = run.clock.wall()
+    ready(run, started_wall)
+    run.clock.sleep(600)
+    run.write((Event.CREATE_OBSERVED, {**run.created(started_wall=run.clock.wall())[1], "adopted": True}))
+    run.clock.sleep(400)
+    assert ends(run, 400.0, alive_s_ago=2.0)[:2] == (1000 + 2 + 2, "measured")
+
+
+def test_a_job_that_never_began_costs_nothing(run: CloudRun) -> None:
+    assert audit(run.home).rows[0].measured_micros == 0
+    assert ends(run, 0.0, alive_s_ago=2.0) == (0.0, "provider-reported", True)
+
+
+def test_a_job_that_nobody_saw_begin_costs_what_slurm_says_or_else_its_whole_time_limit(run: CloudRun) -> None:
+    assert ends(run, None) == (LEASE_S, "its own timer", True)
+
+
+def test_slurms_word_of_a_job_that_nobody_saw_counts(run: CloudRun) -> None:
+    assert ends(run, 900.0) == (902.0, "provider-reported", True)
+
+
+def test_a_word_that_is_less_than_what_was_seen_is_not_believed(run: CloudRun) -> None:
+    ready(run, run.clock.wall())
+    run.clock.sleep(1000)
+    assert ends(run, 10.0, alive_s_ago=2.0)[:2] == (1004.0, "measured")
+
+
+def test_a_job_whose_laptop_slept_is_bounded_by_its_time_limit_from_its_start(run: CloudRun) -> None:
+    ready(run, run.clock.wall())
+    run.clock.sleep(90_000)
+    assert ends(run, None) == (LEASE_S, "its own timer", True)

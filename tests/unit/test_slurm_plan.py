@@ -1,0 +1,60 @@
+"""What a plan promises of a job on a cluster: its lease is what each cap pays for, counted from the job's start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from tests.command_line import gpurun
+from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSlurm]:
+    home = Home(tmp_path / "home").prepare()
+    monkeypatch.setenv("GPURUN_HOME", str(home.root))
+    with scripted_slurm(tmp_path) as made:
+        home.config.write_text(f"{made.table}price_per_gpu_hour = 1.5\n")
+        yield made
+
+
+def planned(*words: str) -> dict[str, Any]:
+    """The plan of a job on two GPUs; of a refusal, its error."""
+    told = json.loads(gpurun("plan", "mini-gpt", "--provider", "slurm", "--gpu", "2xA100", "--json", *words).stdout)
+    found: dict[str, Any] = told["data"] if told["ok"] else told["errors"][0]
+    return found
+
+
+def longest_s(plan: dict[str, Any]) -> int:
+    """From the start of the job to its end by Slurm at the latest."""
+    parts = ("boot_s", "setup_s", "ship_s", "train_s", "collect_s", "destroy_s", "kill_allowance_s")
+    return sum(plan["lease"][part] for part in parts)
+
+
+def test_a_price_is_for_each_gpu_and_a_cap_is_wanted_and_kept(slurm: ScriptedSlurm) -> None:
+    assert planned()["code"] == "cap.missing"
+    plan = planned("--max-cost", "0.50")
+    assert plan["offer"]["rate_micros_per_hour"] == usd(3)
+    assert plan["worst_micros"] == -(-usd(3) * longest_s(plan) // 3600) <= usd("0.50")
+    assert planned("--max-cost", "0.05")["code"] == "offer.over_cap"
+
+
+def test_gpu_hours_are_a_cap_beside_the_dollars(slurm: ScriptedSlurm) -> None:
+    plan = planned("--max-cost", "50", "--max-gpu-hours", "0.5")
+    assert longest_s(plan) == 900
+    assert (plan["choices"]["max_gpu_hours"], plan["worst_micros"]) == (0.5, usd("0.75"))
+
+
+def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: ScriptedSlurm) -> None:
+    slurm.set("over", "5 min")
+    plan = planned("--max-cost", "0.75")
+    assert plan["lease"]["kill_allowance_s"] == 60 + 300
+    assert (longest_s(plan), plan["worst_micros"]) == (900, usd("0.75"))
+    slurm.set("over", "UNLIMITED")
+    assert planned("--max-cost", "5")["code"] == "slurm.no_end"
