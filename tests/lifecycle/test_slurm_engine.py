@@ -131,6 +131,17 @@ class Engine:
                     os.kill(int(parent), signal.SIGKILL)
                 os.kill(int(pid), signal.SIGKILL)
 
+    def break_second_node(self) -> None:
+        """The same of the node that has neither the pilot nor the agent."""
+        self.nodes[1].send_signal(signal.SIGKILL)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if b"SLURMD_NODENAME=n2" in (folder / "environ").read_bytes().split(b"\0"):
+                    keeper = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    is_keeper = b"slurmstepd" in Path(f"/proc/{keeper}/cmdline").read_bytes()
+                    for pid in (keeper, folder.name) if is_keeper else (folder.name,):
+                        os.kill(int(pid), signal.SIGKILL)
+
     @property
     def cluster(self) -> Cluster:
         return Cluster(name="lab", host="local", workdir=str(self.work))
@@ -349,3 +360,59 @@ def test_shards_that_datatrove_makes_as_jobs_are_those_made_here_to_the_byte(
     finish(wanted, begun_of(wanted), print)
     prepare(order_of(corpus, tmp_path / "ours"), print)
     assert content(engine.work / "shards") == content(tmp_path / "ours")
+
+
+SMALL = ("model.dropout=0", "train.batch_tokens=1024", "train.checkpoint_every=10", "sample.tokens=1")
+
+
+def training(engine: Engine, home: Home, gpu: str, run: str, steps: int) -> subprocess.Popen[bytes]:
+    """`gpurun train` of a small model, with torch, on so many nodes."""
+    home.prepare()
+    home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{sys.executable}"\n')
+    words = [word for one in (*SMALL, f"train.steps={steps}") for word in ("--set", one)]
+    asked = ["train", "mini-gpt", "--provider", "slurm", "--gpu", gpu, "--name", run, "--yes", *words]
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpurun", *asked], env={**os.environ, "GPURUN_HOME": str(home.root)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def last_loss(events: Path) -> float:
+    """The training loss of the last step."""
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    return float(next(one["loss"] for one in reversed(told) if one["kind"] == "step"))
+
+
+def test_one_node_and_two_train_to_the_loss_of_two_processes_here(engine: Engine, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    for gpu, run in (("2xcpu", "two-1"), ("cpu", "one-1")):
+        assert training(engine, home, gpu, run, 20).wait(timeout=300) == ExitCode.DONE
+    folder, own = home.run("two-1"), tmp_path / "own"
+    ready = next(one for one in read_journal(folder.journal).records if one.event is Event.READY_OBSERVED)
+    assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
+    assert ready.data["network"]["gigabytes_per_s"] > 0
+    plan = Plan.from_json(folder.plan.read_bytes())
+    (tmp_path / "recipe.json").write_text(json.dumps(plan.resolved))
+    data = plan.data.folder if Path(plan.data.folder).is_absolute() else str(folder.path / plan.data.folder)
+    words = ["--processes", "2", "--recipe", str(tmp_path / "recipe.json"), "--data", data, "--out", str(own)]
+    subprocess.run([sys.executable, "-m", "trainer.launch", *words], check=True, stdout=subprocess.DEVNULL)
+    here = last_loss(own / "events.jsonl")
+    assert last_loss(folder.events) == pytest.approx(here, abs=1e-6)
+    assert last_loss(home.run("one-1").events) == pytest.approx(here, abs=1e-6)
+    assert [row.problems for row in audit(home).rows] == [(), ()]
+
+
+def test_a_second_node_that_fails_ends_the_run_as_lost_with_its_checkpoints_here(
+    engine: Engine, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    training_two, folder = training(engine, home, "2xcpu", "two-1", 2000), home.run("two-1")
+    for _ in ticks(CLOCK, 0.2, 180):
+        if list(folder.artifacts.rglob("*.model.safetensors")):
+            break
+    engine.break_second_node()
+    assert training_two.wait(timeout=400) == ExitCode.TRAINING_FAILED
+    told = next(one for one in read_journal(folder.journal).records if one.event is Event.TRAIN_OBSERVED)
+    assert (told.data["outcome"], "NODE_FAIL" in told.data["message"]) == ("lost", True)
+    assert list(folder.artifacts.rglob("*.model.safetensors"))
+    check_one_job(engine, home, folder)
