@@ -64,10 +64,10 @@ def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: Scrip
     ("knob", "told", "code"),
     [
         ("away", "", "slurm.no_answer"),
-        ("sinfo", "main*|up|1-00:00:00|idle|gpu:a100:1", "slurm.too_few_gpus"),
-        ("sinfo", "main*|up|1-00:00:00|drain|gpu:a100:8", "slurm.too_few_gpus"),
+        ("sinfo", "main*|up|1-00:00:00|idle|1|gpu:a100:1", "slurm.too_few"),
+        ("sinfo", "main*|up|1-00:00:00|drain|1|gpu:a100:8", "slurm.too_few"),
         ("sinfo", "main*|down|1-00:00:00|idle|gpu:a100:8", "slurm.no_partition"),
-        ("sinfo", "main*|up|5:00|idle|gpu:a100:8", "slurm.no_time"),
+        ("sinfo", "main*|up|5:00|idle|1|gpu:a100:8", "slurm.no_time"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
