@@ -120,7 +120,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "token": data["token"],
         "provider": data["provider"],
         "account": data.get("account", ""),
-        "shared": "empty" if data["lease"].get("queue_s") else "",
+        "shared": "empty" if data.get("lease", {}).get("queue_s") else "",
         "instance": None,
         "rated": False,
         "deadline_wall": data["deadline_wall"],

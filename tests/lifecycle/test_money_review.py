@@ -289,7 +289,7 @@ def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(
     folder, address = world.home.run("fox-41"), Address(kind="ssh", host="127.0.0.1", port=22, user="me")
     make_keys(folder.ssh)
     deadline_wall, ask_mono = clock.wall() + 500, clock.monotonic() + 500 - world.plan.lease.destroy_s
-    instance: Any = SimpleNamespace(id="x", token="gr-x", address=address, deadline_wall=deadline_wall)
+    instance: Any = SimpleNamespace(id="x", provider="fake", token="gr-x", address=address, deadline_wall=deadline_wall)
     far = Reach(folder, world.plan, clock)(instance)
     for _ in range(2):
         with pytest.raises(MachineLost, match="no answer"):
