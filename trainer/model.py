@@ -140,15 +140,15 @@ class GPT(nn.Module):
     def hidden(self, ids: Tensor) -> Tensor:
         """Return what the head reads (batch, time, width) for token ids (batch, time)."""
         time = ids.shape[1]
-        turned: tuple[Tensor, ...] = ()
         if self.wpe is None:  # modern: no learned positions, every block turns its queries and keys
-            x = rms_norm(self.wte(ids))
+            x, first = self.drop(rms_norm(self.wte(ids))), None
             turned = rotation(time, self.config.width // self.config.heads, ids.device, self.config.rotary)
+            for block in self.h:
+                x, first = block(x, first, *turned)
         else:
-            x = self.wte(ids) + self.wpe(torch.arange(time, device=ids.device))
-        x = self.drop(x)
-        for block in self.h:
-            x = block(x, *turned)
+            x = self.drop(self.wte(ids) + self.wpe(torch.arange(time, device=ids.device)))
+            for block in self.h:
+                x = block(x)
         return self.ln_f(x)
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:

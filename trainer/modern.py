@@ -2,7 +2,8 @@
 
 Positions by rotation (RoPE, Su et al. 2021, arXiv:2104.09864), queries and keys of unit length (QK-norm), ReLU squared
 (So et al. 2021, arXiv:2109.08668), RMSNorm without weights, no biases, a head of its own. Whatever writes into the
-residual stream or gives the logits starts at zero, so that the network starts as its embedding and nothing else.
+residual stream or gives the logits starts at zero, so that the network starts as its embedding and nothing else. With
+`value_mix` values are a learned mixture with the first layer's (Zhou et al. 2024, arXiv:2410.17897).
 """
 
 from __future__ import annotations
@@ -62,23 +63,30 @@ class ModernAttention(nn.Module):
         self.c_k = nn.Linear(config.width, config.width, bias=False)
         self.c_v = nn.Linear(config.width, config.width, bias=False)
         self.c_proj = nn.Linear(config.width, config.width, bias=False)
+        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # Of its own values, and of the first's.
         self.resid_dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """Mix the positions of x (batch, time, width); each sees itself and those before it."""
+    def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Mix the positions of x (batch, time, width); each sees itself and those before it.
+
+        `first` are the first layer's values, None in that layer; they are returned, too, where they are mixed in.
+        """
         batch, time, width = x.shape
         kind = x.device.type
         if torch.is_autocast_enabled(kind):  # once, or each of the three products would cast it and keep its copy
             x = x.to(torch.get_autocast_dtype(kind))
+        queries, keys, values = self.c_q(x), self.c_k(x), self.c_v(x)
+        if self.mix is not None:
+            first = values.clone() if first is None else first  # A block under FSDP is to return no view.
+            values = self.mix[0] * values + self.mix[1] * first
         # Each (batch, heads, time, width / heads).
         q, k, v = (
-            matrix(x).view(batch, time, self.heads, width // self.heads).transpose(1, 2)
-            for matrix in (self.c_q, self.c_k, self.c_v)
+            each.view(batch, time, self.heads, width // self.heads).transpose(1, 2) for each in (queries, keys, values)
         )
         q, k = (_rotated(rms_norm(each), cosines, sines).to(v.dtype) for each in (q, k))
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width)))
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width))), first
 
 
 class ModernMLP(nn.Module):
@@ -107,17 +115,23 @@ class ModernBlock(nn.Module):
         self.ln_2 = RMSNorm()
         self.mlp = ModernMLP(config)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """Add to the residual stream, which stays fp32 under autocast."""
-        x = x + self.attn(self.ln_1(x), cosines, sines)
-        return x + self.mlp(self.ln_2(x))
+    def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Add to the residual stream, which stays fp32 under autocast; `first` is for the attention, and from it."""
+        mixed, first = self.attn(self.ln_1(x), first, cosines, sines)
+        x = x + mixed
+        return x + self.mlp(self.ln_2(x)), first
 
 
 @torch.no_grad()
 def initialise_modern(model: nn.Module) -> None:
-    """Draw matrices from N(0, 1 / sqrt(inputs)), the embedding from N(0, 0.02); head and projections are zero."""
+    """Draw matrices from N(0, 1 / sqrt(inputs)), the embedding from N(0, 0.02); head and projections are zero.
+
+    A mixture of values begins with half of each.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(("c_proj.weight", "lm_head.weight")):
             nn.init.zeros_(parameter)
+        elif name.endswith("mix"):
+            nn.init.constant_(parameter, 0.5)
         else:
             nn.init.normal_(parameter, std=EMBEDDING_STD if name == "wte.weight" else parameter.shape[1] ** -0.5)

@@ -76,6 +76,7 @@ class ModelConfig:
     tied: bool = True  # The output head is the token embedding.
     softcap: NotNegative = 0.0  # No logit is beyond it, by tanh; 0: off.
     rotary: Turned = 1.0  # The share of a head's channels that its position turns.
+    value_mix: bool = False  # Each layer's values have a learned part of the first layer's.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +306,7 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str, tuple[Any, ...], str], ...] = (
     ("model.tied", (True,), "optim.head_lr", (0,), "model.tied is {}: the head has the embedding's rate, embed_lr"),
     (_PRESET, _OLD, "model.softcap", (0,), 'model.preset is {}; only "modern" has one'),
     (_PRESET, _OLD, "model.rotary", (1,), 'model.preset is {}; only "modern" turns by position'),
+    (_PRESET, _OLD, "model.value_mix", (False,), 'model.preset is {}; only "modern" has one'),
     (_PRESET, _NMT, "optim.embed_lr", (0,), "the preset {} has one rate for all weights"),
     ("train.loop", _HF, "optim.embed_lr", (0,), "train.loop {} has one rate for all weights"),
     ("schedule.kind", _FLAT, "schedule.cooldown_fraction", (0,), 'schedule.kind is {}; only "trapezoid" has one'),
@@ -371,8 +373,8 @@ def padded_vocab(model: ModelConfig, vocab_size: int) -> int:
 def parameters_of(model: ModelConfig, vocab_size: int = 0) -> int:
     """The number of parameters, embeddings included; `vocab_size` is the tokeniser's, for a model that says 0."""
     vocab, width = padded_vocab(model, vocab_size), model.width
-    if model.preset == "modern":  # Matrices alone, and no positions.
-        return 2 * vocab * width + 12 * model.layers * width * width
+    if model.preset == "modern":  # Matrices, and no positions; two scalars a layer where values are mixed.
+        return 2 * vocab * width + model.layers * (12 * width * width + 2 * model.value_mix)
     norm = 2 * width if model.bias else width
     if model.preset == "encoder-decoder":  # A layer on either side, the decoder's with a second attention.
         layer = 5 * norm + 28 * width * width + (22 * width if model.bias else 0)

@@ -166,6 +166,7 @@ def _sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _
     kept, width = (_KEPT if way.fused or not model.dropout else _UNFUSED)[model.preset, way.half], model.width
     parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
     channel = kept.channel + (kept.masks if model.dropout else 0) + (kept.single if model.heads == 1 else 0)
+    channel += (2 if way.half else 4) if model.value_mix else 0  # The values before they are mixed.
     layer = channel * width + kept.head * model.heads
     layer += kept.norms + (kept.position + kept.weights * model.heads) * model.context
     # The gradient of attention's weights, when that of the wide layer beside it is done with.

@@ -42,6 +42,7 @@ INGREDIENTS: dict[str, dict[str, dict[str, Any]]] = {
     "beta1 0.8": {"optim": {"beta1": 0.8}},
     "softcap 15": {"model": {"softcap": 15.0}},
     "rotary 0.5": {"model": {"rotary": 0.5}},
+    "value_mix": {"model": {"value_mix": True}},
 }
 """What is changed, by name; the first is what the others are held against."""
 

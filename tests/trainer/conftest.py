@@ -32,6 +32,7 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
         "model": {
             "preset": "faithful", "layers": 2, "heads": 2, "width": 16, "context": 16, "vocab_size": 0,
             "dropout": 0.1, "bias": True, "tied": True, "softcap": 0.0, "rotary": 1.0,
+            "value_mix": False,
         },
         "data": {"source": "stdlib", "tokenizer": "char", "vocab_size": 0, "val_fraction": 0.1, "limit_mb": 0},
         "optim": {

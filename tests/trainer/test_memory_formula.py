@@ -32,6 +32,8 @@ GRID: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("the end of backward is the peak", shape(2, 2048, 512, 50304), 1, {}),
     ("modern", shape(2, 768, 512, 50304, **MODERN), 8, {}),
     ("modern, characters", shape(3, 384, 256, 128, **MODERN), 32, {}),
+    ("modern with mixed values", shape(2, 768, 512, 4096, value_mix=True, **MODERN), 8, {}),
+    ("modern with mixed values in fp32", shape(2, 768, 512, 4096, value_mix=True, **MODERN), 4, {"precision": "fp32"}),
     ("modern with Muon", shape(2, 1024, 256, 4096, **MODERN), 2, {"optim": "muon"}),
     ("dropout", shape(2, 768, 512, 50304, dropout=0.1), 8, {}),
     ("modern with dropout", shape(2, 768, 512, 4096, dropout=0.1, **MODERN), 8, {}),

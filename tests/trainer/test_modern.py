@@ -41,7 +41,7 @@ def test_a_score_depends_on_the_distance_alone() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "scaled_dot_product_attention", scored)
-        attention(x, *rotation(8, 8, x.device))
+        attention(x, None, *rotation(8, 8, x.device))
     for distance in range(8):
         diagonal = scores[0][0].diagonal(-distance, dim1=-2, dim2=-1)
         torch.testing.assert_close(diagonal, diagonal[:, :1].expand_as(diagonal))
@@ -66,6 +66,24 @@ def test_of_a_share_of_the_channels_the_others_say_the_same_wherever_they_stand(
     assert torch.equal(sines[:, :2], sines_of_whole)
     assert torch.equal(cosines[:, 2:], torch.ones(5, 2))
     assert torch.equal(sines[:, 2:], torch.zeros(5, 2))
+
+
+def test_with_value_mix_every_layer_attends_to_its_own_and_the_first_layers_values() -> None:
+    model, ids, attended = modern(value_mix=True), torch.randint(128, (2, 8)), list[Tensor]()
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
+        attended.append(v)
+        return v
+
+    own: list[Tensor] = []
+    for block in model.h:
+        block.attn.c_v.register_forward_hook(lambda *told: own.append(told[2]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", noted)
+        model.hidden(ids)
+    for block, values, raw in zip(model.h, attended, own, strict=True):
+        wanted = block.attn.mix[0] * raw + block.attn.mix[1] * own[0]
+        torch.testing.assert_close(values.transpose(1, 2).flatten(2), wanted)
 
 
 def test_no_logit_is_beyond_the_cap_in_training_in_evaluation_and_in_what_is_drawn() -> None:
@@ -118,7 +136,9 @@ def test_norms_and_the_residual_stream_are_fp32_under_autocast(keys: dict[str, o
         if isinstance(module, RMSNorm | nn.LayerNorm):
             module.register_forward_hook(lambda _, __, out: seen["out"].add(out.dtype))
     for block in model.h:
-        block.register_forward_hook(lambda _, __, out: seen["stream"].add(out.dtype))
+        block.register_forward_hook(
+            lambda _, __, out: seen["stream"].add((out[0] if isinstance(out, tuple) else out).dtype)
+        )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model(torch.zeros(1, 8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))
     assert seen == {"out": {torch.float32}, "stream": {torch.float32}}
