@@ -144,7 +144,8 @@ class GPT(nn.Module):
             x, first = self.drop(rms_norm(self.wte(ids))), None
             turned = rotation(time, self.config.width // self.config.heads, ids.device, self.config.rotary)
             for block in self.h:
-                x, first = block(x, first, *turned)
+                x, values = block(x, first, *turned)
+                first = values if first is None else first
         else:
             x = self.drop(self.wte(ids) + self.wpe(torch.arange(time, device=ids.device)))
             for block in self.h:

@@ -69,15 +69,17 @@ class ModernAttention(nn.Module):
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
         """Mix the positions of x (batch, time, width); each sees itself and those before it.
 
-        `first` are the first layer's values, None in that layer; they are returned, too, where they are mixed in.
+        `first` are the first layer's values, None in that layer, which returns them, too, where they are mixed in.
         """
         batch, time, width = x.shape
         kind = x.device.type
         if torch.is_autocast_enabled(kind):  # once, or each of the three products would cast it and keep its copy
             x = x.to(torch.get_autocast_dtype(kind))
         queries, keys, values = self.c_q(x), self.c_k(x), self.c_v(x)
+        told = None
         if self.mix is not None:
-            first = values.clone() if first is None else first  # A block under FSDP is to return no view.
+            if first is None:  # A block under FSDP is to return no view, and none of what it was given.
+                first = told = values.clone()
             values = self.mix[0] * values + self.mix[1] * first
         # Each (batch, heads, time, width / heads).
         q, k, v = (
@@ -86,7 +88,7 @@ class ModernAttention(nn.Module):
         q, k = (_rotated(rms_norm(each), cosines, sines).to(v.dtype) for each in (q, k))
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width))), first
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width))), told
 
 
 class ModernMLP(nn.Module):
@@ -117,9 +119,9 @@ class ModernBlock(nn.Module):
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
         """Add to the residual stream, which stays fp32 under autocast; `first` is for the attention, and from it."""
-        mixed, first = self.attn(self.ln_1(x), first, cosines, sines)
+        mixed, told = self.attn(self.ln_1(x), first, cosines, sines)
         x = x + mixed
-        return x + self.mlp(self.ln_2(x)), first
+        return x + self.mlp(self.ln_2(x)), told
 
 
 @torch.no_grad()
