@@ -26,12 +26,13 @@ TOKEN = f"gr-fox-41-{secrets.token_hex(4)}"
 def order(provider: Provider, token: str = TOKEN, lease_s: float = 60.0) -> Order:
     """An order for the first machine without a GPU that the provider has."""
     known = rows_for(NEED, provider.name) or offers_for(NEED)
+    queue_s = 600 if provider.name == "slurm" else 0
     return Order(
         run="fox-41",
         token=token,
         attempt=1,
         offer=provider.offers(NEED, known)[0],
-        deadline_wall=float(int(CLOCK.wall() + lease_s)),
+        deadline_wall=float(int(CLOCK.wall() + lease_s + queue_s)),
         lease_s=int(lease_s),
         keys=KEYS,
         disk_gb=20,
@@ -39,9 +40,9 @@ def order(provider: Provider, token: str = TOKEN, lease_s: float = 60.0) -> Orde
 
 
 def wait_for(provider: Provider, instance: Instance, state: InstanceState) -> Instance:
-    """Read until an instance is in a state, for ten seconds at most."""
+    """Read until an instance is in a state, for half a minute at most."""
     seen = instance
-    for _ in ticks(CLOCK, 0.02, 10):
+    for _ in ticks(CLOCK, 0.02, 30):
         seen = provider.read(instance.id)
         if seen.state is state:
             return seen

@@ -21,7 +21,9 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.providers.ssh import SshBox, SshProvider
 from tests.contract.clouds import CLOUDS, case
 from tests.contract.orders import CLOCK, NEED, TOKEN, order, wait_for
-from tests.emulators.slurm import scripted_slurm
+from tests.emulators.slurm import missing, scripted_slurm
+from tests.emulators.slurm.engine import running
+from tests.later import LATER
 
 
 @contextmanager
@@ -51,9 +53,18 @@ CASES: dict[str, Callable[[Path], AbstractContextManager[Provider]]] = {
 }
 
 
-@pytest.fixture(params=sorted(CASES))
+@contextmanager
+def _real_slurm(folder: Path) -> Iterator[Provider]:
+    with running(folder / "root") as engine:
+        yield SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+
+
+REAL = pytest.param(_real_slurm, id="slurm's own", marks=[LATER, pytest.mark.skipif(bool(missing()), reason=missing())])
+
+
+@pytest.fixture(params=[*(pytest.param(CASES[name], id=name) for name in sorted(CASES)), REAL])
 def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Provider]:
-    with CASES[request.param](tmp_path) as made:
+    with request.param(tmp_path) as made:
         yield made
 
 
@@ -88,7 +99,7 @@ def test_a_created_instance_is_found_by_its_token_with_its_run_and_deadline(prov
 def test_a_running_instance_is_what_was_ordered_and_can_be_reached(provider: Provider) -> None:
     asked = order(provider)
     created = provider.create(asked)
-    for _ in ticks(CLOCK, 0.05, 10):
+    for _ in ticks(CLOCK, 0.05, 30):
         seen = provider.read(created.id)
         if seen.state is InstanceState.RUNNING and seen.address is not None:
             break

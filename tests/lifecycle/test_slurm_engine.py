@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -18,12 +16,11 @@ import pytest
 from datatrove.executor.slurm import SlurmPipelineExecutor
 
 from gpurun.core.clock import SystemClock, ticks
-from gpurun.core.cluster import Cluster
 from gpurun.core.errors import ExitCode
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.records import GpuNeed, InstanceState, Order
+from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.data.prepare import finish, prepare
 from gpurun.ledger.audit import audit
@@ -34,162 +31,22 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.changed_plan import changed_plan
 from tests.contract.orders import order, wait_for
 from tests.emulators.slurm import missing
+from tests.emulators.slurm.engine import Engine, running
 from tests.later import LATER
 from tests.lifecycle.drive import tiny_python
-from tests.lifecycle.test_slurm_run import LEASE
+from tests.lifecycle.test_slurm_run import KILLS, LEASE
 from tests.lifecycle.tiny_runs import drive, make_run, start
 from tests.unit.test_executors import WORDS, begun_of, content, steps
 from tests.unit.test_executors import order as order_of
 
 CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing()), reason=missing() or "it is here")]
-CONF = """
-ClusterName=probe
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-AuthType=auth/munge
-AuthInfo=socket={root}/munge.sock
-CredType=cred/munge
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={root}/state
-SlurmdSpoolDir={root}/spool-%n
-SlurmctldPidFile={root}/slurmctld.pid
-SlurmdPidFile={root}/slurmd-%n.pid
-SlurmctldLogFile={root}/slurmctld.log
-SlurmdLogFile={root}/slurmd-%n.log
-ProctrackType=proctrack/cgroup
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
-ReturnToService=2
-SlurmdTimeout=30
-KillWait=5
-MinJobAge=60
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=01:00:00 State=UP
-"""
-
-
-class Engine:
-    """A cluster of two nodes on this machine; its daemons are ended by their processes."""
-
-    def __init__(self, root: Path, stack: ExitStack) -> None:
-        self.root, self._stack = root, stack
-        self.work = root / "shared"
-        for name in ("state", "spool-n1", "spool-n2"):
-            (root / name).mkdir()
-        with ExitStack() as held:
-            ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
-        self.conf = root / "slurm.conf"
-        (root / "cgroup.conf").write_text(
-            "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\nConstrainCores=no\n"
-            "ConstrainRAMSpace=no\nConstrainDevices=no\n"
-        )
-        self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
-        key = root / "munge.key"
-        key.write_bytes(os.urandom(64))
-        key.chmod(0o600)
-        names = {"key-file": key, "socket": root / "munge.sock", "pid-file": root / "munge.pid"}
-        names |= {"log-file": root / "munge.log", "seed-file": root / "munge.seed"}
-        self.start("munged", "-F", "--force", *(f"--{name}={path}" for name, path in names.items()))
-        self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
-        self.nodes = [self.start("slurmd", "-D", "-N", name, "-f", str(self.conf)) for name in ("n1", "n2")]
-
-    def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        """A daemon that stays a child of this process."""
-        environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
-        with open(self.root / f"{argv[0]}.out", "ab") as log:
-            child = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._stack.callback(child.wait)
-        self._stack.callback(child.send_signal, signal.SIGKILL)
-        return child
-
-    def stop_controller(self, seconds: float) -> None:
-        """Stop the controller and start it again after so long."""
-        self.controller.send_signal(signal.SIGTERM)
-        self.controller.wait()
-        CLOCK.sleep(seconds)
-        self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
-
-    def break_node(self) -> None:
-        """End the node's daemon and all that runs for a job there, as a power cut does; nobody else's."""
-        self.nodes[0].send_signal(signal.SIGKILL)
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError):
-                if not Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.work):
-                    continue
-                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
-                if Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd"):
-                    os.kill(int(parent), signal.SIGKILL)
-                os.kill(int(pid), signal.SIGKILL)
-
-    def break_second_node(self) -> None:
-        """The same of the node that has neither the pilot nor the agent."""
-        self.nodes[1].send_signal(signal.SIGKILL)
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if b"SLURMD_NODENAME=n2" in (folder / "environ").read_bytes().split(b"\0"):
-                    keeper = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-                    is_keeper = b"slurmstepd" in Path(f"/proc/{keeper}/cmdline").read_bytes()
-                    for pid in (keeper, folder.name) if is_keeper else (folder.name,):
-                        os.kill(int(pid), signal.SIGKILL)
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster(name="lab", host="local", workdir=str(self.work))
-
-
-@contextmanager
-def running(root: Path) -> Iterator[Engine]:
-    """The cluster, once its nodes are idle; `SLURM_CONF` leads every command to it."""
-    root.mkdir()
-    with ExitStack() as stack:
-        engine = Engine(root, stack)
-        # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
-        programs = root / "bin"
-        programs.mkdir()
-        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun"):
-            (programs / name).write_text(f'#!/bin/sh\nSLURM_CONF={engine.conf} exec /usr/bin/{name} "$@"\n')
-            (programs / name).chmod(0o755)
-        before = os.environ["PATH"]
-        stack.callback(os.environ.__setitem__, "PATH", before)
-        os.environ["PATH"] = f"{programs}:{before}"
-        provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
-        for _ in ticks(CLOCK, 0.2, 30):
-            try:
-                idle = subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True, check=False).stdout
-                if idle.strip() == "idle" and provider.partition().name == "main":
-                    break
-            except Unknown:
-                continue
-        else:
-            raise AssertionError((root / "slurmctld.log").read_text()[-3000:])
-        yield engine
-        for one in provider.find(None):
-            provider.destroy(one.id)
-        for _ in ticks(CLOCK, 0.5, 30):
-            if all(one.state is InstanceState.GONE for one in provider.find(None)):
-                break
 
 
 @pytest.fixture
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     with running(tmp_path_factory.mktemp("slurm") / "root") as made:
         yield made
-
-
-def queued(provider: SlurmProvider, lease_s: int) -> Order:
-    """An order that may wait a while before its lease begins."""
-    asked = order(provider, lease_s=lease_s)
-    return asked.model_copy(update={"deadline_wall": asked.deadline_wall + LEASE.queue_s})
 
 
 def waited(provider: SlurmProvider, instance_id: str, state: InstanceState, within_s: float) -> float:
@@ -203,7 +60,7 @@ def waited(provider: SlurmProvider, instance_id: str, state: InstanceState, with
 def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     assert "(probe)" in provider.verify().identity
-    asked = queued(provider, 600)
+    asked = order(provider, lease_s=600)
     first, second = provider.create(asked), provider.create(asked)
     waited(provider, first.id, InstanceState.RUNNING, 20)
     assert provider.read(second.id).state is InstanceState.PENDING
@@ -219,7 +76,7 @@ def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine:
 
 def test_what_a_step_of_a_job_is_told_lies_in_no_file_of_the_shared_disk(engine: Engine, tmp_path: Path) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
-    made = provider.create(queued(provider, 600))
+    made = provider.create(order(provider, lease_s=600))
     waited(provider, made.id, InstanceState.RUNNING, 20)
     step = job_step(engine.cluster, provider.read(made.id), Home(tmp_path / "home").prepare(), CLOCK)
     told = step.call(
@@ -231,7 +88,7 @@ def test_what_a_step_of_a_job_is_told_lies_in_no_file_of_the_shared_disk(engine:
 
 def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: Engine, tmp_path: Path) -> None:
     provider, home = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK), Home(tmp_path / "home").prepare()
-    made = provider.create(queued(provider, 90))
+    made = provider.create(order(provider, lease_s=90))
     waited(provider, made.id, InstanceState.RUNNING, 20)
     assert made.address is not None
     job = job_machine(engine.cluster, made.address.folder, made.token, home, CLOCK)
@@ -248,7 +105,7 @@ def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: E
 
 def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
-    made = provider.create(queued(provider, 600))
+    made = provider.create(order(provider, lease_s=600))
     waited(provider, made.id, InstanceState.RUNNING, 20)
     engine.controller.send_signal(signal.SIGTERM)
     engine.controller.wait()
@@ -289,10 +146,13 @@ def check_one_job(engine: Engine, home: Home, folder: RunFolder) -> None:
     assert events.count(Event.DEATH_PROVEN) == 1
 
 
-def test_a_run_on_the_real_engine_ends_with_its_checkpoints_here_and_one_job(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("record", KILLS)
+def test_a_run_on_the_real_engine_whose_supervisor_is_killed_ends_with_its_checkpoints_here_and_one_job(
+    engine: Engine, tmp_path: Path, record: str
+) -> None:
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
-    assert drive(home, GPURUN_CRASH_AT="after train.started").returncode == -9
+    assert drive(home, GPURUN_CRASH_AT=f"after {record}").returncode == -9
     ended = drive(home)
     assert ended.returncode == ExitCode.DONE, ended.stderr
     check_one_job(engine, home, folder)

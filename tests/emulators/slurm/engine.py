@@ -1,0 +1,155 @@
+"""The real Slurm on loopback: a slurmctld and two slurmd, which the tests start and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.cluster import Cluster
+from gpurun.core.records import InstanceState
+from gpurun.planning.own_box import LoginHere
+from gpurun.providers.base import Unknown
+from gpurun.providers.slurm.provider import Site, SlurmProvider
+
+CLOCK = SystemClock()
+CONF = """
+ClusterName=probe
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.sock
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool-%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd-%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd-%n.log
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+ReturnToService=2
+SlurmdTimeout=30
+KillWait=5
+MinJobAge=60
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=01:00:00 State=UP
+"""
+
+
+class Engine:
+    """A cluster of two nodes on this machine; its daemons are ended by their processes."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.root, self._stack = root, stack
+        self.work = root / "shared"
+        for name in ("state", "spool-n1", "spool-n2"):
+            (root / name).mkdir()
+        with ExitStack() as held:
+            ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
+        self.conf = root / "slurm.conf"
+        (root / "cgroup.conf").write_text(
+            "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\nConstrainCores=no\n"
+            "ConstrainRAMSpace=no\nConstrainDevices=no\n"
+        )
+        self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
+        key = root / "munge.key"
+        key.write_bytes(os.urandom(64))
+        key.chmod(0o600)
+        names = {"key-file": key, "socket": root / "munge.sock", "pid-file": root / "munge.pid"}
+        names |= {"log-file": root / "munge.log", "seed-file": root / "munge.seed"}
+        self.start("munged", "-F", "--force", *(f"--{name}={path}" for name, path in names.items()))
+        self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
+        self.nodes = [self.start("slurmd", "-D", "-N", name, "-f", str(self.conf)) for name in ("n1", "n2")]
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        """A daemon that stays a child of this process."""
+        environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin", "SLURM_CONF": str(self.conf)}
+        with open(self.root / f"{argv[0]}.out", "ab") as log:
+            child = subprocess.Popen(argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._stack.callback(child.wait)
+        self._stack.callback(child.send_signal, signal.SIGKILL)
+        return child
+
+    def stop_controller(self, seconds: float) -> None:
+        """Stop the controller and start it again after so long."""
+        self.controller.send_signal(signal.SIGTERM)
+        self.controller.wait()
+        CLOCK.sleep(seconds)
+        self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
+
+    def break_node(self) -> None:
+        """End the node's daemon and all that runs for a job there, as a power cut does; nobody else's."""
+        self.nodes[0].send_signal(signal.SIGKILL)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with suppress(OSError):
+                if not Path(f"/proc/{pid}/cwd").resolve().is_relative_to(self.work):
+                    continue
+                parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+                if Path(f"/proc/{parent}/cmdline").read_bytes().startswith(b"slurmstepd"):
+                    os.kill(int(parent), signal.SIGKILL)
+                os.kill(int(pid), signal.SIGKILL)
+
+    def break_second_node(self) -> None:
+        """The same of the node that has neither the pilot nor the agent."""
+        self.nodes[1].send_signal(signal.SIGKILL)
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if b"SLURMD_NODENAME=n2" in (folder / "environ").read_bytes().split(b"\0"):
+                    keeper = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+                    is_keeper = b"slurmstepd" in Path(f"/proc/{keeper}/cmdline").read_bytes()
+                    for pid in (keeper, folder.name) if is_keeper else (folder.name,):
+                        os.kill(int(pid), signal.SIGKILL)
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(name="lab", host="local", workdir=str(self.work))
+
+
+@contextmanager
+def running(root: Path) -> Iterator[Engine]:
+    """The cluster, once its nodes are idle; `SLURM_CONF` leads every command to it."""
+    root.mkdir()
+    with ExitStack() as stack:
+        engine = Engine(root, stack)
+        # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
+        programs = root / "bin"
+        programs.mkdir()
+        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun"):
+            (programs / name).write_text(f'#!/bin/sh\nSLURM_CONF={engine.conf} exec /usr/bin/{name} "$@"\n')
+            (programs / name).chmod(0o755)
+        before = os.environ["PATH"]
+        stack.callback(os.environ.__setitem__, "PATH", before)
+        os.environ["PATH"] = f"{programs}:{before}"
+        provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+        for _ in ticks(CLOCK, 0.2, 30):
+            try:
+                idle = subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True, check=False).stdout
+                if idle.strip() == "idle" and provider.partition().name == "main":
+                    break
+            except Unknown:
+                continue
+        else:
+            raise AssertionError((root / "slurmctld.log").read_text()[-3000:])
+        yield engine
+        for one in provider.find(None):
+            provider.destroy(one.id)
+        for _ in ticks(CLOCK, 0.5, 30):
+            if all(one.state is InstanceState.GONE for one in provider.find(None)):
+                break
