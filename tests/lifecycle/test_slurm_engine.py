@@ -153,8 +153,9 @@ def test_a_run_on_the_real_engine_whose_supervisor_is_killed_ends_with_its_check
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
     assert drive(home, GPURUN_CRASH_AT=f"after {record}").returncode == -9
-    ended = drive(home)
-    assert ended.returncode == ExitCode.DONE, ended.stderr
+    again = start(home)  # What may have been submitted is waited for, for as long as an sbatch tries.
+    _, errors = again.communicate(timeout=300)
+    assert again.returncode == ExitCode.DONE, errors
     check_one_job(engine, home, folder)
 
 
