@@ -68,7 +68,7 @@ def main() -> int:
     seconds = parser.parse_args().seconds
     rank, local_rank, count = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun's first node serves this store. What each has is told there before any backend is chosen by it.
+    # torchrun's first node serves this store. Each process writes there what it has, which decides the backend.
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=ANSWER_S))
     store.set(f"seen/{rank}", json.dumps([local_rank, _seen()]))
     told = [json.loads(store.get(f"seen/{other}")) for other in range(count)]

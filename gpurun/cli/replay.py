@@ -135,7 +135,7 @@ def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
 
 
 def _resumed_in(folder: RunFolder, first: int, until: int) -> bool:
-    """Whether another process, on whatever machine, went on between these two steps."""
+    """Whether another process, perhaps on another machine, went on between these two steps."""
     starts = (event.resumed_from for event in events_of(folder.events) if isinstance(event, Start))
     return any(step is not None and first < step < until for step in starts)
 

@@ -51,8 +51,8 @@ class Cluster:
     """One table `[slurm.NAME]`: how its login node is reached, and what each job there is to have.
 
     `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
-    number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch. What
-    the cluster bills for a GPU and an hour is `price_per_gpu_hour`, 0 where it does not; a job without any pays as one.
+    number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch.
+    `price_per_gpu_hour` is what the cluster bills, 0 where it bills nothing; a node without GPUs pays as one.
     """
 
     name: str

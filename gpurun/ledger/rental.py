@@ -205,7 +205,7 @@ class Rental:
     def _ends_of_queued(self, gone: Record, longest_s: float, alive_s: float) -> Iterator[tuple[float, str | None]]:
         """Bounds of one that had to queue, from the asking: its provider's word of how long it ran, and its time limit.
 
-        Of one that was not told to have begun, it is bounded by them whatever was seen.
+        Where nobody told that it had begun, they bound it in any case.
         """
         ran_s = gone.data.get("ran_s")
         if ran_s is not None and (told_s := round(self.queued_s + ran_s + (STAMPS_S if ran_s else 0.0), 3)) >= alive_s:

@@ -87,7 +87,7 @@ class JobMachine:
 
 
 class JobStep(JobMachine):
-    """Runs programs in a job as steps of its own: slower, but what they are told lies on no shared disk.
+    """Runs programs in a job as steps of its own: slower, but their standard input lies on no shared disk.
 
     `number` is the job's, `folder` where they run, `setup` a line of shell that comes first.
     """
@@ -95,13 +95,8 @@ class JobStep(JobMachine):
     def __init__(self, find: Callable[[], Machine], number: str, folder: str, setup: str) -> None:
         super().__init__(find)
         self._step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet"]
-        self._step += [
-            f"--chdir={folder}",
-            "sh",
-            "-c",
-            'eval "$0"; exec "$@"',
-            setup or "true",
-        ]  # A lone colon parts components.
+        # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
+        self._step += [f"--chdir={folder}", "sh", "-c", 'eval "$0"; exec "$@"', setup or "true"]
 
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float

@@ -45,7 +45,7 @@ class PhaseTime:
 class Rented:
     """One asking for a machine, in microseconds up to the last record, by the clock that went further in between.
 
-    `queued_us` of them are its wait in a queue, which costs nothing: None until it is told to have begun.
+    `queued_us` of them are its wait in a queue, which costs nothing: None until its start is known.
     """
 
     last: Record

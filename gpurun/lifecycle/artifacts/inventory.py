@@ -198,7 +198,7 @@ def newest(manifest: Manifest) -> list[ManifestFile]:
 def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     """What is to come home, in its order of worth: the latest checkpoint, the best, samples and compile caches, others.
 
-    Of other checkpoints it is no more than `keep`, whatever the machine lists: each may cost something.
+    Of other checkpoints it is no more than `keep`, however many the machine lists: each may cost something.
     """
     rest = {file.name for file in spare(manifest, keep)}
     best = manifest.best.step if manifest.best else None

@@ -42,7 +42,7 @@ _AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 @dataclass(frozen=True)
 class Job:
-    """One of the user's own jobs that bears a token of gpurun's; `used_s` is how long it has run, if that is told."""
+    """One of the user's own jobs that has a token of gpurun's; `used_s` is how long it has run, None if not known."""
 
     number: int
     token: Token
