@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -84,8 +85,8 @@ class Record(Frozen):
 
     def us_since(self, before: Record) -> int:
         """Microseconds since the record before: by wall time, or the monotonic one within a boot if that is more."""
-        ticked_us = _microseconds(self.mono) - _microseconds(before.mono) if self.boot_id == before.boot_id else 0
-        return max(0, ticked_us, _microseconds(self.wall) - _microseconds(before.wall))
+        ticked_us = microseconds(self.mono) - microseconds(before.mono) if self.boot_id == before.boot_id else 0
+        return max(0, ticked_us, microseconds(self.wall) - microseconds(before.wall))
 
     @property
     def runs_us(self) -> int | None:
@@ -94,15 +95,16 @@ class Record(Frozen):
         started_wall = told.get("started_wall") if isinstance(told, dict) else None
         if not isinstance(started_wall, int | float):
             return None
-        return max(0, _microseconds(self.wall) - _microseconds(started_wall)) + _microseconds(STAMPS_S)
+        return max(0, microseconds(self.wall) - microseconds(started_wall)) + microseconds(STAMPS_S)
 
 
 STAMPS_S = 2.0
 """What a provider's own times, in whole seconds, may leave out at both ends."""
 
 
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1e6)
+def microseconds(seconds: float) -> int:
+    """Read a number of seconds to the microsecond, exactly as it is written."""
+    return int((Decimal(str(seconds)) * 1_000_000).to_integral_value(ROUND_HALF_EVEN))
 
 
 class Moment(Frozen):

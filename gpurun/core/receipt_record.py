@@ -68,15 +68,6 @@ class Asked(TypedDict):
     imported: NotRequired[dict[str, str]]
 
 
-def trainer_told(told: Any) -> str:
-    """`official trainer 0.1.0`, or `changed trainer, sha256 …` whole; "" where a receipt is too old to say.
-
-    `told` is a receipt's predicate, which the audit reads before it is known to be one.
-    """
-    words = str(told["asked"].get("trainer", ""))
-    return f"{words}, sha256 {told['digests']['trainer']}" if words.startswith("changed") else words
-
-
 class Digested(TypedDict):
     """A file's length and sha256; None and "unknown" where it is not there."""
 
@@ -344,9 +335,13 @@ class Program(TypedDict):
 
 
 class Predicate(TypedDict):
-    """What is stated about a run. `prev` is the sha256 of the receipt before, `seq` the place in the chain."""
+    """What is stated about a run. `prev` is the sha256 of the receipt before, `seq` the place in the chain.
+
+    `rules` say how it follows from the run folder (core/receipt_rules.py); the first had no such key.
+    """
 
     v: int
+    rules: NotRequired[int]
     run: str
     seq: int
     prev: str

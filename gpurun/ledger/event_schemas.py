@@ -30,6 +30,7 @@ class _Opened(Frozen):
     provider: str
     cap_micros: int | None
     worst_micros: int
+    rules: int = 1
 
 
 class _Intended(Frozen):

@@ -12,6 +12,7 @@ from gpurun.core.clock import machine_id
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
+from gpurun.core.receipt_rules import RULES
 from gpurun.core.run_plan import Candidate, Plan, Request
 from gpurun.ledger.chain import has_receipt
 from gpurun.ledger.journal import read_journal
@@ -204,6 +205,7 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict
         "home": home.id,
         "machine": machine_id(),
         "endpoint": endpoint,
+        "rules": RULES,
         "mode": plan.mode,
         "recipe": plan.recipe,
         "form": plan.form,

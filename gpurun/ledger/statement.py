@@ -94,6 +94,8 @@ def build_statement(
         "verdict": _verdict(records, instance, evidence),
         "incidents": _incidents(records),
     }
+    if "rules" in opened:
+        predicate["rules"] = opened["rules"]
     return {
         "_type": STATEMENT_TYPE,
         "subject": [

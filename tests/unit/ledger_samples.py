@@ -11,6 +11,7 @@ from typing import Any
 from gpurun.core.clock import VirtualClock
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.receipt_rules import RULES
 from gpurun.core.records import canonical, digest_of
 from gpurun.ledger.journal import GENESIS, Journal, seal_of
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
@@ -97,7 +98,8 @@ class CloudRun:
         told |= {"data_sha256": plan["data"]["sha256"], "gpurun_version": "0.1.0", "provider": "runpod"}
         for part, path in (("request", self.folder.request), ("plan", self.folder.plan)):
             told[f"{part}_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        return Event.RUN_OPENED, {**told, "platform": "Linux x86_64, Python 3.12", "endpoint": "", "challenge": ""}
+        told |= {"platform": "Linux x86_64, Python 3.12", "endpoint": "", "challenge": "", "rules": RULES}
+        return Event.RUN_OPENED, told
 
     def intended(self, attempt: int = 1) -> Note:
         lease = {"boot_s": 300, "ship_s": 600, "train_s": 3600, "collect_s": 300, "destroy_s": 300}

@@ -20,6 +20,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, read_regular
+from gpurun.core.receipt_rules import WORDS
 from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.journal import Journal
@@ -121,7 +122,10 @@ def _another(value: Any) -> Any:
 
 
 def test_every_single_field_is_derived_again_so_even_the_owner_of_the_key_cannot_edit_one(home: Home) -> None:
-    """Signed again, with journal and chain made to fit: the figure still does not follow from the run."""
+    """Signed again, with journal and chain made to fit: the figure still does not follow from the run.
+
+    The words for people are the only ones that are not held: a code or a figure beside them says the same.
+    """
     folder = finished_run(home)
     statement = _stated(home, folder)
     kept = {path: path.read_bytes() for path in (folder.receipt, folder.journal, home.ledger)}
@@ -134,7 +138,9 @@ def test_every_single_field_is_derived_again_so_even_the_owner_of_the_key_cannot
             unseen.append(leaf)
         for path, content in kept.items():
             path.write_bytes(content)
-    assert unseen == []
+    words = {tuple(path.replace("[]", "").split(".")) for path in WORDS}
+    assert unseen
+    assert {tuple(key for key in leaf if isinstance(key, str)) for leaf in unseen} <= words
     assert audit(home).sound
 
 

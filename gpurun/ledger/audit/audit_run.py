@@ -13,12 +13,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder, open_regular, read_regular
-from gpurun.core.receipt_record import Signature, trainer_told
+from gpurun.core.receipt_record import Predicate, Signature
+from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
 from gpurun.core.untrusted import plain_line
+from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
+from gpurun.ledger.audit.other_rules import broken_by_any_rules, note_of
 from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
 from gpurun.ledger.audit.shutdown_check import check_shutdown
 from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
@@ -247,25 +250,34 @@ def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping
 
 
 def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], statement: Json, link: Json) -> None:
-    """Every figure of the receipt against what the run folder gives today, and the cap against the cost.
+    """Every code, field and figure of the receipt against what the run folder gives now, and the cap against the cost.
 
-    Money and ends are computed a second time too: a fault of the code that wrote them is not repeated here.
+    Money and ends are computed a second time too: a fault of the code that wrote them is not repeated here. One of
+    other rules is held by what no rules change, and noted.
     """
     told = statement["predicate"]
     head, keyid = told["journal"]["head"], told["signing"]["keyid"]
-    records = [Record.model_validate(record) for record in basis]
+    opened, records = basis[0]["data"], [Record.model_validate(record) for record in basis]
     again = build_statement(folder, records, head=head, seq=link["seq"], prev=link["prev"], keyid=keyid)
     own = money_and_death(basis)
-    unlike = [path.removeprefix("predicate.") for path in differences({**again}, statement)]
-    unlike = list(dict.fromkeys([*unlike, *differences(own, told, only_expected=True)]))
+    found_own = differences(own, told, "predicate", keys="expected")
+    unlike = list(dict.fromkeys([*differences({**again}, statement, ""), *found_own]))
+    if (rules := rules_of(opened)) != RULES:
+        broken = list(broken_by_any_rules(statement, again, basis))
+        found.warnings.append(note_of(rules, [path for path in unlike if path not in broken]))
+        unlike = broken
+    # What it says of ends is only believed where no record here says otherwise.
+    found.receipt_proves_death &= not any(path.startswith("predicate.teardown") for path in unlike)
+    if rules != rules_of(told):
+        found.problems.append("the receipt names other rules than those that the run was opened by")
     if unlike:
         more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
-        found.problems.append(f"the receipt does not follow from the run: {', '.join(unlike[:_MOST_NAMED])}{more}")
+        shown = ", ".join(path.removeprefix("predicate.") for path in unlike[:_MOST_NAMED])
+        found.problems.append(f"the receipt does not follow from the run: {shown}{more}")
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
-    opened, made = basis[0]["data"], again["predicate"]
-    training = made["training"]
-    found.verdict = verdict_of(opened, made["instance"], training["device"], training["outcome"])["is"]
+    made = again["predicate"]
+    found.verdict = _verdict(opened, made)
     if found.verdict == NOT_A_PROVIDER:
         found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
     found.marks = marks_of(made)
@@ -273,10 +285,18 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
         if opened[f"{name}_sha256"] != sha256_of(path):
             found.problems.append(f"{name}.json is not the one that the run was opened with")
     plan = json.loads(read_regular(folder.plan))
-    if found.has_travelled and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
+    # The digest of a command is of its values and folders too, which do not travel.
+    if found.has_travelled and "command" not in opened and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
     found.problems += _opening_problems(opened, plan)
+
+
+def _verdict(opened: Json, made: Predicate) -> str:
+    """What the run may be called today, also where its receipt is of a time with other words."""
+    if "command" in opened:  # What its log says of a device decides nothing.
+        return made["verdict"]["is"]
+    return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 
 
 def _earlier_in(told: Json) -> Json:
@@ -332,22 +352,3 @@ def sha256_of(path: Path) -> str:
         return "unknown"
     with open_regular(path) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def differences(expected: Any, found: Any, path: str = "", *, only_expected: bool = False) -> Iterator[str]:
-    """The paths at which two pieces of JSON differ; a number of another type (1 and 1.0, 1 and true) differs too.
-
-    With `only_expected` what is found beside the expected keys is passed over.
-    """
-    if isinstance(expected, dict) and isinstance(found, dict):
-        for key in sorted(expected if only_expected else expected.keys() | found.keys()):
-            below = f"{path}.{key}" if path else str(key)
-            if key in expected and key in found:
-                yield from differences(expected[key], found[key], below, only_expected=only_expected)
-            else:
-                yield below
-    elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
-        for place, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from differences(one, other, f"{path}[{place}]", only_expected=only_expected)
-    elif type(expected) is not type(found) or expected != found:
-        yield path or "the statement"

@@ -64,8 +64,8 @@ def rental_facts(rental: Sequence[Json], records: Sequence[Json]) -> Json:
         return total(*(cost_of(Micros(one), paid_s, intent["billing_unit_s"]) for one in (rate, hourly)))
 
     rises, dearer = [], Micros(0)
-    for to, more, since in _rises(rental, rate):
-        so_long = float(max(Decimal(0), Decimal(str(seconds)) - since))
+    for to, more, since, _ in rises_of(rental, rate):
+        so_long = float(_milli(float(max(Decimal(0), Decimal(str(seconds)) - since))))
         rises.append({"rate_micros_per_hour": to, "billable_s": so_long})
         dearer = total(dearer, cost_of(more, so_long, intent["billing_unit_s"]))
     machines = 1 + sum(not one.get("id") for one in doubles)
@@ -99,10 +99,10 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
     gone = next(one for one in rental if one["seq"] == last)
     read, intent = gone["data"], rental[0]["data"]
     if gone["event"] != "death.read":
-        is_queued, starts = _queue_limit(intent["lease"]) is not None, _starts(rental)
+        is_queued, starts = _queue_limit(intent["lease"]) is not None, starts_of(rental)
         since = min(starts, default=longest if is_queued else Decimal(0)) if is_queued else Decimal(0)
         return float(longest - since), None
-    lives = [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
+    lives = lives_of(rental)
     lives += [longest - Decimal(str(read["alive_s_ago"]))] if read["alive_s_ago"] is not None else []
     alive = max(lives, default=Decimal(0))
     bounds: list[tuple[Decimal, str]] = [(longest, "measured" if longest - alive <= _WATCHED else "unseen")]
@@ -112,8 +112,8 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
     births = [one for one in told if one is not None]
     if births and read["ended_wall"] is not None:
         lasted = _milli(read["ended_wall"] - min(births) + _STAMPS)
-        seen = [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
-        if lasted >= alive - (seen[0] if seen else 0):
+        born = lives_of(rental)[:1]
+        if lasted >= alive - (born[0] if born else 0):
             bounds.append((lasted, "provider-reported"))
     timed = named(rental, "destroy.intended")
     if len(timed) == 1 and timed[0]["data"].get("timer") and read["found_gone"]:
@@ -133,7 +133,7 @@ def _queue_limit(lease: Json) -> Decimal | None:
     )
 
 
-def _starts(rental: Sequence[Json]) -> list[Decimal]:
+def starts_of(rental: Sequence[Json]) -> list[Decimal]:
     """After how many seconds of a rental its machine began, by every record that has its provider's word of that."""
     starts = []
     for record in rental:
@@ -148,7 +148,7 @@ def _after_queue(
     rental: Sequence[Json], read: Json, bounds: list[tuple[Decimal, str]], alive: Decimal, limit: Decimal
 ) -> tuple[float, str]:
     """The same of what had to queue: from its earliest start; of one whose start nobody told, what bounds it."""
-    starts = _starts(rental)
+    starts = starts_of(rental)
     start = min(starts, default=Decimal(0))
     seen = alive if starts else Decimal(0)
     if read.get("ran_s") is not None:
@@ -159,6 +159,12 @@ def _after_queue(
     held = [bounds[0], *(one for one in bounds[1:] if one[0] >= seen)]
     least = min(held, key=lambda bound: bound[0])
     return float(_milli(float(max(Decimal(0), least[0] - start)))), least[1]
+
+
+def lives_of(rental: Sequence[Json]) -> list[Decimal]:
+    """After how many seconds of a rental each sign of life came, before the line until which it was paid."""
+    start, last = rental[0]["seq"], paid_until(rental)
+    return [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
 
 
 def _lives(record: Json) -> bool:
@@ -172,15 +178,16 @@ def _milli(seconds: float) -> Decimal:
     return Decimal(str(round(seconds, 3)))
 
 
-def _rises(rental: Sequence[Json], rate: int) -> Iterator[tuple[int, Micros, Decimal]]:
-    """Each price that rose: the new one, how much more it is, and after how many seconds of the rental."""
+def rises_of(rental: Sequence[Json], rate: int) -> Iterator[tuple[int, Micros, Decimal, Decimal]]:
+    """Each price that rose: the new one, how much more it is, from which second of the rental, and when it was told."""
     for one in named(rental, "incident"):
         data = one["data"]
         if data["code"] != "price.rose" or data["rate_micros_per_hour"] <= rate:
             continue
         late = Decimal(str(max(0.0, one["wall"] - data["since_wall"])))
-        since = max(Decimal(0), seconds_between(rental, rental[0]["seq"], one["seq"]) - late)
-        yield data["rate_micros_per_hour"], left_of(Micros(data["rate_micros_per_hour"]), Micros(rate)), since
+        at = seconds_between(rental, rental[0]["seq"], one["seq"])
+        more = left_of(Micros(data["rate_micros_per_hour"]), Micros(rate))
+        yield data["rate_micros_per_hour"], more, max(Decimal(0), at - late), at
         rate = data["rate_micros_per_hour"]
 
 
@@ -239,7 +246,7 @@ def is_more(records: Sequence[Json]) -> bool:
 def money_and_death(records: Sequence[Json]) -> Json:
     """What the receipt must say of seconds, money and ends, and of nothing else."""
     facts = [rental_facts(rental, records) for rental in split_rentals(records)]
-    is_live, cap = is_more(records) or any(_is_open(one) for one in facts), records[0]["data"]["cap_micros"]
+    is_live, cap = is_more(records) or any(is_open(one) for one in facts), records[0]["data"]["cap_micros"]
     if is_imported(records):
         cost = {"upper_bound_micros": None, "cap_micros": cap, "cap_kept": None, "rentals": []}
         return {"runtime": {"billable_s": None}, "cost": cost, "teardown": {"is": "user_operated", "evidence": []}}
@@ -255,11 +262,12 @@ def money_and_death(records: Sequence[Json]) -> Json:
             "upper_bound_micros": spent,
             "cap_micros": cap,
             "cap_kept": (kept or None) if is_unseen else kept,
-            "rentals": [{**one, **hidden} if _is_open(one) else one for one in facts],
+            "rentals": [{**one, **hidden} if is_open(one) else one for one in facts],
         },
         "teardown": {"is": "not_proven" if "not_proven" in ends else (ends or [None])[-1]},
     }
 
 
-def _is_open(fact: Json) -> bool:
+def is_open(fact: Json) -> bool:
+    """Whether a rental of these figures may cost more yet."""
     return fact["end"] == "not_proven" or not all(extra["ended"] for extra in fact.get("extras", ()))

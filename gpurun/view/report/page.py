@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from gpurun.core.money import format_usd, total
-from gpurun.core.receipt_record import trainer_told
+from gpurun.core.receipt_rules import trainer_told
 from gpurun.view.number_format import format_duration, format_loss
 from gpurun.view.receipt_screen import hardware_words, shutdown_words, signature_word
 from gpurun.view.report.escape import escaped, tag

@@ -1,0 +1,160 @@
+"""Holds a receipt that was made by other rules than this gpurun's by what no rules can change.
+
+What it quotes is compared with the run folder. What it reckons is held by its own arithmetic, and by records that no
+rules talk away: no machine costs less than the time in which it was seen alive, and none is gone whose end is not
+proven. Whoever signs may declare any rules: so the note names what this gpurun reckons otherwise, forged or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.receipt_record import on_gpu
+from gpurun.core.receipt_rules import RULES
+from gpurun.ledger.audit.compare import differences
+from gpurun.ledger.audit.rentals import (
+    is_imported,
+    is_more,
+    is_open,
+    lives_of,
+    named,
+    rental_facts,
+    rises_of,
+    seconds_between,
+    split_rentals,
+    starts_of,
+)
+from gpurun.ledger.audit.strict_lines import Json
+
+_QUOTED = (
+    "v", "run", "seq", "prev", "journal", "signing", "asked", "digests", "gpurun", "platform", "instance", "timeline",
+    "checkpoint", "teardown",
+)  # fmt: skip
+_OF_TRAINER = ("outcome", "exit_code", "device", "start", "figures")
+_SLACK_S = 2
+"""A provider's stamps are whole seconds."""
+_MOST_NAMED = 4
+
+
+def note_of(rules: int, unlike: Sequence[str]) -> str:
+    """Return the note about a receipt of other rules; `unlike` are the paths that today's give otherwise."""
+    more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
+    shown = ", ".join(path.removeprefix("predicate.") for path in unlike[:_MOST_NAMED])
+    otherwise = f"; these would be otherwise by rules {RULES}: {shown}{more}" if unlike else ""
+    return f"made by rules {rules}, and held by its signature, digests, ends and own arithmetic alone{otherwise}"
+
+
+def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequence[Json]) -> Iterator[str]:
+    """Yield the paths of a statement that no rules make of this run; `again` is what today's make of it."""
+    told, made = statement["predicate"], again["predicate"]
+    for name in _QUOTED:
+        yield from differences(made[name], told.get(name), f"predicate.{name}", keys="common")
+    if "command" not in basis[0]["data"]:
+        for name in _OF_TRAINER:
+            here = f"predicate.training.{name}"
+            yield from differences(made["training"][name], told["training"][name], here, keys="common")
+    may_say = {made["verdict"]["is"]} | ({"gpu"} if on_gpu(made["verdict"]) else set())
+    if on_gpu(told["verdict"]) and told["verdict"]["is"] not in may_say:
+        yield "predicate.verdict.is"
+    files = [{"name": one["name"], "digest": {"sha256": one["sha256"]}} for one in made["checkpoint"]["files"]]
+    if any(subject not in files for subject in statement["subject"]):
+        yield "subject"
+    yield from _broken_sums(told, basis)
+
+
+def _broken_sums(told: Json, basis: Sequence[Json]) -> Iterator[str]:
+    """Yield the totals that are not those of their parts, and what is wrong with the parts."""
+    cost, runtime, opened, rentals = told["cost"], told["runtime"], basis[0]["data"], split_rentals(basis)
+    lines, upper = cost["rentals"], cost["upper_bound_micros"]
+    if len(lines) != len(rentals):
+        yield "predicate.cost.rentals"
+        return
+    for place, (line, rental) in enumerate(zip(lines, rentals, strict=True)):
+        yield from (f"predicate.cost.rentals[{place}].{key}" for key in _broken_line(line, rental, basis))
+    parts = [line["micros"] for line in lines]
+    may_tell = not is_imported(basis) and not is_more(basis) and None not in parts
+    if upper is not None and not (may_tell and upper == sum(parts)):
+        yield "predicate.cost.upper_bound_micros"
+    for key in ("cap_micros", "worst_micros"):
+        if cost[key] != opened[key]:
+            yield f"predicate.cost.{key}"
+    cap = opened["cap_micros"]
+    if cost["cap_kept"] and (upper is None or cap is None or left_of(cap, upper) < 0):
+        yield "predicate.cost.cap_kept"
+    seconds = [line["billable_s"] for line in lines]
+    if runtime["billable_s"] is not None and not (may_tell and runtime["billable_s"] == _sum(seconds)):
+        yield "predicate.runtime.billable_s"
+    if runtime["billable_s"] is not None and _sum(runtime["phases_s"].values()) != runtime["billable_s"]:
+        yield "predicate.runtime.phases_s"
+    division = (runtime.get("training") or {}).get("seconds")
+    if division and _sum(division.values()) != runtime["phases_s"].get("training"):
+        yield "predicate.runtime.training.seconds"
+
+
+def _broken_line(line: Json, rental: Sequence[Json], basis: Sequence[Json]) -> Iterator[str]:
+    """Yield the keys of a rental's line that contradict the journal or one another."""
+    intent, facts = rental[0]["data"], rental_facts(rental, basis)
+    quoted = {key: intent[key] for key in ("attempt", "token", "billing_unit_s")} | {"end": facts["end"]}
+    yield from (key for key, value in quoted.items() if line[key] != value)
+    yield from (key for key in ("rate_micros_per_hour", "machines") if line[key] < facts[key])
+    seconds, micros = line["billable_s"], line["micros"]
+    if seconds is None or micros is None or is_open(facts):
+        yield from (key for key in ("billable_s", "micros") if line[key] is not None)
+        return
+    least, most = _seen(rental, facts["end"])
+    if not least - _SLACK_S <= seconds <= most:
+        yield "billable_s"
+    rises = list(rises_of(rental, line["rate_micros_per_hour"]))
+    risen = line.get("price_rose", [])
+    rates = [one["rate_micros_per_hour"] for one in risen]
+    longest = [seconds - float(at) for _, _, _, at in rises]  # Each rose before its incident was recorded.
+    if rates != [rise[0] for rise in rises] or any(
+        not max(0.0, least_s) <= one["billable_s"] + 0.001 <= seconds + 0.002
+        for one, least_s in zip(risen, longest, strict=True)
+    ):
+        yield "price_rose"
+        return
+    extras, known = line.get("extras", []), [(one["id"], one["ended"]) for one in facts.get("extras", [])]
+    if [(one["id"], one["ended"]) for one in extras] != known or any(
+        one["micros"] != _lasting(intent, line, one["billable_s"]) for one in extras
+    ):
+        yield "extras"
+    by_rise, unit_s = zip(rises, risen, strict=True), line["billing_unit_s"]
+    dearer = [cost_of(rise[1], one["billable_s"], unit_s) for rise, one in by_rise]
+    own = total(_lasting(intent, line, seconds), *dearer)
+    beside = total(*(Micros(one["micros"]) for one in extras))
+    if micros not in {total(times(total(own, once), line["machines"]), beside) for once in _once(rental, seconds)}:
+        yield "micros"
+
+
+def _lasting(intent: Json, line: Json, seconds: float) -> Micros:
+    """Return what so long costs at the line's own rate, and beside it."""
+    paid_s = max(seconds, intent.get("least_billed_s", 0)) if seconds else 0.0
+    rates = (line["rate_micros_per_hour"], intent.get("beside_micros_per_hour", 0))
+    return total(*(cost_of(Micros(rate), paid_s, line["billing_unit_s"]) for rate in rates))
+
+
+def _once(rental: Sequence[Json], seconds: float) -> set[Micros]:
+    """Return what may be charged once for what left the machine: what was counted, or as planned or nothing."""
+    told = [one["data"] for one in named(rental, "collect.observed")]
+    counted = [one["egress_micros"] for one in told if "egress_micros" in one]
+    planned = {rental[0]["data"].get("egress_micros", 0), 0}
+    return {Micros(one) for one in ({counted[-1]} if counted else planned)} if seconds else {Micros(0)}
+
+
+def _seen(rental: Sequence[Json], end: str) -> tuple[float, float]:
+    """Return how long a machine was seen alive at least, and how long it can have been there at most."""
+    if end == "refused":
+        return 0.0, 0.0
+    lives = lives_of(rental)
+    begun = starts_of(rental) if rental[0]["data"]["lease"].get("queue_s") else lives[:1]
+    seen = max(lives) - max(begun) if lives and begun else Decimal(0)
+    return float(seen), float(seconds_between(rental, rental[0]["seq"], rental[-1]["seq"]))
+
+
+def _sum(seconds: Any) -> float:
+    """Add seconds as they are written, to the millisecond."""
+    return float(sum((Decimal(str(one)) for one in seconds), Decimal(0)))

@@ -1,0 +1,318 @@
+"""Receipts of other rules than today's are no forgeries, and whoever declares other rules gains nothing by it.
+
+Each archive in `homes_of_rules_1/` is a home as commit 333d4db wrote it: a command and a training on this machine, a
+price that rose, an end by the machine's own timer, a job that Slurm lost, and a command on RunPod's emulator with a
+script of `--setup`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.app import build_app, run_app
+from gpurun.core import receipt_rules
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.receipt_rules import RULES
+from gpurun.ledger import log_facts, statement
+from gpurun.ledger.audit import AuditRow, audit
+from gpurun.ledger.evidence.class_check import check_class
+from gpurun.ledger.write_receipt import read_receipt
+from tests.unit.ledger_samples import CloudRun, Note, finished_run, forge_statement
+
+HOMES = Path(__file__).with_name("homes_of_rules_1")
+NOTE = "made by rules 1, and held by its signature, digests, ends and own arithmetic alone"
+NOT_RUNPOD = "http://127.0.0.1:41557 was asked in place of runpod: that is no provider"
+# What the audit of 333d4db said of each, but for "rise": that it called a forgery, for a rounding of its own.
+SAID: dict[str, tuple[str, str, str, int, tuple[str, ...]]] = {
+    "command": ("smoke", "proven", "1/1", 0, ()),
+    "trained": ("smoke", "proven", "7/7", 0, ()),
+    "rise": ("gpu, rented", "proven", "3/3", 75_557, ()),
+    "timer": ("smoke", "proven", "0/0", 558_135, ()),
+    "slurm-lost": ("smoke", "proven", "3/3", 100_000, ()),
+    "phases": ("not a provider", "proven", "1/1", 3_658, (NOT_RUNPOD,)),
+}
+
+
+def unpacked(kind: str, into: Path) -> Home:
+    with tarfile.open(HOMES / f"{kind}.tar.xz") as archive:
+        archive.extractall(into, filter="data")
+    return Home(into / kind)
+
+
+def only_row(home: Home) -> AuditRow:
+    (row,) = audit(home).rows
+    return row
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_a_home_of_an_older_gpurun_audits_as_it_did_there_and_is_not_changed(kind: str, tmp_path: Path) -> None:
+    home = unpacked(kind, tmp_path)
+    before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
+    report = audit(home)
+    (row,) = report.rows
+    verdict, death, files, micros, warnings = SAID[kind]
+    assert (row.problems, report.problems, row.chain, row.signature) == ((), (), "ok", "ok")
+    assert (row.verdict, row.death, row.files, row.measured_micros) == (verdict, death, files, micros)
+    assert (row.may_be_billing, row.is_floor) == (False, False)
+    assert row.warnings == (NOTE, *warnings)
+    assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before
+
+
+def types(home: Home, *words: str) -> int:
+    """The exit code of one command that is typed in a home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpurun", *words, "--home", str(home.root)])
+        return run_app(build_app())
+
+
+def test_strict_counts_that_a_receipt_is_of_other_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = unpacked("trained", tmp_path)
+    for words, expected in ((["audit"], 0), (["audit", "--strict"], 10)):
+        assert types(home, *words) == expected
+        assert NOTE in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("kind", ["trained", "command"])
+def test_the_check_of_a_class_shows_that_a_card_is_of_other_rules(kind: str, tmp_path: Path) -> None:
+    cards = tmp_path / "cards"
+    cards.mkdir()
+    assert types(unpacked(kind, tmp_path), "evidence", "fox-41", "-o", str(cards / "card.zip")) == 0
+    (row,) = check_class([cards / "card.zip"], None)
+    assert (row.problems, row.verdict) == ([], "smoke")
+    assert NOTE in row.notes
+
+
+# Words ---------------------------------------------------------------------------------------------------------------
+
+
+def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every sentence that a receipt is given be another one."""
+    for module in (log_facts, statement):
+        for name, value in vars(module).items():
+            if name.endswith("_SENTENCE") or name == "NOT_OBSERVED":
+                monkeypatch.setattr(module, name, f"in other words: {value}")
+    monkeypatch.setattr(log_facts, "_NOT_SHOWN", dict.fromkeys(log_facts._NOT_SHOWN, "something else"))
+    monkeypatch.setattr(statement, "_says", lambda *_: "some other words")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_receipt_holds_when_todays_gpurun_says_the_same_in_other_words(
+    home: Home, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One word changed in a sentence, and every receipt that had been signed before was a forgery."""
+    finished_run(home, device=device)
+    sentences(monkeypatch)
+    assert (only_row(home).problems, only_row(home).warnings) == ((), ())
+
+
+def test_every_sentence_of_a_receipt_is_among_its_words_or_a_quotation(home: Home, tmp_path: Path) -> None:
+    """A code is a few words that stay; what reads as a sentence of ours is named in one place, and not compared."""
+    codes = {*log_facts._NOT_SHOWN, "its own timer"}
+    homes = [home, *(unpacked(kind, tmp_path) for kind in SAID)]
+    finished_run(home)
+    for one in homes:
+        folder = one.run("fox-41")
+        files = (folder.journal, folder.plan, folder.log, folder.events)
+        texts = [path.read_text() for path in files if path.exists()]
+        for path, value in leaves(read_receipt(one, folder).statement):
+            is_of_model = path.startswith("predicate.sample.")
+            if isinstance(value, str) and " " in value and path not in receipt_rules.WORDS and not is_of_model:
+                quoted = json.dumps(value)[1:-1]
+                assert value in codes or any(quoted in text or value in text for text in texts), (path, value)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from leaves(below, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and path not in receipt_rules.WORDS:
+        for below in value:
+            yield from leaves(below, f"{path}[]")
+    else:
+        yield path, value
+
+
+# Who declares other rules --------------------------------------------------------------------------------------------
+
+
+class OlderRun(CloudRun):
+    """The same run, as it is by a gpurun that knew of no rules; or as somebody says that it is."""
+
+    rules: int | None = None
+
+    def opened(self) -> Note:
+        event, data = super().opened()
+        return event, {key: value for key, value in data.items() if key != "rules"} | (
+            {} if self.rules is None else {"rules": self.rules}
+        )
+
+
+class NewerRun(OlderRun):
+    """The same run by the rules of a gpurun that is not there yet."""
+
+    rules = RULES + 1
+
+
+def settled(home: Home, kind: type[CloudRun] = OlderRun) -> RunFolder:
+    return kind(home).until_gone().settle().folder
+
+
+@pytest.mark.parametrize(("kind", "number"), [(OlderRun, 1), (NewerRun, RULES + 1)])
+def test_other_rules_are_a_note_and_no_problem(home: Home, kind: type[CloudRun], number: int) -> None:
+    settled(home, kind)
+    assert (only_row(home).problems, only_row(home).warnings) == ((), (NOTE.replace("rules 1", f"rules {number}"),))
+
+
+def test_a_receipt_of_other_rules_than_its_run_is_a_problem(home: Home) -> None:
+    folder = finished_run(home)
+    forge_statement(home, folder, lambda told: without(told, "rules"))
+    assert only_row(home).problems != ()
+
+
+def without(told: Any, key: str) -> Any:
+    del told["predicate"][key]
+    return told
+
+
+def put(path: str, value: Any) -> Callable[[Any], Any]:
+    """An edit of one place in a predicate: its value, or what a function makes of it."""
+
+    def edit(told: Any) -> Any:
+        *keys, last = path.split(".")
+        inner = told["predicate"]
+        for key in keys:
+            inner = inner[int(key) if key.isdigit() else key]
+        inner[last] = value(inner[last]) if callable(value) else value
+        return told
+
+    return edit
+
+
+def cheaper(told: Any) -> Any:
+    """A cost that is half of it, everywhere where it is told."""
+    line, cost = told["predicate"]["cost"]["rentals"][0], told["predicate"]["cost"]
+    line["micros"] = cost["upper_bound_micros"] = line["micros"] // 2
+    return told
+
+
+def quicker(told: Any) -> Any:
+    """A machine that is said to have been there for a minute, with all sums made to fit."""
+    cost, runtime = told["predicate"]["cost"], told["predicate"]["runtime"]
+    line = cost["rentals"][0]
+    line["billable_s"] = runtime["billable_s"] = 60.0
+    line["micros"] = cost["upper_bound_micros"] = line["rate_micros_per_hour"] * 60 // 3600
+    runtime["phases_s"] = {"other": 60.0}
+    runtime["training"]["seconds"] = None
+    return told
+
+
+def slower_rate(told: Any) -> Any:
+    """A rate of a cent, with all sums made to fit."""
+    cost = told["predicate"]["cost"]
+    line = cost["rentals"][0]
+    line["rate_micros_per_hour"] = 10_000
+    line["micros"] = cost["upper_bound_micros"] = -(-10_000 * 57 * 60 // 3600)
+    return told
+
+
+FORGED: dict[str, tuple[type[CloudRun], Callable[[Any], Any]]] = {
+    "a cost that is no sum": (OlderRun, put("cost.upper_bound_micros", lambda micros: micros // 2)),
+    "a cost that is not its time": (OlderRun, cheaper),
+    "a time in which it was seen alive": (OlderRun, quicker),
+    "a rate below the agreed one": (OlderRun, slower_rate),
+    "a cap of its own": (OlderRun, put("cost.cap_micros", 99_000_000)),
+    "no rental": (OlderRun, put("cost.rentals", [])),
+    "fewer reads": (OlderRun, put("teardown.evidence", [])),
+    "another end": (OlderRun, put("teardown.is", "user_operated")),
+    "another digest": (OlderRun, put("digests.events.sha256", "0" * 64)),
+    "another file": (OlderRun, put("checkpoint.files.0.sha256", "0" * 64)),
+    "another subject": (OlderRun, lambda told: {**told, "subject": [{"name": "x", "digest": {"sha256": "0" * 64}}]}),
+    "another loss": (OlderRun, put("training.figures.last_loss", 0.1)),
+    "another start": (OlderRun, put("timeline.asked", "2020-01-01T00:00:00Z")),
+    "by rules that nobody knows": (NewerRun, put("cost.upper_bound_micros", lambda micros: micros // 2)),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_is_forged_under_other_rules_is_a_problem(what: str, home: Home) -> None:
+    kind, edit = FORGED[what]
+    forge_statement(home, settled(home, kind), edit)
+    row = only_row(home)
+    assert any("does not follow from the run" in problem for problem in row.problems), row
+    assert row.verdict == "does not hold"
+
+
+def test_a_gpu_that_is_claimed_under_other_rules_is_a_problem(home: Home) -> None:
+    folder = OlderRun(home, device="cpu").until_gone().settle().folder
+    forge_statement(home, folder, put("verdict.is", "gpu, rented"))
+    row = only_row(home)
+    assert any("verdict.is" in problem for problem in row.problems), row
+
+
+def test_a_death_that_no_record_has_is_a_problem_under_other_rules(home: Home) -> None:
+    run = OlderRun(home)
+    run.write(run.opened(), run.intended())
+    run.clock.sleep(3)
+    run.write(run.created()).play(run.through_training())
+    run.settle()
+    forge_statement(home, run.folder, put("teardown.is", "destroyed"))
+    row = only_row(home)
+    assert row.may_be_billing
+    assert any("teardown.is" in problem for problem in row.problems), row
+
+
+def test_nothing_that_is_edited_under_other_rules_passes_without_being_named(home: Home) -> None:
+    """By a problem or, where only today's rules tell it otherwise, by the note."""
+    folder = settled(home)
+    kept = {path: path.read_bytes() for path in (folder.receipt, folder.journal, home.ledger)}
+    unseen = []
+    for path in all_paths(read_receipt(home, folder).statement["predicate"]):
+        forge_statement(home, folder, put(path, another))
+        row = only_row(home)
+        if not row.problems and row.warnings == (NOTE,):
+            unseen.append("predicate." + ".".join("[]" if key.isdigit() else key for key in path.split(".")))
+        for file, content in kept.items():
+            file.write_bytes(content)
+    assert {path.replace(".[]", "[]") for path in unseen} <= receipt_rules.WORDS
+
+
+def all_paths(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, below in value.items():
+            yield from all_paths(below, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for place, below in enumerate(value):
+            yield from all_paths(below, f"{path}.{place}")
+    else:
+        yield path
+
+
+def another(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return f"{value}0"
+    return [{"made": "up"}]
+
+
+def test_the_rules_of_a_run_are_written_where_it_is_opened_and_in_its_receipt(home: Home) -> None:
+    folder = finished_run(home)
+    opened = json.loads(folder.journal.read_bytes().splitlines()[0])
+    assert (opened["event"], opened["data"]["rules"]) == (Event.RUN_OPENED, RULES)
+    assert read_receipt(home, folder).predicate["rules"] == RULES
