@@ -1,4 +1,7 @@
-"""One rental as the journal tells it: from the intent to create to the proof of death, in seconds and in money."""
+"""One rental as the journal tells it: from the intent to create to the proof of death, in seconds and in money.
+
+Seconds are reckoned in whole milliseconds, as docs/RECEIPTS.md says under "How seconds are rounded".
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from math import inf
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.journal_records import STAMPS_S, Event, Record
+from gpurun.core.journal_records import STAMPS_S, Event, Record, microseconds
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import Proof
 from gpurun.core.untrusted import plain_data
@@ -36,14 +39,24 @@ def last_of(records: Sequence[Record], event: Event) -> Record | None:
     return next((record for record in reversed(records) if record.event is event), None)
 
 
-def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
-    """Seconds between two records by the widest reading of the clocks, rounded up to a millisecond.
+def elapsed_ms(records: Sequence[Record], start: Record, end: Record) -> int:
+    """Milliseconds between two records by the widest reading of the clocks, rounded up.
 
     Wall time may be set back, and monotonic time begins again at a boot: from record to record the larger counts.
     """
     between = [record for record in records if start.seq <= record.seq <= end.seq]
     passed_us = sum(after.us_since(before) for before, after in pairwise(between))
-    return -(-passed_us // 1000) / 1000
+    return -(-passed_us // 1000)
+
+
+def elapsed_s(records: Sequence[Record], start: Record, end: Record) -> float:
+    """The same in seconds."""
+    return elapsed_ms(records, start, end) / 1000
+
+
+def _told_ms(us: int) -> int:
+    """A duration that was told or planned, to the nearest millisecond."""
+    return round(us / 1000)
 
 
 @dataclass(frozen=True)
@@ -120,12 +133,12 @@ class Rental:
     @property
     def seconds(self) -> float:
         """What may be billed of the machine itself; nothing for what was certainly not made."""
-        return 0.0 if self.end == "refused" else self._span[0]
+        return 0.0 if self.end == "refused" else self._span[0] / 1000
 
     @property
     def is_queued(self) -> bool:
         """Whether it had to queue, so that its time counts from its start."""
-        return self._longest_s is not None
+        return self._longest_ms is not None
 
     @property
     def gpu_hours(self) -> float:
@@ -149,71 +162,80 @@ class Rental:
         return first if "found_gone" in first.data else proven  # An older gpurun reckoned up to the proof.
 
     @property
-    def _longest_s(self) -> float | None:
+    def _longest_ms(self) -> int | None:
         """The longest that a machine may run which had to queue, as its scheduler ends it; None without a queue."""
         lease = self.intent.data["lease"]
         parts = ("boot_s", "setup_s", "ship_s", "train_s", "collect_s", "destroy_s", "kill_allowance_s")
-        return sum(lease.get(part, 0) for part in parts) if lease.get("queue_s") else None
+        limits_us = [microseconds(lease.get(part, 0)) for part in parts]
+        return _told_ms(sum(limits_us)) if lease.get("queue_s") else None
 
     @cached_property
-    def _waited_s(self) -> float | None:
+    def _waited_ms(self) -> int | None:
         """How long it waited in a queue, by the earliest start that was told; None where none was."""
         told = [(one, one.runs_us) for one in self.records if one.seq <= self.last_paid.seq]
-        waits = [elapsed_s(self.records, self.intent, one) - us / 1e6 for one, us in told if us is not None]
-        return round(max(0.0, min(waits)), 3) if waits else None
+        waits = [elapsed_ms(self.records, self.intent, one) - _told_ms(us) for one, us in told if us is not None]
+        return max(0, min(waits)) if waits else None
 
     @property
     def queued_s(self) -> float:
         """The seconds from its asking to its start, which cost nothing; 0 without a queue, or where none was told."""
-        return (self._waited_s or 0.0) if self.is_queued else 0.0
+        return self._queued_ms / 1000
+
+    @property
+    def _queued_ms(self) -> int:
+        return (self._waited_ms or 0) if self.is_queued else 0
 
     @cached_property
-    def _span(self) -> tuple[float, str | None]:
+    def _span(self) -> tuple[int, str | None]:
         """From before the asking, or from the start of what had to queue, to the end; and what that end rests on.
 
         The first reading that shows it gone bounds it always. Where it was not seen alive shortly before, its own timer
         and the provider's own times may bound it closer; neither counts against what was seen of it.
         """
         gone = self.last_paid
-        gone_s = elapsed_s(self.records, self.intent, gone)
-        is_begun = not self.is_queued or self._waited_s is not None
+        gone_ms = elapsed_ms(self.records, self.intent, gone)
+        is_begun = not self.is_queued or self._waited_ms is not None
         if gone.event is not Event.DEATH_READ:
-            return (round(gone_s - self.queued_s, 3) if is_begun else 0.0), None
+            return (max(0, gone_ms - self._queued_ms) if is_begun else 0), None
         signs = [one for one in self.records if one.seq < gone.seq and _shows_life(one)]
-        alive_s = elapsed_s(self.records, self.intent, signs[-1]) if signs else 0.0
-        if gone.data["alive_s_ago"] is not None:
-            alive_s = max(alive_s, gone_s - gone.data["alive_s_ago"])
-        ends: list[tuple[float, str | None]] = [(gone_s, MEASURED if gone_s - alive_s <= WATCHED_S else UNSEEN)]
-        born_s = elapsed_s(self.records, self.intent, signs[0]) if signs else 0.0
-        if self._longest_s is not None:
+        alive_ms = elapsed_ms(self.records, self.intent, signs[-1]) if signs else 0
+        if (ago_s := gone.data.get("alive_s_ago")) is not None:
+            alive_ms = max(alive_ms, gone_ms - _told_ms(microseconds(ago_s)))
+        is_watched = gone_ms - alive_ms <= 1000 * WATCHED_S
+        ends: list[tuple[int, str | None]] = [(gone_ms, MEASURED if is_watched else UNSEEN)]
+        born_ms = elapsed_ms(self.records, self.intent, signs[0]) if signs else 0
+        if self._longest_ms is not None:
             # A start that nobody was told of contradicts nothing: then what was seen alive may have been in the queue.
-            ends += self._ends_of_queued(gone, self._longest_s, alive_s if is_begun else 0.0)
-            seconds, why = min(ends, key=lambda end: end[0])
-            return round(max(0.0, seconds - self.queued_s), 3), why
+            ends += self._ends_of_queued(gone, self._longest_ms, alive_ms if is_begun else 0)
+            ms, why = min(ends, key=lambda end: end[0])
+            return max(0, ms - self._queued_ms), why
         created = [one["created_wall"] for one in self._answers() if one.get("created_wall") is not None]
-        if created and gone.data["ended_wall"] is not None:
-            told_s = round(gone.data["ended_wall"] - min(created) + STAMPS_S, 3)
-            ends += [(told_s, REPORTED)] if told_s >= alive_s - born_s else []
+        if created and (ended_wall := gone.data.get("ended_wall")) is not None:
+            lived_us = microseconds(ended_wall) - min(map(microseconds, created))
+            told_ms = _told_ms(lived_us + microseconds(STAMPS_S))
+            ends += [(told_ms, REPORTED)] if told_ms >= alive_ms - born_ms else []
         intents = [one for one in self.records if one.event is Event.DESTROY_INTENDED]
         # A provider that did not answer an earlier request may not have answered its timer either.
-        if len(intents) == 1 and intents[0].data.get("timer") and gone.data["found_gone"]:
-            lease = self.intent.data["deadline_wall"] - self.intent.wall
-            timer_s = round(lease + self.intent.data["lease"]["kill_allowance_s"], 3)
-            ends += [(timer_s, BY_TIMER)] if timer_s >= alive_s else []
+        if len(intents) == 1 and intents[0].data.get("timer") and gone.data.get("found_gone"):
+            lease_us = microseconds(self.intent.data["deadline_wall"]) - microseconds(self.intent.wall)
+            timer_ms = _told_ms(lease_us + microseconds(self.intent.data["lease"]["kill_allowance_s"]))
+            ends += [(timer_ms, BY_TIMER)] if timer_ms >= alive_ms else []
         return min(ends, key=lambda end: end[0])
 
-    def _ends_of_queued(self, gone: Record, longest_s: float, alive_s: float) -> Iterator[tuple[float, str | None]]:
+    def _ends_of_queued(self, gone: Record, longest_ms: int, alive_ms: int) -> Iterator[tuple[int, str | None]]:
         """Bounds of one that had to queue, from the asking: its provider's word of how long it ran, and its time limit.
 
         Where nobody told that it had begun, they bound it in any case.
         """
         ran_s = gone.data.get("ran_s")
-        if ran_s is not None and (told_s := round(self.queued_s + ran_s + (STAMPS_S if ran_s else 0.0), 3)) >= alive_s:
-            yield told_s, REPORTED
+        if ran_s is not None:
+            ran_ms = _told_ms(microseconds(ran_s) + (microseconds(STAMPS_S) if ran_s else 0))
+            if self._queued_ms + ran_ms >= alive_ms:
+                yield self._queued_ms + ran_ms, REPORTED
         intents = [one for one in self.records if one.event is Event.DESTROY_INTENDED]
-        is_limited = alive_s == 0 or (len(intents) == 1 and gone.data["found_gone"])
-        if is_limited and (limit_s := round(self.queued_s + longest_s, 3)) >= alive_s:
-            yield limit_s, BY_TIMER
+        is_limited = alive_ms == 0 or (len(intents) == 1 and gone.data.get("found_gone"))
+        if is_limited and self._queued_ms + longest_ms >= alive_ms:
+            yield self._queued_ms + longest_ms, BY_TIMER
 
     @property
     def rises(self) -> list[Rise]:
@@ -222,12 +244,12 @@ class Rental:
         before = self.rate
         for record in self.records:
             if record.event is Event.INCIDENT and record.data["code"] == "price.rose":
-                told_s = elapsed_s(self.records, self.intent, record)
-                since_s = max(0.0, told_s - max(0.0, record.wall - record.data["since_wall"]))
+                late_us = microseconds(record.wall) - microseconds(record.data["since_wall"])
+                since_ms = elapsed_ms(self.records, self.intent, record) - max(0, _told_ms(late_us))
                 rate = record.data["rate_micros_per_hour"]
                 if rate > before:
-                    seconds = round(max(0.0, self.seconds - since_s), 3)
-                    found.append(Rise(Micros(rate), left_of(Micros(rate), Micros(before)), seconds))
+                    ms = max(0, round(1000 * self.seconds) - max(0, since_ms))
+                    found.append(Rise(Micros(rate), left_of(Micros(rate), Micros(before)), ms / 1000))
                 before = max(before, rate)
         return found
 
@@ -324,13 +346,14 @@ def _extras_of(rental: Sequence[Record], records: Sequence[Record]) -> Iterator[
     token = rental[0].data["token"]
     proofs = [one for one in rental if one.event is Event.DEATH_PROVEN]
     told = [one for one in records if one.event is Event.INCIDENT and one.data.get("token") == token]
-    longest_s = Rental(tuple(rental))._longest_s or inf  # So long one may run, however long it has queued.
+    longest_ms = Rental(tuple(rental))._longest_ms or inf  # So long one may run, however long it has queued.
     codes = ("create.duplicate", "create.late") if "home" in records[0].data else ("create.duplicate",)
     for found in {one.data["id"]: one for one in told if one.data["code"] in codes and one.data.get("id")}.values():
         gone = [one for one in told if one.data["code"] in GONE and one.data["id"] == found.data["id"]]
         ends = [one for one in (*gone, *proofs) if one.seq > found.seq]
         end = min(ends, key=lambda one: one.seq) if ends else records[-1]
-        yield Extra(str(found.data["id"]), min(longest_s, elapsed_s(records, rental[0], end)), bool(ends))
+        ms = min(longest_ms, elapsed_ms(records, rental[0], end))
+        yield Extra(str(found.data["id"]), ms / 1000, bool(ends))
 
 
 def _shows_life(record: Record) -> bool:

@@ -11,7 +11,8 @@ from gpurun.ledger.audit.strict_lines import Json
 
 _ALIVE = {"create.observed", "ready.observed", "ship.observed", "train.started", "rate.observed"}
 _ALIVE |= {"train.observed", "collect.observed"}
-_WATCHED, _STAMPS = 120, 2.0
+_WATCHED, _STAMPS = 120, Decimal(2)
+_MICRO, _MILLI, _NONE = Decimal("0.000001"), Decimal("0.001"), Decimal(0)
 
 
 def named(records: Sequence[Json], event: str) -> list[Json]:
@@ -19,19 +20,22 @@ def named(records: Sequence[Json], event: str) -> list[Json]:
     return [record for record in records if record["event"] == event]
 
 
+def _told(seconds: float) -> Decimal:
+    """A number of seconds as it is written, read to the microsecond."""
+    return Decimal(str(seconds)).quantize(_MICRO)
+
+
 def passed(a: Json, b: Json) -> Decimal:
     """Seconds from one line to the next: by the clock that went further, the monotonic one within a boot."""
-    ticked = Decimal(str(b["mono"])) - Decimal(str(a["mono"])) if a["boot_id"] == b["boot_id"] else Decimal(0)
-    return max(Decimal(0), ticked, Decimal(str(b["wall"])) - Decimal(str(a["wall"])))
+    ticked = _told(b["mono"]) - _told(a["mono"]) if a["boot_id"] == b["boot_id"] else _NONE
+    return max(_NONE, ticked, _told(b["wall"]) - _told(a["wall"]))
 
 
 def seconds_between(records: Sequence[Json], first: int, last: int) -> Decimal:
     """Seconds from line to line, over those between, rounded up to a millisecond."""
     stretch = [record for record in records if first <= record["seq"] <= last]
-    steps = sum((passed(stretch[i - 1], stretch[i]) for i in range(1, len(stretch))), Decimal(0))
-    ends = {record["seq"]: Decimal(str(record["wall"])) for record in records}
-    most = max(steps, ends[last] - ends[first])
-    return most.quantize(Decimal("0.001"), rounding=ROUND_CEILING)
+    steps = sum((passed(stretch[i - 1], stretch[i]) for i in range(1, len(stretch))), _NONE)
+    return steps.quantize(_MILLI, rounding=ROUND_CEILING)
 
 
 def split_rentals(records: Sequence[Json]) -> list[list[Json]]:
@@ -65,7 +69,7 @@ def rental_facts(rental: Sequence[Json], records: Sequence[Json]) -> Json:
 
     rises, dearer = [], Micros(0)
     for to, more, since, _ in rises_of(rental, rate):
-        so_long = float(_milli(float(max(Decimal(0), Decimal(str(seconds)) - since))))
+        so_long = float(max(_NONE, Decimal(str(seconds)) - since))
         rises.append({"rate_micros_per_hour": to, "billable_s": so_long})
         dearer = total(dearer, cost_of(more, so_long, intent["billing_unit_s"]))
     machines = 1 + sum(not one.get("id") for one in doubles)
@@ -100,24 +104,25 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
     read, intent = gone["data"], rental[0]["data"]
     if gone["event"] != "death.read":
         is_queued, starts = _queue_limit(intent["lease"]) is not None, starts_of(rental)
-        since = min(starts, default=longest if is_queued else Decimal(0)) if is_queued else Decimal(0)
-        return float(longest - since), None
-    lives = lives_of(rental)
-    lives += [longest - Decimal(str(read["alive_s_ago"]))] if read["alive_s_ago"] is not None else []
-    alive = max(lives, default=Decimal(0))
+        since = min(starts, default=longest) if is_queued else _NONE
+        return float(max(_NONE, longest - since)), None
+    lives = [_NONE, *lives_of(rental)]
+    lives += [longest - _milli(_told(read["alive_s_ago"]))] if read.get("alive_s_ago") is not None else []
+    alive = max(lives)
     bounds: list[tuple[Decimal, str]] = [(longest, "measured" if longest - alive <= _WATCHED else "unseen")]
     told = [record["data"]["instance"].get("created_wall") for record in rental if record["data"].get("instance")]
     if (limit := _queue_limit(intent["lease"])) is not None:
         return _after_queue(rental, read, bounds, alive, limit)
-    births = [one for one in told if one is not None]
-    if births and read["ended_wall"] is not None:
-        lasted = _milli(read["ended_wall"] - min(births) + _STAMPS)
+    births = [_told(one) for one in told if one is not None]
+    if births and read.get("ended_wall") is not None:
+        lasted = _milli(_told(read["ended_wall"]) - min(births) + _STAMPS)
         born = lives_of(rental)[:1]
         if lasted >= alive - (born[0] if born else 0):
             bounds.append((lasted, "provider-reported"))
     timed = named(rental, "destroy.intended")
-    if len(timed) == 1 and timed[0]["data"].get("timer") and read["found_gone"]:
-        by_timer = _milli(intent["deadline_wall"] - rental[0]["wall"] + intent["lease"]["kill_allowance_s"])
+    if len(timed) == 1 and timed[0]["data"].get("timer") and read.get("found_gone"):
+        until = _told(intent["deadline_wall"]) + _told(intent["lease"]["kill_allowance_s"])
+        by_timer = _milli(until - _told(rental[0]["wall"]))
         if by_timer >= alive:
             bounds.append((by_timer, "its own timer"))
     least = min(bounds, key=lambda bound: bound[0])
@@ -126,11 +131,8 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
 
 def _queue_limit(lease: Json) -> Decimal | None:
     """How long at most something runs once its queue is over; None where there is no queue."""
-    return (
-        Decimal(sum(lease[part] for part in lease if part not in ("queue_s", "hours_s")))
-        if lease.get("queue_s")
-        else None
-    )
+    parts = [_told(lease[part]) for part in lease if part not in ("queue_s", "hours_s")]
+    return _milli(sum(parts, _NONE)) if lease.get("queue_s") else None
 
 
 def starts_of(rental: Sequence[Json]) -> list[Decimal]:
@@ -139,8 +141,8 @@ def starts_of(rental: Sequence[Json]) -> list[Decimal]:
     for record in rental:
         began = (record["data"].get("instance") or {}).get("started_wall")
         if began is not None and record["seq"] <= paid_until(rental):
-            ago = max(Decimal(0), Decimal(str(record["wall"])) - Decimal(str(began))) + Decimal(str(_STAMPS))
-            starts.append(max(Decimal(0), seconds_between(rental, rental[0]["seq"], record["seq"]) - ago))
+            ago = _milli(max(_NONE, _told(record["wall"]) - _told(began)) + _STAMPS)
+            starts.append(max(_NONE, seconds_between(rental, rental[0]["seq"], record["seq"]) - ago))
     return starts
 
 
@@ -149,16 +151,17 @@ def _after_queue(
 ) -> tuple[float, str]:
     """The same of what had to queue: from its earliest start; of one whose start nobody told, what bounds it."""
     starts = starts_of(rental)
-    start = min(starts, default=Decimal(0))
-    seen = alive if starts else Decimal(0)
+    start = min(starts, default=_NONE)
+    seen = alive if starts else _NONE
     if read.get("ran_s") is not None:
-        ran = Decimal(str(read["ran_s"]))
-        bounds.append((start + ran + (Decimal(str(_STAMPS)) if ran else 0), "provider-reported"))
-    if not starts or (len(named(rental, "destroy.intended")) == 1 and read["found_gone"]):
+        ran = _told(read["ran_s"])
+        bounds.append((start + _milli(ran + _STAMPS if ran else ran), "provider-reported"))
+    is_limited = seen <= 0 or (len(named(rental, "destroy.intended")) == 1 and read.get("found_gone"))
+    if is_limited:
         bounds.append((start + limit, "its own timer"))
     held = [bounds[0], *(one for one in bounds[1:] if one[0] >= seen)]
     least = min(held, key=lambda bound: bound[0])
-    return float(_milli(float(max(Decimal(0), least[0] - start)))), least[1]
+    return float(max(_NONE, least[0] - start)), least[1]
 
 
 def lives_of(rental: Sequence[Json]) -> list[Decimal]:
@@ -174,8 +177,8 @@ def _lives(record: Json) -> bool:
     return record["event"] in _ALIVE and data.get("outcome") != "lost" and not data.get("remembered")
 
 
-def _milli(seconds: float) -> Decimal:
-    return Decimal(str(round(seconds, 3)))
+def _milli(seconds: Decimal) -> Decimal:
+    return seconds.quantize(_MILLI)
 
 
 def rises_of(rental: Sequence[Json], rate: int) -> Iterator[tuple[int, Micros, Decimal, Decimal]]:
@@ -184,7 +187,7 @@ def rises_of(rental: Sequence[Json], rate: int) -> Iterator[tuple[int, Micros, D
         data = one["data"]
         if data["code"] != "price.rose" or data["rate_micros_per_hour"] <= rate:
             continue
-        late = Decimal(str(max(0.0, one["wall"] - data["since_wall"])))
+        late = max(_NONE, _milli(_told(one["wall"]) - _told(data["since_wall"])))
         at = seconds_between(rental, rental[0]["seq"], one["seq"])
         more = left_of(Micros(data["rate_micros_per_hour"]), Micros(rate))
         yield data["rate_micros_per_hour"], more, max(Decimal(0), at - late), at

@@ -1,0 +1,138 @@
+"""Drawn journals: rentals with all that bears on money, by clocks that tell microseconds and are set back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from gpurun.core.journal_records import Event
+from gpurun.core.records import digest_of
+
+Json = dict[str, Any]
+_GAPS_S = (0.0, 0.000001, 0.0005, 0.4, 1.0, 15.0, 119.9995, 120.0, 300.0, 7200.0)
+_LIFE = (Event.READY_OBSERVED, Event.SHIP_OBSERVED, Event.TRAIN_STARTED, Event.RATE_OBSERVED, Event.TRAIN_OBSERVED)
+
+
+class DrawnJournal:
+    """One journal of one to three rentals, as `records`: the lines of it, read."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = Random(seed)
+        self.wall, self.mono, self.boot = 1_795_000_000.0 + self.dice.random() * 1e6, self.dice.random() * 1e5, "a"
+        self.records: list[Json] = []
+        self.billed = False
+        cap = self.dice.choice((None, 1_000_000, 50_000_000, 10**9))
+        self.add(Event.RUN_OPENED, {
+            "run": "fox-41", "home": "4f0c11", "mode": "paid", "recipe": "tiny", "form": "full", "provider": "runpod",
+            "endpoint": "", "challenge": "", "rules": 2, "gpurun_version": "0.1.0", "cap_micros": cap,
+            "worst_micros": 1,
+            **{f"{name}_sha256": "0" * 64 for name in ("recipe", "request", "plan", "data", "bundle")},
+        })  # fmt: skip
+        rentals = self.dice.choice((1, 1, 1, 2, 3))
+        for attempt in range(1, rentals + 1):
+            self.rent(attempt, may_stay_open=attempt == rentals)
+
+    def add(self, event: Event, data: Json) -> None:
+        """Write the next line, some time after the last: by a clock that ticks, is set, or begins again at a boot."""
+        gap_s = self.dice.choice(_GAPS_S) * self.dice.choice((1.0, self.dice.random()))
+        self.wall, self.mono = self.wall + gap_s, self.mono + gap_s
+        if self.dice.random() < 0.06:
+            self.wall += self.dice.choice((-3600.0, -1.5, 0.25, 900.0)) * self.dice.random()
+        if self.dice.random() < 0.04:
+            self.boot, self.mono = f"{self.boot}b", self.dice.random() * 100
+        clocks = {"wall": round(self.wall, 6), "mono": round(self.mono, 6), "boot_id": self.boot}
+        self.records.append({"seq": len(self.records) + 1, "prev": "", "event": str(event), "data": data, **clocks})
+
+    def instance(self) -> Json:
+        """What a provider says of the machine: with its times, or without; of its price, or nothing."""
+        told = {"id": "i-1", "provider": "runpod", "token": self.token, "run": "fox-41", "state": "RUNNING"}
+        told |= {"address": None, "gpu": "H100", "gpu_count": 1, "deadline_wall": None, "region": "EU"}
+        told |= {"rate_micros_per_hour": self.dice.choice((None, self.rate, self.rate, self.rate + 17))}
+        told |= {"created_wall": self.dice.choice((None, float(int(self.wall)), self.wall - self.dice.random() * 9))}
+        if self.is_queued and self.dice.random() < 0.7:
+            told["started_wall"] = self.dice.choice((float(int(self.wall)), self.wall - self.dice.random() * 400))
+        return told
+
+    def rent(self, attempt: int, *, may_stay_open: bool) -> None:
+        """Ask for a machine; what follows until it is refused, gone, or still there."""
+        dice = self.dice
+        self.token, self.rate = f"gpr-fox-41-{attempt}", dice.choice((1, 2_490_000, 3_333_333, 23_920_000))
+        self.is_queued = dice.random() < 0.25
+        lease = dict.fromkeys(("boot_s", "ship_s", "train_s", "collect_s", "destroy_s"), dice.choice((60, 600)))
+        lease |= {"kill_allowance_s": 60} | ({"queue_s": 3600} if self.is_queued else {})
+        offer = {"provider": "runpod", "type_id": "x", "gpu": "H100", "gpu_count": dice.choice((0, 1, 8)), "region": ""}
+        self.add(Event.CREATE_INTENDED, {
+            "attempt": attempt, "token": self.token, "provider": "runpod", "offer": offer, "lease": lease,
+            "rate_micros_per_hour": self.rate, "billing_unit_s": dice.choice((1, 1, 60, 3600)), "worst_micros": 1,
+            "deadline_wall": self.wall + dice.choice((300.0, 3000.0)) + dice.random(),
+            **dice.choice(({}, {"least_billed_s": 60, "beside_micros_per_hour": 12_345, "egress_micros": 98_765})),
+        })  # fmt: skip
+        if dice.random() < 0.1:
+            self.add(Event.CREATE_REFUSED, {"token": self.token, "reason": "no_capacity", "message": ""})
+            return
+        if dice.random() < 0.1:
+            self.add(Event.CREATE_UNKNOWN, {"token": self.token, "message": ""})
+        else:
+            self.add(Event.CREATE_OBSERVED, {"token": self.token, "instance": self.instance()})
+            self.live()
+        if may_stay_open and dice.random() < 0.15:
+            return
+        self.end()
+        for _ in range(dice.choice((0, 0, 0, 1))):
+            self.happen()
+
+    def live(self) -> None:
+        """Show life for a while, with what may happen between."""
+        for event in _LIFE[: self.dice.randint(0, len(_LIFE))]:
+            for _ in range(self.dice.choice((0, 0, 1, 2))):
+                self.happen()
+            data: Json = {"manifest_sha256": "", "seconds": 1.0}
+            if event is Event.READY_OBSERVED:
+                data |= {"id": "i-1", "instance": self.instance(), "facts": {}}
+            if event is Event.TRAIN_OBSERVED:
+                outcome = self.dice.choice(("done", "done", "lost"))
+                data |= {"outcome": outcome, "reason": "", "message": "", "exit_code": None}
+            self.add(event, data)
+        if self.dice.random() < 0.5:
+            counted = self.dice.choice(({}, {"egress_micros": self.dice.randint(0, 10**6)}, {"remembered": True}))
+            self.add(Event.COLLECT_OBSERVED, {"files": [], "missing": [], "latest": None, "best": None, **counted})
+
+    def happen(self) -> None:
+        """One thing that bears on money: a price, a second machine that comes or goes, something billed beside."""
+        code = self.dice.choice(("price.rose", "price.rose", "create.duplicate", "create.duplicate_gone", "create.late",
+                                 "create.late_gone", "leftover", "machine.said"))  # fmt: skip
+        told: Json = {"code": code, "message": "", "token": self.token, "id": self.dice.choice(("x-1", "x-2"))}
+        if code == "price.rose":
+            told |= {"rate_micros_per_hour": self.dice.choice((self.rate // 2, self.rate + 5, 2 * self.rate))}
+            told |= {"since_wall": self.wall - self.dice.choice((-5.0, 0.0, 700.0)) * self.dice.random()}
+        if code == "create.duplicate" and self.dice.random() < 0.2:
+            told.pop("id")
+        if code == "leftover":
+            told["billed"] = self.dice.random() < 0.05
+        self.add(Event.INCIDENT, told)
+
+    def end(self) -> None:
+        """Ask for its end once or more, and read that it is gone."""
+        dice = self.dice
+        for _ in range(dice.choice((1, 1, 1, 2))):
+            told = {"id": "i-1", "token": self.token, "reason": "done", "timer": dice.random() < 0.6}
+            self.add(Event.DESTROY_INTENDED, told)
+            self.add(Event.DESTROY_ASKED, {"id": "i-1", "attempt": 1, "answer": "asked"})
+        for read in self.reads(dice.choice((3, 3, 4))):
+            self.add(Event.DEATH_READ, read)
+        claim = {"id": "i-1", "teardown": "destroyed", "reads": 3, "spread_s": 30.0, "evidence_sha256": digest_of(0)}
+        self.add(Event.DEATH_PROVEN, claim)
+
+    def reads(self, count: int) -> Iterator[Json]:
+        """What the readings of its end say, the same for all of them but for how long ago it was seen alive."""
+        dice = self.dice
+        found_gone = dice.random() < 0.6
+        ended = dice.choice((None, None, float(int(self.wall)), self.wall - 3000 * dice.random()))
+        ran = dice.choice((None, 0, 0.0, 77, 1234.5678)) if self.is_queued else None
+        for place in range(count):
+            ago_s = dice.choice((None, round(dice.choice((0.1, 60.0, 119.9, 4000.0)) * dice.random(), 3)))
+            yield {
+                "id": "i-1", "at_s": 15.0 * place, "state": "GONE", "listed": False, "answer_sha256": "",
+                "ended_wall": ended, "ran_s": ran, "alive_s_ago": ago_s, "found_gone": found_gone,
+            }  # fmt: skip

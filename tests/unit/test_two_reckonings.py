@@ -1,0 +1,47 @@
+"""What a receipt is given and what the audit computes are two computations of the same figures, and never differ.
+
+A run whose price had risen was a forgery for ever: one side rounded its seconds, and the other did not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.journal_records import Record
+from gpurun.core.paths import RunFolder
+from gpurun.ledger.audit.compare import differences
+from gpurun.ledger.audit.other_rules import broken_by_any_rules
+from gpurun.ledger.audit.rentals import measured_micros, money_and_death
+from gpurun.ledger.rental import rentals_of
+from gpurun.ledger.statement import build_statement
+from tests.unit.drawn_journals import DrawnJournal
+
+SEEN = ("price_rose", "extras", "its own timer", "provider-reported", "unseen", "measured", "not_proven", "refused")
+
+
+def unlike(seed: int, folder: RunFolder) -> list[str]:
+    """Where the two differ about a drawn journal; and what its receipt would be accused of as one of other rules."""
+    basis = DrawnJournal(seed).records
+    records = [Record.model_validate(record) for record in basis]
+    made = build_statement(folder, records, head="", seq=1, prev="", keyid=None)
+    found = list(differences(money_and_death(basis), made["predicate"], "predicate", keys="expected"))
+    found += broken_by_any_rules({**made}, {**made}, basis)
+    spent = sum(rental.micros for rental in rentals_of(records))
+    return found + ([] if measured_micros(basis) == spent else ["what it has cost so far"])
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(300), pytest.param(range(300, 10_000), marks=pytest.mark.slow)], ids=["300", "10,000"]
+)
+def test_both_say_the_same_of_every_drawn_journal(seeds: range, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    found = {seed: paths for seed in seeds if (paths := unlike(seed, folder))}
+    assert found == {}
+
+
+def test_the_drawn_journals_have_all_that_bears_on_money(tmp_path: Path) -> None:
+    """Else the two would be compared about nothing."""
+    told = str([money_and_death(DrawnJournal(seed).records) for seed in range(300)])
+    assert [word for word in SEEN if word not in told] == []
