@@ -26,7 +26,8 @@ class Command(Frozen):
     names are known here. `total_steps` is 0 where nobody has said it.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
     weigh. `executable` are the files that may be
-    started by themselves, `resumed` is the checkpoint below its folder that it goes on from.
+    started by themselves, `resumed` is the checkpoint below its folder that it goes on from. `imports` are the
+    top-level modules that its code needs in any case, and that neither its folder nor --pip has.
     """
 
     argv: tuple[str, ...]
@@ -43,6 +44,7 @@ class Command(Frozen):
     resumed: str = ""
     output_bytes: int = 2_000_000_000
     disk_gb: int = 50
+    imports: tuple[str, ...] = ()
 
     @property
     def save_s(self) -> int:
