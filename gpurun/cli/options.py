@@ -132,7 +132,7 @@ def usual_providers(session: Session) -> tuple[str, ...]:
 
 def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     """What was typed of the flags of RENTING, as a Request has it, with the settings' defaults."""
-    from gpurun.core.exported_names import checked_globs
+    from gpurun.core.job import checked_globs
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import Choices
     from gpurun.planning.catalog import parse_gpu
@@ -168,7 +168,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             queue_s=_queue_s(typed["queue"]),
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
             slow_network=typed["slow_network"],
-            pass_env=checked_globs(typed["pass_env"]),
+            pass_env=checked_globs(typed["pass_env"]) if typed["pass_env"] else (),
         ),
     }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from pydantic import Field
 
+from gpurun.core.errors import UsageError
 from gpurun.core.records import Frozen
 
 WORK = "bundle/work"
@@ -14,6 +17,7 @@ WORK = "bundle/work"
 
 EVERYTHING = ("**",)
 """What comes home where nobody says it: all that is new below the command's folder."""
+_GLOB = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # What a command has left is linked and read once.
 
 
@@ -70,3 +74,12 @@ class Command(Frozen):
         """What lists call it: the script's name, else the program's."""
         scripts = [word for word in self.argv if PurePosixPath(word).suffix in (".py", ".sh")]
         return PurePosixPath((scripts or list(self.argv))[0]).name
+
+
+def checked_globs(typed: Sequence[str]) -> tuple[str, ...]:
+    """The globs of --pass-env, each a name or a pattern of names; UsageError for anything else."""
+    for glob in typed:
+        if not _GLOB.fullmatch(glob) or glob.startswith("GPURUN_"):
+            what = f"--pass-env {glob!r} is neither the name of a variable nor a pattern such as 'VLLM_*'."
+            raise UsageError("usage.pass_env", what, hint="For a value of your own: --env NAME=VALUE, --secret NAME.")
+    return tuple(typed)

@@ -1,8 +1,8 @@
-"""What a machine says of itself when it is looked at, in strict types; of this home only what it may keep on record."""
+"""What a machine says of itself when it is looked at, in strict types."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
@@ -101,14 +101,6 @@ class Missing(Said):
     missing: _Names
 
 
-_NOT_ON_RECORD: dict[str, Any] = {
-    "torch": {"error": True, "looks": True, "devices": {"__all__": {"uuid", "error"}}},
-    "gpus": {"__all__": {"uuid", "holders"}},
-    "exported": {"withheld": True, "keys": True, "note": True},
-    "driver_words": True,
-}
-
-
 class Facts(Said):
     """What the machine is and has."""
 
@@ -127,15 +119,6 @@ class Facts(Said):
     shm_bytes: Count | None = None
     driver_words: Text | None = None
     exported: Exported = Exported()
-
-    def as_json(self) -> dict[str, Any]:
-        """The facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
-
-        So can the words of programs: what they mean is judged before, and told where it matters.
-        """
-        told = self.model_dump(mode="json", exclude=_NOT_ON_RECORD)
-        told["torch"]["python"] = self.torch.python and self.torch.python.rpartition("/")[2]
-        return told
 
 
 class Node(Said):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError
@@ -123,6 +125,12 @@ def _card(gpu: str) -> str:
 
 
 MOST_NAMED = 8
+_NOT_ON_RECORD: dict[str, Any] = {
+    "torch": {"error": True, "looks": True, "devices": {"__all__": {"uuid", "error"}}},
+    "gpus": {"__all__": {"uuid", "holders"}},
+    "exported": {"withheld": True, "keys": True, "note": True},
+    "driver_words": True,
+}
 LEAST_SHM_BYTES = 1 << 30
 """What the workers of a DataLoader may need to hand over batches; Docker's own is 64 MB."""
 
@@ -174,6 +182,21 @@ def check_imports(found: Missing, plan: Plan) -> None:
     what = f"{plan.recipe} imports {names}, which {found.python} on the machine does not have"
     hint = f"Have it installed before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."
     raise SetupError("box.no_module", f"{what}; neither your folder nor --pip has it.", hint=hint)
+
+
+def on_record(facts: Facts) -> dict[str, Any]:
+    """The facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
+
+    So can the words of programs: what they mean is judged here, and told where it matters.
+    """
+    told = facts.model_dump(mode="json", exclude=_NOT_ON_RECORD)
+    told["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
+    return told
+
+
+def not_passed(exported: Exported, globs: Sequence[str]) -> list[str]:
+    """The names of what the machine's login exports and the job does not get; keys are apart (`login_warnings`)."""
+    return [name for name in exported.withheld if not any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:

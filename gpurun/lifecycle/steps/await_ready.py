@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import NoOffer, SetupError
-from gpurun.core.exported_names import not_passed
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState
@@ -30,6 +29,8 @@ from gpurun.lifecycle.instance.verify_machine import (
     check_nodes,
     is_told_otherwise,
     login_warnings,
+    not_passed,
+    on_record,
 )
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.transfer import save_s
@@ -100,9 +101,9 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
     took |= {"setup_s": round(took_s, 3)} if took_s else {}
     took |= {"sent_bytes": early.sent_bytes} if early.sent_bytes else {}
-    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
+    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": on_record(facts), **took}
     ready |= {"network": network.model_dump(mode="json")} if network else {}
-    ready |= {"not_passed": others} if (others := not_passed(facts.exported.withheld, choices.pass_env)) else {}
+    ready |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
     yield Event.READY_OBSERVED, ready | {"armed": armed}
     yield from _judged(facts, context)
     check_imports(missing[2], context.plan)

@@ -19,7 +19,7 @@ from conftest import Place, alter_agent
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
-from gpurun.lifecycle.instance.verify_machine import check_box
+from gpurun.lifecycle.instance.verify_machine import check_box, on_record
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.machine_facts import Facts
@@ -251,7 +251,7 @@ def test_a_disk_that_takes_no_file_where_outputs_go_is_refused_in_its_words(box:
 
 def test_what_is_kept_on_record_names_no_path_and_no_process_of_the_machine(box: LookedAt) -> None:
     box.has_cards(card(used=12000), apps="GPU-one, 9, /srv/ann/secret-model, 12000")
-    told = str(box.far.hello(python=str(box.has_torch(init="/srv/ann: Error 802"))).as_json())
+    told = str(on_record(box.far.hello(python=str(box.has_torch(init="/srv/ann: Error 802")))))
     assert "secret-model" not in told
     assert str(box.home) not in told
     assert "/srv/ann" not in told
