@@ -95,10 +95,11 @@ class Looking(Said):
 
 
 class Missing(Said):
-    """The modules that the Python of the job does not find."""
+    """The modules that the Python of the job does not find; `note` says what could not be found out."""
 
     python: Text
     missing: _Names
+    note: Text = ""
 
 
 class Facts(Said):

@@ -25,7 +25,7 @@ _ILL = {
     ),
     r"driver/library version mismatch": "Restart the box: its driver was updated while it ran",
     r"busy or unavailable": "See there with nvidia-smi who holds the card, or whether it is for one process alone",
-    r"nvidia-smi did not answer": "Restart the box: its driver hangs",
+    r"did not answer within": "Restart the box: its driver or a card hangs",
 }
 _NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
 # The least CUDA that a torch must be made for to have kernels for a card, by the card's capability.
@@ -39,9 +39,9 @@ def check_cards(facts: Facts, offer: Offer) -> tuple[str, ...]:
     Raises NoOffer for what another machine may have better, SetupError for a torch that does not fit the card.
     """
     _check_count(facts, offer)
+    _check_work(facts, offer)
     check_kind(facts, offer)
     _check_health(facts, offer)
-    _check_work(facts, offer)
     warnings = _check_room(facts, offer)
     if facts.gpus and len(facts.gpus) != len(facts.torch.devices):
         warnings += (f"torch can use {len(facts.torch.devices)} GPUs there, but {seen(facts)}",)
@@ -147,7 +147,8 @@ def _check_room(facts: Facts, offer: Offer) -> tuple[str, ...]:
 
 def _card_of(device: Gpu, place: int, facts: Facts) -> Card | None:
     """What nvidia-smi says of a device: by its own number, or by its place where torch can use all of them."""
-    same = [card for card in facts.gpus if device.uuid and card.uuid.removeprefix("GPU-") == device.uuid]
+    uuid = device.uuid.removeprefix("GPU-")
+    same = [card for card in facts.gpus if uuid and card.uuid.removeprefix("GPU-") == uuid]
     if same or len(facts.gpus) != len(facts.torch.devices):
         return same[0] if same else None
     return facts.gpus[place]

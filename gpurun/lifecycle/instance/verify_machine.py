@@ -174,10 +174,10 @@ def _command_warnings(facts: Facts, offer: Offer) -> tuple[str, ...]:
     return warnings
 
 
-def check_imports(found: Missing, plan: Plan) -> None:
-    """SetupError where a module is neither in the uploaded folder nor in --pip nor on the machine."""
+def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
+    """SetupError where a module is neither in the uploaded folder nor in --pip nor on the machine; else warnings."""
     if not found.missing:
-        return
+        return (found.note,) if found.note else ()
     names = ", ".join(found.missing[:MOST_NAMED])
     what = f"{plan.recipe} imports {names}, which {found.python} on the machine does not have"
     hint = f"Have it installed before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."

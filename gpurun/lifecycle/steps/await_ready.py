@@ -105,8 +105,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     ready |= {"network": network.model_dump(mode="json")} if network else {}
     ready |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
     yield Event.READY_OBSERVED, ready | {"armed": armed}
-    yield from _judged(facts, context)
-    check_imports(missing[2], context.plan)
+    yield from _judged(facts, missing[2], context)
     if network is not None:
         check_nodes(network, facts, context.plan.offer, context.plan.choices)
 
@@ -208,7 +207,7 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     return NoOffer("boot.timeout", what, hint=_HINTS.get(born.provider, "Try again, or another region or provider."))
 
 
-def _judged(facts: Facts, context: Context) -> Iterator[Note]:
+def _judged(facts: Facts, missing: Missing, context: Context) -> Iterator[Note]:
     """What should be known about the machine; an error where it will not do, before anything is sent there."""
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
@@ -218,6 +217,8 @@ def _judged(facts: Facts, context: Context) -> Iterator[Note]:
     for warning in check_box(
         facts, plan.offer, accept_cpu=plan.choices.accept_cpu, is_command=plan.command is not None
     ):
+        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+    for warning in check_imports(missing, plan):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 
 from gpurun.remote.agent.processes import environment, trainers
+from gpurun.remote.agent.system import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpurun.remote.agent.system import Json
 
-EVERY_S, TALK_S, STALE_S = 5.0, 10.0, 30.0
+EVERY_S, TALK_S, STALE_S, SELDOM_S = 5.0, 10.0, 30.0, 3600.0
 MOST_CARDS, LAST_LINES, MOST_WORDS = 64, 3, 400
 SILENT = "did not answer"
 FIELDS = {
@@ -43,11 +44,15 @@ class GpuUse:
         return self.seen if time.monotonic() - self.seen_s < STALE_S else []
 
     def ask(self) -> None:
-        """Ask for ever."""
+        """Ask for ever, ever more seldom where there is no answer: each such question may leave a process for good."""
+        wait_s, last = EVERY_S, ""
         while True:
-            self.seen, self.seen_s = ask_once(), time.monotonic()
+            (self.seen, words), self.seen_s = ask_once(), time.monotonic()
+            if words and words != last:
+                say("nvidia-smi says: %s" % words)
+            last, wait_s = words, min(2 * wait_s, SELDOM_S) if SILENT in words else EVERY_S
             self.count()
-            time.sleep(EVERY_S)
+            time.sleep(wait_s)
 
     def count(self) -> None:
         """Add this look to the tally: whether a card was at work, and whether a process of the job held one."""
@@ -63,10 +68,10 @@ class GpuUse:
         }
 
 
-def ask_once() -> List[Json]:
-    """One entry a card; a figure that the card does not have is None."""
-    rows = query("gpu", list(FIELDS.values()), TALK_S) or []
-    return [{name: figure(row[place]) for place, name in enumerate(FIELDS)} for row in rows[:MOST_CARDS]]
+def ask_once() -> Tuple[List[Json], str]:
+    """One entry a card, and what nvidia-smi could not tell; a figure that the card does not have is None."""
+    rows, words = asked("gpu", list(FIELDS.values()), TALK_S)
+    return [{name: figure(row[at]) for at, name in enumerate(FIELDS)} for row in (rows or [])[:MOST_CARDS]], words
 
 
 def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:

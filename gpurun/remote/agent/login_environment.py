@@ -120,7 +120,8 @@ def by_login() -> Tuple[Dict[str, str], str]:
             return {}, "its profile was not done after %.0f s, so what it exports is not passed on" % LOGIN_S
         out.seek(0)
         _, mark, told = out.read(MOST_BYTES).rpartition(MARK)
-    return pairs(told), "" if mark else "its profile did not come to its end, so what it exports is not passed on"
+    is_told = mark and child.returncode == 0
+    return pairs(told), "" if is_told else "its profile did not come to its end, so what it exports is not passed on"
 
 
 def pairs(content: bytes) -> Dict[str, str]:

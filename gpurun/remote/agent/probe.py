@@ -18,7 +18,7 @@ from gpurun.remote.agent.gpu_use import SILENT, asked, figure, query
 from gpurun.remote.agent.job_state import clocks_now, heard
 from gpurun.remote.agent.login_environment import learn, remembered
 from gpurun.remote.agent.processes import environment
-from gpurun.remote.agent.system import Refusal, at, read, write
+from gpurun.remote.agent.system import at, read, write
 from gpurun.remote.agent.torch_look import Looks, clip
 
 TYPE_CHECKING = False
@@ -85,17 +85,16 @@ def imports(root: str, options: Json) -> Answer:
     """Which of these top-level modules the Python of the job does not find; none of them is run."""
     python = (read(root, "agent", "python.json") or {}).get("python") or sys.executable
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
-    told = subprocess.run(
-        [python, "-c", FIND, *options["names"].split(",")], env=environment(**dict(remembered(root), **path)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=FIND_S,
-    )  # fmt: skip
+    answer = {"python": clip(python), "missing": [], "note": ""}
     try:
-        missing = json.loads(told.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        words = told.stderr.decode("utf-8", "replace").strip()
-        raise Refusal("no_look", "%s did not say which modules it finds: %s" % (python, clip(words))) from None
-    return {"python": clip(python), "missing": missing}, b""
+        told = subprocess.run(
+            [python, "-c", FIND, *options["names"].split(",")], env=environment(**dict(remembered(root), **path)),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=FIND_S,
+        )  # fmt: skip
+        answer["missing"] = json.loads(told.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        answer["note"] = clip("%s does not say which modules it finds: %s" % (python, error))
+    return answer, b""
 
 
 FIND_S = 60.0
@@ -149,8 +148,6 @@ def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
 def holders() -> Dict[str, List[str]]:
     """Which processes hold memory of each card, as far as they can be seen from here."""
     found: Dict[str, List[str]] = {}
-    for uuid, pid, name, used in (
-        query("compute-apps", ["gpu_uuid", "pid", "process_name", "used_memory"], WAIT_S) or []
-    ):
+    for uuid, pid, name, used in query("compute-apps", HOLDER_FIELDS, WAIT_S) or []:
         found.setdefault(uuid, []).append("%s (pid %s, %s MiB)" % (os.path.basename(name)[:80], pid, used))
     return found

@@ -204,7 +204,8 @@ class Look:
                 continue  # What an image's own sitecustomize prints.
         answer = dict(NOTHING, **told)
         answer.update(found=bool(told.get("version")), python=self.python if told.get("version") else None)
-        words = "; ".join(filter(None, (told.get("error"), self.words())))
+        error, words = told.get("error") or "", self.words()
+        words = error if error and error.partition(": ")[2] in words else "; ".join(filter(None, (error, words)))
         if not self.has_ended():
             words = "it did not answer within %.0f s; %s" % (LIMIT_S, words)
         for device in answer["devices"]:

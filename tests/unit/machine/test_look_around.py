@@ -226,7 +226,9 @@ def test_a_kernel_that_hangs_is_no_python_without_torch(box: LookedAt) -> None:
     source.write_text(source.read_text().replace("staticmethod(lambda place: None)", "staticmethod(_hang)"))
     facts = box.far.hello(python=str(torch))
     assert (facts.torch.found, facts.torch.version) == (True, "2.13")
-    assert "did not answer" in (facts.torch.error or "")
+    error = refused(facts, offer())
+    assert (error.code, type(error)) == ("box.gpu_ill", NoOffer)
+    assert "did not answer" in error.what
 
 
 def test_a_small_shm_is_a_warning_for_a_command_and_nothing_to_the_trainer(box: LookedAt) -> None:
