@@ -132,6 +132,7 @@ def usual_providers(session: Session) -> tuple[str, ...]:
 
 def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     """What was typed of the flags of RENTING, as a Request has it, with the settings' defaults."""
+    from gpurun.core.job import checked_globs
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import Choices
     from gpurun.planning.catalog import parse_gpu
@@ -167,6 +168,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             queue_s=_queue_s(typed["queue"]),
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
             slow_network=typed["slow_network"],
+            pass_env=checked_globs(typed["pass_env"]) if typed["pass_env"] else (),
         ),
     }
 
@@ -346,6 +348,8 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "max_gpu_hours": (Annotated[float | None, typer.Option("--max-gpu-hours", metavar="H", hidden=True)], None),
     "queue": (Annotated[str, typer.Option("--queue", metavar="DURATION", hidden=True)], ""),
     "slow_network": (Annotated[bool, typer.Option("--slow-network", hidden=True)], False),
+    # Hidden: docs/ANY-SCRIPT.md has it, and what the machine tells at its start names it.
+    "pass_env": (Annotated[list[str], typer.Option("--pass-env", metavar="GLOB", hidden=True)], []),
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""

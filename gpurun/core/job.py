@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from pydantic import Field
 
+from gpurun.core.errors import UsageError
 from gpurun.core.records import Frozen
 
 WORK = "bundle/work"
@@ -14,6 +17,7 @@ WORK = "bundle/work"
 
 EVERYTHING = ("**",)
 """What comes home where nobody says it: all that is new below the command's folder."""
+_GLOB = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # What a command has left is linked and read once.
 
 
@@ -26,7 +30,8 @@ class Command(Frozen):
     names are known here. `total_steps` is 0 where nobody has said it.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
     weigh. `executable` are the files that may be
-    started by themselves, `resumed` is the checkpoint below its folder that it goes on from.
+    started by themselves, `resumed` is the checkpoint below its folder that it goes on from. `imports` are the
+    top-level modules that its code needs in any case, and that neither its folder nor --pip has.
     """
 
     argv: tuple[str, ...]
@@ -43,6 +48,7 @@ class Command(Frozen):
     resumed: str = ""
     output_bytes: int = 2_000_000_000
     disk_gb: int = 50
+    imports: tuple[str, ...] = ()
 
     @property
     def save_s(self) -> int:
@@ -68,3 +74,12 @@ class Command(Frozen):
         """What lists call it: the script's name, else the program's."""
         scripts = [word for word in self.argv if PurePosixPath(word).suffix in (".py", ".sh")]
         return PurePosixPath((scripts or list(self.argv))[0]).name
+
+
+def checked_globs(typed: Sequence[str]) -> tuple[str, ...]:
+    """The globs of --pass-env, each a name or a pattern of names; UsageError for anything else."""
+    for glob in typed:
+        if not _GLOB.fullmatch(glob) or glob.startswith("GPURUN_"):
+            what = f"--pass-env {glob!r} is neither the name of a variable nor a pattern such as 'VLLM_*'."
+            raise UsageError("usage.pass_env", what, hint="For a value of your own: --env NAME=VALUE, --secret NAME.")
+    return tuple(typed)

@@ -32,14 +32,13 @@ class Mode(StrEnum):
 class Choices(Frozen):
     """What the user chose about the renting itself; every part takes what concerns it.
 
-    `guard`: put a key on the machine where only that arms its dead-man timer (Lambda). `weak_lease`: go on where
-    nothing on the machine ends it. `accept_cpu`: train without a CUDA device. `slow_network`: or however slow it is
-    between nodes. `setup`: the text of a script to run first, which may take `setup_limit_s` (0: as long as usual).
-    `stage`: the bucket (s3://…) for the shards and the checkpoints. `warm`: send what earlier runs have compiled along.
-    `accept_skipped`: train on a folder of which more is passed over than read. `give_up_after_s`: how long a machine
-    that trains may be silent before it is given up (0: to its lease). `log_to`: trackers that get its figures.
-    `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most that a job on
-    a cluster may take: hours times GPUs, a node without any counted as one.
+    `guard`: put a key there where only that arms its timer (Lambda). `weak_lease`: accept one that nothing on it ends.
+    `accept_cpu`: train without a CUDA device. `slow_network`: or however slow it is between nodes. `setup`: the text of
+    a script to run first, for `setup_limit_s` (0: the usual). `stage`: the bucket (s3://…) for shards and checkpoints.
+    `warm`: send earlier compile caches along. `accept_skipped`: train on a folder of which most is passed over.
+    `give_up_after_s`: how long a machine may be silent while it trains (0: to its lease). `log_to`: trackers of its
+    figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most for
+    a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of its login's variables for the job.
     """
 
     region: str | None = None
@@ -59,6 +58,7 @@ class Choices(Frozen):
     slow_network: bool = False
     log_to: tuple[str, ...] = ()
     trainer: str = ""
+    pass_env: tuple[str, ...] = ()
 
 
 class Box(Frozen):

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 from gpurun.core.clock import Clock
 from gpurun.core.paths import RunFolder, read_regular
 
-What = Literal["stage", "setup", "ship", "collect"]
+What = Literal["stage", "setup", "look", "ship", "collect"]
 PERIOD_S = 1.0
 # What was not written again for so long tells of a supervisor that is gone.
 STALE_S = 30.0
@@ -22,7 +22,7 @@ STALE_S = 30.0
 class Moving:
     """A transfer that goes on: what of it is there at `wall`, and what was at `begun_wall`, when this try began.
 
-    It is told in bytes; a set-up is told in the seconds that it has run, of those that it may, with its last `words`.
+    It is told in bytes; a set-up and a look around in the seconds so far, of those that it may take, with last `words`.
     """
 
     what: What

@@ -220,6 +220,7 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict
         "provider": plan.offer.provider,
         "cap_micros": plan.cap_micros,
         **plan.choices.model_dump(include={"max_gpu_hours"}, exclude_none=True),
+        **plan.choices.model_dump(mode="json", include={"pass_env"}, exclude_defaults=True),
         "worst_micros": plan.most_micros,
         "stage": plan.choices.stage,
         "challenge": plan.resolved.get("train", {}).get("challenge", ""),

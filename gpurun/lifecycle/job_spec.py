@@ -51,6 +51,7 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         "cwd": job.cwd,
         "env": dict(job.env),
         **({} if job.needs_torch else {"any_python": True}),
+        **({"pass_env": list(plan.choices.pass_env)} if plan.choices.pass_env else {}),
         "soft_stop_s": soft_stop_s,
         "hard_stop_s": hard_stop_s,
         "soft_stop_wall": there + soft_stop_s,

@@ -74,7 +74,7 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
         own = (*of_box, "identity") if asked.providers == ("ssh",) else ()
         told["providers"] = asked.providers or usual
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
-        names = ("image", "setup", "setup_limit_s")
+        names = ("image", "setup", "setup_limit_s", "pass_env")
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in names}
         told["choices"] = request.choices.model_copy(update=outfit)
     if asked.choices.trainer and not request.choices.trainer:

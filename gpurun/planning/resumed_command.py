@@ -29,7 +29,8 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
         told["providers"] = asked.providers or usual
         own = ("host", "host_key", "identity", "jump", "python", "price_micros_per_hour")
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
-        names = () if request.dry_run else ("image", "setup", "setup_limit_s")  # Nothing is installed on this machine.
+        outfit_names = ("image", "setup", "setup_limit_s", "pass_env")
+        names = () if request.dry_run else outfit_names  # Nothing is installed on this machine.
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in names}
         told["choices"] = request.choices.model_copy(update=outfit)
     return request.model_copy(update=told)

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +18,14 @@ from gpurun.core.records import canonical
 from gpurun.remote.archive import Codec, Pack
 from gpurun.remote.download import Wanted, fetch, pull
 from gpurun.remote.interface import FarRefusal, Machine, Reply, Sink, Take
+from gpurun.remote.machine_facts import Facts, Looking, Measured, Missing
 from gpurun.remote.messages import (
+    MOST_LINE_BYTES,
     Asked,
     Ended,
-    Facts,
     Lease,
     Left,
     Manifest,
-    Measured,
     Piece,
     Polled,
     SetUp,
@@ -45,6 +45,8 @@ EACH_NODE = ("pilot.sh", "nodes")
 """What `sh` runs in the folder of a job to have a command on each of its nodes (providers/slurm/pilot.sh)."""
 NODES_SILENT = "nodes_silent"
 TORCHRUN = "torch.distributed.run"
+LOOK_S = 180
+"""How long a look around may wait for the Pythons there (torch_look.LIMIT_S)."""
 _QUICK_S = 30.0
 _START_S = 180.0
 _PART_S = 300.0
@@ -90,15 +92,22 @@ class FarSide:
         if words := self._agent_amiss():
             raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {words}")
 
-    def hello(self, python: str | None = None) -> Facts:
-        """What the machine is and has; importing torch there may take a minute on a cold disk.
+    def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> Facts:
+        """What the machine is and has; importing torch there may take minutes on a cold disk.
 
         A Python named by its path, here or for this far side, is the only one that is asked for torch; else any.
+        `on_wait` is told for how many seconds it is looked by now, and whom that waits for.
         """
         chosen = python or (self._python if "/" in self._python else None)
         options = ["--python", chosen] if chosen else []
-        line, _ = self.ask("hello", *options, site=True, timeout_s=_START_S * 4)
+        line, _ = self.ask("hello", *options, sink=_Looking(on_wait), site=True, timeout_s=LOOK_S + _PART_S)
         return understood(Facts, line)
+
+    def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
+        """Which top-level modules the Python of the job does not find; after `hello`, and none of them is run."""
+        path = ["--path", python_path] if python_path else []
+        line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
+        return understood(Missing, line)
 
     def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> Measured:
         """What each node of a job has, and how fast they reach one another: trainer/network.py on all of them at once.
@@ -318,6 +327,23 @@ class FarSide:
         if reply.exit_code in (126, 127):
             raise FarRefusal("no_python", f"The machine has no {self._python} (3.8 or newer is needed).")
         return reply
+
+
+class _Looking:
+    """The answer to `hello` as it comes: lines that tell whom it waits for, and a last one, which is kept."""
+
+    def __init__(self, on_wait: Callable[[int, str], None]) -> None:
+        self.line, self._rest, self._on_wait = bytearray(), bytearray(), on_wait
+
+    def __call__(self, block: bytes) -> None:
+        self._rest += block
+        while b"\n" in self._rest:
+            self.line, _, self._rest = self._rest.partition(b"\n")
+            if self.line.startswith(b'{"looking"'):
+                waiting = understood(Looking, bytes(self.line)).looking
+                self._on_wait(waiting.seconds, waiting.waits_for)
+        if len(self._rest) > MOST_LINE_BYTES:
+            raise FarRefusal("nonsense", f"The instance answered {len(self._rest)} bytes without an end of line.")
 
 
 def lanes_for(round_trip_s: float) -> int:

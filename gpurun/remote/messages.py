@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, FailFast, Field, ValidationError
 
 from gpurun.remote.interface import FarRefusal
+from gpurun.remote.machine_facts import Count, Sha256, Text, Wall
+from gpurun.remote.machine_facts import Said as _Said
 
 MOST_LINE_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 8 << 20
@@ -16,89 +18,9 @@ MOST_MANIFEST_FILES = 10_000
 MOST_ANNOUNCED_BYTES = 1 << 50
 MOST_CHECKPOINTS = 16  # The trainer keeps three.
 
-Count = Annotated[int, Field(ge=0, le=1 << 62)]
-Wall = Annotated[float, Field(ge=0, le=1e12)]
-Text = Annotated[str, Field(max_length=500)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
 _PART = re.compile(r"[A-Za-z0-9._=+@,-]{1,80}")
 _MOST_PARTS = 9
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
-
-
-class _Said(BaseModel):
-    """One answer: strict types, known keys only, no NaN."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
-
-
-class Gpu(_Said):
-    """One CUDA device."""
-
-    name: Text
-    memory_bytes: Count
-
-
-class Card(_Said):
-    """One GPU as nvidia-smi tells it; `ecc_errors` are those that nothing corrected since the driver was loaded."""
-
-    name: Text
-    memory_bytes: Count | None
-    driver: Text
-    ecc_errors: Count | None
-
-
-class Torch(_Said):
-    """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used."""
-
-    found: bool
-    python: Text | None
-    version: Text | None
-    numpy: Text | None = None
-    cuda: Text | None
-    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
-
-
-class Facts(_Said):
-    """What the machine is and has."""
-
-    v: Literal[1]
-    python: Text
-    platform: Text
-    cpus: Count | None
-    memory_bytes: Count
-    disk_free_bytes: Count
-    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
-    wall: Wall
-    boot_id: Text
-    shipped_sha256: Sha256 | None
-    gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
-    torch: Torch
-
-    def as_json(self) -> dict[str, Any]:
-        """The facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is."""
-        told = self.model_dump(mode="json")
-        told["torch"]["python"] = self.torch.python and self.torch.python.rpartition("/")[2]
-        return told
-
-
-class Node(_Said):
-    """One node of a job, and the CUDA devices that torch can use there."""
-
-    name: Text
-    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
-
-
-class Measured(_Said):
-    """What an all-reduce over all nodes of a job showed: the bytes that each process moved, in GB/s.
-
-    None where a node has fewer devices than processes: nothing was measured then.
-    """
-
-    nodes: Annotated[tuple[Node, ...], FailFast(), Field(max_length=1024)]
-    backend: Literal["nccl", "gloo"]
-    seconds: Annotated[float, Field(ge=0, le=1e6)]
-    gigabytes_per_s: Annotated[float, Field(ge=0, le=1e6)] | None
 
 
 class Begun(_Said):

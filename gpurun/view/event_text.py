@@ -115,7 +115,10 @@ def _step(data: Mapping[str, Any]) -> str:
 
 def _ready(data: Mapping[str, Any]) -> str:
     """That it answers; of several nodes how many, and how fast they reach one another."""
-    network = data.get("network")
+    network, others = data.get("network"), data.get("not_passed")
+    if isinstance(others, list) and others:
+        names = ", ".join(map(str, others[:_MOST_NAMED])) + (" and more" if others[_MOST_NAMED:] else "")
+        return f"{_ready({**data, 'not_passed': None})}; not passed on to the job (--pass-env): {safe_line(names)}"
     if not isinstance(network, Mapping) or not isinstance(nodes := network.get("nodes"), list):
         return "the machine answers"
     rate = number(network.get("gigabytes_per_s"))

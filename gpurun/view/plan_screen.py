@@ -211,8 +211,9 @@ def _trust(plan: Plan) -> list[Cell]:
     urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
     secrets = " and ".join(guard + urls + named)
     told = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
-    end = death(plan.offer)
-    return [key, told, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
+    end, globs = death(plan.offer), ", ".join(plan.choices.pass_env)
+    login = [Span(f"passed on from its login: {globs}", "warn")] if globs else []
+    return [key, told, *login, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
 
 
 def _lease(plan: Plan, now: float | None) -> list[Cell]:

@@ -21,6 +21,7 @@ from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import Cloud, User, runpod, somebody
 from tests.emulators import guests
 from tests.emulators.guests import FakeGpu, Faults
+from tests.fake_torch import torch_source
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,20 +32,8 @@ pytestmark = [
 ANY_GPU = ("--accept-cpu",)
 A100 = "NVIDIA A100 80GB PCIe"
 OURS = ""  # The torch that runs these tests: it has no CUDA, and takes seconds to import.
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device"
 SETUP = "echo 'no route to the package index' >&2\nexit 9\n"
-
-
-def torch(card: str = A100, memory_gb: int = 85, version: str = "2.13", devices: int = 1) -> str:
-    """As much of a torch with CUDA as the agent asks for."""
-    return f"""
-__version__ = "{version}"
-class version: cuda = "12.8"
-class _Device: name, total_memory = "{card}", {memory_gb} * 10**9
-class cuda:
-    is_available = staticmethod(lambda: {devices} > 0)
-    device_count = staticmethod(lambda: {devices})
-    get_device_properties = staticmethod(lambda place: _Device)
-"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,7 @@ class Wrong:
 
     faults: Faults | None = None
     gpus: Sequence[FakeGpu] | None = None
-    torch: str = torch()
+    torch: str = torch_source()
     said: Callable[[Any], None] | None = None
     asks: tuple[str, ...] = ()
     setup: str = ""
@@ -73,10 +62,11 @@ WRONGS = {
     "no python": Wrong(faults=Faults(python3_missing=True), asks=ANY_GPU),
     "small disk": Wrong(faults=Faults(disk_mb=9), asks=ANY_GPU, tokens=4_500_000),
     "torch without CUDA": Wrong(torch=OURS),
-    "no GPU": Wrong(gpus=[], torch=torch(devices=0)),
-    "another GPU": Wrong(gpus=[FakeGpu("Tesla T4")], torch=torch("Tesla T4", 16)),
+    "no GPU": Wrong(gpus=[], torch=torch_source(devices=0)),
+    "another GPU": Wrong(gpus=[FakeGpu("Tesla T4")], torch=torch_source("Tesla T4", 16)),
     "a lost bit": Wrong(gpus=[FakeGpu(A100, uncorrected_ecc=3)]),
-    "old torch": Wrong(torch=torch(version="2.4.1")),
+    "no kernels": Wrong(torch=torch_source(A100, kernel=NO_KERNEL, archs=("sm_90", "sm_100"))),
+    "old torch": Wrong(torch=torch_source(version="2.4.1")),
     "set-up fails": Wrong(setup=SETUP, gpus=[]),
     "dearer": Wrong(said=_dearer),
     "said to be another": Wrong(said=_another),
@@ -209,6 +199,13 @@ def test_a_machine_with_another_gpu_than_was_ordered_is_refused_by_both_names(en
 @after("a lost bit")
 def test_a_card_whose_memory_has_lost_bits_is_refused(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (5, "box.ecc_errors")
+
+
+@after("no kernels")
+def test_a_torch_without_kernels_for_the_card_is_refused_with_what_it_is_made_for(end: End) -> None:
+    assert (end.exit_code, end.error["code"]) == (4, "box.no_kernels")
+    assert "sm_80 (it has them for sm_90, sm_100)" in end.error["message"]
+    assert "--image" in end.error["hint"]
 
 
 @after("old torch")

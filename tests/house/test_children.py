@@ -7,8 +7,13 @@ import re
 
 from house_sources import sources
 
-# The supervisor is gpurun again and needs its keys; the script of --setup has a login's, on its user's machine.
-WHOLE = ("gpurun/lifecycle/supervisor.py", "gpurun/remote/agent/setup_process.py")
+# The supervisor is gpurun again and needs its keys; the script of --setup and a login's profile have a login's, on the
+# machine of their user.
+WHOLE = (
+    "gpurun/lifecycle/supervisor.py",
+    "gpurun/remote/agent/login_environment.py",
+    "gpurun/remote/agent/setup_process.py",
+)
 STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+)")
 # platform's three ask `uname -p`.
 HIDES_IT = re.compile(

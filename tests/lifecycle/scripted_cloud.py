@@ -28,18 +28,16 @@ from gpurun.remote.archive import Codec, Pack
 from gpurun.remote.client import Chunk, FarSide, Poll
 from gpurun.remote.download import Wanted, fetch
 from gpurun.remote.interface import MachineLost
+from gpurun.remote.machine_facts import Facts, Gpu, Torch
 from gpurun.remote.messages import (
     Best,
     Ended,
-    Facts,
-    Gpu,
     Manifest,
     ManifestFile,
     SetUp,
     Shipped,
     Started,
     Status,
-    Torch,
     understood_manifest,
 )
 from tests.changed_plan import changed_plan
@@ -160,7 +158,7 @@ class ScriptedFar(FarSide):
     def install_agent(self) -> None:
         self._call("install_agent")
 
-    def hello(self, python: str | None = None) -> Facts:
+    def hello(self, python: str | None = None, **_: Any) -> Facts:
         self._call("hello")
         card = Gpu(name=self.card_name, memory_bytes=80 << 30)
         torch = Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))

@@ -18,7 +18,7 @@ from gpurun.ledger.audit import audit
 from gpurun.lifecycle import supervisor
 from gpurun.providers.base import Unknown
 from gpurun.remote.interface import MachineLost
-from gpurun.remote.messages import Card, Facts, Gpu, Torch
+from gpurun.remote.machine_facts import Card, Facts, Gpu, Torch
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
@@ -35,7 +35,7 @@ def tells(world: World, **changes: Any) -> None:
     """The machine's own word about itself, other than it was ordered."""
     hello = world.far.hello
 
-    def told(python: str | None = None) -> Facts:
+    def told(python: str | None = None, **_: Any) -> Facts:
         return hello(python).model_copy(update=changes)
 
     world.far.hello = told  # type: ignore[method-assign]

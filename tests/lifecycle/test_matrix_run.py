@@ -24,7 +24,8 @@ from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.steps.watch_training import MOST_DRAIN_S, POLL_S, _last_stop
 from gpurun.remote.client import Chunk, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import Facts, Manifest, Shipped, Started
+from gpurun.remote.machine_facts import Facts
+from gpurun.remote.messages import Manifest, Shipped, Started
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.lifecycle.scripted_cloud import CALL_S, LEASE, WEIGHTS, Killed, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
@@ -42,7 +43,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: World) -> None:
     hello = world.far.hello
-    world.far.hello = lambda python=None: hello(python).model_copy(update={"disk_free_bytes": 100})  # type: ignore
+    world.far.hello = lambda python=None, **_: hello(python).model_copy(update={"disk_free_bytes": 100})  # type: ignore
     world.far.broken["unpack"] = AssertionError("nothing may be sent")  # type: ignore[assignment]
     assert world.drive() is ExitCode.SETUP
     failure = world.state.failure or {}
@@ -102,7 +103,7 @@ def test_how_long_a_machine_trains_does_not_hang_on_the_clock_that_it_told(
     """It may be put right before the job is there; so the job says in seconds when to stop, by no clock of theirs."""
     hello, start, jobs = world.far.hello, world.far.start, []
 
-    def told(python: str | None = None) -> Facts:
+    def told(python: str | None = None, **_: Any) -> Facts:
         facts = hello(python).model_copy(update={"wall": world.clock.wall() + shift_s})
         world.clock.sleep(torch_s)
         return facts

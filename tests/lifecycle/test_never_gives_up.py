@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -28,7 +28,7 @@ from gpurun.lifecycle.steps import close_run
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
 from gpurun.providers.fake import Fault
-from gpurun.remote.messages import Facts
+from gpurun.remote.machine_facts import Facts
 from tests.lifecycle.scripted_cloud import LEASE, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 
@@ -82,7 +82,7 @@ def test_why_nobody_drives_a_run_any_more_is_not_told_by_what_was_noted_on_its_w
 ) -> None:
     hello, why = world.far.hello, SetupError("ledger.unwritable", "ledger.jsonl cannot be written.", hint="Mend it.")
 
-    def nightly(python: str | None = None) -> Facts:
+    def nightly(python: str | None = None, **_: Any) -> Facts:
         facts = hello(python)
         return facts.model_copy(update={"torch": facts.torch.model_copy(update={"version": "nightly"})})
 

@@ -236,7 +236,7 @@ def test_a_machine_whose_clock_is_an_hour_ahead_trains_as_long_as_one_whose_cloc
     start = market.far.start
     market.far.start = lambda job: (jobs.append(job), start(job))[1]  # type: ignore[method-assign]
     hello = market.far.hello
-    market.far.hello = lambda python=None: hello().model_copy(  # type: ignore[method-assign]
+    market.far.hello = lambda python=None, **_: hello().model_copy(  # type: ignore[method-assign]
         update={"wall": market.clock.wall() + 3600}
     )
     assert market.supervise() is ExitCode.DONE

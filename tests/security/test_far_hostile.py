@@ -28,7 +28,8 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, Reply, Take
-from gpurun.remote.messages import Facts, Manifest, understood_manifest
+from gpurun.remote.machine_facts import Facts
+from gpurun.remote.messages import Manifest, understood_manifest
 from tests.lifecycle.scripted_cloud import ScriptedFar, World
 from tests.lifecycle.test_faults import ended
 from tests.memory import forget_own_peak, own_peak_bytes
@@ -390,7 +391,7 @@ def test_words_of_the_machine_are_kept_byte_for_byte_and_no_reader_sends_one_to_
 ) -> None:
     hello = world.far.hello
 
-    def odd(python: str | None = None) -> Facts:
+    def odd(python: str | None = None, **_: Any) -> Facts:
         facts = hello(python)
         evil = "Linux \x1b]52;c;eA==\x07\x9b31m\u202e"
         return facts.model_copy(update={"platform": evil, "python": evil, "boot_id": evil})

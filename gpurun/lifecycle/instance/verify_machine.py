@@ -7,22 +7,26 @@ uploaded, as every minute on a wrong machine is paid for.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Choices, Plan
+from gpurun.lifecycle.instance.card_checks import another, check_cards, check_kind, elsewhere, seen
 from gpurun.planning.budget import rental_cost
 from gpurun.planning.catalog import card_names, rows_for
 from gpurun.planning.requirements import LEAST_TORCH
 from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import Provider, Unknown
-from gpurun.remote.messages import Facts, Gpu, Measured
+from gpurun.remote.client import LOOK_S
+from gpurun.remote.machine_facts import Exported, Facts, Gpu, Measured, Missing
+from gpurun.view.number_format import format_bytes
 
 STALE_S = 600.0
-# A card's own figure is some percent under the one it is sold by.
-LEAST_MEMORY = 0.9
 LEAST_GIGABYTES_PER_S = 1.0
 
 
@@ -120,6 +124,17 @@ def _card(gpu: str) -> str:
     return card_names().get(gpu, gpu)
 
 
+MOST_NAMED = 8
+_NOT_ON_RECORD: dict[str, Any] = {
+    "torch": {"error": True, "looks": True, "devices": {"__all__": {"uuid", "error"}}},
+    "gpus": {"__all__": {"uuid", "holders"}},
+    "exported": {"withheld": True, "keys": True, "note": True},
+    "driver_words": True,
+}
+LEAST_SHM_BYTES = 1 << 30
+"""What the workers of a DataLoader may need to hand over batches; Docker's own is 64 MB."""
+
+
 def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool = False) -> tuple[str, ...]:
     """Warnings about a machine that will do.
 
@@ -127,25 +142,75 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool 
     With `accept_cpu` a machine without a CUDA device will do. What a command needs beside its cards is its own affair:
     where nothing there has torch, the driver is asked for them.
     """
+    warnings = _command_warnings(facts, offer) if is_command else ()
     if is_command and not facts.torch.found:
-        cards = tuple(Gpu(name=card.name, memory_bytes=card.memory_bytes or 0) for card in facts.gpus)
+        cards = tuple(Gpu(name=card.name, memory_bytes=card.memory_bytes or 0, uuid=card.uuid) for card in facts.gpus)
         facts = facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": cards})})
     better = f"Choose an image with torch {LEAST_TORCH} or newer and numpy: --image."
     if offer.provider == "ssh":
         better = (
             f"Install torch {LEAST_TORCH} or newer and numpy there, or name the Python that has them: --python PATH."
         )
-    warnings = () if is_command else _check_python(facts, better)
+    warnings += () if is_command else _check_python(facts, offer, better)
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
-        return (*warnings, f"torch can use no CUDA device there ({_seen(facts)}): it trains on the CPU")
-    _check_count(facts, offer)
-    _check_kind(facts, offer)
-    _check_health(facts, offer)
-    if facts.gpus and len(facts.gpus) != len(facts.torch.devices):
-        warnings += (f"torch can use {len(facts.torch.devices)} GPUs there, but {_seen(facts)}",)
+        return (*warnings, f"torch can use no CUDA device there ({seen(facts)}): it trains on the CPU")
+    return (*warnings, *check_cards(facts, offer))
+
+
+def _command_warnings(facts: Facts, offer: Offer) -> tuple[str, ...]:
+    """What a command should know of a machine that the bundled trainer does not need."""
+    warnings: tuple[str, ...] = ()
+    silent = [look.python for look in facts.torch.looks if not look.answered]
+    if silent and not facts.torch.found:
+        warnings += (f"{_silence(silent)}: whether it has torch is not known",)
+    if offer.gpu_count and facts.shm_bytes is not None and facts.shm_bytes < LEAST_SHM_BYTES:
+        size = format_bytes(facts.shm_bytes)
+        warnings += (
+            f"/dev/shm has {size} there: a DataLoader with workers may end with a bus error. Use num_workers=0, or "
+            "give the container more (docker run --shm-size=8g, --ipc=host)",
+        )
     return warnings
+
+
+def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
+    """SetupError where a module is neither in the uploaded folder nor in --pip nor on the machine; else warnings."""
+    if not found.missing:
+        return (found.note,) if found.note else ()
+    names = ", ".join(found.missing[:MOST_NAMED])
+    what = f"{plan.recipe} imports {names}, which {found.python} on the machine does not have"
+    hint = f"Have it installed before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."
+    raise SetupError("box.no_module", f"{what}; neither your folder nor --pip has it.", hint=hint)
+
+
+def on_record(facts: Facts) -> dict[str, Any]:
+    """The facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
+
+    So can the words of programs: what they mean is judged here, and told where it matters.
+    """
+    told = facts.model_dump(mode="json", exclude=_NOT_ON_RECORD)
+    told["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
+    return told
+
+
+def not_passed(exported: Exported, globs: Sequence[str]) -> list[str]:
+    """The names of what the machine's login exports and the job does not get; keys are apart (`login_warnings`)."""
+    return [name for name in exported.withheld if not any(fnmatchcase(name, glob) for glob in globs)]
+
+
+def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
+    """What of the machine's login the job would use and does not get: a key is passed on by its whole name alone."""
+    keys = [name for name in exported.keys if name not in globs]
+    shown = ", ".join(keys[:MOST_NAMED])
+    what = f"{shown} of the machine's login looks like a key and is not passed on; by its name it is: --pass-env"
+    said = [f"the machine's login: {exported.note}"] if exported.note else []
+    return [f"{what} {keys[0]}", *said] if keys else said
+
+
+def _silence(pythons: Sequence[str]) -> str:
+    """That Pythons did not answer in time."""
+    return f"{', '.join(pythons)} did not answer within {LOOK_S} s while it imported torch"
 
 
 def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> None:
@@ -155,16 +220,16 @@ def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> 
     """
     if len(seen.nodes) != offer.nodes:
         raise NoOffer(
-            "nodes.fewer", f"{offer.label} was ordered; nodes that answered: {len(seen.nodes)}.", hint=_another(offer)
+            "nodes.fewer", f"{offer.label} was ordered; nodes that answered: {len(seen.nodes)}.", hint=another(offer)
         )
     if not offer.gpu_count or (not any(node.devices for node in seen.nodes) and choices.accept_cpu):
         return
     for node in seen.nodes:
         if len(node.devices) < offer.gpus_per_node:
             what = f"{offer.label} was ordered; torch on node {node.name} can use {len(node.devices)} GPUs."
-            raise NoOffer("nodes.fewer_gpus", what, hint=_another(offer))
+            raise NoOffer("nodes.fewer_gpus", what, hint=another(offer))
         devices = head.torch.model_copy(update={"devices": node.devices})
-        _check_kind(head.model_copy(update={"torch": devices}), offer)
+        check_kind(head.model_copy(update={"torch": devices}), offer)
     rate = seen.gigabytes_per_s or 0.0
     if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:
         what = f"An all-reduce over the {offer.nodes} nodes ran at {rate:.2g} GB/s, and less than "
@@ -173,18 +238,17 @@ def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> 
         raise NoOffer("nodes.slow", what, hint=hint)
 
 
-def _another(offer: Offer) -> str:
-    """What to do about a machine that is not what was ordered."""
-    if offer.provider == "ssh":
-        return "Say what your box has with --gpu."
-    return "Try again, or with another --region or --provider."
-
-
-def _check_python(facts: Facts, hint: str) -> tuple[str, ...]:
+def _check_python(facts: Facts, offer: Offer, hint: str) -> tuple[str, ...]:
     """Whether some Python there has a torch that is new enough, and numpy."""
     torch = facts.torch
+    silent = [look.python for look in torch.looks if not look.answered]
+    words = "".join(f" {look.python}: {look.words}." for look in torch.looks if look.answered and look.words)
+    if not torch.found and silent:
+        slow = "Its disk is slow, or a card hangs: import torch there by hand, name another Python (--python PATH)"
+        what = f"{_silence(silent)}; no other Python of the instance has torch.{words}"
+        raise NoOffer("box.torch_silent", what, hint=elsewhere(offer, slow))
     if not torch.found:
-        raise SetupError("box.no_torch", "No Python on the instance imports torch.", hint=hint)
+        raise SetupError("box.no_torch", f"No Python on the instance imports torch.{words}", hint=hint)
     if torch.numpy is None:
         raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=hint)
     version = re.match(r"(\d+)\.(\d+)", torch.version or "")
@@ -194,60 +258,3 @@ def _check_python(facts: Facts, hint: str) -> tuple[str, ...]:
         what = f"The instance has torch {torch.version}; the trainer needs {LEAST_TORCH} or newer."
         raise SetupError("box.old_torch", what, hint=hint)
     return ()
-
-
-def _check_count(facts: Facts, offer: Offer) -> None:
-    """Whether torch can use as many devices as are paid for; where the driver has them, the image is to blame."""
-    usable = len(facts.torch.devices)
-    if usable >= offer.gpus_per_node:
-        return
-    if len(facts.gpus) >= offer.gpus_per_node:
-        raise SetupError(
-            "box.driver_mismatch",
-            f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {facts.torch.version} "
-            f"there can use {usable} of that: {_seen(facts)}.",
-            hint="That torch is made for no CUDA, or for another driver: "
-            + ("install another." if offer.provider == "ssh" else "choose another image (--image)."),
-        )
-    code = "box.fewer_gpus" if usable else "box.no_gpu"
-    what = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {_seen(facts)}."
-    raise NoOffer(code, what, hint=f"{_another(offer)} To train without a GPU: --accept-cpu.")
-
-
-def _check_kind(facts: Facts, offer: Offer) -> None:
-    """Whether every device is of the family that was ordered, with the memory that the plan counts on."""
-    family = _family(offer.gpu)
-    for device in facts.torch.devices:
-        if family and not re.search(rf"(?<![0-9A-Z]){family}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
-            raise NoOffer(
-                "box.other_gpu", f"{offer.label} was ordered; the instance has {device.name}.", hint=_another(offer)
-            )
-        if device.memory_bytes < LEAST_MEMORY * offer.vram_gb * 1e9:
-            raise NoOffer(
-                "box.less_memory",
-                f"{offer.vram_gb} GB a GPU were ordered; {device.name} there has {device.memory_bytes / 1e9:.1f} GB.",
-                hint=_another(offer),
-            )
-
-
-def _check_health(facts: Facts, offer: Offer) -> None:
-    """Whether no card's memory has lost a bit since its driver was loaded."""
-    for place, card in enumerate(facts.gpus):
-        if card.ecc_errors:
-            errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
-            raise NoOffer(
-                "box.ecc_errors", f"GPU {place} of the instance ({card.name}) has {errors}.", hint=_another(offer)
-            )
-
-
-def _family(gpu: str) -> str:
-    """The word that names the model: A100 of "A100 SXM", 4090 of "RTX 4090"; empty where there is none."""
-    words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
-    return re.escape(words[0]) if words else ""
-
-
-def _seen(facts: Facts) -> str:
-    """What the driver says, in words."""
-    if not facts.gpus:
-        return "nvidia-smi tells of no GPU"
-    return f"nvidia-smi sees {len(facts.gpus)} (driver {facts.gpus[0].driver})"

@@ -15,19 +15,30 @@ from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState
+from gpurun.core.run_plan import Mode
 from gpurun.core.transfer_progress import moving
 from gpurun.core.untrusted import safe_text
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
 from gpurun.lifecycle.instance.terminate import living
-from gpurun.lifecycle.instance.verify_machine import check_box, check_made, check_nodes, is_told_otherwise
+from gpurun.lifecycle.instance.verify_machine import (
+    check_box,
+    check_imports,
+    check_made,
+    check_nodes,
+    is_told_otherwise,
+    login_warnings,
+    not_passed,
+    on_record,
+)
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.transfer import save_s
 from gpurun.providers.base import Rejected, Unknown, clock_warning
-from gpurun.remote.client import NODES_SILENT, FarSide
+from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import Facts, Measured, SetUp
+from gpurun.remote.machine_facts import Facts, Measured, Missing
+from gpurun.remote.messages import SetUp
 from gpurun.remote.ssh import HostKeyMismatch
 from gpurun.view.number_format import format_duration
 
@@ -65,7 +76,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, Facts | None]:
         far.install_agent()
         armed = _timer_read_back(far, instance, context)
-        return far, armed, None if to_set_up_s else far.hello()
+        return far, armed, None if to_set_up_s else _looked(far, state, context)
 
     up = yield from _answered(install, state, context, to_set_up_s, early)
     if up is None:
@@ -73,26 +84,49 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     instance, up_mono, (far, armed, facts) = up
     if facts is None:
         took_s = set_up(far, state, context)
-        again = yield from _answered(lambda far, _: far.hello(), state, context, 0.0)
+        again = yield from _answered(lambda far, _: _looked(far, state, context), state, context, 0.0)
         if again is None:
             return
         instance, _, facts = again
+    missing = yield from _answered(partial(_missing, context), state, context, 0.0)
+    if missing is None:
+        return
     network: Measured | None = None
     if context.plan.offer.nodes > 1:
         joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
         if joined is None:
             return
         instance, _, network = joined
-    now_mono = clock.monotonic()
+    now_mono, choices = clock.monotonic(), context.plan.choices
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
     took |= {"setup_s": round(took_s, 3)} if took_s else {}
     took |= {"sent_bytes": early.sent_bytes} if early.sent_bytes else {}
-    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": facts.as_json(), **took}
+    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": on_record(facts), **took}
     ready |= {"network": network.model_dump(mode="json")} if network else {}
+    ready |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
     yield Event.READY_OBSERVED, ready | {"armed": armed}
-    yield from _judged(facts, context)
+    yield from _judged(facts, missing[2], context)
     if network is not None:
         check_nodes(network, facts, context.plan.offer, context.plan.choices)
+
+
+def _looked(far: FarSide, state: RunState, context: Context) -> Facts:
+    """What the machine is and has; whom that waits for is told meanwhile, and a stop ends it."""
+    with moving(context.folder, context.clock, "look", LOOK_S) as tell:
+
+        def on_wait(seconds: int, words: str) -> None:
+            context.raise_if_stopped(state)
+            tell(seconds, words)
+
+        return far.hello(on_wait=on_wait)
+
+
+def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
+    """Which modules that the command needs its Python there does not find; on this machine the command says it."""
+    command = context.plan.command
+    if command is None or not command.imports or context.plan.mode is not Mode.PAID:
+        return Missing(python="", missing=())
+    return far.missing_imports(command.imports, command.env.get("PYTHONPATH", ""))
 
 
 def _joined(facts: Facts, context: Context, far: FarSide, _: Instance) -> Measured:
@@ -173,14 +207,18 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     return NoOffer("boot.timeout", what, hint=_HINTS.get(born.provider, "Try again, or another region or provider."))
 
 
-def _judged(facts: Facts, context: Context) -> Iterator[Note]:
+def _judged(facts: Facts, missing: Missing, context: Context) -> Iterator[Note]:
     """What should be known about the machine; an error where it will not do, before anything is sent there."""
     for told in clock_warning(context.provider):
         yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
     plan = context.plan
+    for warning in login_warnings(facts.exported, plan.choices.pass_env):
+        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
     for warning in check_box(
         facts, plan.offer, accept_cpu=plan.choices.accept_cpu, is_command=plan.command is not None
     ):
+        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+    for warning in check_imports(missing, plan):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
 
 

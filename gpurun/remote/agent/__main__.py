@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # The module of each verb; only that one is imported, so that a poll stays quick.
 VERBS = {
     "hello": "probe",
+    "imports": "probe",
     "begin": "receive",
     "pull": "s3_pull",
     "receive": "receive",

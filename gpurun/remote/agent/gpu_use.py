@@ -8,15 +8,17 @@ import threading
 import time
 
 from gpurun.remote.agent.processes import environment, trainers
+from gpurun.remote.agent.system import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional, Sequence
+    from typing import List, Optional, Sequence, Tuple
 
     from gpurun.remote.agent.system import Json
 
-EVERY_S, TALK_S, STALE_S = 5.0, 10.0, 30.0
-MOST_CARDS = 64
+EVERY_S, TALK_S, STALE_S, SELDOM_S = 5.0, 10.0, 30.0, 3600.0
+MOST_CARDS, LAST_LINES, MOST_WORDS = 64, 3, 400
+SILENT = "did not answer"
 FIELDS = {
     "use_percent": "utilization.gpu",
     "memory_mib": "memory.used",
@@ -42,11 +44,15 @@ class GpuUse:
         return self.seen if time.monotonic() - self.seen_s < STALE_S else []
 
     def ask(self) -> None:
-        """Ask for ever."""
+        """Ask for ever, ever more seldom where there is no answer: each such question may leave a process for good."""
+        wait_s, last = EVERY_S, ""
         while True:
-            self.seen, self.seen_s = ask_once(), time.monotonic()
+            (self.seen, words), self.seen_s = ask_once(), time.monotonic()
+            if words and words != last:
+                say("nvidia-smi says: %s" % words)
+            last, wait_s = words, min(2 * wait_s, SELDOM_S) if SILENT in words else EVERY_S
             self.count()
-            time.sleep(EVERY_S)
+            time.sleep(wait_s)
 
     def count(self) -> None:
         """Add this look to the tally: whether a card was at work, and whether a process of the job held one."""
@@ -62,24 +68,41 @@ class GpuUse:
         }
 
 
-def ask_once() -> List[Json]:
-    """One entry a card; a figure that the card does not have is None."""
-    rows = query("gpu", list(FIELDS.values()), TALK_S) or []
-    return [{name: figure(row[place]) for place, name in enumerate(FIELDS)} for row in rows[:MOST_CARDS]]
+def ask_once() -> Tuple[List[Json], str]:
+    """One entry a card, and what nvidia-smi could not tell; a figure that the card does not have is None."""
+    rows, words = asked("gpu", list(FIELDS.values()), TALK_S)
+    return [{name: figure(row[at]) for at, name in enumerate(FIELDS)} for row in (rows or [])[:MOST_CARDS]], words
 
 
 def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
     """These fields of each card, or of what uses one; None where nvidia-smi is not there, or does not answer."""
+    return asked(what, fields, limit_s)[0]
+
+
+def asked(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Optional[List[List[str]]], str]:
+    """The same, and in nvidia-smi's own words what it could not tell.
+
+    It writes them on either output. One that hangs in the kernel, as with a lost card, is not waited for.
+    """
     command = ["nvidia-smi", "--query-%s=%s" % (what, ",".join(fields)), "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(
-            command, env=environment(), stdin=subprocess.DEVNULL, timeout=limit_s,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True,
-        ).stdout  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [[word.strip() for word in line.split(",")] for line in told.decode("utf-8", "replace").splitlines()]
-    return [row for row in rows if len(row) == len(fields)]
+        child = subprocess.Popen(
+            command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError:
+        return None, ""
+    try:
+        out, err = (content.decode("utf-8", "replace") for content in child.communicate(timeout=limit_s))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return None, "nvidia-smi %s within %.0f s" % (SILENT, limit_s)
+    rows = [[word.strip() for word in line.split(",")] for line in out.splitlines()]
+    good = [row for row in rows if len(row) == len(fields)]
+    words = [line.strip() for line in (out + "\n" + err).splitlines() if line.strip()]
+    if child.returncode or len(good) < len(rows):
+        return (None if child.returncode else good), " / ".join(words[-LAST_LINES:])[-MOST_WORDS:]
+    return good, ""
 
 
 def figure(word: str) -> Optional[int]:

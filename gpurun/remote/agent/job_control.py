@@ -12,9 +12,9 @@ import time
 from gpurun.remote.agent.finish_upload import shipped
 from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.job_state import bring_forward, clock_was_set, ensure_keeper, request_stop
-from gpurun.remote.agent.probe import find_torch
 from gpurun.remote.agent.processes import keepers, kill_all, send
 from gpurun.remote.agent.system import Refusal, at, locked, monotonic, part, read, write
+from gpurun.remote.agent.torch_look import find_torch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def checked_job(root: str, path: str) -> Json:
     job = read(path)
     try:
         numbers = [job[key] for key in ("save_s", *(which + unit for which in STOPS for unit in ("_s", "_wall")))]
-        texts = [job["run"], *job["argv"], job["cwd"], *job["env"], *job["env"].values()]
+        texts = [job["run"], *job["argv"], job["cwd"], *job["env"], *job["env"].values(), *job.get("pass_env", [])]
         good = job["v"] == 1 and job["argv"] and all(isinstance(text, str) for text in texts)
         numbers.append(job.get("linger_s", 0))
         good = good and all(isinstance(number, (int, float)) and 0 <= number < 1e12 for number in numbers)

@@ -92,7 +92,8 @@ def ensure_keeper(root: str, fresh: bool) -> str:
     try:
         if read(root, "agent", "exit.json"):
             return "ended"
-        from gpurun.remote.agent.processes import environment, trainers  # not sooner: most polls find a keeper
+        from gpurun.remote.agent.login_environment import granted, remembered  # not sooner: most polls find a keeper
+        from gpurun.remote.agent.processes import environment, trainers
 
         running = trainers(root)
         if not running and not fresh:
@@ -104,9 +105,11 @@ def ensure_keeper(root: str, fresh: bool) -> str:
             os.unlink(at(root, "agent", "keeper.json"))
         with open(at(root, "agent", "agent.log"), "ab") as log:
             command = [sys.executable, "-I", "-S", os.path.abspath(sys.argv[0]), "keep", "--root", root]
+            job = read(root, "agent", "job.json") or {}
+            known = dict(remembered(root), **dict(granted(job.get("pass_env") or []), GPURUN_KEEPER_OF=root))
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until the keeper can take a request.
             subprocess.Popen(
-                command, env=environment(GPURUN_KEEPER_OF=root), pass_fds=(held,), start_new_session=True,
+                command, env=environment(**known), pass_fds=(held,), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

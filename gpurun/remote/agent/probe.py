@@ -1,8 +1,10 @@
-"""The first look around: the machine, its cards, its codecs, its torch, and what was shipped to it before."""
+"""The first look around: the machine, its cards, its codecs, its torch, and what was shipped to it before.
+
+It asks whether things work, too: whether the disk takes a file, and each card a kernel (`torch_look`).
+"""
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import platform
@@ -12,21 +14,39 @@ import sys
 
 from gpurun.remote.agent.decompress import codecs
 from gpurun.remote.agent.finish_upload import shipped
-from gpurun.remote.agent.gpu_use import figure, query
-from gpurun.remote.agent.job_state import clocks_now
+from gpurun.remote.agent.gpu_use import SILENT, asked, figure, query
+from gpurun.remote.agent.job_state import clocks_now, heard
+from gpurun.remote.agent.login_environment import learn, remembered
 from gpurun.remote.agent.processes import environment
-from gpurun.remote.agent.system import at, write
+from gpurun.remote.agent.system import at, read, write
+from gpurun.remote.agent.torch_look import Looks, clip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import List, Optional
+    from typing import Dict, List, Tuple
 
     from gpurun.remote.agent.system import Answer, Json
 
+SHM = "/dev/shm"
+WRITTEN_BYTES = 1 << 20
+
 
 def hello(root: str, options: Json) -> Answer:
-    """What this machine is and has, and what time it is here, which is noted too."""
-    torch = find_torch(root, options.get("python"))  # It may take minutes: the time is told after it.
+    """What this machine is and has, and what time it is here, which is noted too.
+
+    Lines that say whom it waits for may come before the answer.
+    """
+    write_out(root)
+    exported = learn(root)
+    looks = Looks(root, options.get("python"))
+    cards, words = find_gpus()  # Before torch is on them: what our own look holds of a card is not somebody else's.
+
+    def tell(waiting: Json) -> None:
+        sys.stdout.buffer.write(json.dumps({"looking": waiting}).encode() + b"\n")
+        sys.stdout.buffer.flush()
+        heard(root)
+
+    torch = looks.best(tell)  # It may take minutes: the time is told after it.
     clocks = clocks_now()
     write(at(root, "agent", "clock.json"), clocks)
     return {
@@ -36,84 +56,98 @@ def hello(root: str, options: Json) -> Answer:
         "cpus": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disk_free_bytes": shutil.disk_usage(root).free,
+        "shm_bytes": shutil.disk_usage(SHM).total if os.path.isdir(SHM) else None,
         "codecs": codecs(),
         "wall": clocks["wall"],
         "boot_id": clocks["boot_id"],
         "shipped_sha256": shipped(root).get("manifest_sha256"),
-        "gpus": find_gpus(),
+        "gpus": cards,
+        "driver_words": clip(words) or None,
         "torch": torch,
+        "exported": exported,
     }, b""
 
 
+def write_out(root: str) -> None:
+    """Write a file where outputs go: a disk that is read-only, over its quota or without inodes may show room."""
+    path = at(root, "out", ".written")
+    try:
+        with open(path, "wb") as file:
+            file.write(b"\0" * WRITTEN_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        if os.path.exists(path):
+            os.unlink(path)
+
+
+def imports(root: str, options: Json) -> Answer:
+    """Which of these top-level modules the Python of the job does not find; none of them is run."""
+    python = (read(root, "agent", "python.json") or {}).get("python") or sys.executable
+    path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
+    answer = {"python": clip(python), "missing": [], "note": ""}
+    try:
+        told = subprocess.run(
+            [python, "-c", FIND, *options["names"].split(",")], env=environment(**dict(remembered(root), **path)),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=FIND_S,
+        )  # fmt: skip
+        answer["missing"] = json.loads(told.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        answer["note"] = clip("%s does not say which modules it finds: %s" % (python, error))
+    return answer, b""
+
+
+FIND_S = 60.0
+FIND = """
+import json, sys
+from importlib.util import find_spec
+sys.path[:] = [place for place in sys.path if place]
+def is_there(name):
+    try:
+        return name in sys.modules or find_spec(name) is not None
+    except Exception:
+        return True
+print(json.dumps([name for name in sys.argv[1:] if not is_there(name)]))
+"""
 FIELDS = ("name", "memory.total", "driver_version")
+USE_FIELDS = ("uuid", "memory.used", "mig.mode.current")
 ECC_FIELD = "ecc.errors.uncorrected.volatile.total"
+HOLDER_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
 WAIT_S = 30
 
 
-def find_gpus() -> List[Json]:
-    """One entry a card; none where there is no nvidia-smi, or it does not answer."""
-    for fields in ((*FIELDS, ECC_FIELD), FIELDS):  # not every driver knows the last
-        rows = query("gpu", fields, WAIT_S)
-        if rows is not None:
-            return [gpu(row) for row in rows]
-    return []
+def find_gpus() -> Tuple[List[Json], str]:
+    """One entry a card, and in nvidia-smi's own words what it could not tell; none where there is no nvidia-smi."""
+    words = ""
+    for fields in ((*FIELDS, *USE_FIELDS, ECC_FIELD), (*FIELDS, ECC_FIELD), FIELDS):  # Not every driver knows all.
+        rows, told = asked("gpu", fields, WAIT_S)
+        words = told or words
+        if rows:
+            held = holders() if len(fields) > 5 else {}
+            return [gpu({name: row[place] for place, name in enumerate(fields)}, held) for row in rows], told
+        if SILENT in told:
+            break
+    return [], words
 
 
-def gpu(words: List[str]) -> Json:
-    """One row; a figure that the card does not have is None."""
-    memory_mib = figure(words[1])
+def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
+    """One card; a figure that it does not have is None."""
+    memory_mib, used_mib = figure(row["memory.total"]), figure(row.get("memory.used", ""))
     return {
-        "name": words[0][:200],
+        "name": row["name"][:200],
         "memory_bytes": None if memory_mib is None else memory_mib << 20,
-        "driver": words[2][:200],
-        "ecc_errors": figure(words[3]) if len(words) > 3 else None,
+        "driver": row["driver_version"][:200],
+        "ecc_errors": figure(row.get(ECC_FIELD, "")),
+        "uuid": row.get("uuid", "")[:200],
+        "used_bytes": None if used_mib is None else used_mib << 20,
+        "mig": row.get("mig.mode.current") == "Enabled",
+        "holders": held.get(row.get("uuid", ""), [])[:8],
     }
 
 
-PLACES = (
-    # A distribution of conda, and its environments.
-    *(
-        f"{root}/{name}{env}/bin/python"
-        for root in ("/opt", "~")
-        for name in ("*conda*", "*forge*", "*mamba*", ".*mamba*")
-        for env in ("", "/envs/*")
-    ),
-    *("/venv/*/bin/python", "/opt/venv/bin/python", "/workspace/*venv*/bin/python", "~/*venv*/bin/python"),
-    *("~/*/.venv/bin/python", "/workspace/*/.venv/bin/python"),
-    *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
-)
-# It ends at once: to take torch's modules apart again takes a quarter of the time that to import them did.
-PROBE = """
-import json, os, torch
-try:
-    from numpy import __version__ as numpy
-except ImportError:
-    numpy = None
-cuda = torch.cuda.is_available()
-seen = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if cuda else []
-print(json.dumps({"version": torch.__version__, "numpy": numpy, "cuda": torch.version.cuda if cuda else None,
-                  "devices": [{"name": d.name, "memory_bytes": d.total_memory} for d in seen]}), flush=True)
-os._exit(0)
-"""
-
-
-def find_torch(root: str, asked: Optional[str]) -> Json:
-    """The first Python with torch, one with CUDA if this machine has a GPU; remembered for `start`."""
-    best: Json = {"found": False, "python": None, "version": None, "numpy": None, "cuda": None, "devices": []}
-    usual = [sys.executable, shutil.which("python3") or "", "/opt/pytorch/bin/python"]
-    for place in PLACES:
-        usual += sorted(glob.glob(os.path.expanduser(place)))
-    for python in dict.fromkeys([asked] if asked else filter(os.path.exists, usual)):
-        try:
-            told = subprocess.run(
-                [python, "-c", PROBE], env=environment(), stdin=subprocess.DEVNULL, timeout=120,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True,
-            ).stdout.splitlines()  # fmt: skip
-            answer = dict(json.loads(told[-1]), found=True, python=python)
-        except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-            continue
-        best = answer if answer["cuda"] or not best["found"] else best
-        if best["cuda"] or not os.path.exists("/dev/nvidiactl"):
-            break
-    write(at(root, "agent", "python.json"), best)
-    return best
+def holders() -> Dict[str, List[str]]:
+    """Which processes hold memory of each card, as far as they can be seen from here."""
+    found: Dict[str, List[str]] = {}
+    for uuid, pid, name, used in query("compute-apps", HOLDER_FIELDS, WAIT_S) or []:
+        found.setdefault(uuid, []).append("%s (pid %s, %s MiB)" % (os.path.basename(name)[:80], pid, used))
+    return found

@@ -13,10 +13,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Dict, Set, Tuple
 
-PASSED_ON = (
-    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TMPDIR|TZ|\w*LD_LIBRARY_PATH|CUDA_\w+|NVIDIA_\w+|OMP_NUM_THREADS"
-    r"|GPURUN_INSTANCE"
+OF_THE_CALL = r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TMPDIR|TZ|GPURUN_INSTANCE"
+PASSED_ON = OF_THE_CALL + r"|\w*LD_LIBRARY_PATH|CUDA_\w+|NVIDIA_\w+"
+FAMILIES = (
+    r"(NCCL|GLOO|UCX|FI|TORCH|HF_HUB|PIP|UV|SSL_CERT|XDG|MKL|OMP)_\w+|HF_HOME|HF_ENDPOINT|REQUESTS_CA_BUNDLE"
+    r"|CURL_CA_BUNDLE|\w+_proxy|\w+_PROXY"
 )
+"""What a machine's owner sets for programs like the job: its network, its caches, its way out."""
+SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASS|CREDENTIAL|APIKEY|(^|_)(KEY|AUTH|USERNAME)($|_)).*"
+WITH_USER = r"(^|//|[\s,;])[^/\s,;]+@"
+"""In a value: the user of a URL, and perhaps a password."""
 
 
 def processes() -> Dict[int, Tuple[int, Set[bytes]]]:
@@ -96,4 +102,14 @@ def kill_all(root: str) -> None:
 
 def environment(**extra: str) -> Dict[str, str]:
     """What a child may know: an allow-list of what this process knows, and what is named."""
-    return dict({name: value for name, value in os.environ.items() if re.fullmatch(PASSED_ON, name)}, **extra)
+    return dict({name: value for name, value in os.environ.items() if may_pass(name, value)}, **extra)
+
+
+def may_pass(name: str, value: str) -> bool:
+    """Whether a variable is passed on unasked: by its name, and with nothing in it that looks like a key."""
+    return bool(re.fullmatch(PASSED_ON, name)) or (bool(re.fullmatch(FAMILIES, name)) and not looks_secret(name, value))
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether it looks like a key by its name, or has a user in a URL."""
+    return bool(re.fullmatch(SECRET_NAME, name) or re.search(WITH_USER, value))

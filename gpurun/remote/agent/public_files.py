@@ -1,4 +1,7 @@
-"""Asking for public files: over https, by five redirects at most, at no address of a private network, with no key."""
+"""Asking for public files: over https, by five redirects at most, at no address of a private network, with no key.
+
+Where the machine's login names a proxy, it is asked: of the names that only it can look up it decides alone.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,13 @@ import ipaddress
 import socket
 import ssl
 import urllib.request
+from contextlib import suppress
 
 from gpurun.remote.agent.presigned import UrlRefused, answered
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, List, Optional
 
 MOST_REDIRECTS = 5
 
@@ -20,7 +24,7 @@ MOST_REDIRECTS = 5
 def opened_public(request: urllib.request.Request) -> Any:
     """The answer to a request for a public file; UrlRefused `not_public` for an address within somebody's network."""
     demand_https(request.full_url)
-    return answered(urllib.request.build_opener(urllib.request.ProxyHandler({}), Redirects(), Https()), request)
+    return answered(urllib.request.build_opener(Redirects(), Https()), request)
 
 
 def demand_https(url: str) -> None:
@@ -54,13 +58,28 @@ class PublicConnection(http.client.HTTPSConnection):
     """A connection to the very address that was looked up and found to be public, and not to the name once more."""
 
     def connect(self) -> None:
-        """Connect to the first address of the name, if all of them are public."""
-        found = [one[4] for one in socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)]
-        for address in found:
-            if not is_public(str(address[0])):
-                raise UrlRefused("not_public", "%s is at an address that is not public" % self.host)
-        self.sock = socket.create_connection((str(found[0][0]), self.port), self.timeout)
+        """Connect to the first address of the name, if all of them are public, or by the proxy of the login."""
+        target = getattr(self, "_tunnel_host", None)
+        if target:
+            with suppress(socket.gaierror):  # A network with a proxy may know no names but its own.
+                demand_public(target, addresses_of(target, 443))
+            super().connect()
+            return
+        found = addresses_of(self.host, self.port)
+        demand_public(self.host, found)
+        self.sock = socket.create_connection((found[0], self.port), self.timeout)
         self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+
+
+def addresses_of(host: str, port: Any) -> List[str]:
+    """Where a name leads."""
+    return [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+def demand_public(host: str, found: List[str]) -> None:
+    """Refuse a host with an address within somebody's network."""
+    if not all(is_public(address) for address in found):
+        raise UrlRefused("not_public", "%s is at an address that is not public" % host)
 
 
 def is_public(address: str) -> bool:

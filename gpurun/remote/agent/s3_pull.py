@@ -16,6 +16,7 @@ import threading
 import time
 
 from gpurun.remote.agent.decompress import inflater
+from gpurun.remote.agent.login_environment import remembered
 from gpurun.remote.agent.presigned import UrlRefused, opened, read_range
 from gpurun.remote.agent.public_files import opened_public
 from gpurun.remote.agent.receive import PULLED, WAIT_S, check_room, digest_of, held_files, listed, verified_parts
@@ -40,6 +41,7 @@ FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 def pull(root: str, options: Json) -> Answer:
     """Pull what is missing of an order; lines of progress follow, and a last one that says what is here."""
     order = json.loads(listed(options))
+    os.environ.update(remembered(root))  # The way out of this network, as a login knows it: urllib goes by these.
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(at(root, PULLED), exist_ok=True)
     here = held_files(root)

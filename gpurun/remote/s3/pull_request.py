@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpurun.core.records import canonical
 from gpurun.core.run_plan import PublicFile
 from gpurun.remote.interface import FarRefusal, Sink
-from gpurun.remote.messages import MOST_LINE_BYTES, Count, No, Sha256, refusal_in, understood
+from gpurun.remote.machine_facts import Count, Sha256
+from gpurun.remote.messages import MOST_LINE_BYTES, No, refusal_in, understood
 from gpurun.remote.s3.objects import data_key
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.staged_files import StagedFile

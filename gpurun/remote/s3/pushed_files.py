@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpurun.core.errors import CollectFailed
 from gpurun.remote.download import Wanted, fetch
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
-from gpurun.remote.messages import Count, Manifest, Text, understood, understood_manifest
+from gpurun.remote.machine_facts import Count, Text
+from gpurun.remote.messages import Manifest, understood, understood_manifest
 from gpurun.remote.s3.push_slots import SLOTS, head_key, slot_key
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost

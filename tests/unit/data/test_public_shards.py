@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib import request as web
 
@@ -195,6 +197,38 @@ def test_a_name_is_asked_at_the_address_that_was_found_to_be_public() -> None:
         assert refused.value.code == "not_public"
     with pytest.raises(UrlRefused, match="https"):
         Redirects().redirect_request(web.Request("https://huggingface.co/x"), None, 302, "", {}, "http://cdn.org/x")
+
+
+@pytest.fixture
+def proxy() -> Iterator[tuple[str, list[str]]]:
+    """A proxy that opens no way, and where it was asked to open one."""
+    asked: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:
+            asked.append(self.path)
+            self.send_error(502)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def test_the_proxy_of_the_machines_login_is_asked_and_leads_into_no_private_network(
+    far: FarSide, tmp_path: Path, proxy: tuple[str, list[str]]
+) -> None:
+    origin, asked = proxy
+    (tmp_path / "box" / "agent").mkdir(exist_ok=True)
+    (tmp_path / "box" / "agent" / "environment.json").write_text(json.dumps({"https_proxy": origin}))
+    for host, code in (("huggingface.co", "unreachable"), ("169.254.169.254", "not_public")):
+        file = PublicFile(name="train_000001.bin", url=f"https://{host}/x", bytes=100, sha256="7" * 64)
+        (failed,) = download(far, (file,), "").failed.values()
+        assert failed.code == code
+    assert set(asked) == {"huggingface.co:443"}
 
 
 def test_for_a_command_the_machine_downloads_all_that_has_a_digest_and_the_rest_comes_here(

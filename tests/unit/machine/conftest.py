@@ -87,14 +87,7 @@ class Box:
 
     def alter_agent(self, old: str, new: str) -> None:
         """Make the agent here another one, by a replacement in its sources."""
-        path, altered = self.folder / "agent.pyz", 0
-        with zipfile.ZipFile(path) as zipped:
-            sources = {name: zipped.read(name).decode() for name in zipped.namelist()}
-        with zipfile.ZipFile(path, "w") as zipped:
-            for name, text in sources.items():
-                altered += old in text
-                zipped.writestr(name, text.replace(old, new))
-        assert altered == 1
+        alter_agent(self.folder, old, new)
 
     def living(self) -> list[int]:
         """The processes of this instance: all that carry its token or have the folder as their own."""
@@ -114,6 +107,18 @@ class Box:
             for pid in living:
                 with contextlib.suppress(ProcessLookupError):  # A keeper whose trainer has ended ends by itself.
                     os.kill(pid, signal.SIGKILL)
+
+
+def alter_agent(folder: Path, old: str, new: str) -> None:
+    """Make the agent in a folder another one, by a replacement in its sources."""
+    path, altered = folder / "agent.pyz", 0
+    with zipfile.ZipFile(path) as zipped:
+        sources = {name: zipped.read(name).decode() for name in zipped.namelist()}
+    with zipfile.ZipFile(path, "w") as zipped:
+        for name, text in sources.items():
+            altered += old in text
+            zipped.writestr(name, text.replace(old, new))
+    assert altered == 1
 
 
 def kill(pid: int) -> None:

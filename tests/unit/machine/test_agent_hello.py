@@ -13,7 +13,8 @@ from conftest import Box
 
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Reply
-from gpurun.remote.messages import Card, GpuNow
+from gpurun.remote.machine_facts import Card
+from gpurun.remote.messages import GpuNow
 
 ECC = "ecc.errors.uncorrected.volatile.total"
 Pretend = Callable[[str, str], None]

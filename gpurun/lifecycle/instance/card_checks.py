@@ -1,0 +1,204 @@
+"""Whether the cards of a machine are those that were ordered, work, and are free: judged before anything is uploaded.
+
+The machine's own words are in every message. What may pass on another machine is no matter of installing something.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.records import Offer
+from gpurun.remote.machine_facts import Card, Facts, Gpu
+from gpurun.view.number_format import format_bytes
+
+# A card's own figure is some percent under the one it is sold by.
+LEAST_MEMORY = 0.9
+LEAST_FREE, USUALLY_FREE = 0.5, 0.9
+"""The parts of a card's memory that must be free, and that are free where only a desktop or nothing is on it."""
+
+# What torch and nvidia-smi say of a machine that is ill: the cure on a box of one's own.
+_ILL = {
+    r"error 802|system not yet initialized": "Start the fabric manager there (systemctl start nvidia-fabricmanager)",
+    r"off the bus|gpu is lost|unable to determine the device handle|\bxid\b|unspecified launch failure|uncorrectable": (
+        "Restart the box; a card that falls out again is broken"
+    ),
+    r"driver/library version mismatch": "Restart the box: its driver was updated while it ran",
+    r"busy or unavailable": "See there with nvidia-smi who holds the card, or whether it is for one process alone",
+    r"did not answer within": "Restart the box: its driver or a card hangs",
+}
+_NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
+# The least CUDA that a torch must be made for to have kernels for a card, by the card's capability.
+_LEAST_CUDA = ((12.1, "13.0"), (12.0, "12.8"), (11.0, "13.0"), (10.3, "12.9"), (10.0, "12.8"), (8.9, "11.8"))
+_LAST_CUDA_OF_OLD = "12.6"
+
+
+def check_cards(facts: Facts, offer: Offer) -> tuple[str, ...]:
+    """Warnings about cards that will do.
+
+    Raises NoOffer for what another machine may have better, SetupError for a torch that does not fit the card.
+    """
+    _check_count(facts, offer)
+    _check_work(facts, offer)
+    check_kind(facts, offer)
+    _check_health(facts, offer)
+    warnings = _check_room(facts, offer)
+    if facts.gpus and len(facts.gpus) != len(facts.torch.devices):
+        warnings += (f"torch can use {len(facts.torch.devices)} GPUs there, but {seen(facts)}",)
+    return warnings
+
+
+def another(offer: Offer) -> str:
+    """What to do about a machine that is not what was ordered."""
+    if offer.provider == "ssh":
+        return "Say what your box has with --gpu."
+    return "Try again, or with another --region or --provider."
+
+
+def _check_count(facts: Facts, offer: Offer) -> None:
+    """Whether torch can use as many devices as are paid for; where the driver has them, the image is to blame."""
+    usable, torch = len(facts.torch.devices), facts.torch
+    if usable >= offer.gpus_per_node:
+        return
+    lacks = f"{offer.label} was ordered; torch on the instance can use {usable} GPUs, and {seen(facts)}"
+    words = f"{lacks}.{_words(facts)}"
+    _raise_if_ill(f"{torch.error or ''} {facts.driver_words or ''}", words, offer)
+    in_parts = [place for place, card in enumerate(facts.gpus) if card.mig]
+    if in_parts:
+        what = f"MIG is switched on for GPU {', '.join(map(str, in_parts))}, which has no instance that torch can use."
+        cure = "Switch it off there (nvidia-smi -mig 0), or make instances (nvidia-smi mig -cgi)"
+        raise NoOffer("box.mig", f"{what} {words}", hint=elsewhere(offer, cure))
+    if torch.found and len(facts.gpus) >= offer.gpus_per_node:
+        where = "install another" if offer.provider == "ssh" else "choose another image (--image)"
+        made = f"made for CUDA {torch.built_for}, which this driver may be too old for"
+        cause = f"That torch is {made if torch.built_for else 'made for no CUDA, or for another driver'}"
+        raise SetupError(
+            "box.driver_mismatch",
+            f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {torch.version} "
+            f"there can use {usable} of that: {seen(facts)}.{_words(facts)}",
+            hint=f"{cause}: {where}.",
+        )
+    code = "box.fewer_gpus" if usable else "box.no_gpu"
+    raise NoOffer(code, words, hint=f"{another(offer)} To train without a GPU: --accept-cpu.")
+
+
+def check_kind(facts: Facts, offer: Offer) -> None:
+    """Whether every device is of the family that was ordered, with the memory that the plan counts on."""
+    family = _family(offer.gpu)
+    for device in facts.torch.devices:
+        if family and not re.search(rf"(?<![0-9A-Z]){family}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
+            raise NoOffer(
+                "box.other_gpu", f"{offer.label} was ordered; the instance has {device.name}.", hint=another(offer)
+            )
+        if device.memory_bytes < LEAST_MEMORY * offer.vram_gb * 1e9:
+            raise NoOffer(
+                "box.less_memory",
+                f"{offer.vram_gb} GB a GPU were ordered; {device.name} there has {device.memory_bytes / 1e9:.1f} GB.",
+                hint=another(offer),
+            )
+
+
+def _check_health(facts: Facts, offer: Offer) -> None:
+    """Whether no card's memory has lost a bit since its driver was loaded."""
+    for place, card in enumerate(facts.gpus):
+        if card.ecc_errors:
+            errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
+            raise NoOffer(
+                "box.ecc_errors", f"GPU {place} of the instance ({card.name}) has {errors}.", hint=another(offer)
+            )
+
+
+def _check_work(facts: Facts, offer: Offer) -> None:
+    """Whether a small kernel ran on every card and computed what it should."""
+    torch = facts.torch
+    for place, device in enumerate(torch.devices):
+        if device.error is None:
+            continue
+        if _NO_KERNEL.search(device.error):
+            arch = f"sm_{(device.capability or '?').replace('.', '')}"
+            for_cuda = f" for CUDA {torch.built_for}" if torch.built_for else ""
+            has = f" (it has them for {', '.join(torch.archs)})" if torch.archs else ""
+            what = f"torch {torch.version} there is made{for_cuda} and has no kernels for {device.name}, {arch}{has}"
+            raise SetupError("box.no_kernels", f"{what}: {device.error}", hint=_which_torch(device, offer))
+        what = f"A small matrix product on GPU {place} of the instance ({device.name}) failed: {device.error}"
+        _raise_if_ill(device.error, what, offer)
+        raise NoOffer("box.gpu_fails", what, hint=elsewhere(offer, "See that the card works there"))
+
+
+def _check_room(facts: Facts, offer: Offer) -> tuple[str, ...]:
+    """Whether the cards' memory is free of what others hold: a little of it is a warning, half of it too much."""
+    warnings: tuple[str, ...] = ()
+    for place, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
+        card = _card_of(device, place, facts)
+        free_bytes = device.free_bytes
+        if free_bytes is None and card is not None and card.used_bytes is not None:
+            free_bytes = max(0, device.memory_bytes - card.used_bytes)
+        if free_bytes is None or free_bytes >= USUALLY_FREE * device.memory_bytes:
+            continue
+        held = f"{format_bytes(device.memory_bytes - free_bytes)} of {format_bytes(device.memory_bytes)}"
+        who = ", ".join(card.holders) if card is not None else ""
+        by = f"by {who}" if who else "by others, whom nvidia-smi does not name"
+        what = f"{held} on GPU {place} of the instance ({device.name}) are held {by}"
+        if free_bytes < LEAST_FREE * device.memory_bytes:
+            raise NoOffer("box.gpu_held", f"{what}.", hint=elsewhere(offer, "End that there, or show other cards"))
+        warnings += (what,)
+    return warnings
+
+
+def _card_of(device: Gpu, place: int, facts: Facts) -> Card | None:
+    """What nvidia-smi says of a device: by its own number, or by its place where torch can use all of them."""
+    uuid = device.uuid.removeprefix("GPU-")
+    same = [card for card in facts.gpus if uuid and card.uuid.removeprefix("GPU-") == uuid]
+    if same or len(facts.gpus) != len(facts.torch.devices):
+        return same[0] if same else None
+    return facts.gpus[place]
+
+
+def _which_torch(device: Gpu, offer: Offer) -> str:
+    """Which torch would have kernels for a card."""
+    major, _, minor = (device.capability or "0.0").partition(".")
+    capability = float(f"{major}.{minor or 0}")
+    if capability < 7.5:
+        made = f"CUDA {_LAST_CUDA_OF_OLD} or older"
+        tag = f"cu{_LAST_CUDA_OF_OLD.replace('.', '')}"
+    else:
+        least = next((cuda for from_, cuda in _LEAST_CUDA if capability >= from_), "11.8")
+        made, tag = f"CUDA {least} or newer", f"cu{least.replace('.', '')}"
+    install = f"pip install torch --index-url https://download.pytorch.org/whl/{tag}"
+    if offer.provider == "ssh":
+        return f"A torch that is made for {made} runs on it. Install one there: {install}"
+    return f"A torch that is made for {made} runs on it: choose such an image (--image), or --setup with: {install}"
+
+
+def _raise_if_ill(words: str, what: str, offer: Offer) -> None:
+    """Raise NoOffer where the words are those of a machine that is ill, which another may not be."""
+    for pattern, cure in _ILL.items():
+        if re.search(pattern, words, re.IGNORECASE):
+            raise NoOffer("box.gpu_ill", what, hint=elsewhere(offer, cure))
+
+
+def elsewhere(offer: Offer, cure: str) -> str:
+    """What to do about what may pass on another machine."""
+    if offer.provider == "ssh":
+        return f"{cure}, or take another box."
+    return "It may pass on another machine: try another offer (again, or with another --region or --provider)."
+
+
+def _words(facts: Facts) -> str:
+    """What torch and the driver say themselves."""
+    said = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
+    said += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
+    return "".join(f" {one}" for one in said)
+
+
+def _family(gpu: str) -> str:
+    """The word that names the model: A100 of "A100 SXM", 4090 of "RTX 4090"; empty where there is none."""
+    words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
+    return re.escape(words[0]) if words else ""
+
+
+def seen(facts: Facts) -> str:
+    """What the driver says, in words."""
+    if not facts.gpus:
+        return "nvidia-smi tells of no GPU"
+    return f"nvidia-smi sees {len(facts.gpus)} (driver {facts.gpus[0].driver})"

@@ -1,0 +1,139 @@
+"""What a login on this machine exports, and what of it the job gets.
+
+A call over SSH is no login: it has neither what ~/.profile exports nor, in a container, what the container was given.
+Both are asked for once, at `hello`. Unasked, the job gets the families of `processes.FAMILIES` and nothing that looks
+like a key; of everything else the names alone are told.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import pwd
+import re
+import signal
+import subprocess
+import tempfile
+
+from gpurun.remote.agent.processes import FAMILIES, OF_THE_CALL, looks_secret, may_pass
+from gpurun.remote.agent.system import at, read, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterable, List, Mapping, Tuple
+
+    from gpurun.remote.agent.system import Json
+
+LOGIN_S = 10.0
+MARK = b"\0gpurun\0"
+FIRST_PROCESS = "/proc/1/environ"
+BOOTED_BY_SYSTEMD = "/run/systemd/system"
+SHELLS = ("bash", "zsh", "ksh", "dash", "sh")
+# Of one login or one shell, or a job's own count of itself: nobody misses them.
+USUAL = (
+    r"SHELL|PWD|OLDPWD|SHLVL|_|TERM|TERM_\w+|COLORTERM|MAIL|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|IFS|PS\d|EDITOR|PAGER"
+    r"|VISUAL|LESS\w*|LS_\w+|HIST\w*|MOTD_\w+|DBUS_\w+|SSH_\w+|BASH\w*|MANPATH|INFOPATH|LINES|COLUMNS|container"
+    r"|DEBIAN_FRONTEND|S_COLORS|GPG_TTY|GPURUN_\w+|SLURM\w*|SBATCH\w*|SRUN\w*|PMI\w*|PMIX\w*|SPANK\w*"
+)
+MOST_NAMES, MOST_NAME, MOST_BYTES = 200, 100, 4 << 20
+
+
+def learn(root: str) -> Json:
+    """Find out what is exported here and keep what the job gets of it; the names of that, and of what it does not get.
+
+    `note` says what could not be asked.
+    """
+    exported, note = exports()
+    may = {name: value for name, value in exported.items() if may_pass(name, value)}
+    values = {name: value for name, value in may.items() if not re.fullmatch(OF_THE_CALL, name)}
+    write(at(root, "agent", "environment.json"), values)
+    families = [name for name in values if re.fullmatch(FAMILIES, name)]
+    others = {name for name in exported if name not in may and not re.fullmatch(USUAL, name)}
+    keys = {name for name in others if re.fullmatch(FAMILIES, name)}
+    return {"passed": names(families), "withheld": names(others - keys), "keys": names(keys), "note": note}
+
+
+def remembered(root: str) -> Dict[str, str]:
+    """What `learn` has kept; nothing before that."""
+    return dict(read(root, "agent", "environment.json") or {})
+
+
+def granted(globs: List[str]) -> Dict[str, str]:
+    """What these globs add of all that is exported here."""
+    return chosen(globs, exports()[0]) if globs else {}
+
+
+def chosen(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
+    """What these globs name; what looks like a key only by its whole name."""
+    return {
+        name: value
+        for name, value in exported.items()
+        if name in globs or (any(fnmatch.fnmatchcase(name, one) for one in globs) and not looks_secret(name, value))
+        if not name.startswith("GPURUN_")
+    }
+
+
+def exports() -> Tuple[Dict[str, str], str]:
+    """All that is exported here, and what could not be asked.
+
+    In a job of a cluster its own surroundings count, which its set-up has made; on the computer of the user (it is
+    known by GPURUN_INSTANCE) those that they began gpurun in.
+    """
+    here = dict(os.environ)
+    if "GPURUN_INSTANCE" in here:
+        return here, ""
+    container = {} if os.path.isdir(BOOTED_BY_SYSTEMD) else pairs(first_process())
+    if "SLURM_JOB_ID" in here:
+        return dict(container, **here), ""
+    login, note = by_login()
+    return dict(container, **dict(here, **login)), note
+
+
+def first_process() -> bytes:
+    """What the container was given; nothing where it is another's."""
+    try:
+        with open(FIRST_PROCESS, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def by_login() -> Tuple[Dict[str, str], str]:
+    """What a login shell of this account exports; or why that is not known, as where its profile takes too long.
+
+    Its end is waited for and not that of its output, which something that the profile began in the background may hold.
+    """
+    shell = pwd.getpwuid(os.getuid()).pw_shell
+    shell = shell if os.path.basename(shell) in SHELLS else "bash"
+    with tempfile.TemporaryFile() as out:
+        try:
+            child = subprocess.Popen(
+                [shell, "-lc", "printf '\\0gpurun\\0'; exec env -0"], env=os.environ, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return {}, "%s cannot be started: %s" % (shell, error.strerror)
+        try:
+            child.wait(LOGIN_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return {}, "its profile was not done after %.0f s, so what it exports is not passed on" % LOGIN_S
+        out.seek(0)
+        _, mark, told = out.read(MOST_BYTES).rpartition(MARK)
+    is_told = mark and child.returncode == 0
+    return pairs(told), "" if is_told else "its profile did not come to its end, so what it exports is not passed on"
+
+
+def pairs(content: bytes) -> Dict[str, str]:
+    """`NAME=VALUE` with zeros between, names of letters, digits and _ alone."""
+    found = {}
+    for pair in content.split(b"\0"):
+        name, sign, value = os.fsdecode(pair).partition("=")
+        if sign and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            found[name] = value
+    return found
+
+
+def names(found: Iterable[str]) -> List[str]:
+    """Names in order, as many as a message holds."""
+    return [name[:MOST_NAME] for name in sorted(found)][:MOST_NAMES]

@@ -1,0 +1,251 @@
+"""Which Python of the machine has torch, and whether a kernel of it runs on every card.
+
+All are started side by side, as a first import may take minutes over a network; then one after the other works on the
+cards, as a card may be for one process alone. What they write on standard error is told.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from gpurun.remote.agent.login_environment import remembered
+from gpurun.remote.agent.processes import environment
+from gpurun.remote.agent.system import at, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Dict, List, Optional
+
+    from gpurun.remote.agent.system import Json
+
+LIMIT_S = 180.0
+"""How long all of it may take together."""
+TELL_S, TICK_S = 2.0, 0.05
+MOST_PYTHONS = 16
+NOTHING: Json = {"found": False, "version": None, "numpy": None, "cuda": None, "devices": []}
+MOST_WORDS, LAST_LINES, MOST_OUTPUT_BYTES = 500, 4, 1 << 20
+PLACES = (
+    # A distribution of conda, and its environments.
+    *(
+        f"{root}/{name}{env}/bin/python"
+        for root in ("/opt", "~")
+        for name in ("*conda*", "*forge*", "*mamba*", ".*mamba*")
+        for env in ("", "/envs/*")
+    ),
+    *("/venv/*/bin/python", "/opt/venv/bin/python", "/workspace/*venv*/bin/python", "~/*venv*/bin/python"),
+    *("~/*/.venv/bin/python", "/workspace/*/.venv/bin/python"),
+    *("~/.venv/bin/python", "~/.pyenv/versions/*/bin/python", "/usr/local/bin/python3", "/usr/bin/python3"),
+)
+# It ends at once: to take torch's modules apart again takes a quarter of the time that to import them did.
+PROBE = """
+import json, os, sys, torch
+try:
+    from numpy import __version__ as numpy
+except ImportError:
+    numpy = None
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
+def free_bytes(place):
+    try:
+        return torch.cuda.mem_get_info(place)[0]
+    except Exception:
+        return None
+def worked(place):
+    told = {"name": "GPU %d" % place, "memory_bytes": 0, "error": None}
+    try:
+        card = torch.cuda.get_device_properties(place)
+        told.update(name=card.name, memory_bytes=card.total_memory, capability="%d.%d" % (card.major, card.minor))
+        told.update(uuid=str(getattr(card, "uuid", "")), free_bytes=free_bytes(place))
+        for kind in [torch.float32] + [torch.bfloat16] * (card.major >= 8):
+            ones = torch.ones(64, 64, device="cuda:%d" % place, dtype=kind)
+            product = (ones @ ones).cpu().float()
+            if not bool((product == 64).all()):
+                wrong = [value for value in product.flatten().tolist() if value != 64]
+                told["error"] = "a product in %s has %s where it is 64" % (kind, wrong[0])
+        torch.cuda.synchronize(place)
+    except Exception as error:
+        told["error"] = "%s: %s" % (type(error).__name__, error)
+    return told
+tell(version=torch.__version__, numpy=numpy, built_for=torch.version.cuda or getattr(torch.version, "hip", None))
+sys.stdin.readline()
+try:
+    torch.cuda.init()
+    devices = [worked(place) for place in range(torch.cuda.device_count())]
+    archs = torch.cuda.get_arch_list()
+    tell(cuda=torch.version.cuda if devices else None, devices=devices, archs=archs)
+except Exception as error:
+    tell(error="%s: %s" % (type(error).__name__, error))
+os._exit(0)
+"""
+
+
+def find_torch(root: str, python: Optional[str] = None) -> Json:
+    """See `Looks.best`."""
+    return Looks(root, python).best(lambda _: None)
+
+
+def pythons() -> List[str]:
+    """The Pythons that are usual on such machines, each once."""
+    usual = [sys.executable, shutil.which("python3") or "", "/opt/pytorch/bin/python"]
+    for place in PLACES:
+        usual += sorted(glob.glob(os.path.expanduser(place)))
+    return list(dict.fromkeys(filter(os.path.exists, usual)))[:MOST_PYTHONS]
+
+
+def rank(answer: Json) -> int:
+    """How much of what is wanted a Python has: torch, a card, a kernel that runs on each."""
+    devices = answer["devices"]
+    if not answer["found"] or not (answer["cuda"] or devices):
+        return int(answer["found"])
+    return 2 if any(device.get("error") for device in devices) else 3
+
+
+class Looks:
+    """The looks of all Pythons, or of the one that was named: begun at once, under one limit."""
+
+    def __init__(self, root: str, python: Optional[str]) -> None:
+        exported = remembered(root)
+        self.root, self.begun_mono, self.next_s = root, time.monotonic(), TELL_S
+        self.looks = [Look(one, exported) for one in ([python] if python else pythons())]
+
+    def best(self, tell: Callable[[Json], None]) -> Json:
+        """The first Python whose torch works on every card, else the best there is; remembered for `start`.
+
+        `looks` are the others that were waited for. `tell` hears every two seconds who is.
+        """
+        best: Json = dict(NOTHING, python=None)
+        seen: List[Look] = []
+        has_cards = os.path.exists("/dev/nvidiactl")
+        try:
+            for look in self.looks:
+                seen.append(look)
+                self.wait(look, tell)
+                if look.has_imported():
+                    look.go()
+                    self.wait(look, tell)
+                answer = look.answer()
+                if rank(answer) > rank(best):
+                    best = answer
+                if rank(best) == 3 or (best["found"] and not has_cards):
+                    break
+            others = [look.told() for look in seen if look.python != best["python"]]
+        finally:
+            for look in self.looks:
+                look.end()
+        write(at(self.root, "agent", "python.json"), best)
+        return dict(best, looks=others)
+
+    def wait(self, look: Look, tell: Callable[[Json], None]) -> None:
+        """Wait until it has imported torch, or ended where it has already; not past the limit."""
+        while not (look.has_ended() or (look.has_imported() and not look.is_on_cards)):
+            spent_s = time.monotonic() - self.begun_mono
+            if spent_s >= LIMIT_S:
+                return
+            if spent_s >= self.next_s:
+                self.next_s = spent_s + TELL_S
+                tell({"seconds": int(spent_s), "waits_for": self.words()})
+            time.sleep(TICK_S)
+
+    def words(self) -> str:
+        """Which Pythons have not answered yet, and what they do."""
+        importing = [look.python for look in self.looks if not (look.has_imported() or look.has_ended())]
+        at_work = [look.python for look in self.looks if look.is_on_cards and not look.has_ended()]
+        parts = [few(importing) + " to import torch"] if importing else []
+        parts += [few(at_work) + " to try the cards"] if at_work else []
+        return "waits for " + "; ".join(parts)
+
+
+class Look:
+    """One Python at work on the probe; its output is in files that have no name."""
+
+    def __init__(self, python: str, exported: Dict[str, str]) -> None:
+        self.python, self.is_on_cards, self.failure = python, False, ""
+        self.out, self.err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self.child: Any = None
+        try:
+            self.child = subprocess.Popen(
+                [python, "-c", PROBE], env=environment(**exported), stdin=subprocess.PIPE,
+                stdout=self.out, stderr=self.err, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self.failure = str(error.strerror)
+
+    def has_imported(self) -> bool:
+        """Whether it has told which torch it has."""
+        return self.child is not None and b"\n" in content_of(self.out)
+
+    def has_ended(self) -> bool:
+        """Whether it is over."""
+        return self.child is None or self.child.poll() is not None
+
+    def go(self) -> None:
+        """Have it work on the cards."""
+        self.is_on_cards = True
+        try:
+            self.child.stdin.close()
+        except OSError:
+            return
+
+    def answer(self) -> Json:
+        """What it has told; a torch that was imported counts as found, whatever became of the cards."""
+        told: Json = {}
+        for line in content_of(self.out).splitlines():
+            try:
+                told.update(json.loads(line))
+            except (TypeError, ValueError):
+                continue  # What an image's own sitecustomize prints.
+        answer = dict(NOTHING, **told)
+        answer.update(found=bool(told.get("version")), python=self.python if told.get("version") else None)
+        error, words = told.get("error") or "", self.words()
+        words = error if error and error.partition(": ")[2] in words else "; ".join(filter(None, (error, words)))
+        if not self.has_ended():
+            words = "it did not answer within %.0f s; %s" % (LIMIT_S, words)
+        for device in answer["devices"]:
+            device.update({"error": clip(device["error"])} if device.get("error") else {})
+        return dict(answer, error=clip(words) or None)
+
+    def told(self) -> Json:
+        """Whether it answered, and its last words."""
+        return {"python": clip(self.python), "answered": self.has_ended(), "words": self.words()}
+
+    def words(self) -> str:
+        """The last lines of its standard error."""
+        lines = [line.strip() for line in content_of(self.err).decode("utf-8", "replace").splitlines()]
+        told = [line for line in lines if line and not line.startswith(("Traceback", 'File "<string>"'))]
+        return clip(self.failure or " / ".join(told[-LAST_LINES:]))
+
+    def end(self) -> None:
+        """End it with all that it has started. One that hangs in the kernel, as with a lost card, is not waited for."""
+        if self.child is not None and self.child.poll() is None:
+            try:
+                os.killpg(self.child.pid, signal.SIGKILL)
+                self.child.wait(1.0)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
+        for file in (self.out, self.err):
+            file.close()
+
+
+def content_of(file: Any) -> bytes:
+    """What a child has written so far, its end where that is long; the child's own place in the file stays."""
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), MOST_OUTPUT_BYTES, max(0, size - MOST_OUTPUT_BYTES))
+
+
+def few(pythons: List[str]) -> str:
+    """The first of them, and how many more."""
+    more = " and %d more" % (len(pythons) - 1) if pythons[1:] else ""
+    return clip(pythons[0], 200) + more
+
+
+def clip(words: str, most: int = MOST_WORDS) -> str:
+    """The end of what was said, as that names the error."""
+    return words if len(words) <= most else "… " + words[2 - most :]

@@ -1,0 +1,141 @@
+"""What a machine says of itself when it is looked at, in strict types."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Wall = Annotated[float, Field(ge=0, le=1e12)]
+Text = Annotated[str, Field(max_length=500)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Said(BaseModel):
+    """One answer: strict types, known keys only, no NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+
+class Gpu(Said):
+    """One CUDA device; `error` is what a small kernel on it ended with."""
+
+    name: Text
+    memory_bytes: Count
+    capability: Text | None = None
+    uuid: Text = ""
+    free_bytes: Count | None = None
+    error: Text | None = None
+
+
+class Card(Said):
+    """One GPU as nvidia-smi tells it; `ecc_errors` are those that nothing corrected since the driver was loaded.
+
+    `used_bytes` were used before anything of ours was on it, by `holders`, as far as they can be seen from there.
+    """
+
+    name: Text
+    memory_bytes: Count | None
+    driver: Text
+    ecc_errors: Count | None
+    uuid: Text = ""
+    used_bytes: Count | None = None
+    mig: bool = False
+    holders: Annotated[tuple[Text, ...], FailFast(), Field(max_length=8)] = ()
+
+
+class Look(Said):
+    """A Python that was asked for torch in vain, and its last words; `answered` is false where it ran to the limit."""
+
+    python: Text
+    answered: bool
+    words: Text
+
+
+class Torch(Said):
+    """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used.
+
+    `built_for` is the CUDA that it was made for, `archs` the cards; `error` is what it said of them.
+    """
+
+    found: bool
+    python: Text | None
+    version: Text | None
+    numpy: Text | None = None
+    cuda: Text | None
+    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
+    built_for: Text | None = None
+    archs: Annotated[tuple[Text, ...], FailFast(), Field(max_length=64)] = ()
+    error: Text | None = None
+    looks: Annotated[tuple[Look, ...], FailFast(), Field(max_length=64)] = ()
+
+
+_Names = Annotated[tuple[Text, ...], FailFast(), Field(max_length=256)]
+
+
+class Exported(Said):
+    """The names of what a login there exports: what the job gets, what it does not, and what of that is like a key."""
+
+    passed: _Names = ()
+    withheld: _Names = ()
+    keys: _Names = ()
+    note: Text = ""
+
+
+class _Waiting(Said):
+    seconds: Count
+    waits_for: Text
+
+
+class Looking(Said):
+    """How long a look around takes so far, and which Pythons it waits for."""
+
+    looking: _Waiting
+
+
+class Missing(Said):
+    """The modules that the Python of the job does not find; `note` says what could not be found out."""
+
+    python: Text
+    missing: _Names
+    note: Text = ""
+
+
+class Facts(Said):
+    """What the machine is and has."""
+
+    v: Literal[1]
+    python: Text
+    platform: Text
+    cpus: Count | None
+    memory_bytes: Count
+    disk_free_bytes: Count
+    codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
+    wall: Wall
+    boot_id: Text
+    shipped_sha256: Sha256 | None
+    gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
+    torch: Torch
+    shm_bytes: Count | None = None
+    driver_words: Text | None = None
+    exported: Exported = Exported()
+
+
+class Node(Said):
+    """One node of a job, and the CUDA devices that torch can use there."""
+
+    name: Text
+    devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
+
+
+class Measured(Said):
+    """What an all-reduce over all nodes of a job showed: the bytes that each process moved, in GB/s.
+
+    None where a node has fewer devices than processes: nothing was measured then.
+    """
+
+    nodes: Annotated[tuple[Node, ...], FailFast(), Field(max_length=1024)]
+    backend: Literal["nccl", "gloo"]
+    seconds: Annotated[float, Field(ge=0, le=1e6)]
+    gigabytes_per_s: Annotated[float, Field(ge=0, le=1e6)] | None

@@ -1,0 +1,103 @@
+"""A machine is looked at before anything is sent to it: what will not do ends the rental there, with what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.job import Command
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.core.transfer_progress import read_moving
+from gpurun.remote.machine_facts import Exported, Facts, Missing
+from gpurun.view.event_text import tell_record
+from gpurun.view.progress_line import moving_words
+from tests.lifecycle.scripted_cloud import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+def looks(world: World, **changes: Any) -> list[str]:
+    """Have the machine wait for a Python while it is looked at, and say this of itself; what was shown meanwhile."""
+    hello, shown = world.far.hello, list[str]()
+
+    def told(python: str | None = None, on_wait: Any = None) -> Facts:
+        on_wait(12, "waits for ~/conda/bin/python to import torch")
+        moving = read_moving(world.folder, world.clock.wall())
+        assert moving is not None
+        shown.append(moving_words(moving))
+        return hello(python).model_copy(update=changes)
+
+    world.far.hello = told  # type: ignore[method-assign]
+    return shown
+
+
+def runs_a_command(world: World, *imports: str, missing: tuple[str, ...] = ()) -> list[Any]:
+    """Make the run one of a command; what the machine is asked about its imports."""
+    command = Command(argv=("train.py",), imports=imports, env={"PYTHONPATH": "src"})
+    world.folder.plan.write_text(world.plan.model_copy(update={"command": command, "recipe": "train.py"}).to_json())
+    asked: list[Any] = []
+
+    def answer(names: Any, python_path: str = "") -> Missing:
+        asked.append((tuple(names), python_path))
+        return Missing(python="/opt/conda/bin/python", missing=missing)
+
+    world.far.missing_imports = answer  # type: ignore[method-assign]
+    return asked
+
+
+def test_whom_the_look_waits_for_is_shown_while_it_waits(world: World) -> None:
+    shown = looks(world)
+    assert world.drive() is ExitCode.DONE
+    assert shown == ["12 s of 3 m 00 s · waits for ~/conda/bin/python to import torch"]
+    assert read_moving(world.folder, world.clock.wall()) is None
+
+
+def test_a_stop_while_it_waits_ends_the_machine(world: World) -> None:
+    looks(world)
+    inner = world.far.hello
+
+    def stopped(python: str | None = None, on_wait: Any = None) -> Facts:
+        ask_to_stop(world.folder, "destroy", by="user", reason="a test")
+        return inner(python, on_wait=on_wait)
+
+    world.far.hello = stopped  # type: ignore[method-assign]
+    world.drive()
+    assert not world.all_of(Event.READY_OBSERVED)
+    assert not world.cloud.alive
+
+
+def test_a_module_that_is_nowhere_ends_the_rental_before_the_upload_and_names_pip(world: World) -> None:
+    asked = runs_a_command(world, "torch", "mingpt", "cv2", missing=("mingpt", "cv2"))
+    assert world.drive() is ExitCode.SETUP
+    failure = world.state.failure or {}
+    assert failure["code"] == "box.no_module"
+    assert (
+        "train.py imports mingpt, cv2, which /opt/conda/bin/python on the machine does not have" in failure["message"]
+    )
+    assert "--pip 'mingpt'" in failure["hint"]
+    assert asked == [(("torch", "mingpt", "cv2"), "src")]
+    assert not world.all_of(Event.SHIP_INTENDED)
+    assert not world.cloud.alive
+
+
+def test_what_the_job_does_not_get_of_the_login_is_told_once_by_name_and_a_key_is_a_warning(world: World) -> None:
+    exported = Exported(passed=("HF_HOME",), withheld=("HF_TOKEN", "VLLM_MODE"), keys=("HTTPS_PROXY",))
+    choices = world.plan.choices.model_copy(update={"pass_env": ("VLLM_*",)})
+    world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())
+    looks(world, exported=exported)
+    assert world.drive() is ExitCode.DONE
+    (ready,) = [one for one in world.records if one.event is Event.READY_OBSERVED]
+    assert tell_record(ready) == "the machine answers; not passed on to the job (--pass-env): HF_TOKEN"
+    assert ready.data["facts"]["exported"] == {"passed": ["HF_HOME"]}
+    (warning,) = [one["message"] for one in world.all_of(Event.INCIDENT) if one["code"] == "box.warning"]
+    assert "HTTPS_PROXY" in warning
+    (opened,) = world.all_of(Event.RUN_OPENED)
+    assert opened["pass_env"] == ["VLLM_*"]

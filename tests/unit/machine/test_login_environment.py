@@ -1,0 +1,162 @@
+"""What a box's login and its container export reaches the job by families of names; the names of the rest are told.
+
+On a box behind a real sshd: a call over SSH is no login, so that none of it is in its surroundings.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import pytest
+from conftest import PYTHON, Place, alter_agent
+
+from gpurun.lifecycle.instance.verify_machine import login_warnings
+from gpurun.remote.client import FarSide
+from gpurun.remote.machine_facts import Exported
+from tests.emulators import sshd
+
+pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing() or "there is an sshd")
+
+PROFILE = {
+    "https_proxy": "http://proxy.lab:3128",
+    "no_proxy": "localhost,.lab",
+    "NCCL_SOCKET_IFNAME": "ib0",
+    "HF_HOME": "/scratch/ann/hf",
+    "PIP_INDEX_URL": "https://mirror.lab/simple",
+    "SSL_CERT_FILE": "/etc/lab/ca.pem",
+    "REQUESTS_CA_BUNDLE": "/etc/lab/ca.pem",
+}
+CONTAINER = {
+    "HF_ENDPOINT": "https://hf-mirror.lab",
+    "UV_CACHE_DIR": "/workspace/uv",
+    "TORCH_HOME": "/workspace/torch",
+    "OMP_NUM_THREADS": "7",
+}
+KEYS = {"RUNPOD_API_KEY": "rpa_123", "HF_TOKEN": "hf_123", "HF_HUB_TOKEN": "hf_456"}
+WITH_PASSWORD = {"HTTP_PROXY": "http://ann:hunter2@proxy.lab:3128", "PIP_EXTRA_INDEX_URL": "https://tok3n@pypi.lab/a"}
+OTHERS = {"VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_API_KEY": "sk-1"}
+
+
+class Login:
+    """A box whose account has a profile, in a container that was given variables."""
+
+    def __init__(self, place: Place, profile: str, given: dict[str, str]) -> None:
+        home, self.folder = place.home / "there", place.folder
+        home.mkdir()
+        (home / ".profile").write_text(profile)
+        server = place.serve("PermitUserEnvironment yes", login=f'environment="HOME={home}"')
+        self.machine = place.machine(server.port)
+        self.far = FarSide(self.machine, python=sys.executable)
+        self.far.install_agent()
+        first = place.home / "environ"
+        first.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in given.items()))
+        alter_agent(self.folder, '"/proc/1/environ"', f'"{first}"')
+        alter_agent(self.folder, '"/run/systemd/system"', '"/no/systemd"')
+
+    def look(self) -> Exported:
+        return self.far.hello(python="/no/python").exported
+
+    def job_has(self, *pass_env: str, **env: str) -> dict[str, str]:
+        """The environment of a job that is started there."""
+        self.machine.put("agent/shipped.json", b'{"manifest_sha256": "by hand"}')
+        (self.folder / "bundle").mkdir(exist_ok=True)
+        now, out = time.time(), self.folder / "bundle" / "environment"
+        script = "import os; open('environment', 'wb').write(open('/proc/self/environ', 'rb').read())"
+        stops: dict[str, Any] = {"soft_stop_wall": now + 60, "hard_stop_wall": now + 60, "save_s": 5}
+        stops |= {"soft_stop_s": 60, "hard_stop_s": 60}
+        job = {"v": 1, "run": "r", "argv": [*PYTHON, script], "cwd": "bundle", "env": env, **stops}
+        self.far.start({**job, **({"pass_env": list(pass_env)} if pass_env else {})})
+        end = time.monotonic() + 30
+        while self.far.poll({}).status.state != "exited":
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        pairs = [pair.partition("=") for pair in out.read_text().split("\0") if pair]
+        return {name: value for name, _, value in pairs}
+
+
+def exporting(values: dict[str, str]) -> str:
+    return "echo a profile that talks\n" + "".join(f"export {name}='{value}'\n" for name, value in values.items())
+
+
+@pytest.fixture
+def login(place: Place) -> Login:
+    return Login(place, exporting({**PROFILE, **WITH_PASSWORD, **OTHERS}), {**CONTAINER, **KEYS})
+
+
+def test_what_profile_and_container_export_reaches_the_job_and_no_key_does(login: Login) -> None:
+    told = login.look()
+    job = login.job_has()
+    wanted = {**PROFILE, **CONTAINER}
+    assert {name: job.get(name) for name in wanted} == wanted
+    assert set(wanted) <= set(told.passed)
+    kept_back = {**KEYS, **WITH_PASSWORD, **OTHERS}
+    assert not set(kept_back) & set(job)
+    assert set(told.withheld) >= {"RUNPOD_API_KEY", "HF_TOKEN", *OTHERS}
+    assert set(told.keys) == {"HF_HUB_TOKEN", *WITH_PASSWORD}
+    assert not any(value in str(told) for value in kept_back.values())
+
+
+def test_nothing_that_looks_like_a_key_lies_on_the_disk_of_the_machine(login: Login) -> None:
+    login.look()
+    login.job_has("*")
+    written = b"".join(path.read_bytes() for path in login.folder.rglob("*.json"))
+    assert b"mirror.lab" in written
+    assert not any(value.encode() in written for value in {**KEYS, **WITH_PASSWORD}.values())
+
+
+def test_pass_env_adds_by_pattern_and_a_key_by_its_whole_name_alone(login: Login) -> None:
+    login.look()
+    job = login.job_has("VLLM_*", "HF_TOKEN", "HTTP_*")
+    assert job["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert job["HF_TOKEN"] == "hf_123"
+    assert not {"VLLM_API_KEY", "HTTP_PROXY", "RUNPOD_API_KEY"} & set(job)
+
+
+def test_what_the_job_names_itself_counts_more(login: Login) -> None:
+    login.look()
+    job = login.job_has("HF_TOKEN", NCCL_SOCKET_IFNAME="eth1", HF_TOKEN="mine")
+    assert (job["NCCL_SOCKET_IFNAME"], job["HF_TOKEN"]) == ("eth1", "mine")
+
+
+def test_who_it_is_and_where_its_programs_are_stay_those_of_the_call(place: Place) -> None:
+    there = Login(
+        place, exporting({"PATH": "/nowhere", "HOME": "/nowhere", "NCCL_DEBUG": "INFO"}) + "PATH=/usr/bin:/bin", {}
+    )
+    there.look()
+    job = there.job_has()
+    assert "/nowhere" not in job["PATH"] + job["HOME"] + job.get("TMPDIR", "")
+    assert job["USER"] != "nobody"
+    assert job["NCCL_DEBUG"] == "INFO"
+
+
+@pytest.mark.parametrize(
+    ("profile", "note"), [("sleep 600", "was not done after"), ("exit 3", "did not come to its end")]
+)
+def test_a_profile_that_hangs_or_ends_the_shell_holds_nothing_up_and_is_told(
+    place: Place, profile: str, note: str
+) -> None:
+    there = Login(place, profile, CONTAINER)
+    alter_agent(there.folder, "LOGIN_S = 10.0", "LOGIN_S = 1.0")
+    told = there.look()
+    assert note in told.note
+    assert set(CONTAINER) <= set(told.passed)
+    (warning,) = login_warnings(told, ())
+    assert note in warning
+
+
+def test_what_a_profile_leaves_running_is_not_waited_for(place: Place) -> None:
+    there = Login(place, "sleep 8 &\nexport NCCL_DEBUG=INFO", {})
+    began = time.monotonic()
+    told = there.look()
+    assert (told.note, "NCCL_DEBUG" in told.passed) == ("", True)
+    assert time.monotonic() - began < 8
+
+
+def test_a_key_among_the_families_is_a_warning_until_its_name_is_given() -> None:
+    told = Exported(keys=("HTTP_PROXY", "HF_HUB_TOKEN"))
+    (warning,) = login_warnings(told, ())
+    assert "HTTP_PROXY, HF_HUB_TOKEN" in warning
+    assert "--pass-env HTTP_PROXY" in warning
+    assert login_warnings(told, ("HTTP_PROXY", "HF_HUB_TOKEN")) == []

@@ -1,0 +1,271 @@
+"""The look around asks whether things work: what is wrong with a card is told before the upload, in its own words.
+
+On a box behind a real sshd, whose nvidia-smi and torch say what those of such machines say.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Place, alter_agent
+
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
+from gpurun.core.money import usd
+from gpurun.core.records import Offer
+from gpurun.lifecycle.instance.verify_machine import check_box, on_record
+from gpurun.remote.client import FarSide
+from gpurun.remote.interface import FarRefusal
+from gpurun.remote.machine_facts import Facts
+from tests.emulators import sshd
+from tests.fake_torch import torch_source
+
+pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing() or "there is an sshd")
+
+A100, RTX5090 = "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 5090"
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+NO_KERNEL = "CUDA error: no kernel image is available for execution on the device"
+NOT_YET = (
+    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that "
+    "might have already set an error? Error 802: system not yet initialized"
+)
+BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.195"
+LOST = "Unable to determine the device handle for GPU0000:41:00.0: GPU is lost.  Reboot the system to recover this GPU"
+
+
+class LookedAt:
+    """A box with a home, a nvidia-smi and Pythons of its own."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.home, self.bin = place, place.home / "there", place.home / "there-bin"
+        self.home.mkdir()
+        self.bin.mkdir()
+        login = f'environment="HOME={self.home}",environment="PATH={self.bin}:{SYSTEM_PATH}"'
+        server = place.serve("PermitUserEnvironment yes", login=login)
+        self.program(self.bin / "python3", f'exec {sys.executable} "$@"')
+        self.far = FarSide(place.machine(server.port))
+        self.far.install_agent()
+
+    def program(self, path: Path, script: str) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!{shutil.which('sh')}\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    def has_torch(self, path: Path | None = None, **how: Any) -> Path:
+        """A Python whose torch is a fake one."""
+        path = path or self.home / "torch-env" / "bin" / "python"
+        modules = path.parent.parent / "modules"
+        (modules / "torch").mkdir(parents=True)
+        (modules / "torch" / "__init__.py").write_text(torch_source(**how))
+        return self.program(path, f'PYTHONPATH={modules}:$PYTHONPATH exec {sys.executable} "$@"')
+
+    def has_cards(self, *rows: str, apps: str = "", tail: str = "") -> None:
+        """A nvidia-smi with a card a row: name, memory, driver, uuid, memory used, MIG, errors."""
+        lines = "\n".join(f"    echo '{row}'" for row in rows)
+        holding = f"echo '{apps}'" if apps else ":"
+        self.program(
+            self.bin / "nvidia-smi", f'case "$1" in\n*compute-apps*) {holding} ;;\n*)\n{lines}\n{tail}\n;; esac'
+        )
+
+    def only_in_home(self) -> None:
+        """Ask for no Python of the system, as one of them may have a torch."""
+        alter_agent(self.place.folder, 'usual = [sys.executable, shutil.which("python3") or "", ', "usual = [")
+        alter_agent(self.place.folder, '"/opt/pytorch/bin/python"]', '""]')
+        alter_agent(self.place.folder, "expanduser(place)", 'expanduser(place if place[0] == "~" else "")')
+
+
+@pytest.fixture
+def box(place: Place) -> Iterator[LookedAt]:
+    return LookedAt(place)
+
+
+def card(name: str = A100, total: int = 81920, used: int = 4, mig: str = "Disabled", ecc: str = "0") -> str:
+    return f"{name}, {total}, 570.195.03, GPU-one, {used}, {mig}, {ecc}"
+
+
+def offer(gpu: str = "A100", vram_gb: int = 80, provider: str = "runpod") -> Offer:
+    return Offer(
+        provider=provider, type_id="t", gpu=gpu, gpu_count=1, vram_gb=vram_gb, region="any",
+        rate_micros_per_hour=usd(1), billing_unit_s=1, boot_s=300, price_source="a test", dies_by_itself="yes",
+    )  # fmt: skip
+
+
+def refused(facts: Facts, ordered: Offer, *, is_command: bool = False) -> GpurunError:
+    with pytest.raises(GpurunError) as error:
+        check_box(facts, ordered, accept_cpu=False, is_command=is_command)
+    return error.value
+
+
+Trouble = tuple[dict[str, Any], str, str, type[GpurunError], tuple[str, ...]]
+TROUBLES: dict[str, Trouble] = {
+    "a torch without kernels for the card": (
+        {"card": A100, "capability": (12, 0), "kernel": NO_KERNEL, "version": "2.8.0+cu126", "built_for": "12.6"},
+        card(), "box.no_kernels", SetupError,
+        ("2.8.0+cu126", "CUDA 12.6", "sm_120", "sm_80, sm_90", "CUDA 12.8 or newer", "whl/cu128", NO_KERNEL),
+    ),
+    "a card too old for the torch": (
+        {"capability": (7, 0), "kernel": NO_KERNEL, "built_for": "13.0"}, card(), "box.no_kernels", SetupError,
+        ("sm_70", "CUDA 12.6 or older", "whl/cu126"),
+    ),
+    "a card that computes wrong": (
+        {"is_right": False}, card(), "box.gpu_fails", NoOffer, ("63.5 where it is 64", "another machine"),
+    ),
+    "error 802": (
+        {"init": NOT_YET}, card(), "box.gpu_ill", NoOffer, ("Error 802: system not yet initialized", "another offer"),
+    ),
+    "busy or unavailable": ({"kernel": BUSY}, card(), "box.gpu_ill", NoOffer, (BUSY, "another offer")),
+    "MIG left on": (
+        {"init": "No CUDA GPUs are available"}, card(mig="Enabled"), "box.mig", NoOffer,
+        ("MIG", "GPU 0", "No CUDA GPUs"),
+    ),
+    "held by another": (
+        {"free_gb": 3}, card(used=78000), "box.gpu_held", NoOffer,
+        ("82 GB of 85 GB", "python3 (pid 4711, 77990 MiB)", "another offer"),
+    ),
+    "no torch for the driver": (
+        {"init": "The NVIDIA driver on your system is too old (found version 12020)."}, card(), "box.driver_mismatch",
+        SetupError, ("too old (found version 12020)", "made for CUDA 12.8", "--image"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_card_that_does_not_work_is_refused_before_the_upload_in_the_machines_words(box: LookedAt, name: str) -> None:
+    torch, row, code, kind, words = TROUBLES[name]
+    box.has_cards(row, apps="GPU-one, 4711, /usr/bin/python3, 77990")
+    error = refused(box.far.hello(python=str(box.has_torch(**torch))), offer())
+    assert (error.code, type(error)) == (code, kind)
+    for word in words:
+        assert word in f"{error.what} {error.hint}"
+
+
+@pytest.mark.parametrize(("said", "cure"), [(MISMATCH, "driver was updated"), (LOST, "falls out again")])
+@pytest.mark.parametrize("is_command", [False, True])
+def test_a_driver_that_does_not_answer_is_told_in_its_words_and_is_no_matter_of_installing(
+    box: LookedAt, said: str, cure: str, is_command: bool
+) -> None:
+    box.has_cards(tail=f"echo '{said}'; exit 18")
+    facts = box.far.hello(python=str(box.has_torch(init="No CUDA GPUs are available", devices=0)))
+    error = refused(facts, offer(), is_command=is_command)
+    assert (error.code, type(error)) == ("box.gpu_ill", NoOffer)
+    assert said.splitlines()[0].rstrip() in error.what
+    assert "another offer" in error.hint
+    assert "install" not in error.hint
+    assert cure in refused(facts, offer(provider="ssh")).hint
+
+
+def test_an_rtx_5090_passes_with_a_torch_that_has_kernels_for_it(box: LookedAt) -> None:
+    box.has_cards(card(RTX5090, 32607))
+    torch = box.has_torch(card=RTX5090, memory_gb=34.2, capability=(12, 0), archs=("sm_90", "sm_120"))
+    facts = box.far.hello(python=str(torch))
+    assert check_box(facts, offer("RTX 5090", 32), accept_cpu=False) == ()
+    (device,) = facts.torch.devices
+    assert (device.capability, device.error) == ("12.0", None)
+
+
+def test_a_card_that_a_desktop_uses_a_little_of_will_do_with_a_word(box: LookedAt) -> None:
+    box.has_cards(card(used=12000), apps="GPU-one, 9, /usr/lib/Xorg, 12000")
+    facts = box.far.hello(python=str(box.has_torch(free_gb=70)))
+    (warning,) = check_box(facts, offer(), accept_cpu=False)
+    assert "15 GB of 85 GB" in warning
+    assert "Xorg (pid 9" in warning
+
+
+def test_a_torch_that_cannot_be_imported_is_told_with_why(box: LookedAt) -> None:
+    broken = "raise ImportError('/opt/libtorch_cuda.so: undefined symbol: ncclCommRegister')"
+    error = refused(box.far.hello(python=str(box.has_torch(first=broken))), offer())
+    assert error.code == "box.no_torch"
+    assert "undefined symbol: ncclCommRegister" in error.what
+
+
+def test_a_python_whose_torch_works_on_the_card_is_taken_before_one_whose_torch_does_not(box: LookedAt) -> None:
+    """Both are found by themselves; the first in order has no kernels for the card."""
+    box.only_in_home()
+    box.has_cards(card())
+    box.has_torch(box.home / "miniconda3/envs/a/bin/python", kernel=NO_KERNEL)
+    good = box.has_torch(box.home / "miniconda3/envs/b/bin/python")
+    alter_agent(box.place.folder, '"/dev/nvidiactl"', '"/"')
+    facts = box.far.hello()
+    assert facts.torch.python == str(good)
+    assert check_box(facts, offer(), accept_cpu=False) == ()
+
+
+def test_pythons_are_asked_side_by_side_under_one_limit_and_who_is_waited_for_is_told(box: LookedAt) -> None:
+    """Three of them hang, as with a card that is off the bus: one limit for all, and none is without torch."""
+    box.only_in_home()
+    alter_agent(box.place.folder, "LIMIT_S = 180.0", "LIMIT_S = 5.0")
+    hanging = [box.has_torch(box.home / f"miniconda3/envs/{name}/bin/python", import_s=600) for name in "abc"]
+    told: list[tuple[int, str]] = []
+    began = time.monotonic()
+    facts = box.far.hello(on_wait=lambda seconds, words: told.append((seconds, words)))
+    assert time.monotonic() - began < 3 * 5
+    assert [look.python for look in facts.torch.looks] == [str(path) for path in hanging]
+    assert not any(look.answered for look in facts.torch.looks)
+    assert told[0][0] >= 2
+    assert told[0][1] == f"waits for {hanging[0]} and 2 more to import torch"
+    error = refused(facts, offer())
+    assert (error.code, type(error)) == ("box.torch_silent", NoOffer)
+    assert "did not answer within" in error.what
+    assert "imports torch" not in error.what
+
+
+def test_a_kernel_that_hangs_is_no_python_without_torch(box: LookedAt) -> None:
+    alter_agent(box.place.folder, "LIMIT_S = 180.0", "LIMIT_S = 3.0")
+    box.has_cards(card())
+    hangs = "def _hang(place): time.sleep(600)"
+    torch = box.has_torch(first=hangs)
+    source = torch.parent.parent / "modules/torch/__init__.py"
+    source.write_text(source.read_text().replace("staticmethod(lambda place: None)", "staticmethod(_hang)"))
+    facts = box.far.hello(python=str(torch))
+    assert (facts.torch.found, facts.torch.version) == (True, "2.13")
+    error = refused(facts, offer())
+    assert (error.code, type(error)) == ("box.gpu_ill", NoOffer)
+    assert "did not answer" in error.what
+
+
+def test_a_small_shm_is_a_warning_for_a_command_and_nothing_to_the_trainer(box: LookedAt) -> None:
+    box.has_cards(card())
+    facts = box.far.hello(python=str(box.has_torch()))
+    assert facts.shm_bytes == os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
+    small = facts.model_copy(update={"shm_bytes": 64 << 20})
+    (warning,) = check_box(small, offer(), accept_cpu=False, is_command=True)
+    assert "/dev/shm has 67 MB" in warning
+    assert "num_workers=0" in warning
+    assert check_box(small, offer(), accept_cpu=False) == ()
+
+
+def test_a_disk_that_takes_no_file_where_outputs_go_is_refused_in_its_words(box: LookedAt) -> None:
+    """It shows room, and is over its quota: here a folder stands where the file would be."""
+    box.far.hello(python="/no/python")
+    (box.place.folder / "out" / ".written").mkdir()
+    with pytest.raises(FarRefusal, match=r"out/\.written") as refusal:
+        box.far.hello(python="/no/python")
+    assert refusal.value.exit_code == 4
+
+
+def test_what_is_kept_on_record_names_no_path_and_no_process_of_the_machine(box: LookedAt) -> None:
+    box.has_cards(card(used=12000), apps="GPU-one, 9, /srv/ann/secret-model, 12000")
+    told = str(on_record(box.far.hello(python=str(box.has_torch(init="/srv/ann: Error 802")))))
+    assert "secret-model" not in told
+    assert str(box.home) not in told
+    assert "/srv/ann" not in told
+
+
+def test_a_module_that_is_nowhere_on_the_machine_is_found_out_without_running_it(box: LookedAt) -> None:
+    python = box.has_torch()
+    (python.parent.parent / "modules" / "explodes.py").write_text("raise SystemExit(9)")
+    box.far.hello(python=str(python))
+    found = box.far.missing_imports(["torch", "json", "explodes", "mingpt", "torchvision_of_nowhere"])
+    assert (found.missing, found.python) == (("mingpt", "torchvision_of_nowhere"), str(python))
+    beside = box.home / "src"
+    beside.mkdir()
+    (beside / "mingpt.py").write_text("")
+    assert box.far.missing_imports(["mingpt"], str(beside)).missing == ()
