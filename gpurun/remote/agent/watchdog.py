@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from gpurun.remote.agent.activity import Activity
 from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuUse
 from gpurun.remote.agent.job_secrets import take_secrets
@@ -75,6 +76,7 @@ class Keeper:
         self.killed_at: Optional[float] = None
         self.pid: int = 0
         self.gpus: Any = None
+        self.activity: Any = None
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
         if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
@@ -83,6 +85,8 @@ class Keeper:
             self.launch()
         self.beat("running")
         self.gpus = GpuUse(self.root)  # Not sooner: a process is started most safely by one that has no threads.
+        self.activity = Activity(root, self.job, self.gpus, self.requests.append)
+        self.activity.begin(self.pid)
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
         self.note(at(root, "agent", "keeper.json"), record, durable=True)
 
@@ -222,6 +226,8 @@ class Keeper:
             facts["gpu_tally"] = self.gpus.tally
         if state == "running" and self.gpus:
             facts["gpus"] = self.gpus.now()
+        if state == "running" and self.activity:
+            facts["silent_since_wall"] = self.activity.silent_since_wall
         if not self.note(path, dict(blank(self.root), **facts), durable=False):
             try:
                 os.utime(path)
