@@ -16,6 +16,8 @@ SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 SINFO = "%P|%a|%l|%t|%D|%G"
 """Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
 
+MOST_SAID = 300  # The sentence about an account names all that the partition admits.
+
 _STATES = {
     InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
     InstanceState.RUNNING: ("RUNNING", "RESIZING"),
@@ -28,10 +30,30 @@ _STATES = {
 }  # fmt: skip
 STATES = {word: state for state, words in _STATES.items() for word in words}
 
-# A job that waits for one of these will not start by itself: the partition, a limit or an association says no.
+# A job that waits for one of these is not admitted, however long it waits, and what its user can do about each.
+# squeue has Slurm's sentence in the place of its code where there is one; newer ones write it with underscores.
+_OTHER_PARTITION = "Name another partition in {table} of config.toml"
+_NOT_ADMITTED = {
+    r"AccountNotAllowed|InvalidAccount|.*account.* this partition.*": (
+        "Name an account that this partition admits in {table} of config.toml (account = …), or another partition. "
+        "`sacctmgr show assoc user=$USER` lists yours."
+    ),
+    r"QOSNotAllowed|InvalidQOS|.*QOS.* this partition.*": (
+        "Name a QOS that this partition admits in {table} of config.toml (qos = …), or another partition. "
+        "`sacctmgr show assoc user=$USER format=account,qos` lists yours."
+    ),
+    r"PartitionTimeLimit|QOSMaxWallDurationPerJobLimit|AssocMaxWallDurationPerJobLimit": (
+        "Ask for less time (--hours, --max-gpu-hours). " + _OTHER_PARTITION + ", or another QOS."
+    ),
+    r"PartitionNodeLimit|(?:QOS|Assoc)Max(?:GRES|Gres|Node|Nodes|Cpu|CPU|Memory|Mem)PerJob(?:Limit)?": (
+        "Ask for fewer nodes or cards (--gpu). " + _OTHER_PARTITION + ", or another QOS."
+    ),
+}
+# One that waits for one of these will not start by itself either, but an admin or the user's other jobs may change it.
 _HOPELESS = re.compile(
-    r"PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
-    r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied"
+    "|".join(_NOT_ADMITTED) + r"|PartitionConfig|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
+    r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|DependencyNeverSatisfied",
+    re.IGNORECASE,
 )
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
@@ -85,6 +107,12 @@ def jobs_in(squeue: str) -> list[Job]:
     return [job for line in squeue.splitlines() if (job := _job(line)) is not None]
 
 
+def cure_of(said: str) -> str:
+    """Return what to do about a job that is not admitted, `{table}` standing for its cluster's; "" for any other."""
+    reason = said.removeprefix("PENDING: ")
+    return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
+
+
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
     """What a job's comment says beside its name."""
     return f"{run} {int(deadline_wall)} {gpu_count}"
@@ -100,6 +128,7 @@ def _job(line: str) -> Job | None:
         return None
     run, deadline, gpus = (*comment.split(" "), "", "", "")[:3]
     state = STATES.get(word, InstanceState.UNKNOWN)
+    reason = reason.replace("_", " ")
     is_hopeless = state is InstanceState.PENDING and _HOPELESS.fullmatch(reason)
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
     used_s = span_s(used) if _SPAN.fullmatch(used) else None
@@ -109,7 +138,7 @@ def _job(line: str) -> Job | None:
         number=int(number),
         token=token,
         state=InstanceState.STOPPED if is_hopeless else state,
-        said=safe_line(f"{word}: {reason}" if is_waiting else word)[:80],
+        said=safe_line(f"{word}: {reason}" if is_waiting else word)[:MOST_SAID],
         run=token.run_or(run),
         deadline_wall=token.deadline_or(deadline),
         gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,

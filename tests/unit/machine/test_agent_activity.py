@@ -1,4 +1,4 @@
-"""The agent sees when a job writes nothing and when nothing works, tells it, and ends the job where its order says so."""
+"""The agent sees that a job writes nothing, or that nothing works, and ends it where its order says so."""
 
 from __future__ import annotations
 
