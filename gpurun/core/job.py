@@ -25,8 +25,8 @@ class Command(Frozen):
     first. `resume_arg` is added to the command when it goes on, `{}` standing for the checkpoint. Of `secrets` only the
     names are known here. `total_steps` is 0 where nobody has said it.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
-    weigh. `executable` are the files that may be
-    started by themselves, `resumed` is the checkpoint below its folder that it goes on from.
+    weigh. `executable` are the files that may be started by themselves, `commit` is the one that git had checked out
+    there, `resumed` is the checkpoint below its folder that it goes on from.
     """
 
     argv: tuple[str, ...]
@@ -41,6 +41,7 @@ class Command(Frozen):
     grace_s: int = 60
     executable: tuple[str, ...] = ()
     resumed: str = ""
+    commit: str = ""
     output_bytes: int = 2_000_000_000
     disk_gb: int = 50
 

@@ -49,7 +49,8 @@ def job_for(plan: Plan, trainer: Path, cpus: int = 1) -> Job:
     """The job of a plan, on a machine with so many cores; `trainer` is the package that is uploaded."""
     if plan.command:
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
-        env = {"PYTHONUNBUFFERED": "1", **plan.command.env}
+        commit = {"GPURUN_GIT_COMMIT": plan.command.commit} if plan.command.commit else {}
+        env = {"PYTHONUNBUFFERED": "1", **commit, **plan.command.env}
         return Job(argv, _with_command(plan, plan.command), env, save_s(plan), needs_torch=False, has_runner=True)
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
     modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}

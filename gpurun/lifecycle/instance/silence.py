@@ -77,6 +77,7 @@ class Silence:
     def __init__(self, state: RunState, context: Context) -> None:
         self._context, self._ahead_s = context, state.clock_ahead_s
         self._since_wall = state.silent_since_wall
+        self._longest_s = 0.0
 
     def hear(self, status: Status) -> Iterator[Note]:
         """Take in what the agent reports; the journal gets what has changed."""
@@ -85,11 +86,16 @@ class Silence:
             return
         if since_wall is None:
             silent_s = self._context.clock.wall() - (self._since_wall or 0.0)
+            self._longest_s = max(self._longest_s, silent_s)
             message = f"the job writes again, after {format_duration(silent_s)}"
             yield Event.INCIDENT, {"code": JOB_HEARD, "message": message}
             self._since_wall = None
             return
-        self._since_wall = round(since_wall - self._ahead_s, 3)
+        since_wall = round(since_wall - self._ahead_s, 3)
+        # A job that writes once in a quarter of an hour is not told of each time.
+        if self._context.clock.wall() - since_wall < 2 * self._longest_s:
+            return
+        self._since_wall = since_wall
         words = self._words(status, self._since_wall)
         yield Event.INCIDENT, {"code": JOB_SILENT, "message": words, "since_wall": self._since_wall}
 

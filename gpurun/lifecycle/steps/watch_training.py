@@ -35,7 +35,7 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Status
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.ssh import HostKeyMismatch
-from gpurun.view.number_format import format_duration
+from gpurun.view.number_format import format_bytes, format_duration
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
@@ -195,6 +195,20 @@ def _tell(far: FarSide, how: str) -> str:
 
 
 def _outcome(status: Status, context: Context) -> dict[str, object]:
+    """What became of the training, and of one that failed what the agent saw of the machine's memory."""
+    outcome = _ended(status, context)
+    if outcome["outcome"] != "failed":
+        return outcome
+    room = {key: size for key in ("memory_bytes", "shm_bytes") if (size := getattr(status, key)) is not None}
+    if not status.oom_kills:
+        return {**outcome, **room}
+    killed = f"{status.oom_kills} of its processes" if status.oom_kills > 1 else "one of its processes"
+    had = f" of {format_bytes(status.memory_bytes)}" if status.memory_bytes else ""
+    message = f"{outcome['message']}; the kernel killed {killed}: the memory{had} was used up"
+    return {**outcome, "message": message, **room, "oom_kills": status.oom_kills}
+
+
+def _ended(status: Status, context: Context) -> dict[str, object]:
     """What became of the training, by the agent's report and the trainer's last event."""
     last = _last_stop(context.folder.events)
     exit_code, reason = status.exit_code, status.stop_reason or ""

@@ -12,6 +12,7 @@ from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuUse
 from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
+from gpurun.remote.agent.memory import oom_kills, room
 from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
 
@@ -77,6 +78,7 @@ class Keeper:
         self.pid: int = 0
         self.gpus: Any = None
         self.activity: Any = None
+        self.oom_before = oom_kills()
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
         if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
@@ -238,6 +240,7 @@ class Keeper:
         """Write down the end; on a full disk, try for a minute."""
         by_signal = code is not None and code < 0
         end: Json = {"exit_code": None if by_signal else code, "signal": -code if code and by_signal else None}
+        end.update(room(self.oom_before))
         more = {"stop_reason": self.reason, "ended_wall": time.time()}
         for _ in range(60):
             if self.note(at(self.root, "agent", "exit.json"), dict(end, **more), durable=True):
