@@ -12,7 +12,7 @@ from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuUse
 from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
-from gpurun.remote.agent.memory import oom_kills, room
+from gpurun.remote.agent.memory_limits import oom_kills, room
 from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
 

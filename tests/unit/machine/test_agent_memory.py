@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Box
 
-from gpurun.remote.agent import memory
+from gpurun.remote.agent import memory_limits as memory
 
 PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 GIB = 1 << 30
