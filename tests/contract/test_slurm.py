@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.planning.catalog import rows_for
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.jobs import jobs_in
 from gpurun.providers.slurm.provider import Site, SlurmProvider
@@ -119,9 +121,26 @@ def test_a_job_that_nobody_calls_gives_its_node_back_unless_it_trains(
     assert provider.read(trains.id).state is InstanceState.RUNNING
 
 
-def test_what_slurm_refuses_leaves_nothing_behind(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
-    slurm.set("refuse", "Invalid account or account/partition combination specified")
-    with pytest.raises(Rejected, match="Invalid account"):
+REFUSED = {
+    "Invalid account or account/partition combination specified": "account = ",
+    "Invalid qos specification": "qos = ",
+    "Requested time limit is invalid (missing or exceeds some limit)": "--hours",
+    "Requested node configuration is not available": "--gpu",
+    "Required partition not available (inactive or drain)": "partition = ",
+}
+
+
+@pytest.mark.parametrize(("words", "cure"), REFUSED.items())
+def test_what_slurm_refuses_leaves_nothing_behind_and_is_told_with_its_own_cure(
+    slurm: ScriptedSlurm, provider: SlurmProvider, words: str, cure: str
+) -> None:
+    slurm.set("refuse", words)
+    with pytest.raises(RejectedFor, match=re.escape(words)) as refused:
+        provider.create(order(provider))
+    assert refused.value.of_offer
+    assert [other for other in REFUSED.values() if other in refused.value.error.hint] == [cure]
+    slurm.set("refuse", "Unspecified error")
+    with pytest.raises(Rejected, match="Unspecified error"):
         provider.create(order(provider))
     assert (provider.find(None), provider.leftovers(None)) == ([], [])
 

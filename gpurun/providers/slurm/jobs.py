@@ -32,22 +32,34 @@ STATES = {word: state for state, words in _STATES.items() for word in words}
 
 # A job that waits for one of these is not admitted, however long it waits, and what its user can do about each.
 # squeue has Slurm's sentence in the place of its code where there is one; newer ones write it with underscores.
-_OTHER_PARTITION = "Name another partition in {table} of config.toml"
+_ACCOUNT = (
+    "Name an account that this partition admits in {table} of config.toml (account = …), or another partition. "
+    "`sacctmgr show assoc user=$USER` lists yours."
+)
+_QOS = (
+    "Name a QOS that this partition admits in {table} of config.toml (qos = …), or another partition. "
+    "`sacctmgr show assoc user=$USER format=account,qos` lists yours."
+)
+_TIME = "Ask for less time (--hours, --max-gpu-hours), or name another partition or QOS in {table} of config.toml."
+_SIZE = "Ask for fewer nodes or cards (--gpu), or name another partition or QOS in {table} of config.toml."
+_PARTITION = "Name another partition in {table} of config.toml (partition = …); `sinfo -s` lists them."
+_POLICY = (
+    "A limit of your account or QOS: ask for less (--hours, --gpu), or name another one in {table} of config.toml."
+)
 _NOT_ADMITTED = {
-    r"AccountNotAllowed|InvalidAccount|.*account.* this partition.*": (
-        "Name an account that this partition admits in {table} of config.toml (account = …), or another partition. "
-        "`sacctmgr show assoc user=$USER` lists yours."
-    ),
-    r"QOSNotAllowed|InvalidQOS|.*QOS.* this partition.*": (
-        "Name a QOS that this partition admits in {table} of config.toml (qos = …), or another partition. "
-        "`sacctmgr show assoc user=$USER format=account,qos` lists yours."
-    ),
-    r"PartitionTimeLimit|QOSMaxWallDurationPerJobLimit|AssocMaxWallDurationPerJobLimit": (
-        "Ask for less time (--hours, --max-gpu-hours). " + _OTHER_PARTITION + ", or another QOS."
-    ),
-    r"PartitionNodeLimit|(?:QOS|Assoc)Max(?:GRES|Gres|Node|Nodes|Cpu|CPU|Memory|Mem)PerJob(?:Limit)?": (
-        "Ask for fewer nodes or cards (--gpu). " + _OTHER_PARTITION + ", or another QOS."
-    ),
+    r"AccountNotAllowed|InvalidAccount|.*account.* this partition.*": _ACCOUNT,
+    r"QOSNotAllowed|InvalidQOS|.*QOS.* this partition.*": _QOS,
+    r"PartitionTimeLimit|QOSMaxWallDurationPerJobLimit|AssocMaxWallDurationPerJobLimit": _TIME,
+    r"PartitionNodeLimit|(?:QOS|Assoc)Max(?:GRES|Node|Nodes|Cpu|Memory|Mem)PerJob(?:Limit)?": _SIZE,
+}
+# The words of an sbatch that is refused, which name one of them.
+_REFUSED = {
+    r"invalid account": _ACCOUNT,
+    r"invalid qos": _QOS,
+    r"time limit": _TIME,
+    r"node configuration|node count|memory specification": _SIZE,
+    r"accounting/qos policy": _POLICY,
+    r"partition": _PARTITION,
 }
 # One that waits for one of these will not start by itself either, but an admin or the user's other jobs may change it.
 _HOPELESS = re.compile(
@@ -111,6 +123,11 @@ def cure_of(said: str) -> str:
     """Return what to do about a job that is not admitted, `{table}` standing for its cluster's; "" for any other."""
     reason = said.removeprefix("PENDING: ")
     return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
+
+
+def cure_of_refusal(words: str) -> str:
+    """Return what to do about a job that sbatch refuses, as `cure_of` has it; "" where its words name nothing known."""
+    return next((cure for form, cure in _REFUSED.items() if re.search(form, words, re.IGNORECASE)), "")
 
 
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:

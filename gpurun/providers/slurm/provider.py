@@ -21,7 +21,18 @@ from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.untrusted import last_words, safe_line, safe_text
 from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
-from gpurun.providers.slurm.jobs import SINFO, SQUEUE, Job, Partition, comment_of, cure_of, jobs_in, partition_in
+from gpurun.providers.errors import RejectedFor
+from gpurun.providers.slurm.jobs import (
+    SINFO,
+    SQUEUE,
+    Job,
+    Partition,
+    comment_of,
+    cure_of,
+    cure_of_refusal,
+    jobs_in,
+    partition_in,
+)
 
 PILOT = Path(__file__).with_name("pilot.sh")
 DIES_BY_ITSELF = "yes · Slurm's time limit"
@@ -158,7 +169,11 @@ class SlurmProvider:
             raise Rejected(f"{site.cluster.workdir} on {site.cluster.name} takes no folder: {words}")
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
-            raise Rejected(words, of_offer=True)
+            if not (cure := cure_of_refusal(words)):
+                raise Rejected(words, of_offer=True)
+            hint = cure.format(table=f"[slurm.{site.cluster.name}]")
+            error = NoOffer("slurm.refused", f"Slurm on {site.cluster.name} refused the job: {words}.", hint=hint)
+            raise RejectedFor(error, of_offer=True)
         raise Unknown(words)
 
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
@@ -292,8 +307,7 @@ class SlurmProvider:
         site, _ = self._place(instance.id)
         cluster = site.cluster
         if instance.state is InstanceState.STOPPED:
-            cure = cure_of(instance.said)
-            if not cure:
+            if not (cure := cure_of(instance.said)):
                 return None
             what = f"Slurm on {cluster.name} does not admit the job: {instance.said.removeprefix('PENDING: ')}."
             return NoOffer("slurm.not_admitted", what, hint=cure.format(table=f"[slurm.{cluster.name}]"))
@@ -303,7 +317,7 @@ class SlurmProvider:
         code, _, words = self._told(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
         if not code:
             return None
-        lines = [line for line in safe_text(words) if line.strip()]
+        lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
         said = " Its last words:\n" + "\n".join(lines) if lines else " It said nothing."
         what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{said}"
         hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
