@@ -190,7 +190,7 @@ def test_a_failure_is_told_with_the_cure_of_its_own_cause_alone(
     cures = ("more memory", "/dev/shm", "git")
     assert cure in error.hint
     if cure == "more memory":
-        assert "the kernel killed one of its processes: the memory of 17 GB was used up" in error.what
+        assert "the kernel killed a process there, as the memory of 17 GB was used up" in error.what
     assert len([one for one in cures if one in error.hint]) == (1 if cure else 0), error.hint
 
 

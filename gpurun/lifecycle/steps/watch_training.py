@@ -54,7 +54,7 @@ _UNHEARD: dict[str, object] = {
     "ended_wall": None,
 }
 NOT_OURS = {
-    "idle": "it wrote nothing, and neither a card nor a core was at work for {idle}, so it was stopped (--idle)",
+    "idle": "it wrote nothing for {idle}, and no card and no core was seen at work, so it was stopped (--idle)",
     "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
@@ -202,9 +202,9 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
     room = {key: size for key in ("memory_bytes", "shm_bytes") if (size := getattr(status, key)) is not None}
     if not status.oom_kills:
         return {**outcome, **room}
-    killed = f"{status.oom_kills} of its processes" if status.oom_kills > 1 else "one of its processes"
+    killed = "a process" if status.oom_kills == 1 else f"{status.oom_kills} processes"
     had = f" of {format_bytes(status.memory_bytes)}" if status.memory_bytes else ""
-    message = f"{outcome['message']}; the kernel killed {killed}: the memory{had} was used up"
+    message = f"{outcome['message']}; the kernel killed {killed} there, as the memory{had} was used up"
     return {**outcome, "message": message, **room, "oom_kills": status.oom_kills}
 
 

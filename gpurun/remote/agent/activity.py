@@ -70,7 +70,7 @@ class Activity:
                 if reason and not is_told:
                     is_told = True
                     self.end(reason)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 say("the job's activity was not seen: %s" % error)
             time.sleep(max(self.look_s, MOST_LOOKING * (time.monotonic() - began_s)))
 

@@ -29,7 +29,7 @@ def oom_kills() -> Optional[int]:
     for folder in folders():
         for name in ("memory.events", "memory.oom_control"):
             told = dict(line.split(None, 1) for line in text(folder, name).splitlines() if len(line.split()) == 2)
-            if "oom_kill" in told:
+            if told.get("oom_kill", "").strip().isdigit():
                 return int(told["oom_kill"])
     return None
 
