@@ -13,6 +13,7 @@ from gpurun.ledger.rental import is_more, rentals_of
 from gpurun.ledger.runs import Sight, gave_up
 from gpurun.view.list_tables import RunRow
 from gpurun.view.live_state import Screen
+from gpurun.view.number_format import format_duration
 
 _TAIL_BYTES = 1 << 16
 # The live view's words for what goes on; the other phases are called so already.
@@ -56,7 +57,7 @@ def run_row(sight: Sight, now: float) -> RunRow:
         run=sight.folder.name,
         recipe=plan.recipe,
         where=f"{plan.offer.provider} {plan.offer.label}",
-        state=state_word(sight),
+        state=state_word(sight) + _silence(sight, now),
         step=_last_step(sight),
         steps=_steps(plan),
         started_wall=sight.opened_wall or None,
@@ -68,6 +69,13 @@ def run_row(sight: Sight, now: float) -> RunRow:
         may_be_billing=_is_red(sight, now),
         spent_is_floor=sight.damage is not None or is_more(rentals_of(sight.records)),
     )
+
+
+def _silence(sight: Sight, now: float) -> str:
+    """Say for how long its job has written nothing, where that is long."""
+    since_wall = sight.state.silent_since_wall
+    is_silent = since_wall is not None and sight.unfinished and sight.state.phase is Phase.TRAINING
+    return f", silent {format_duration(max(0.0, now - (since_wall or now)))}" if is_silent else ""
 
 
 def _steps(plan: Plan) -> int | None:
@@ -122,6 +130,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
         "spent_is_floor": row.spent_is_floor,
         "worst_micros": row.worst_micros,
         "outcome": state.outcome,
+        "silent_since_wall": state.silent_since_wall,
         "owner": sight.owner,
         "may_be_billing": row.may_be_billing,
         "deadline_wall": state.deadline_wall,

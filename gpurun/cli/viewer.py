@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from math import inf
 
+from gpurun.cli.failure_hints import failure_hint
 from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.reader import RunReader
@@ -243,7 +244,5 @@ def finished(session: Session, sight: Sight) -> Result:
 
 def _training_failed(sight: Sight, on: str) -> GpurunError:
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
-    name = sight.folder.name
     what = f"Training {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {observed['message']}"
-    hint = f"Its words: gpurun logs {name}. What was saved before is in {sight.folder.artifacts}."
-    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or hint)
+    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or failure_hint(sight))

@@ -29,9 +29,9 @@ class Command(Frozen):
     first. `resume_arg` is added to the command when it goes on, `{}` standing for the checkpoint. Of `secrets` only the
     names are known here. `total_steps` is 0 where nobody has said it.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
-    weigh. `executable` are the files that may be
-    started by themselves, `resumed` is the checkpoint below its folder that it goes on from. `imports` are the
-    top-level modules that its code needs in any case, and that neither its folder nor --pip has.
+    weigh. `executable` are the files that may be started by themselves, `commit` is the one that git had checked out
+    there, `resumed` is the checkpoint below its folder that it goes on from. `imports` are the top-level modules that
+    its code needs in any case, and that neither its folder nor --pip has.
     """
 
     argv: tuple[str, ...]
@@ -46,6 +46,7 @@ class Command(Frozen):
     grace_s: int = 60
     executable: tuple[str, ...] = ()
     resumed: str = ""
+    commit: str = ""
     output_bytes: int = 2_000_000_000
     disk_gb: int = 50
     imports: tuple[str, ...] = ()

@@ -179,6 +179,7 @@ class RunState(Frozen):
     is when the machine ends itself, where that was brought forward by it.
     `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
     `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
+    `silent_since_wall` is when its job wrote last, while that is long ago and it runs.
     `rated` says that the measured rate is on record. `signal` names the signal that asked for the `stop`, if one did.
     """
 
@@ -199,6 +200,7 @@ class RunState(Frozen):
     hard_stop_wall: float | None = None
     linger_s: float = 0.0
     rated: bool = False
+    silent_since_wall: float | None = None
     deadline_wall: float | None = None
     timer_shares_key: bool | None = None
     armed: bool = False

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from gpurun.core.data_summary import DataSummary as DataSummary
+from gpurun.core.data_summary import PublicFile as PublicFile
 from gpurun.core.job import Command
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, GpuNeed, Offer
@@ -38,7 +40,8 @@ class Choices(Frozen):
     `warm`: send earlier compile caches along. `accept_skipped`: train on a folder of which most is passed over.
     `give_up_after_s`: how long a machine may be silent while it trains (0: to its lease). `log_to`: trackers of its
     figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most for
-    a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of its login's variables for the job.
+    a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of its login's variables for the job. `idle_s`,
+    `silent_s`: how long its job may be idle or silent before it is ended (0: to its lease; None: not said).
     """
 
     region: str | None = None
@@ -53,12 +56,19 @@ class Choices(Frozen):
     warm: bool = False
     accept_skipped: bool = False
     give_up_after_s: int = 0
+    idle_s: int | None = None
+    silent_s: int | None = None
     queue_s: int = 0
     max_gpu_hours: float | None = None
     slow_network: bool = False
     log_to: tuple[str, ...] = ()
     trainer: str = ""
     pass_env: tuple[str, ...] = ()
+
+    def with_limits_of(self, earlier: Choices) -> Choices:
+        """Return the choices with the earlier limits of an idle and a silent job, where none is said now."""
+        names = [name for name in ("idle_s", "silent_s") if getattr(self, name) is None]
+        return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
 
 class Box(Frozen):
@@ -225,49 +235,6 @@ class Candidate(Frozen):
     why_not: str = ""
     reach: Reach | None = None
     slow_micros: Micros | None = None
-
-
-class PublicFile(Frozen):
-    """A public shard that the machine downloads itself: its name among the data, and what it must be."""
-
-    name: str
-    url: str
-    bytes: int
-    sha256: str
-
-
-class DataSummary(Frozen):
-    """The shards that a run trains on, in `folder`, or a command's data, which has no tokens that anybody counted.
-
-    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
-    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `public` are those of
-    the shards that are not in the folder; `bytes` counts them too.
-    """
-
-    folder: str
-    beside: str = ""
-    tokenizer: str = ""
-    tokenizer_sha256: str = ""
-    vocab_size: int = 0
-    train_tokens: int = 0
-    val_tokens: int = 0
-    bytes: int
-    sha256: str
-    source: str
-    passed_over: str = ""
-    public: tuple[PublicFile, ...] = ()
-    public_origin: str = ""
-    """The hub that the user named in place of huggingface.co, which may be in a network of their own."""
-
-    @property
-    def public_bytes(self) -> int:
-        """What the machine downloads itself."""
-        return sum(file.bytes for file in self.public)
-
-    @property
-    def is_public(self) -> bool:
-        """Whether the machine downloads its shards itself; before they are asked for, their source's name tells."""
-        return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
 class Plan(Frozen):

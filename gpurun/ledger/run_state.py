@@ -12,6 +12,7 @@ from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Teardown
 from gpurun.core.run_plan import Plan
 from gpurun.core.stop_request import STRENGTH
+from gpurun.core.untrusted import number
 
 TALK_S = 120.0
 WORKING = (Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
@@ -189,7 +190,8 @@ def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
-    return {"phase": Phase.TRAINED, "outcome": record.data["outcome"], "reason": record.data["reason"]}
+    ended = {"outcome": record.data["outcome"], "reason": record.data["reason"]}
+    return {"phase": Phase.TRAINED, "silent_since_wall": None, **ended}
 
 
 def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:
@@ -249,6 +251,8 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
     name, token = str(record.data.get("id", "")), str(record.data.get("token", ""))
     if record.data["code"] == "machine.ends_itself":
         return {"ends_wall": record.data["ends_wall"]}
+    if record.data["code"] in ("job.silent", "job.heard"):
+        return {"silent_since_wall": number(record.data.get("since_wall"))}
     match record.data["code"]:
         case "create.late" | "create.duplicate" if name:
             extras[name] = Extra(token=token)

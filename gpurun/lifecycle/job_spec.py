@@ -12,6 +12,7 @@ from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import write_atomic
+from gpurun.core.run_plan import Choices
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
 from gpurun.planning.jobs import job_for
@@ -25,6 +26,8 @@ from gpurun.remote.s3.s3_client import MOST_SIGNED_S, Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.s3.s3_retry import patiently
 
+IDLE_S = 3600
+"""How long a job may be idle before it is ended, where the user has not said it."""
 LINGER_S = 900.0
 """How much longer than bringing home is planned to take a machine whose training is over is kept for a lost client."""
 PATIENCE_S = 60.0
@@ -57,9 +60,16 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         "soft_stop_wall": there + soft_stop_s,
         "hard_stop_wall": there + hard_stop_s,
         "save_s": job.save_s,
+        **{f"{name}_s": seconds for name, seconds in limits_of(plan.choices).items()},
+        **({"runner": True} if job.has_runner else {}),
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }
+
+
+def limits_of(choices: Choices) -> dict[str, int]:
+    """Return for how many seconds a job may be idle, and silent, before it is ended; 0 where that ends nothing."""
+    return {"idle": IDLE_S if choices.idle_s is None else choices.idle_s, "silent": choices.silent_s or 0}
 
 
 def secrets_of(context: Context) -> dict[str, str]:

@@ -27,7 +27,7 @@ from gpurun.core.secrets import child_environment
 from gpurun.core.settings import Setting
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of
-from gpurun.view.event_text import tell_record
+from gpurun.view.event_text import JOB_SILENT, tell_record
 from gpurun.view.live_state import Screen
 
 LOOK_S = 5.0
@@ -62,7 +62,7 @@ class Noticed:
         screen.update(records, (), ())
         spent, cap = screen.spent(now_wall), screen.plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
-        found = [(_kind(record), tell_record(record)) for record in new if record.event in _TOLD]
+        found = [(kind, tell_record(record)) for record in new if (kind := _kind(record))]
         if cap and spent >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent"))
         for notice, message in found:
@@ -142,6 +142,8 @@ class Notices:
 
 
 def _kind(record: Record) -> str:
-    """The notice's word; training that ended because its loss was no number has one of its own."""
+    """The notice's word, "" for none; training that ended because its loss was no number has one of its own."""
+    if record.event is Event.INCIDENT:
+        return "silent" if record.data.get("code") == JOB_SILENT else ""
     is_lost = record.event is Event.TRAIN_OBSERVED and record.data.get("reason") == "nonfinite"
-    return "loss not finite" if is_lost else _TOLD[record.event]
+    return "loss not finite" if is_lost else _TOLD.get(record.event, "")

@@ -73,7 +73,7 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
         mode=place.mode,
         recipe=command.name,
         form="full",
-        recipe_sha256=digest_of(command.model_dump(mode="json", exclude={"folder"})),
+        recipe_sha256=digest_of(command.model_dump(mode="json", exclude={"folder", "commit"})),
         resolved={},
         parameters=0,
         processes=max(1, chosen.offer.gpu_count),

@@ -77,8 +77,9 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
         names = ("image", "setup", "setup_limit_s", "pass_env")
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in names}
         told["choices"] = request.choices.model_copy(update=outfit)
+    choices = told.get("choices", request.choices).with_limits_of(asked.choices)
+    told["choices"] = choices
     if asked.choices.trainer and not request.choices.trainer:
-        choices = told.get("choices", request.choices)
         told["choices"] = choices.model_copy(update={"trainer": str(run.folder.trainer)})
     return request.model_copy(update=told)
 

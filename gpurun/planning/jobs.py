@@ -30,9 +30,10 @@ class Job:
     """What a machine runs under a lease; the bundled trainer is one kind, a command of the user's own the other.
 
     `uploads` are files, folders or bytes by the place that they get there. `argv` runs in `cwd` with `env` beside the
-    machine's own variables, `{python}` standing for the Python with torch, or any where it does not `need_torch`. Of
-    both kinds the agent, the driver and the download know the same: the log on standard output, progress in
-    out/events.jsonl, outputs in out/MANIFEST.json, an end in `save_s` after SIGTERM.
+    machine's own variables, `{python}` standing for the Python with torch, or any where it does not `need_torch`.
+    `has_runner` says that the first process is gpurun's own, which runs the job as its child. Of both kinds the agent,
+    the driver and the download know the same: the log on standard output, progress in out/events.jsonl, outputs in
+    out/MANIFEST.json, an end in `save_s` after SIGTERM.
     """
 
     argv: tuple[str, ...]
@@ -40,6 +41,7 @@ class Job:
     env: Mapping[str, str]
     save_s: int
     needs_torch: bool = True
+    has_runner: bool = False
     cwd: str = "bundle"
 
 
@@ -47,8 +49,9 @@ def job_for(plan: Plan, trainer: Path, cpus: int = 1) -> Job:
     """The job of a plan, on a machine with so many cores; `trainer` is the package that is uploaded."""
     if plan.command:
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
-        env = {"PYTHONUNBUFFERED": "1", **plan.command.env}
-        return Job(argv, _with_command(plan, plan.command), env, save_s(plan), needs_torch=False)
+        commit = {"GPURUN_GIT_COMMIT": plan.command.commit} if plan.command.commit else {}
+        env = {"PYTHONUNBUFFERED": "1", **commit, **plan.command.env}
+        return Job(argv, _with_command(plan, plan.command), env, save_s(plan), needs_torch=False, has_runner=True)
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
     modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
     uploads = {**modules, "bundle/recipe.json": recipe, **_data(plan)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from gpurun.core.errors import UsageError, VerificationFailed
 from gpurun.core.job import EVERYTHING, Command
@@ -23,7 +24,7 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
     if asked is None or asked.command is None:
         hint = f"gpurun train --from {run.folder.name} goes on with a recipe."
         raise UsageError("continue.no_command", f"{run.folder.name} did not run a command.", hint=hint)
-    told: dict[str, object] = {"continues": run.folder.name, "command": _filled(request.command, asked.command)}
+    told: dict[str, Any] = {"continues": run.folder.name, "command": _filled(request.command, asked.command)}
     told["gpu"], told["data"] = request.gpu or asked.gpu, request.data or asked.data
     if not request.providers:
         told["providers"] = asked.providers or usual
@@ -33,6 +34,7 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
         names = () if request.dry_run else outfit_names  # Nothing is installed on this machine.
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in names}
         told["choices"] = request.choices.model_copy(update=outfit)
+    told["choices"] = told.get("choices", request.choices).with_limits_of(asked.choices)
     return request.model_copy(update=told)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from pathspec import GitIgnoreSpec
 from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
 from gpurun.core.paths import read_regular
+from gpurun.core.secrets import child_environment
 from gpurun.remote.archive import survey
 from gpurun.view.number_format import format_bytes
 
@@ -79,7 +82,26 @@ def copied(command: Command, found: WorkFolder, into: Path) -> Command:
         shutil.copy2(path, target)
         executable += [name] if os.access(path, os.X_OK) else []
     into.mkdir(parents=True, exist_ok=True)
-    return command.model_copy(update={"executable": tuple(executable)})
+    return command.model_copy(update={"executable": tuple(executable), "commit": commit_of(command.folder)})
+
+
+def commit_of(folder: str) -> str:
+    """Return the commit that is checked out in a folder, or of a script beside it; "" where git knows none.
+
+    `.git` is not uploaded, so the command is told it in GPURUN_GIT_COMMIT.
+    """
+    if not folder:
+        return ""
+    place = Path(folder) if Path(folder).is_dir() else Path(folder).parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(place), "rev-parse", "--verify", "--quiet", "HEAD"], env=child_environment(),
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    found = done.stdout.decode("ascii", "replace").strip()
+    return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else ""
 
 
 def _walk(root: Path, folder: Path, specs: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[tuple[str, Path, bool]]:

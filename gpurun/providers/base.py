@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError
 from gpurun.core.records import Account, Charge, GpuNeed, Instance, Leftover, Offer, Order, Teardown
 
 
@@ -145,6 +146,15 @@ class HasAccounts(Protocol):
         `account:…` is the same for every key of an account. Where the provider does not tell who its customer is, it is
         `key:…`, and a new key of the same account has another.
         """
+        ...
+
+
+@runtime_checkable
+class ExplainsJobs(Protocol):
+    """A provider that may take a job which never does its work, and tells why."""
+
+    def never_runs(self, instance: Instance) -> GpurunError | None:
+        """Return the error of a job that is not admitted, or whose set-up failed; else None. May raise `Unknown`."""
         ...
 
 

@@ -25,7 +25,7 @@ from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceSta
 from gpurun.core.secrets import child_environment
 from gpurun.providers.base import Rejected, Traits, Unknown
 from gpurun.providers.local_guard import INSTANCE_FILE
-from gpurun.providers.processes import MARK, kill_all, processes_of
+from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_all, processes_of
 
 _BOOT_LIMIT_S = 15.0
 
@@ -73,6 +73,10 @@ class LocalProvider:
     def create(self, order: Order) -> Instance:
         """Start the guard, which makes the folder; return when it can be seen."""
         folder = self._of(order.token)
+        try:
+            demand_sight()
+        except Unseen as error:
+            raise Rejected(f"this machine cannot tell whose its processes are: {error}") from error
         make_private(self._folder)
         crashpoint("before local.create")
         command = [sys.executable, "-m", "gpurun.providers.local_guard", str(folder), order.token, order.run]
@@ -108,7 +112,10 @@ class LocalProvider:
         folder = self._of(instance_id)
         crashpoint("before local.read")
         facts = _facts_in(folder)
-        alive = processes_of(instance_id)
+        try:
+            alive = processes_of(instance_id)
+        except Unseen as error:  # A process that lives must not be called gone because nothing shows it.
+            raise Unknown(f"whether {instance_id} lives is not known: {error}") from error
         if facts:
             state = InstanceState.RUNNING if facts["guard"] in alive else InstanceState.STOPPED
         elif alive:
@@ -133,9 +140,12 @@ class LocalProvider:
         folder = self._of(instance_id)
         crashpoint("before local.destroy")
         (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting sees its end.
-        for _ in ticks(self._clock, 0.02, 5.0):
-            if not kill_all(instance_id):
-                break
+        try:
+            for _ in ticks(self._clock, 0.02, 5.0):
+                if not kill_all(instance_id):
+                    break
+        except Unseen as error:
+            raise Unknown(f"the processes of {instance_id} are not seen: {error}") from error
         shutil.rmtree(folder, ignore_errors=True)
         (self._folder / f"{instance_id}.log").unlink(missing_ok=True)
         crashpoint("after local.destroy")

@@ -9,23 +9,64 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 from gpurun.core.secrets import child_environment
 
 MARK = "GPURUN_INSTANCE"
+PROC = Path("/proc")
+
+
+def ps_of(platform: str) -> list[str]:
+    """The ps that lists every process with its environment: a Mac's takes `e` for all processes, and `-E` for that."""
+    return ["ps", "-axEww"] if platform == "darwin" else ["ps", "axeww"]
+
+
+_PS = ps_of(sys.platform)
+
+
+class Unseen(Exception):
+    """The environment of processes is not shown here, so nothing can be said about who lives."""
 
 
 def processes_of(token: str) -> list[int]:
-    """The ids of all living processes that carry the token, this one left out."""
+    """The ids of all living processes that carry the token, this one left out; Unseen where marks cannot be read."""
     mark = f"{MARK}={token}".encode()
-    proc = Path("/proc")
-    if (proc / "self" / "environ").exists():
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir(proc))) if _bears(proc / str(pid), mark)]
-    command = ["ps", "axeww", "-o", "pid=,command="]
-    listing = subprocess.run(command, env=child_environment(), capture_output=True, check=True).stdout
+    if (PROC / "self" / "environ").exists():
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if _bears(PROC / str(pid), mark)]
+    demand_sight()
+    return [pid for pid in _listed(mark) if pid != os.getpid()]
+
+
+@cache
+def demand_sight() -> None:
+    """Find a marked child of this process in the list of all; Unseen where that does not show it."""
+    if (PROC / "self" / "environ").exists():
+        return
+    token = f"probe-{os.getpid()}"
+    probe = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", "input()"], env=child_environment({MARK: token}),
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        if probe.pid not in _listed(f"{MARK}={token}".encode()):
+            raise Unseen(f"`{' '.join(_PS)}` does not show the environment of this user's own processes")
+    finally:
+        probe.kill()
+        probe.communicate()
+
+
+def _listed(mark: bytes) -> list[int]:
+    """The ids of the processes that ps shows with a mark in their environment."""
+    command = [*_PS, "-o", "pid=,command="]
+    try:
+        listing = subprocess.run(command, env=child_environment(), capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Unseen(f"ps does not list the processes: {error}") from error
     lines = (line.split(None, 1) for line in listing.splitlines() if mark in line.split())
-    return [int(line[0]) for line in lines if int(line[0]) != os.getpid()]
+    return [int(line[0]) for line in lines]
 
 
 def _bears(process: Path, mark: bytes) -> bool:

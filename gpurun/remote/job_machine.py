@@ -38,6 +38,10 @@ rm -rf "$call.done"
 exit "$code"
 """
 
+# As the pilot has it: `module` and conda are functions of a login shell, and nothing runs without what it sets up.
+_LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -lc "$0" "$@"; exec sh -c "$0" "$@"'
+_SET_UP = 'eval "$0" </dev/null >&2 || exit; exec "$@"'
+
 
 class JobMachine:
     """Runs programs in a job, over a machine whose folder is the job's own on the login node.
@@ -96,7 +100,7 @@ class JobStep(JobMachine):
         super().__init__(find)
         self._step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet"]
         # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
-        self._step += [f"--chdir={folder}", "sh", "-c", 'eval "$0"; exec "$@"', setup or "true"]
+        self._step += [f"--chdir={folder}", "sh", "-c", _LOGIN_SHELL, _SET_UP, setup or "true"]
 
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float

@@ -90,7 +90,11 @@ class GpuTally(_Said):
 
 
 class Status(_Said):
-    """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock."""
+    """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock.
+
+    `silent_since_wall` is when the job last wrote a log line or a file, once that is long ago. Of a job that has ended
+    `oom_kills` are the processes that the kernel killed for want of memory while it ran.
+    """
 
     v: Literal[1]
     state: Literal["idle", "running", "exited"]
@@ -104,6 +108,10 @@ class Status(_Said):
     hard_stop_wall: Wall | None
     gpus: Annotated[tuple[GpuNow, ...], FailFast(), Field(max_length=64)] = ()
     gpu_tally: GpuTally | None = None
+    silent_since_wall: Wall | None = None
+    oom_kills: Count | None = None
+    memory_bytes: Count | None = None
+    shm_bytes: Count | None = None
 
 
 class Piece(_Said):

@@ -64,6 +64,8 @@ FELL = ("failed", "lost")
 _MOST_NAMED = 6
 SILENT, HEARD = "machine.silent", "machine.heard"
 """The incidents of a machine that trains and has not answered for minutes, and of its first answer after that."""
+JOB_SILENT, JOB_HEARD = "job.silent", "job.heard"
+"""The incidents of a job that has written nothing for long, and of its first word after that."""
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 

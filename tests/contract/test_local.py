@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ import pytest
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.paths import Home
 from gpurun.core.records import InstanceState
-from gpurun.providers import local, local_guard
+from gpurun.providers import local, local_guard, processes
 from gpurun.providers.base import Provider, Rejected, Unknown
 from gpurun.providers.processes import MARK, kill_all, processes_of
 from gpurun.providers.registry import open_provider
@@ -97,3 +97,63 @@ def test_a_guard_that_ended_at_once_is_a_refusal_only_when_nothing_of_it_is_left
     monkeypatch.setattr(provider, "read", lambda _: left)
     with pytest.raises(Unknown):
         provider.create(order(provider))
+
+
+A_MACS_PS = """#!{python} -S
+# macOS shows the environment with -E alone; its -e means all processes.
+import os, sys
+for name in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open("/proc/%s/cmdline" % name, "rb").read().split(b"\\0")
+        pairs = open("/proc/%s/environ" % name, "rb").read().split(b"\\0")
+    except OSError:
+        continue
+    shown = words + (pairs if "E" in sys.argv[1] and not {shut} else [])
+    sys.stdout.buffer.write(name.encode() + b" " + b" ".join(shown).replace(b"\\n", b" ") + b"\\n")
+"""
+
+
+@pytest.fixture
+def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """A machine without /proc whose ps is a Mac's; `shut`: it shows the environment of no process at all."""
+
+    def become(shut: bool) -> None:
+        (program := tmp_path / "bin" / "ps").parent.mkdir(exist_ok=True)
+        program.write_text(A_MACS_PS.format(python=sys.executable, shut=shut))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        monkeypatch.setattr(processes, "PROC", tmp_path / "no-proc")
+        monkeypatch.setattr(processes, "_PS", processes.ps_of("darwin"))
+        processes.demand_sight.cache_clear()
+
+    return become
+
+
+def test_on_a_mac_a_living_instance_is_seen_and_its_end_is_seen(
+    provider: Provider, mac: Callable[[bool], None]
+) -> None:
+    mac(False)
+    created = provider.create(order(provider))
+    assert wait_for(provider, created, InstanceState.RUNNING).id == created.id
+    worker = marked_process(created.token)
+    provider.destroy(created.id)
+    assert worker.wait(5) == -signal.SIGKILL
+    assert provider.read(created.id).state is InstanceState.GONE
+
+
+def test_where_no_environment_is_shown_nothing_is_made_and_no_living_process_is_called_gone(
+    provider: Provider, mac: Callable[[bool], None]
+) -> None:
+    created = provider.create(order(provider))
+    mac(True)
+    for verb in (lambda: provider.read(created.id), lambda: provider.find(None)):
+        with pytest.raises(Unknown, match="does not show the environment"):
+            verb()
+    with pytest.raises(Rejected, match="does not show the environment"):
+        provider.create(order(provider))
+    mac(False)
+    assert processes_of(created.token), "it lives"
+    mac(True)
+    with pytest.raises(Unknown, match="not seen"):
+        provider.destroy(created.id)
+    mac(False)

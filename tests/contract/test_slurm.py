@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpurun.core.clock import ticks
+from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.planning.catalog import rows_for
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.jobs import jobs_in
 from gpurun.providers.slurm.provider import Site, SlurmProvider
@@ -21,6 +27,20 @@ HOPELESS = (
     "PartitionConfig", "PartitionTimeLimit", "BadConstraints", "QOSMaxWallDurationPerJobLimit", "AssocGrpGRES",
     "InvalidAccount", "InvalidQOS", "ReqNodeNotAvail", "ReqNodeNotAvail, UnavailableNodes:n1", "JobHeldAdmin",
 )  # fmt: skip
+NOT_ADMITTED = {
+    # As Slurm 22.05 has written them, and as newer ones do.
+    "Job's account not known, so it can't use this partition (acct allows lab)": "account = ",
+    "Job's_account_not_permitted_to_use_this_partition_(gpu_allows_lab_not_me)": "account = ",
+    "Job's QOS not permitted to use this partition (gpu allows high not low)": "qos = ",
+    "AccountNotAllowed": "account = ",
+    "InvalidAccount": "account = ",
+    "QOSNotAllowed": "qos = ",
+    "InvalidQOS": "qos = ",
+    "PartitionTimeLimit": "--hours",
+    "QOSMaxWallDurationPerJobLimit": "--hours",
+    "PartitionNodeLimit": "--gpu",
+    "QOSMaxGRESPerJob": "--gpu",
+}
 
 
 @pytest.fixture
@@ -101,9 +121,26 @@ def test_a_job_that_nobody_calls_gives_its_node_back_unless_it_trains(
     assert provider.read(trains.id).state is InstanceState.RUNNING
 
 
-def test_what_slurm_refuses_leaves_nothing_behind(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
-    slurm.set("refuse", "Invalid account or account/partition combination specified")
-    with pytest.raises(Rejected, match="Invalid account"):
+REFUSED = {
+    "Invalid account or account/partition combination specified": "account = ",
+    "Invalid qos specification": "qos = ",
+    "Requested time limit is invalid (missing or exceeds some limit)": "--hours",
+    "Requested node configuration is not available": "--gpu",
+    "Required partition not available (inactive or drain)": "partition = ",
+}
+
+
+@pytest.mark.parametrize(("words", "cure"), REFUSED.items())
+def test_what_slurm_refuses_leaves_nothing_behind_and_is_told_with_its_own_cure(
+    slurm: ScriptedSlurm, provider: SlurmProvider, words: str, cure: str
+) -> None:
+    slurm.set("refuse", words)
+    with pytest.raises(RejectedFor, match=re.escape(words)) as refused:
+        provider.create(order(provider))
+    assert refused.value.of_offer
+    assert [other for other in REFUSED.values() if other in refused.value.error.hint] == [cure]
+    slurm.set("refuse", "Unspecified error")
+    with pytest.raises(Rejected, match="Unspecified error"):
         provider.create(order(provider))
     assert (provider.find(None), provider.leftovers(None)) == ([], [])
 
@@ -120,6 +157,63 @@ def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     slurm.clear("hold")
     running = wait_for(provider, queued, InstanceState.RUNNING)
     assert running.started_wall == pytest.approx(CLOCK.wall(), abs=3)
+
+
+@pytest.mark.parametrize(("reason", "cure"), NOT_ADMITTED.items())
+def test_a_job_that_is_not_admitted_is_told_with_slurms_reason_and_its_own_cure(
+    slurm: ScriptedSlurm, provider: SlurmProvider, reason: str, cure: str
+) -> None:
+    slurm.set("hold", reason)
+    held = provider.create(order(provider))
+    assert held.state is InstanceState.STOPPED
+    error = provider.never_runs(held)
+    assert isinstance(error, NoOffer)
+    assert reason.replace("_", " ") in error.what
+    assert cure in error.hint
+    others = {other for other in NOT_ADMITTED.values() if other != cure}
+    assert not [other for other in others if other in error.hint], "another person's cure"
+
+
+@pytest.mark.parametrize("reason", ["Priority", "Resources", "QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser"])
+def test_a_job_that_others_keep_waiting_is_not_called_refused(
+    slurm: ScriptedSlurm, provider: SlurmProvider, reason: str
+) -> None:
+    slurm.set("hold", reason)
+    assert provider.never_runs(provider.create(order(provider))) is None
+
+
+SETUPS = [
+    ("module load cuda/12.8", "127", "module: "),
+    ("echo one; echo two >&2; exit 3", "3", "one\ntwo"),
+    ("if", "", "syntax error"),
+    ("cd /nowhere", "1", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(("setup", "code", "words"), SETUPS)
+def test_a_set_up_that_fails_ends_the_job_and_its_words_are_told(
+    slurm: ScriptedSlurm, setup: str, code: str, words: str
+) -> None:
+    provider = SlurmProvider([Site(replace(slurm.cluster, setup=setup), LoginHere())], CLOCK)
+    ended = wait_for(provider, provider.create(order(provider)), InstanceState.GONE)
+    error = provider.never_runs(ended)
+    assert isinstance(error, SetupError)
+    assert (error.code, setup in error.what, words in error.what) == ("setup.failed", True, True), error.what
+    assert f"ended with {code}" in error.what
+    assert "[slurm.lab]" in error.hint
+
+
+def test_a_set_up_runs_in_a_login_shell_and_what_it_exports_reaches_the_job(slurm: ScriptedSlurm) -> None:
+    with slurm.profile.open("a") as profile:
+        profile.write("module() { export NCCL_SOCKET_IFNAME=$2; }\n")
+    provider = SlurmProvider([Site(replace(slurm.cluster, setup="module load 'ib \"0\"'"), LoginHere())], CLOCK)
+    made = wait_for(provider, provider.create(order(provider)), InstanceState.RUNNING)
+    for _ in ticks(CLOCK, 0.05, 10):
+        if (passed_on := slurm.work / made.token / "job.env").exists() and (slurm.work / made.token / "calls").exists():
+            break
+    told = subprocess.run(["sh", "-c", '. "$0"; echo "$NCCL_SOCKET_IFNAME"', str(passed_on)], capture_output=True)
+    assert told.stdout == b'ib "0"\n'
+    assert provider.never_runs(provider.read(made.id)) is None
 
 
 def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:

@@ -101,7 +101,7 @@ def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_s
 def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Person) -> None:
     """nanoGPT's own flags: a stop lets it save, what it saved comes home, and the next run finds it where it lay."""
     (person.folder / "train.py").write_text(NANOGPT)
-    words = ("--checkpoint-glob", "out-*/ckpt.pt", "--resume-arg", "--init_from=resume", "--")
+    words = ("--checkpoint-glob", "out-*/ckpt.pt", "--resume-arg", "--init_from=resume", "--idle", "2h", "--")
     detached = person.runs("--detach", *words, "python", "train.py", "--max_iters=100000")
     assert detached.returncode == 0, detached.stderr
     until(lambda: "iter 30" in text_of(person.home / "runs/fox-41/run.log"))
@@ -117,6 +117,7 @@ def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Pe
     assert re.match(rf"(iter|step) {reached + 1}:", first), first
     assert json.loads(person.brought("fox-42")["out-char/ckpt.pt"])["iter"] == reached + 19
     assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
+    assert json.loads((person.home / "runs/fox-42/plan.json").read_text())["choices"]["idle_s"] == 7200
     assert person.holds()
 
 

@@ -425,6 +425,19 @@ def test_a_setting_rents_nothing_for_a_run_that_was_somewhere_else(
     assert request.providers == then
 
 
+@pytest.mark.parametrize(
+    ("typed", "then"),
+    [({}, (7200, 1800)), ({"idle": "off", "silent": "45m"}, (0, 2700)), ({"silent": "off"}, (7200, 0))],
+)
+def test_the_limits_of_an_idle_and_a_silent_job_are_kept_unless_others_are_typed(
+    home: Home, typed: dict[str, str], then: tuple[int, int]
+) -> None:
+    asked_of(home, choices=Choices(idle_s=7200, silent_s=1800))
+    given = {name: default for name, (_, default) in REQUEST.flags.items()}
+    choices = request_from(Session(home=home), **given | {"continues": "fox-41", "provider": ["aws"], **typed}).choices
+    assert (choices.idle_s, choices.silent_s) == then
+
+
 def test_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(home: Home) -> None:
     box = {"host": "me@lab", "host_key": "SHA256:abc", "identity": "~/.ssh/lab", "price_micros_per_hour": usd(2)}
     asked_of(home, providers=("ssh",), **box)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -118,6 +119,33 @@ def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(eng
             break
         except Unknown:
             continue
+
+
+@pytest.mark.parametrize(
+    ("partition", "nodes", "reason"),
+    [("shut", 1, "so it can't use this partition (shut allows lab)"), ("small", 2, "PartitionNodeLimit")],
+)
+def test_a_job_that_the_partition_does_not_admit_is_known_by_slurms_own_words(
+    engine: Engine, partition: str, nodes: int, reason: str
+) -> None:
+    provider = SlurmProvider([Site(replace(engine.cluster, partition=partition), LoginHere())], CLOCK)
+    wish = order(provider)
+    offer = wish.offer.model_copy(update={"nodes": nodes})
+    made = provider.create(wish.model_copy(update={"offer": offer}))
+    for _ in ticks(CLOCK, 0.5, 60):  # The scheduler that sees it first may write another reason for a while.
+        if error := provider.never_runs(provider.read(made.id)):
+            assert reason in error.what
+            return
+    raise AssertionError(provider.read(made.id).said)
+
+
+def test_a_set_up_that_fails_ends_the_job_on_the_real_engine(engine: Engine) -> None:
+    provider = SlurmProvider([Site(replace(engine.cluster, setup="module load cuda/12.8"), LoginHere())], CLOCK)
+    made = provider.create(order(provider))
+    waited(provider, made.id, InstanceState.GONE, 20)
+    error = provider.never_runs(provider.read(made.id))
+    assert error is not None
+    assert (error.code, "module: command not found" in error.what) == ("setup.failed", True)
 
 
 def opened(engine: Engine, home: Home, steps: int) -> RunFolder:

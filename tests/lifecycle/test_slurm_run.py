@@ -6,10 +6,12 @@ import json
 import multiprocessing
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -395,6 +397,38 @@ def test_a_job_that_can_never_begin_is_cancelled_and_proven_gone_at_no_cost(home
     assert events_of(folder).count(Event.DEATH_PROVEN) == 1
     told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
     assert told["cost"]["upper_bound_micros"] == 0
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def failure_of(folder: RunFolder) -> dict[str, Any]:
+    """What the run's first failed step said."""
+    records = read_journal(folder.journal).records
+    return next(dict(record.data) for record in records if record.event is Event.STEP_FAILED)
+
+
+def test_a_job_that_the_partition_does_not_admit_ends_at_once_with_slurms_reason(
+    home: Home, slurm: ScriptedSlurm
+) -> None:
+    folder = opened(home, slurm, price=usd(36))
+    slurm.set("hold", "Job's account not permitted to use this partition (gpu allows lab not me)")
+    began_s = time.monotonic()
+    assert drive(home) == ExitCode.NO_OFFER
+    assert time.monotonic() - began_s < LEASE.boot_s, "it waited for what never comes"
+    failure = failure_of(folder)
+    assert failure["code"] == "slurm.not_admitted"
+    assert "gpu allows lab not me" in failure["message"]
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_set_up_that_fails_ends_the_run_as_set_up_with_its_last_words(home: Home, slurm: ScriptedSlurm) -> None:
+    folder = opened(home, slurm)
+    home.config.write_text(home.config.read_text() + "setup = 'echo no such module; module load cuda/12.8'\n")
+    assert drive(home) == ExitCode.SETUP
+    failure = failure_of(folder)
+    assert failure["code"] == "setup.failed"
+    assert "no such module\n" in failure["message"]
+    assert Event.READY_OBSERVED not in events_of(folder)
     assert [row.problems for row in audit(home).rows] == [()]
 
 

@@ -267,6 +267,9 @@ def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
         ("OptInRequired", "account.not_ready", "--region"),
         ("AuthFailure.ServiceLinkedRoleCreationNotPermitted", "auth.not_allowed", "gpurun aws setup --policy"),
         ("ExpiredToken", "auth.refused", "aws sso login"),
+        ("RequestExpired", "clock.skewed", "timedatectl set-ntp true"),
+        ("RequestExpired", "clock.skewed", "aws sso login"),
+        ("RequestInTheFuture", "clock.skewed", "timedatectl set-ntp true"),
     ],
 )
 def test_what_somebody_can_mend_is_told_with_how(code: str, told: str, advice: str) -> None:

@@ -34,7 +34,7 @@ from gpurun.lifecycle.instance.verify_machine import (
 )
 from gpurun.planning.catalog import terms_of
 from gpurun.planning.transfer import save_s
-from gpurun.providers.base import Rejected, Unknown, clock_warning
+from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
 from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.machine_facts import Facts, Measured, Missing
@@ -171,6 +171,8 @@ def _answered(
                 told = {"token": state.token, "instance": instance.model_dump(mode="json")}
                 yield Event.CREATE_OBSERVED, {**told, "adopted": False}
                 return None
+            if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
+                raise why
             if early is not None:
                 yield from early.send(instance)
             is_up = _is_up(instance, state.token)

@@ -11,22 +11,22 @@ from contextlib import suppress
 from math import ceil
 from pathlib import Path
 
-from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_records import Event, RunState
-from gpurun.core.money import Micros, format_rate
+from gpurun.core.money import Micros
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
-from gpurun.lifecycle.connect import LONGEST_TRY_S, Patience
+from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import last_status
+from gpurun.lifecycle.instance.silence import Outage, Silence
 from gpurun.lifecycle.instance.terminate import once
-from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
+from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, limits_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter
 from gpurun.planning.transfer import home_bytes, save_s
@@ -35,15 +35,12 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Status
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.ssh import HostKeyMismatch
-from gpurun.view.event_text import HEARD, SILENT
-from gpurun.view.number_format import format_duration
+from gpurun.view.number_format import format_bytes, format_duration
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
 """Of the seconds since the last step: so late the trainer's end is seen at most, and no sooner comes the next look."""
 SILENCE_S = 60.0
-TELL_S = 120.0
-"""How long a machine is silent before an incident says so: a line that was cut is back sooner."""
 PAUSE_S = 30.0
 MARGIN = 1.05
 """A cap that is advised holds a little more than was measured."""
@@ -57,6 +54,8 @@ _UNHEARD: dict[str, object] = {
     "ended_wall": None,
 }
 NOT_OURS = {
+    "idle": "it wrote nothing for {idle}, and no card and no core was seen at work, so it was stopped (--idle)",
+    "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
     "signal": "somebody or something on the machine told the trainer to stop before its last step; it saved first",
@@ -106,7 +105,7 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
 def _watch(state: RunState, context: Context, far: FarSide, background: Background, pushing: Pushing) -> Iterator[Note]:
     told = ""
     hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
-    lines, outage = EventLines(), Outage(state, context)
+    lines, outage, silence = EventLines(), Outage(state, context), Silence(state, context)
     ended_mono = float("inf")
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
@@ -139,6 +138,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             continue
         hearing.hear(poll, events)
         yield from outage.ends()
+        yield from silence.hear(poll.status)
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
@@ -195,11 +195,26 @@ def _tell(far: FarSide, how: str) -> str:
 
 
 def _outcome(status: Status, context: Context) -> dict[str, object]:
+    """What became of the training, and of one that failed what the agent saw of the machine's memory."""
+    outcome = _ended(status, context)
+    if outcome["outcome"] != "failed":
+        return outcome
+    room = {key: size for key in ("memory_bytes", "shm_bytes") if (size := getattr(status, key)) is not None}
+    if not status.oom_kills:
+        return {**outcome, **room}
+    killed = "a process" if status.oom_kills == 1 else f"{status.oom_kills} processes"
+    had = f" of {format_bytes(status.memory_bytes)}" if status.memory_bytes else ""
+    message = f"{outcome['message']}; the kernel killed {killed} there, as the memory{had} was used up"
+    return {**outcome, "message": message, **room, "oom_kills": status.oom_kills}
+
+
+def _ended(status: Status, context: Context) -> dict[str, object]:
     """What became of the training, by the agent's report and the trainer's last event."""
     last = _last_stop(context.folder.events)
     exit_code, reason = status.exit_code, status.stop_reason or ""
     if reason in NOT_OURS:
-        return _failed(status, reason, NOT_OURS[reason])
+        limits = {name: format_duration(seconds) for name, seconds in limits_of(context.plan.choices).items()}
+        return _failed(status, reason, NOT_OURS[reason].format(**limits))
     if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed, but the trainer had said its end.
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
@@ -288,55 +303,6 @@ class Hearing:
         if self._ending_mono is None:
             return POLL_S
         return min(POLL_S, max(ENDING_POLL_S, LATE_SHARE * (self._clock.monotonic() - self._ending_mono)))
-
-
-class Outage:
-    """For how long the machine has not answered: told once, and given up on where the user has said so.
-
-    A time in which this laptop slept is no part of it, and one in which nobody is reached from here ends nothing.
-    """
-
-    def __init__(self, state: RunState, context: Context) -> None:
-        self._state, self._context = state, context
-        self._tried_mono = context.clock.monotonic()
-        self._silent_s = self._counted_s = 0.0
-        self._is_told = False
-        self.words = ""
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether it was silent for longer than the user wants to pay for, while its provider said that it runs."""
-        limit_s = self._context.plan.choices.give_up_after_s
-        return bool(limit_s) and self._counted_s > limit_s
-
-    def lasts(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
-        """Take note that it has not answered once more."""
-        clock, plan = self._context.clock, self._context.plan
-        gap_s = min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
-        self._tried_mono = clock.monotonic()
-        self._silent_s += gap_s
-        self._counted_s += gap_s if is_said_to_run else 0.0
-        if self._silent_s < TELL_S:
-            return
-        since_wall = clock.wall() - self._silent_s
-        says = "says that it runs" if is_said_to_run else "is not reached either, so this computer may be offline"
-        costs = f"; it costs {format_rate(plan.offer.rate_micros_per_hour)}" if plan.offer.rate_micros_per_hour else ""
-        machine = f"the machine {instance_of(self._state).id}"
-        self.words = (
-            f"{machine} has not answered since {utc(since_wall)[11:16]} UTC; {self._context.provider.name} {says}"
-        )
-        if not self._is_told:
-            self._is_told = True
-            message = f"{self.words}{costs}. The last try: {lost.what.rstrip('.')}"
-            yield Event.INCIDENT, {"code": SILENT, "message": message, "since_wall": round(since_wall, 3)}
-
-    def ends(self) -> Iterator[Note]:
-        """Take note that it has answered."""
-        if self._is_told:
-            message = f"the machine answers again, after {format_duration(self._silent_s)}"
-            yield Event.INCIDENT, {"code": HEARD, "message": message}
-        self._tried_mono, self._silent_s, self._counted_s = self._context.clock.monotonic(), 0.0, 0.0
-        self._is_told = False
 
 
 class Rating:

@@ -19,6 +19,9 @@ NO_KEY = frozenset(
      "SignatureDoesNotMatch", "InvalidSignatureException", "UnrecognizedClientException", "IncompleteSignature",
      "MissingAuthenticationToken", "RequestTimeTooSkewed", "RequestInTheFuture"}
 )  # fmt: skip
+OFF_CLOCK = frozenset({"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"})
+"""What AWS says of a request whose time is off; of an expired session EC2 says the first, too."""
+_RENEW = "`aws configure`, `aws sso login` or AWS_PROFILE; then `gpurun doctor`."
 _POLICY = "`gpurun aws setup --policy` shows the policy that gpurun needs."
 _NO_SPOT_ROLE = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
 _SUPPORT = "write to AWS: https://console.aws.amazon.com/support/home"
@@ -84,9 +87,14 @@ def _about_the_account(error: Refused) -> SetupError | None:
     if error.code in NO_KEY and abs(ahead_s) > _SKEW_S:
         what = f"AWS refuses requests of this machine, whose clock is {ahead_s:+.0f} s off AWS's ({error})."
         return SetupError("clock.skewed", what, hint="Set the clock: on Linux `timedatectl set-ntp true`.")
+    if error.code in OFF_CLOCK:
+        what = f"AWS refuses requests of this machine for their time ({error})."
+        hint = (
+            "Set the clock (on Linux `timedatectl set-ntp true`). Where it is right, a session may be over: " + _RENEW
+        )
+        return SetupError("clock.skewed", what, hint=hint)
     if error.code in NO_KEY:
-        hint = "Renew them: `aws configure`, `aws sso login` or AWS_PROFILE; then `gpurun doctor`."
-        return bad_key(f"AWS refuses these credentials ({error}).", hint=hint)
+        return bad_key(f"AWS refuses these credentials ({error}).", hint=f"Renew them: {_RENEW}")
     if error.code in _ACCOUNT:
         return not_ready(f"AWS does not let this account rent yet ({error}).", hint=_ACCOUNT[error.code])
     return None

@@ -16,6 +16,8 @@ SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 SINFO = "%P|%a|%l|%t|%D|%G"
 """Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
 
+MOST_SAID = 300  # The sentence about an account names all that the partition admits.
+
 _STATES = {
     InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
     InstanceState.RUNNING: ("RUNNING", "RESIZING"),
@@ -28,10 +30,42 @@ _STATES = {
 }  # fmt: skip
 STATES = {word: state for state, words in _STATES.items() for word in words}
 
-# A job that waits for one of these will not start by itself: the partition, a limit or an association says no.
+# A job that waits for one of these is not admitted, however long it waits, and what its user can do about each.
+# squeue has Slurm's sentence in the place of its code where there is one; newer ones write it with underscores.
+_ACCOUNT = (
+    "Name an account that this partition admits in {table} of config.toml (account = …), or another partition. "
+    "`sacctmgr show assoc user=$USER` lists yours."
+)
+_QOS = (
+    "Name a QOS that this partition admits in {table} of config.toml (qos = …), or another partition. "
+    "`sacctmgr show assoc user=$USER format=account,qos` lists yours."
+)
+_TIME = "Ask for less time (--hours, --max-gpu-hours), or name another partition or QOS in {table} of config.toml."
+_SIZE = "Ask for fewer nodes or cards (--gpu), or name another partition or QOS in {table} of config.toml."
+_PARTITION = "Name another partition in {table} of config.toml (partition = …); `sinfo -s` lists them."
+_POLICY = (
+    "A limit of your account or QOS: ask for less (--hours, --gpu), or name another one in {table} of config.toml."
+)
+_NOT_ADMITTED = {
+    r"AccountNotAllowed|InvalidAccount|.*account.* this partition.*": _ACCOUNT,
+    r"QOSNotAllowed|InvalidQOS|.*QOS.* this partition.*": _QOS,
+    r"PartitionTimeLimit|QOSMaxWallDurationPerJobLimit|AssocMaxWallDurationPerJobLimit": _TIME,
+    r"PartitionNodeLimit|(?:QOS|Assoc)Max(?:GRES|Node|Nodes|Cpu|Memory|Mem)PerJob(?:Limit)?": _SIZE,
+}
+# The words of an sbatch that is refused, which name one of them.
+_REFUSED = {
+    r"invalid account": _ACCOUNT,
+    r"invalid qos": _QOS,
+    r"time limit": _TIME,
+    r"node configuration|node count|memory specification": _SIZE,
+    r"accounting/qos policy": _POLICY,
+    r"partition": _PARTITION,
+}
+# One that waits for one of these will not start by itself either, but an admin or the user's other jobs may change it.
 _HOPELESS = re.compile(
-    r"PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
-    r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|AccountNotAllowed|QOSNotAllowed|DependencyNeverSatisfied"
+    "|".join(_NOT_ADMITTED) + r"|PartitionConfig|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
+    r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|DependencyNeverSatisfied",
+    re.IGNORECASE,
 )
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
@@ -85,6 +119,17 @@ def jobs_in(squeue: str) -> list[Job]:
     return [job for line in squeue.splitlines() if (job := _job(line)) is not None]
 
 
+def cure_of(said: str) -> str:
+    """Return what to do about a job that is not admitted, `{table}` standing for its cluster's; "" for any other."""
+    reason = said.removeprefix("PENDING: ")
+    return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
+
+
+def cure_of_refusal(words: str) -> str:
+    """Return what to do about a job that sbatch refuses, as `cure_of` has it; "" where its words name nothing known."""
+    return next((cure for form, cure in _REFUSED.items() if re.search(form, words, re.IGNORECASE)), "")
+
+
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
     """What a job's comment says beside its name."""
     return f"{run} {int(deadline_wall)} {gpu_count}"
@@ -100,6 +145,7 @@ def _job(line: str) -> Job | None:
         return None
     run, deadline, gpus = (*comment.split(" "), "", "", "")[:3]
     state = STATES.get(word, InstanceState.UNKNOWN)
+    reason = reason.replace("_", " ")
     is_hopeless = state is InstanceState.PENDING and _HOPELESS.fullmatch(reason)
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
     used_s = span_s(used) if _SPAN.fullmatch(used) else None
@@ -109,7 +155,7 @@ def _job(line: str) -> Job | None:
         number=int(number),
         token=token,
         state=InstanceState.STOPPED if is_hopeless else state,
-        said=safe_line(f"{word}: {reason}" if is_waiting else word)[:80],
+        said=safe_line(f"{word}: {reason}" if is_waiting else word)[:MOST_SAID],
         run=token.run_or(run),
         deadline_wall=token.deadline_or(deadline),
         gpu_count=int(gpus) if re.fullmatch(r"[0-9]{1,4}", gpus) else 0,

@@ -3,6 +3,7 @@
 # Slurm ends with it. A call is a folder: NAME.go has its command and its input, NAME.done its outputs and its end.
 # While nothing trains it ends by itself once nobody has called for a while: no node is held for a lost laptop, and what
 # was trained lies in FOLDER.
+# It has the first line `#!/bin/bash -l` on a cluster with a bash: `module` and conda are functions of a login shell.
 # With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads.
 # usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP
 #        pilot.sh nodes PYTHON WORDS
@@ -30,9 +31,12 @@ cd -- "$1" || exit 1
 # Requeued by an admin, or submitted twice, it would train a second time, under a lease that nobody counts.
 mkdir begun || exit 1
 idle=0 most=$2
-eval "$3"
-# The agent passes none of these on to what it starts.
-export -p | grep -E '^export (SLURM|NCCL|GLOO)' >job.env
+# A set-up that fails ends the job, and `setup.failed` has its exit code: what would run then would run without it.
+trap 'echo "$?" >setup.failed' EXIT
+eval "$3" >setup.log 2>&1 || exit
+trap - EXIT
+# The agent passes none of these on to what it starts. A bash writes `declare -x` for `export`.
+export -p | sed 's/^declare -x /export /' | grep -E '^export (SLURM|NCCL|GLOO)' >job.env
 mkdir -p calls
 one() {
     sh "$1/call" <"$1/in" >"$1/out" 2>"$1/err"

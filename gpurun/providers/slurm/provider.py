@@ -15,17 +15,29 @@ from pathlib import Path, PurePosixPath
 from gpurun.core.clock import Clock
 from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.crashpoint import crashpoint
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.machine_token import parse
 from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
-from gpurun.core.untrusted import last_words
+from gpurun.core.untrusted import last_words, safe_line, safe_text
 from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
-from gpurun.providers.slurm.jobs import SINFO, SQUEUE, Job, Partition, comment_of, jobs_in, partition_in
+from gpurun.providers.errors import RejectedFor
+from gpurun.providers.slurm.jobs import (
+    SINFO,
+    SQUEUE,
+    Job,
+    Partition,
+    comment_of,
+    cure_of,
+    cure_of_refusal,
+    jobs_in,
+    partition_in,
+)
 
 PILOT = Path(__file__).with_name("pilot.sh")
 DIES_BY_ITSELF = "yes · Slurm's time limit"
 NO_FOLDER = 97
+BASH = "/bin/bash"
 SBATCH_S = 60
 """An sbatch that finds no controller tries for a while; after this long it is ended, and will make nothing more."""
 BOOT_S = 120
@@ -37,8 +49,10 @@ IDLE_S = 900
 _QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE]
 _CREATE = (
     'umask 077; mkdir -p -- "$1" && cd -- "$1" && { mkdir -- "$2" 2>/dev/null || [ -d "$2" ]; } '
-    f'&& cat >"$2/pilot.sh" || exit {NO_FOLDER}; shift 2; exec timeout {SBATCH_S} sbatch "$@"'
+    f'&& {{ [ ! -x {BASH} ] || echo "#!{BASH} -l"; cat; }} >"$2/pilot.sh" || exit {NO_FOLDER}; '
+    f'shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
+_SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup.log'
 _FINISHED = "out/MANIFEST.json"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
@@ -155,7 +169,11 @@ class SlurmProvider:
             raise Rejected(f"{site.cluster.workdir} on {site.cluster.name} takes no folder: {words}")
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
-            raise Rejected(words, of_offer=True)
+            if not (cure := cure_of_refusal(words)):
+                raise Rejected(words, of_offer=True)
+            hint = cure.format(table=f"[slurm.{site.cluster.name}]")
+            error = NoOffer("slurm.refused", f"Slurm on {site.cluster.name} refused the job: {words}.", hint=hint)
+            raise RejectedFor(error, of_offer=True)
         raise Unknown(words)
 
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
@@ -283,6 +301,27 @@ class SlurmProvider:
             started_wall=self._clock.wall() - job.used_s if is_up and job.used_s is not None else None,
             ran_s=job.used_s if job.state is InstanceState.GONE else None,
         )
+
+    def never_runs(self, instance: Instance) -> GpurunError | None:
+        """Return why a job will never do its work: Slurm does not admit it, or the table's set-up failed."""
+        site, _ = self._place(instance.id)
+        cluster = site.cluster
+        if instance.state is InstanceState.STOPPED:
+            if not (cure := cure_of(instance.said)):
+                return None
+            what = f"Slurm on {cluster.name} does not admit the job: {instance.said.removeprefix('PENDING: ')}."
+            return NoOffer("slurm.not_admitted", what, hint=cure.format(table=f"[slurm.{cluster.name}]"))
+        folder = _folder(site, instance.token) if parse(instance.token) else ""
+        if instance.state is not InstanceState.GONE or not folder:
+            return None
+        code, _, words = self._told(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
+        if not code:
+            return None
+        lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
+        said = " Its last words:\n" + "\n".join(lines) if lines else " It said nothing."
+        what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{said}"
+        hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
+        return SetupError("setup.failed", what, hint=hint)
 
     def _told(self, site: Site, argv: Sequence[str]) -> str:
         """What a command prints that ends well; else `Unknown`."""

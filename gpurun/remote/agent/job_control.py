@@ -63,7 +63,7 @@ def checked_job(root: str, path: str) -> Json:
         numbers = [job[key] for key in ("save_s", *(which + unit for which in STOPS for unit in ("_s", "_wall")))]
         texts = [job["run"], *job["argv"], job["cwd"], *job["env"], *job["env"].values(), *job.get("pass_env", [])]
         good = job["v"] == 1 and job["argv"] and all(isinstance(text, str) for text in texts)
-        numbers.append(job.get("linger_s", 0))
+        numbers += [job.get(key, 0) for key in ("linger_s", "idle_s", "silent_s")]
         good = good and all(isinstance(number, (int, float)) and 0 <= number < 1e12 for number in numbers)
         good = good and isinstance(job["guard_folder"] if job.get("linger_s") else "", str)
     except (KeyError, TypeError, AttributeError):

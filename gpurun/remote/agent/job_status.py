@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.remote.agent.system import Answer, Json
 
+ENDED = ("exit_code", "signal", "stop_reason", "oom_kills", "memory_bytes", "shm_bytes")
+"""What the status has of the job's end; an older agent's has the first three."""
 TAILS = {"events.jsonl": "out", "trainer.log": "out", "agent.log": "agent"}
 NAME = r"{0}(/{0}){{0,8}}".format(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]{0,79}")
 
@@ -41,7 +43,7 @@ def status(root: str) -> Json:
     # All that a keeper can tell of its life on a full disk is that the file was touched.
     now["wall"] = max(now["wall"], changed_wall(path)) or time.time()
     if end:
-        now.update(state="exited", **{key: end[key] for key in ("exit_code", "signal", "stop_reason")})
+        now.update(state="exited", **{key: end[key] for key in ENDED if key in end})
     elif keeper == "nobody" and (now["state"] == "running" or os.path.exists(at(root, "agent", "keeper.json"))):
         now["state"] = "exited"
     return dict(now)

@@ -7,11 +7,13 @@ import signal
 import sys
 import time
 
+from gpurun.remote.agent.activity import Activity
 from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuUse
 from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
 from gpurun.remote.agent.login_environment import chosen
+from gpurun.remote.agent.memory_limits import oom_kills, room
 from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
 
@@ -76,6 +78,8 @@ class Keeper:
         self.killed_at: Optional[float] = None
         self.pid: int = 0
         self.gpus: Any = None
+        self.activity: Any = None
+        self.oom_before = oom_kills()
         record, running = read(root, "agent", "keeper.json") or {}, trainers(root)
         self.started_wall = record.get("started_wall") or time.time()
         if running:  # an earlier keeper was killed: keep its trainer, whose exit code nobody will know
@@ -84,6 +88,8 @@ class Keeper:
             self.launch()
         self.beat("running")
         self.gpus = GpuUse(self.root)  # Not sooner: a process is started most safely by one that has no threads.
+        self.activity = Activity(root, self.job, self.gpus, self.requests.append)
+        self.activity.begin(self.pid)
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
         self.note(at(root, "agent", "keeper.json"), record, durable=True)
 
@@ -224,6 +230,8 @@ class Keeper:
             facts["gpu_tally"] = self.gpus.tally
         if state == "running" and self.gpus:
             facts["gpus"] = self.gpus.now()
+        if state == "running" and self.activity:
+            facts["silent_since_wall"] = self.activity.silent_since_wall
         if not self.note(path, dict(blank(self.root), **facts), durable=False):
             try:
                 os.utime(path)
@@ -234,6 +242,7 @@ class Keeper:
         """Write down the end; on a full disk, try for a minute."""
         by_signal = code is not None and code < 0
         end: Json = {"exit_code": None if by_signal else code, "signal": -code if code and by_signal else None}
+        end.update(room(self.oom_before))
         more = {"stop_reason": self.reason, "ended_wall": time.time()}
         for _ in range(60):
             if self.note(at(self.root, "agent", "exit.json"), dict(end, **more), durable=True):

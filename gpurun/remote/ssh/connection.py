@@ -49,6 +49,13 @@ _CIPHERS = (
 # A connection within so many seconds.
 Dial = Callable[[float], Wire]
 _MOST_LINES = 6
+_FEWER = (
+    "Its server lets few keys be tried. Name the one that it takes: --identity FILE (`identity` in a cluster's table); "
+    "`ssh-add -l` lists the agent's."
+)
+_KEYS_ALLOWED = (
+    "gpurun logs in with a key alone: allow that there (PubkeyAuthentication yes in sshd_config), or ask who runs it."
+)
 _NO_MORE = "gpurun logs in with a key alone: allow that for this user (AuthenticationMethods in sshd_config)."
 
 _KINDS: dict[str, type[paramiko.PKey]] = {
@@ -298,8 +305,8 @@ def _wire(plain: socket.socket, clock: Clock) -> Wire:
 
 def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
     """Show the keys in turn, or none; MachineLost when that is not enough: a machine that boots may come to it yet."""
-    where, refused = address.place, ""
-    for key in keys or (None,):
+    where, refused, methods = address.place, "", list[str]()
+    for tried, key in enumerate(keys or (None,)):
         try:
             if key is None:
                 transport.auth_none(address.user)
@@ -307,18 +314,31 @@ def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey
                 transport.auth_publickey(address.user, key)
         except paramiko.AuthenticationException as error:
             refused = error_words(error)
+            methods = error.allowed_types if isinstance(error, paramiko.BadAuthenticationType) else methods
+            if not transport.is_active() and tried + 1 < len(keys):
+                raise _too_many_keys(address, tried + 1, len(keys)) from error
             continue
-        except Exception as error:  # As in _greet. A server lets few keys be tried.
+        except Exception as error:  # As in _greet. A server that lets no more keys be tried may end it in between.
             if refused:
-                break
+                raise _too_many_keys(address, tried, len(keys)) from error
             raise MachineLost(f"{where} ended the connection at the login: {error_words(error)}.") from error
         if transport.is_authenticated():
             return
         raise MachineLost(f"{where} wants more than a key of {address.user}.", code="ssh.more_than_key", hint=_NO_MORE)
+    if keys and methods and "publickey" not in methods:
+        ways = " or ".join(last_words(method.encode()) for method in methods[:_MOST_LINES])
+        what = f"{where} lets {address.user} in by {ways} alone, and takes no key."
+        raise MachineLost(what, code="ssh.no_key_taken", hint=_KEYS_ALLOWED)
     hint = f"One of these lines must be in ~/.ssh/authorized_keys of {address.user} there:"
     lines = "".join(f"\n{key.get_name()} {key.get_base64()}" for key in keys[:_MOST_LINES])
     what = f"{where} does not let {address.user} in: {refused}."
     raise MachineLost(what, code="ssh.not_let_in", hint=f"{hint}{lines}" if lines else "")
+
+
+def _too_many_keys(address: Address, tried: int, count: int) -> MachineLost:
+    """Tell that a server ended the login before each key was shown: the one that it takes may be among the others."""
+    what = f"{address.place} ended the login of {address.user} after {tried} of {count} keys, which it did not take."
+    return MachineLost(what, code="ssh.too_many_keys", hint=_FEWER)
 
 
 @contextmanager

@@ -23,12 +23,19 @@ NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
 
 
 class ScriptedSlurm:
-    """A cluster in a folder; `knobs` are files by which a test makes it misbehave (`programs.py` names them)."""
+    """A cluster in a folder; `knobs` are files by which a test makes it misbehave (`programs.py` names them).
+
+    `profile` is what a login shell on its nodes reads.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.state, self.bin, self.work = folder / "slurm", folder / "slurm" / "bin", folder / "shared"
         self.bin.mkdir(parents=True)
         (self.state / "jobs").mkdir()
+        self.profile = self.state / "home" / ".bash_profile"
+        self.profile.parent.mkdir()
+        # What /etc/profile made of it is a node's own: these programs would not be found there.
+        self.profile.write_text(f'PATH="{self.bin}:{os.environ["PATH"]}"\n')
         for name in NAMES:
             program = self.bin / name
             program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{PROGRAM}" "{self.state}" {name} "$@"\n')

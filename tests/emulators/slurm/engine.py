@@ -50,6 +50,8 @@ SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=01:00:00 State=UP
+PartitionName=shut Nodes=n1 AllowAccounts=lab State=UP
+PartitionName=small Nodes=n1,n2 MaxNodes=1 State=UP
 """
 
 
@@ -141,7 +143,7 @@ def running(root: Path) -> Iterator[Engine]:
         for _ in ticks(CLOCK, 0.2, 30):
             try:
                 idle = subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True, check=False).stdout
-                if idle.strip() == "idle" and provider.partition().name == "main":
+                if set(idle.split()) == {"idle"} and provider.partition().name == "main":
                     break
             except Unknown:
                 continue

@@ -110,8 +110,11 @@ def run(state: Path, folder: Path) -> str:
     (folder / "started").write_text(str(time.time()))
     with open(text(folder, "output"), "ab") as log:
         child = subprocess.Popen(
-            ["sh", *text(folder, "command").splitlines()],
-            env={**os.environ, "SLURM_JOB_ID": folder.name, "SLURM_JOB_NUM_NODES": text(folder, "nodes")},
+            [*shebang(text(folder, "command").splitlines()[0]), *text(folder, "command").splitlines()],
+            env={
+                **os.environ, "SLURM_JOB_ID": folder.name, "SLURM_JOB_NUM_NODES": text(folder, "nodes"),
+                "HOME": str(state / "home"),
+            },
             cwd=text(folder, "chdir"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     word, end = "", time.time() + 60 * int(text(folder, "minutes"))
@@ -139,6 +142,15 @@ def run(state: Path, folder: Path) -> str:
         (folder / "started").unlink()
         (folder / "completing").unlink()
     return word or ("FAILED" if child.returncode else "COMPLETED")
+
+
+def shebang(script: str) -> list[str]:
+    """The program of a script's first line, which slurmd starts it with."""
+    try:
+        with open(script) as file:
+            return file.readline().removeprefix("#!").split()
+    except FileNotFoundError:
+        return ["sh"]
 
 
 def srun(state: Path, words: list[str]) -> int:

@@ -238,3 +238,28 @@ def test_an_agent_shows_its_keys_in_turn(place: Place, tmp_path: Path, monkeypat
         assert place.machine(client_key="agent").call(["true"], timeout_s=20).exit_code == 0
     code, said = asked(place, place.server.port, "agent", "plan")
     assert (code, "The SSH agent holds no key, or there is none." in said) == (4, True)
+
+
+def test_a_box_that_takes_passwords_alone_is_not_told_to_add_a_key(place: Place) -> None:
+    server = place.serve("PubkeyAuthentication no", "PasswordAuthentication yes", "PermitRootLogin yes")
+    code, said = asked(place, server.port, place.client, "plan")
+    assert code == 4
+    assert "by password or keyboard-interactive alone, and takes no key" in said
+    assert "PubkeyAuthentication yes" in said
+    assert "authorized_keys" not in said
+
+
+def test_an_agent_with_more_keys_than_a_box_lets_be_tried_is_told_to_name_one(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = place.serve("MaxAuthTries 3")
+    strangers = [tmp_path / f"other-{number}" / "client" for number in range(7)]
+    for stranger in strangers:
+        make_keys(stranger.parent)
+    with sshd.key_agent(tmp_path, *strangers, place.client) as socket_path:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+        code, said = asked(place, server.port, "agent", "plan")
+    assert code == 4
+    assert "after 3 of 8 keys" in said
+    assert "--identity FILE" in said
+    assert "authorized_keys" not in said, "the line is there: its key was not shown"

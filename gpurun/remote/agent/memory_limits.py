@@ -1,0 +1,78 @@
+"""How much memory a job had, how many processes the kernel has killed for want of it, and how large /dev/shm is."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, Iterator, Optional
+
+    from gpurun.remote.agent.system import Json
+
+CGROUPS, OWN = "/sys/fs/cgroup", "/proc/self/cgroup"
+SHM = "/dev/shm"
+MOST_BYTES = 1 << 60
+"""A limit above this is none: version 1 writes a very large number for that."""
+
+
+def room(oom_before: Optional[int]) -> Json:
+    """Return the facts of a job's end: its memory, the shared memory's size, and the kernel's kills since it began."""
+    kills = oom_kills()
+    facts: Dict[str, Optional[int]] = {"memory_bytes": memory_bytes(), "shm_bytes": shm_bytes()}
+    facts["oom_kills"] = None if kills is None or oom_before is None else max(0, kills - oom_before)
+    return dict(facts)
+
+
+def oom_kills() -> Optional[int]:
+    """Return how many processes of this cgroup the kernel has killed for want of memory; None where none tells."""
+    for folder in folders():
+        for name in ("memory.events", "memory.oom_control"):
+            told = dict(line.split(None, 1) for line in text(folder, name).splitlines() if len(line.split()) == 2)
+            if told.get("oom_kill", "").strip().isdigit():
+                return int(told["oom_kill"])
+    return None
+
+
+def memory_bytes() -> int:
+    """Return the smallest limit that holds for this cgroup, at most what the machine has."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for folder in folders():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limit = text(folder, name).strip()
+            if limit.isdigit() and int(limit) < MOST_BYTES:
+                limits.append(int(limit))
+    return min(limits)
+
+
+def shm_bytes() -> Optional[int]:
+    """Return the size of /dev/shm, through which the workers of a DataLoader pass their batches."""
+    try:
+        facts = os.statvfs(SHM)
+    except OSError:
+        return None
+    return facts.f_frsize * facts.f_blocks
+
+
+def folders() -> Iterator[str]:
+    """Yield the folders of this process's memory cgroup and of those above it; a container sees its own as the top."""
+    for line in text("", OWN).splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if controllers not in ("", "memory"):
+            continue
+        top = CGROUPS + "/memory" if controllers else CGROUPS
+        path = path.rstrip("/")
+        while True:
+            yield top + path
+            if not path:
+                break
+            path = path.rpartition("/")[0]
+
+
+def text(folder: str, name: str) -> str:
+    """Return what a file of the kernel says; nothing where it is not there."""
+    try:
+        with open(os.path.join(folder, name)) as file:
+            return file.read(1 << 16)
+    except (OSError, ValueError):
+        return ""
