@@ -13,6 +13,7 @@ from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
+from gpurun.core.job_terms import terms_in, terms_of
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
@@ -210,10 +211,12 @@ def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
     from gpurun.cli.receipts import going_on, left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.view.receipt_screen import files_home
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
     told = receipt.predicate
-    checkpoints = [file["name"] for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
+    names = {kind: [file["name"] for file in files] for kind, files in files_home(told)}
+    checkpoints, outputs = names["Checkpoints"], names["Outputs"]
     data = {
         "run": sight.folder.name,
         "folder": str(sight.folder.path),
@@ -223,6 +226,7 @@ def finished(session: Session, sight: Sight) -> Result:
         "cost_micros": told["cost"]["upper_bound_micros"],
         "receipt": str(sight.folder.receipt),
         "checkpoints": checkpoints,
+        "outputs": outputs,
     }
     failure, step = state.failure, left_at(told)
     on = f"Its checkpoint of step {step} is at home. To go on from there: {going_on(told)}"
@@ -231,9 +235,10 @@ def finished(session: Session, sight: Sight) -> Result:
         hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
         errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
     elif state.outcome in ("failed", "lost"):
-        errors = (_training_failed(sight, on if step is not None else ""),)
+        errors = (_failed(sight, on if step is not None else "", is_home=bool(checkpoints or outputs)),)
     text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
-    after = f"The checkpoints are in {sight.folder.artifacts}" if checkpoints else ""
+    there = f"The {terms_in(told).files} are in {sight.folder.artifacts}"
+    after = there if checkpoints or outputs else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
@@ -241,9 +246,14 @@ def finished(session: Session, sight: Sight) -> Result:
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
-def _training_failed(sight: Sight, on: str) -> GpurunError:
+def _failed(sight: Sight, on: str, *, is_home: bool) -> GpurunError:
+    """Return why a job failed or was cut off, in its own words where it is not gpurun's trainer."""
+    terms = terms_of(sight.plan)
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
-    name = sight.folder.name
-    what = f"Training {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {observed['message']}"
-    hint = f"Its words: gpurun logs {name}. What was saved before is in {sight.folder.artifacts}."
+    name, message = sight.folder.name, str(observed["message"])
+    what = f"{terms.work.capitalize()} {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {message}"
+    if message.startswith(terms.work):
+        what = message[:1].upper() + message[1:]
+    saved = f" What was saved before is in {sight.folder.artifacts}." if is_home else ""
+    hint = f"All that it printed: gpurun logs {name}.{saved}"
     return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or hint)

@@ -62,7 +62,7 @@ class Noticed:
         screen.update(records, (), ())
         spent, cap = screen.spent(now_wall), screen.plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
-        found = [(_kind(record), tell_record(record)) for record in new if record.event in _TOLD]
+        found = [(_kind(record), tell_record(record, screen.terms)) for record in new if record.event in _TOLD]
         if cap and spent >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent"))
         for notice, message in found:

@@ -53,13 +53,13 @@ _UNHEARD: dict[str, object] = {
     "outcome": "stopped",
     "reason": "lease",
     "exit_code": None,
-    "message": "the lease left no more time to train; how the trainer ended was not heard",
+    "message": "the lease left no more time; how the work ended was not heard",
     "ended_wall": None,
 }
 NOT_OURS = {
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
-    "signal": "somebody or something on the machine told the trainer to stop before its last step; it saved first",
+    "signal": "somebody or something on the machine told it to stop before it was done",
 }
 
 
@@ -219,12 +219,12 @@ def _outcome(status: Status, context: Context) -> dict[str, object]:
 
 
 def _seen(status: Status) -> str:
-    """How a trainer ended that has not said so itself."""
+    """How a job ended that has not said so itself."""
     if status.signal is not None:
-        return f"the trainer was ended by signal {status.signal}"
+        return f"it was ended by signal {status.signal}"
     if status.exit_code is None:
-        return "the trainer has ended; how was not seen, as after a restart of the machine"
-    return f"the trainer ended with exit code {status.exit_code}"
+        return "it has ended; how was not seen, as after a restart of the machine"
+    return f"it ended with exit code {status.exit_code}"
 
 
 def _failed(status: Status, reason: str, message: str) -> dict[str, object]:
