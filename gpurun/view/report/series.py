@@ -158,7 +158,7 @@ def _mark(
 ) -> Mark | None:
     """Keep a loss, where it is one."""
     if event.step is None or loss is None:
-        told.not_finite += loss is None and "loss" in event.said
+        told.not_finite += loss is None and ("loss" in event.said or "val_loss" in event.said)
         return None
     tokens = told.tokens_at(event.step) if event.tokens is None else event.tokens
     beside = (event.bits_per_byte, event.hellaswag) if isinstance(event, Evaluation) else ()

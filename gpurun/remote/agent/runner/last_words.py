@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 
-NEAR = 400
+NEAR, MOST_CHARS = 400, 4000
 """An error that was named more lines before the end is not why it ended."""
 RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)  # `[rank0]: `, as torchrun puts it.
 RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure)\b\s*(?::|$)")
@@ -19,34 +20,35 @@ TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in
 
 
 class LastWords:
-    """Hears the lines of a command, one after the other."""
+    """Keeps the last lines of a command, and reads them once it has ended."""
 
     def __init__(self) -> None:
-        self.last = self.error = self.second_hand = ""
-        self.since = 0  # Lines since the error.
-        self.is_raising = self.is_ignored = False
+        self.lines: deque[str] = deque(maxlen=NEAR)
 
     def take(self, line: str) -> None:
         """Hear a line, with the spaces at its beginning."""
-        rest = RANK.sub("", line)
-        words, is_indented = rest.strip(), rest[:1].isspace()
-        self.since += 1
-        if not re.search(r"\w", words):
-            return  # It is drawn: `=====`.
-        self.last = words
-        self.is_ignored = self.is_ignored or words.startswith(IGNORED)
-        if words == TRACEBACK:
-            self.is_raising = True
-        elif not is_indented:
-            is_raised, self.is_raising = self.is_raising, False
-            if is_raised and self.is_ignored:
-                self.is_ignored = False
-            elif SECOND_HAND.search(words):
-                self.second_hand = words
-            elif is_raised or RAISED.match(words) or NAMED.search(words):
-                self.error, self.since = words, 0
+        self.lines.append(line[:MOST_CHARS])
 
     @property
     def text(self) -> str:
         """The words; "" where it said nothing."""
-        return (self.error if self.since <= NEAR else "") or self.second_hand or self.last
+        last = error = second_hand = ""
+        is_raising = is_ignored = False
+        for line in self.lines:
+            rest = RANK.sub("", line)
+            words, is_indented = rest.strip(), rest[:1].isspace()
+            if not re.search(r"\w", words):
+                continue  # It is drawn: `=====`.
+            last = words
+            is_ignored = is_ignored or words.startswith(IGNORED)
+            if words == TRACEBACK:
+                is_raising = True
+            elif not is_indented:
+                is_raised, is_raising = is_raising, False
+                if is_raised and is_ignored:
+                    is_ignored = False
+                elif SECOND_HAND.search(words):
+                    second_hand = words
+                elif is_raised or RAISED.match(words) or NAMED.search(words):
+                    error = words
+        return error or second_hand or last

@@ -87,7 +87,10 @@ class Progress:
 
         The step of a validation loss is None where nothing tells it.
         """
-        line = ESCAPES.sub("", line[:MOST_CHARS]).strip()
+        line = line[:MOST_CHARS]
+        if "|" not in line and not any(word in line.lower() for word in ("loss", "epoch")):
+            return None  # A flood of lines is passed over quickly.
+        line = ESCAPES.sub("", line).strip()
         if line.startswith("{") and line.endswith("}"):
             return self._placed(self._of_record(line), epoch=None)
         about = re.split(r"\d", line, maxsplit=1)[0]
