@@ -10,6 +10,7 @@ from typing import Any
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
+from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.records import canonical
 from gpurun.ledger.runs import Sight
@@ -52,7 +53,7 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     name, phase = sight.folder.name, sight.state.phase
     if phase in _BEFORE:
         hint = f"gpurun attach {name} shows how far it is."
-        raise UsageError("checkpoint.none", f"{name} has not begun to train: nothing is finished yet.", hint=hint)
+        raise UsageError("checkpoint.none", f"{name} has not begun: nothing is finished yet.", hint=hint)
     instance = sight.state.instance
     if phase not in _ALIVE and sight.state.shared == "kept" and instance is not None:
         instance = over(instance)
@@ -102,9 +103,7 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
     left = [file for file in brought.left if file not in beside]
     if left:
         lines.append(f"Only on the machine: {_named(left)}.")
-        lines.append(
-            f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the training's end does."
-        )
+        lines.append(f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the run's end does.")
     elif not beside:
         lines.append("Nothing that is finished is only on the machine.")
     if beside:
@@ -112,7 +111,7 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
         lines.append(
             "That does not come home by itself, unless the newest turns out to be damaged: --only all brings it."
         )
-    lines.append("Training goes on." if sight.state.phase is Phase.TRAINING else "The run goes on.")
+    lines.append("The run goes on.")
     return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
 
 
@@ -256,7 +255,8 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
     steps = sorted({file.step for file in files if file.kind == "weights"})
     told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
     size = f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))}"
-    return f"At home, digests verified: {told or 'no checkpoint'}; {size}, in {sight.folder.artifacts}"
+    checkpoints = f"{told or 'no checkpoint'}; " if terms_of(sight.plan).has_model else ""
+    return f"At home, digests verified: {checkpoints}{size}, in {sight.folder.artifacts}"
 
 
 def _named(files: Sequence[ManifestFile]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Self
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_minute
 from gpurun.core.errors import Interrupted
+from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
@@ -24,6 +25,10 @@ ATTACHED = "attached"
 RESUMED = "resumed"
 """What `resume` sets: before training the view alone ends, and while training nobody may be left to come back."""
 _GIVES_UP = ("ask", "stop")
+_STOPPING = {
+    True: "Stopping: a checkpoint first, then it comes home, then the instance is destroyed.",
+    False: "Stopping: the command has its --grace to save, then its outputs come home, then the instance is destroyed.",
+}
 
 
 class Interrupts:
@@ -69,7 +74,7 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
     if phase in (Phase.SHIPPED, Phase.TRAINING):  # Where the start was asked for, the answer may have been lost.
         return _while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
-        session.say("Checkpoints are coming home; that goes on without this terminal.")
+        session.say(f"The {terms_of(sight.plan).files} are coming home; that goes on without this terminal.")
         return True
     if phase in (Phase.COLLECTED, Phase.DESTROYING):
         rate = format_rate(sight.plan.offer.rate_micros_per_hour)
@@ -87,7 +92,7 @@ def _while_training(session: Session, sight: Sight, number: int, on_interrupt: s
     if answer.startswith("d"):
         return True
     if answer.startswith("s"):
-        session.say("Stopping: a checkpoint first, then it comes home, then the instance is destroyed.")
+        session.say(_STOPPING[terms_of(sight.plan).has_model])
         ask_to_stop(sight.folder, "save", by="signal", reason="interrupted while training", signal=_name(number))
     return False
 
@@ -133,7 +138,7 @@ def silence_of(records: Iterable[Record]) -> Record | None:
 
 def _ask(session: Session, sight: Sight) -> str:
     costs = costs_on(sight, session.clock.wall())
-    session.say(f"{sight.folder.name} trains on without this terminal{f' ({costs})' if costs else ''}.")
+    session.say(f"{sight.folder.name} goes on without this terminal{f' ({costs})' if costs else ''}.")
     question = "[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)"
     return _answer(session, question, flag="--on-interrupt", on_interrupt="d")
 

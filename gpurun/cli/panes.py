@@ -10,6 +10,7 @@ from gpurun.cli.keyboard import Keyboard
 from gpurun.cli.reader import News
 from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
+from gpurun.core.job_terms import terms_of
 from gpurun.core.run_plan import Plan
 from gpurun.view.live_state import Screen
 from gpurun.view.live_window import LiveWindow
@@ -82,9 +83,9 @@ class SilentPane:
 class PlainPane(SilentPane):
     """One line an event on standard error."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, plan: Plan, session: Session) -> None:
         self._session = session
-        self._view = PlainView(unicode=probe(sys.stderr).unicode)
+        self._view = PlainView(terms_of(plan), unicode=probe(sys.stderr).unicode)
 
     def show(self, news: News, now: float) -> None:
         """Print what is new."""
@@ -133,4 +134,4 @@ def open_pane(session: Session, plan: Plan, *, stream: bool) -> Pane:
     if session.json:
         return JsonPane(session) if stream else SilentPane()
     live = probe(sys.stderr, color=session.color).redraw and not (session.no_progress or session.quiet)
-    return LivePane(plan, session) if live else PlainPane(session)
+    return LivePane(plan, session) if live else PlainPane(plan, session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpurun.cli.session import Session
+from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.run_plan import Request
@@ -41,7 +42,7 @@ def next_command(told: Predicate, folder: RunFolder) -> str:
 
 def going_on(told: Predicate) -> str:
     """The command that goes on with a run in another rental."""
-    return f"gpurun {'run' if 'command' in told['asked'] else 'train'} --from {told['run']}"
+    return f"gpurun {terms_in(told).verb} --from {told['run']}"
 
 
 def left_at(told: Predicate) -> int | None:
@@ -58,4 +59,4 @@ def left_at(told: Predicate) -> int | None:
     if not is_paid or not (is_cut or is_told):
         return None
     latest: int | None = told["checkpoint"]["latest"]
-    return latest if "command" in told["asked"] else newest_whole(told["checkpoint"]["files"])
+    return newest_whole(told["checkpoint"]["files"]) if terms_in(told).has_model else latest

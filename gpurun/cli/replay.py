@@ -16,6 +16,7 @@ from typing import Any
 
 from gpurun.cli.weights import HomeCheckpoint, ask_trainer
 from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, plain_line
@@ -48,7 +49,7 @@ def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, 
 
     `told` is what the receipt states, `recipe` the plan's, `data` where the shards are.
     """
-    if "command" in told["asked"]:
+    if not terms_in(told).has_model:
         return Replayed(notes=("not checked: it ran a command of its user's own",))
     listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
     files = [one for one in listed if sha256_of(folder.artifacts / one["name"]) == one["sha256"]]

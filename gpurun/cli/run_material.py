@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from gpurun.cli.run_status import state_word
 from gpurun.cli.session import Session
 from gpurun.cli.weights import steps_at_home
+from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event
+from gpurun.core.job_terms import terms_of
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.receipt_record import Receipt
 from gpurun.core.run_plan import Earlier, Mode
@@ -16,7 +18,7 @@ from gpurun.core.untrusted import lines_of, safe_line
 from gpurun.ledger.runs import Sight
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts.log_copy import LocalCopy
-from gpurun.view.event_text import tell_rate
+from gpurun.view.event_text import tell_pace, tell_rate
 from gpurun.view.live_state import Screen
 from gpurun.view.number_format import format_bytes, format_duration, short_hash
 from gpurun.view.receipt_screen import NOT_HERE
@@ -36,7 +38,7 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         mode=str(plan.mode),
         where=f"{plan.offer.provider} {plan.offer.label}",
         state=state_word(sight),
-        parameters=plan.parameters,
+        parameters=plan.parameters or None,
         resolved=plan.resolved,
         shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}"),
         tokenizer_sha256=plan.data.tokenizer_sha256,
@@ -44,7 +46,10 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         receipt=receipt,
         no_receipt=why,
         spent_micros=None if receipt else _screen(sight, len(sight.records)).spent(session.clock.wall()),
-        notes=tuple(_notes(sight, told)),
+        notes=tuple(_notes(sight, told, receipt)),
+        terms=terms_of(plan),
+        argv=plan.command.argv if plan.command else (),
+        folder_sha256=plan.bundle_sha256,
     )
 
 
@@ -53,6 +58,17 @@ def earlier_words(earlier: Earlier) -> str:
     spent = earlier.spent_micros
     cost = f", which cost {format_usd(spent)} at most, not counted here" if spent else ""
     return f"{earlier.run} after step {earlier.step:,}{cost}"
+
+
+def _pace(sight: Sight, record: Record, receipt: Receipt | None) -> str:
+    """What was planned, what was measured after the first steps, and how long it took, as far as it is over."""
+    step, planned_s, terms = record.data.get("step"), sight.plan.estimate.likely_s, terms_of(sight.plan)
+    plan = f"Planned were {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
+    if sight.unfinished:
+        return f"{plan}at {utc(record.wall)[:16]}Z, after {step} steps: {tell_rate(record.data, terms)}."
+    took_s = receipt.predicate["training"]["seconds"]["train_s"] if receipt else None
+    took = f"; it took {format_duration(took_s)}" if took_s is not None else ""
+    return f"{plan}{tell_pace(record.data)} were measured after {step} steps{took}."
 
 
 def _receipt(session: Session, sight: Sight) -> tuple[Receipt | None, str]:
@@ -88,14 +104,16 @@ def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     return lambda seconds: total(before, screen.spent(began + seconds))
 
 
-def _notes(sight: Sight, told: Told) -> Iterator[str]:
+def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
     """What a reader of the figures has to know about them."""
+    terms = terms_of(sight.plan)
     if sight.plan.mode is Mode.REHEARSAL:
-        yield "A rehearsal: the recipe's small form on this machine's CPU, not the run that would be paid for."
+        small = "the recipe's small form on this machine's CPU" if terms.has_model else "a short run on this machine"
+        yield f"A rehearsal: {small}, not the run that would be paid for."
     if (earlier := sight.plan.continues) is not None:
         yield f"It went on from {earlier_words(earlier)}."
         if earlier.spent_micros:
-            yield "In the curves its dollars begin with what that one cost, its training time at nought."
+            yield "In the curves its dollars begin with what that one cost, its own time at nought."
     if sight.unfinished:
         yield "The run is not finished: its figures are those of this moment."
     elif (word := state_word(sight)) in ("failed", "cut off", "never started"):
@@ -104,11 +122,14 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
         yield f"Its journal is damaged: {sight.damage}."
     for record in sight.records:
         if record.event is Event.RATE_OBSERVED:
-            step, planned = record.data.get("step"), sight.plan.estimate.likely_s
-            said = f"Planned were {format_duration(planned)} of training; after" if planned else "After"
-            yield f"{said} {step} steps: {tell_rate(record.data)}."
-    knows = sight.plan.command is None  # Of a command nobody knows which of its outputs had that loss.
-    if knows and told.best is not None and not sight.unfinished and told.best.step not in steps_at_home(sight):
+            yield _pace(sight, record, receipt)
+    # Which of a command's outputs had that loss is not known.
+    if (
+        terms.has_model
+        and told.best is not None
+        and not sight.unfinished
+        and told.best.step not in steps_at_home(sight)
+    ):
         yield f"Its best validation loss was at step {told.best.step:,}, {NOT_HERE}."
     if not told.losses.seen:
         yield "It reported no loss."
@@ -120,4 +141,5 @@ def _notes(sight: Sight, told: Told) -> Iterator[str]:
     if dropped:
         yield f"{format_bytes(dropped)} in the middle of its events were too much to keep."
     if told.stop_reason not in ("", "done"):
-        yield f"The trainer stopped: {told.stop_reason}."
+        said = told.stop_message or f"{terms.worker} stopped: {told.stop_reason}"
+        yield f"{said[:1].upper()}{said[1:].rstrip('.')}."

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.money import Micros, total
 from gpurun.core.paths import open_regular
-from gpurun.core.run_plan import Plan
 from gpurun.core.trainer_events import parse
 from gpurun.ledger.rental import is_more, rentals_of
 from gpurun.ledger.runs import Sight, gave_up
@@ -59,7 +58,7 @@ def run_row(sight: Sight, now: float) -> RunRow:
         where=f"{plan.offer.provider} {plan.offer.label}",
         state=state_word(sight) + _silence(sight, now),
         step=_last_step(sight),
-        steps=_steps(plan),
+        steps=plan.steps or None,
         started_wall=sight.opened_wall or None,
         spent_micros=_spent(sight, now),
         worst_micros=plan.worst_micros,
@@ -76,11 +75,6 @@ def _silence(sight: Sight, now: float) -> str:
     since_wall = sight.state.silent_since_wall
     is_silent = since_wall is not None and sight.unfinished and sight.state.phase is Phase.TRAINING
     return f", silent {format_duration(max(0.0, now - (since_wall or now)))}" if is_silent else ""
-
-
-def _steps(plan: Plan) -> int | None:
-    """How many steps it is to take, where that is known."""
-    return plan.command.total_steps or None if plan.command else plan.resolved.get("train", {}).get("steps") or None
 
 
 def _dies_by(sight: Sight) -> str:

@@ -14,6 +14,7 @@ from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
+from gpurun.core.job_terms import terms_in, terms_of
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
@@ -211,10 +212,12 @@ def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
     from gpurun.cli.receipts import going_on, left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.view.receipt_screen import files_home
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
     told = receipt.predicate
-    checkpoints = [file["name"] for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
+    names = {kind: [file["name"] for file in files] for kind, files in files_home(told)}
+    checkpoints, outputs = names["Checkpoints"], names["Outputs"]
     data = {
         "run": sight.folder.name,
         "folder": str(sight.folder.path),
@@ -224,6 +227,7 @@ def finished(session: Session, sight: Sight) -> Result:
         "cost_micros": told["cost"]["upper_bound_micros"],
         "receipt": str(sight.folder.receipt),
         "checkpoints": checkpoints,
+        "outputs": outputs,
     }
     failure, step = state.failure, left_at(told)
     on = f"Its checkpoint of step {step} is at home. To go on from there: {going_on(told)}"
@@ -232,9 +236,10 @@ def finished(session: Session, sight: Sight) -> Result:
         hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
         errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
     elif state.outcome in ("failed", "lost"):
-        errors = (_training_failed(sight, on if step is not None else ""),)
+        errors = (_failed(sight, on if step is not None else ""),)
     text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
-    after = f"The checkpoints are in {sight.folder.artifacts}" if checkpoints else ""
+    there = f"The {terms_in(told).files} are in {sight.folder.artifacts}"
+    after = there if checkpoints or outputs else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
@@ -242,7 +247,12 @@ def finished(session: Session, sight: Sight) -> Result:
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 
-def _training_failed(sight: Sight, on: str) -> GpurunError:
+def _failed(sight: Sight, on: str) -> GpurunError:
+    """Return why a job failed or was cut off, in its own words where it is not gpurun's trainer."""
+    terms = terms_of(sight.plan)
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
-    what = f"Training {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {observed['message']}"
+    message = str(observed["message"])
+    what = f"{terms.work.capitalize()} {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {message}"
+    if message.startswith(terms.work):
+        what = message[:1].upper() + message[1:]
     return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or failure_hint(sight))

@@ -21,6 +21,7 @@ from typing import Any
 
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.installed_files import bundle_root
+from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import open_regular
 from gpurun.core.secrets import child_environment
@@ -52,7 +53,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
     """
     name = sight.folder.name
-    if sight.plan.command:
+    if not terms_of(sight.plan).has_model:
         what = f"{name} ran a command of your own, whose files nothing here opens."
         raise UsageError("checkpoint.command", what, hint=f"They are in {sight.folder.artifacts}.")
     collected = _came_home(sight)

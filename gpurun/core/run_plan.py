@@ -327,7 +327,7 @@ class Plan(Frozen):
     @property
     def steps(self) -> int:
         """How many steps it is to take; 0 where nobody has said it."""
-        return self.command.total_steps if self.command else int(self.resolved["train"]["steps"])
+        return self.command.total_steps if self.command else int(self.resolved.get("train", {}).get("steps", 0))
 
     @property
     def disk_gb(self) -> int:

@@ -21,7 +21,7 @@ from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
 
 RENTED, BY_ITS_WORD, SMOKE = "gpu, rented", "gpu, as the machine says", "smoke"
-NOT_A_PROVIDER = "not a provider"
+NOT_DONE, NOT_A_PROVIDER = "not done", "not a provider"
 
 GPU_SENTENCE = "ran on a GPU, as its log shows"
 RENTED_SENTENCE = "ran on a rented GPU: the provider told of it, and the log agrees"
@@ -33,6 +33,7 @@ _NOT_SHOWN = {
     RENTED: "It does not show who ran it, nor that the provider's answers were signed as they came.",
     BY_ITS_WORD: "It does not show whose card it was, nor that there was one: its owner could write that log.",
     SMOKE: "It does not show a GPU, nor who ran it.",
+    NOT_DONE: "It does not show a GPU, nor who ran it.",
     NOT_A_PROVIDER: "It does not show that anything was rented: whoever runs that address could answer anything.",
 }
 
@@ -42,6 +43,12 @@ _SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,
 _STEP = re.compile(r"step \d+ \| loss \S+ \|.*")
 _CHECKPOINT = re.compile(r"checkpoint: \S+")
 _MOST_WARNINGS = 8
+_COMMAND_ENDS = {
+    "done": "the command ended well",
+    "stopped": "the command was stopped",
+    "lost": "the command was cut off",
+    "none": "how the command ended was not seen, if it began",
+}
 _START_KEYS = (
     "device",
     "cuda_name",
@@ -149,7 +156,8 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
             case Sample():
                 told.sample = event
             case Alert() if len(told.warnings) < _MOST_WARNINGS:
-                told.warnings.append(f"step {event.step}: {plain_line(event.message)}")
+                at = "" if event.step is None else f"step {event.step}: "
+                told.warnings.append(f"{at}{plain_line(event.message)}")
             case Stop():
                 told.stop = event
     return told
@@ -183,7 +191,7 @@ def verdict_of(opened: Mapping[str, Any], machine: Machine | None, device: str, 
         trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
         return _with_limits(NOT_A_PROVIDER, plain_line(f"asked {endpoint} in place of {provider}; {trained}"))
     if device != "cuda":
-        return _with_limits(SMOKE, _smoke_sentence(device, outcome))
+        return _with_limits(_without_gpu(outcome), _smoke_sentence(device, outcome))
     if opened["mode"] == "paid" and machine is not None and _is_told(machine):
         return _with_limits(RENTED, RENTED_SENTENCE)
     return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
@@ -195,14 +203,14 @@ def command_verdict(
     """The verdict of a user's command: by what the agent saw the cards do, not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
     is_on_gpu = bool(own or (busy and opened["provider"] != "ssh"))  # Others may work on a box of the user's own.
-    how = {"done": "the command ended well", "stopped": "the command was stopped"}.get(outcome, "the command failed")
+    how = _COMMAND_ENDS.get(outcome, "the command failed")
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
     if endpoint := opened.get("endpoint"):
         says = plain_line(f"asked {endpoint} in place of {opened['provider']}; {says}")
         return _with_limits(NOT_A_PROVIDER, says)
     if not is_on_gpu:
-        return _with_limits(SMOKE, says)
+        return _with_limits(_without_gpu(outcome), says)
     is_rented = opened["mode"] == "paid" and machine is not None and _is_told(machine)
     return _with_limits(RENTED if is_rented else BY_ITS_WORD, says)
 
@@ -212,6 +220,11 @@ def older_verdict(device: str, outcome: str) -> Verdict:
     if device == "cuda":
         return {"is": "gpu", "says": GPU_SENTENCE}
     return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
+
+
+def _without_gpu(outcome: str) -> str:
+    """Return the verdict of a run without a GPU: one that failed, was cut off or never started tested nothing."""
+    return SMOKE if outcome in ("done", "stopped") else NOT_DONE
 
 
 def _with_limits(kind: str, says: str) -> Verdict:

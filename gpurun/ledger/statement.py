@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
+from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, left_of, total
 from gpurun.core.paths import RunFolder, read_regular
@@ -36,7 +37,7 @@ from gpurun.core.receipt_record import (
 )
 from gpurun.core.untrusted import plain_data, plain_line
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
-from gpurun.ledger.paid_phases import phases_s, planned
+from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, last_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -68,6 +69,7 @@ def build_statement(
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
     is_imported = bool(opened.get("imported"))
+    divided = evidence.split if terms_in(opened).has_model else None
     instance = _instance(records, rentals)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []
@@ -85,7 +87,7 @@ def build_statement(
         "platform": plain_data(opened.get("platform", UNKNOWN)),
         "instance": instance,
         "timeline": _timeline(records),
-        "runtime": _runtime(folder, rentals, evidence, is_seen=not is_imported),
+        "runtime": _runtime(folder, rentals, divided, is_seen=not is_imported),
         "cost": _cost(opened, rentals),
         "training": _training(records, evidence),
         "checkpoint": _checkpoint(collected, files),
@@ -226,10 +228,11 @@ def _timeline(records: Sequence[Record]) -> Timeline:
     }
 
 
-def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence, *, is_seen: bool) -> Runtime:
+def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSplit | None, *, is_seen: bool) -> Runtime:
     """Seconds, by the widest reading of this laptop's clocks, where they went, and what the plan had for it.
 
-    How the training phase divides is the machine's word. Of a notebook's session nothing was seen (`is_seen`).
+    How the training phase divides is the machine's word; what a command does with its time is not known. Of a
+    notebook's session nothing was seen (`is_seen`).
     """
     ended, spent = is_seen and all_bounded(rentals), phases_s(rentals)
     rented = [rental for rental in rentals if rental.end != "refused"]
@@ -238,7 +241,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], evidence: Evidence, *
         "is": MEASURED if is_seen else UNKNOWN,
         "billable_s": billable_s if ended else None,
         "phases_s": spent,
-        "training": {"is": FROM_INSTANCE, "seconds": evidence.split.within(spent.get("training", 0.0))},
+        "training": {"is": FROM_INSTANCE, "seconds": divided.within(spent.get("training", 0.0)) if divided else None},
         "planned": planned(rented[-1].intent.data, _plan_of(folder)) if rented else None,
     }
 

@@ -90,9 +90,9 @@ def _lingering(state: RunState, context: Context) -> dict[str, Any]:
 def ends_unwatched(state: RunState) -> str:
     """How a machine ends whose training nobody here sees the end of."""
     if state.linger_s:
-        wait = f"{state.linger_s / 60:.0f} minutes after its training"
-        return f"it was to end itself {wait}, with its checkpoints in the bucket, and else to keep them to its deadline"
-    return "it kept its checkpoints to its deadline, as it had no bucket to put them into"
+        wait = f"{state.linger_s / 60:.0f} minutes after its work"
+        return f"it was to end itself {wait}, with its files in the bucket, and else to keep them to its deadline"
+    return "it kept its files to its deadline, as it had no bucket to put them into"
 
 
 def stops_of(state: RunState, context: Context) -> tuple[float, float]:

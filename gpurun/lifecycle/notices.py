@@ -62,7 +62,7 @@ class Noticed:
         screen.update(records, (), ())
         spent, cap = screen.spent(now_wall), screen.plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
-        found = [(kind, tell_record(record)) for record in new if (kind := _kind(record))]
+        found = [(kind, tell_record(record, screen.terms)) for record in new if (kind := _kind(record))]
         if cap and spent >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent"))
         for notice, message in found:

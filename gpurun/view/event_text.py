@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
@@ -62,6 +63,7 @@ ENDS = {
 FELL = ("failed", "lost")
 """The outcomes of a training that are no end of it."""
 _MOST_NAMED = 6
+_STOPS = {"done": "ended: done", "failed": "ended: failed"}
 SILENT, HEARD = "machine.silent", "machine.heard"
 """The incidents of a machine that trains and has not answered for minutes, and of its first answer after that."""
 JOB_SILENT, JOB_HEARD = "job.silent", "job.heard"
@@ -69,9 +71,12 @@ JOB_SILENT, JOB_HEARD = "job.silent", "job.heard"
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
-def tell_record(record: Record) -> str:
-    """One clause without a full stop. Names from the far side inside it are harmless."""
-    teller = _TELLERS.get(str(record.event))
+def tell_record(record: Record, terms: JobTerms = TRAINER) -> str:
+    """Return one clause without a full stop, in the job's `terms`. Names from the far side inside it are harmless."""
+    name = str(record.event)
+    if name in _OF_THE_JOB:
+        return _OF_THE_JOB[name](record.data, terms)
+    teller = _TELLERS.get(name)
     return teller(record.data) if teller else f"{record.event}, which a newer gpurun wrote and this one does not know"
 
 
@@ -127,10 +132,11 @@ def _ready(data: Mapping[str, Any]) -> str:
     return f"all {len(nodes)} nodes answer" + (f", {rate:.2g} GB/s between them" if rate is not None else "")
 
 
-def _ended(data: Mapping[str, Any]) -> str:
-    """How training ended; of one that fell, in whose words there are."""
+def _ended(data: Mapping[str, Any], terms: JobTerms) -> str:
+    """Return how the work ended, with the reason where that says more; of one that failed, in its own words."""
+    outcome, reason = _text(data, "outcome", "ended"), _text(data, "reason")
     why = _text(data, "message") if data.get("outcome") in FELL else ""
-    ended = f"training ended: {_text(data, 'outcome', 'ended')} ({_text(data, 'reason', 'no reason')})"
+    ended = f"{terms.work} ended: {outcome}" + (f" ({reason})" if reason not in ("", outcome) else "")
     return f"{ended}: {why}" if why else ended
 
 
@@ -165,12 +171,11 @@ def _staged(data: Mapping[str, Any]) -> str:
     return f"in {_text(data, 'url', 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
 
 
-def tell_rate(data: Mapping[str, Any]) -> str:
-    """What was measured, and what it means: when training ends and what all of it costs, or how far it gets."""
-    speed, left_s, step = number(data.get("tokens_per_s")), number(data.get("left_s")), whole(data.get("ends_at_step"))
+def tell_rate(data: Mapping[str, Any], terms: JobTerms = TRAINER) -> str:
+    """Return what was measured and what it means: when the work ends and what all of it costs, or how far it gets."""
+    left_s, step = number(data.get("left_s")), whole(data.get("ends_at_step"))
     expected, cap, needed = (whole(data.get(key)) for key in ("expected_micros", "cap_micros", "needed_micros"))
-    step_s = number(data.get("step_s")) or 0.0  # Of a command nobody knows its tokens.
-    measured = f"measured {format_count(speed)} tok/s" if speed is not None else f"measured {step_s:.3g} s a step"
+    measured = f"measured {tell_pace(data)}"
     if data.get("finishes") is True:
         costs = f", about {format_usd(Micros(expected))} in all" if expected else ""
         holds = f"; the cap of {format_usd(Micros(cap))} holds" if expected and cap else ""
@@ -180,7 +185,13 @@ def tell_rate(data: Mapping[str, Any]) -> str:
     far = f"does not finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
     would = f"to finish takes {format_duration(left_s or 0)} more"
     under = f", under a cap of {format_usd(Micros(needed))}" if needed else ""
-    return f"{measured}, {far}; {would}{under}; train --from goes on later"
+    return f"{measured}, {far}; {would}{under}; {terms.verb} --from goes on later"
+
+
+def tell_pace(data: Mapping[str, Any]) -> str:
+    """Return the speed that was measured: in tokens, where they are known."""
+    speed = number(data.get("tokens_per_s"))
+    return f"{number(data.get('step_s')) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
 
 
 def _collected(data: Mapping[str, Any]) -> str:
@@ -193,6 +204,13 @@ def _collected(data: Mapping[str, Any]) -> str:
     return f"collected{count}, digests verified{lost}"
 
 
+_OF_THE_JOB: dict[str, Callable[[Mapping[str, Any], JobTerms], str]] = {
+    "train.intended": lambda d, terms: f"starting {terms.worker}",
+    "train.started": lambda d, terms: terms.doing,
+    "rate.observed": tell_rate,
+    "train.observed": _ended,
+    "collect.intended": lambda d, terms: f"bringing the {terms.files} home",
+}
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
     "stage.intended": _staging,
@@ -204,12 +222,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ready.observed": lambda d: _ready(d),
     "ship.intended": lambda d: "shipping code and data",
     "ship.observed": _shipped,
-    "train.intended": lambda d: "starting the trainer",
-    "train.started": lambda d: "training",
-    "rate.observed": lambda d: tell_rate(d),
-    "train.observed": lambda d: _ended(d),
     "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
-    "collect.intended": lambda d: "bringing the checkpoints home",
     "collect.observed": _collected,
     "destroy.intended": lambda d: "ending the machine",
     "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
@@ -229,27 +242,34 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
     """One line for a trainer's event; an unknown kind is named and nothing more."""
-    at = f"step {UNKNOWN if event.step is None else format_whole(event.step)}"
+    if isinstance(event, Start):
+        return _start(event)
+    steps = (event.steps if isinstance(event, Step) else None) or steps
+    of = f"/{format_whole(steps)}" if steps and isinstance(event, Step) else ""
+    at = "" if event.step is None else f"step {format_whole(event.step)}{of}  "
+    return at + _told(event, steps)
+
+
+def _told(event: TrainerEvent, steps: int | None) -> str:
+    """Return what an event says, without its step."""
     match event:
-        case Start():
-            return _start(event)
         case Step():
-            of = f"/{format_whole(steps)}" if steps else ""
-            return f"{at}{of}  {metrics(event, steps)}"
+            return metrics(event, steps)
         case Evaluation():
-            return f"{at}  val loss {format_loss(event.val_loss)}"
+            return f"val loss {format_loss(event.val_loss)}"
         case Checkpoint():
-            return f"{at}  checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
+            return f"checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
         case Sample():
-            return f"{at}  sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
+            return f"sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
         case Alert():
-            return f"{at}  warning {event.code}: {_line(event.message)}"
+            return f"warning {event.code}: {_line(event.message)}"
         case Stop():
-            return f"{at}  stopped: {event.reason} {_line(event.message)}".rstrip()
+            ended = _STOPS.get(event.reason, f"stopped: {event.reason}")
+            return f"{ended}: {_line(event.message)}" if event.message else ended
     if event.kind == "output":
         name, size = _text(event.said, "name", "a file"), whole(event.said.get("bytes"))
-        return f"{at}  output {_line(name)} ({format_bytes(size or 0)}) is finished"
-    return f"{at}  {event.kind}"
+        return f"output {_line(name)} ({format_bytes(size or 0)}) is finished"
+    return event.kind
 
 
 def _line(text: str) -> str:
@@ -258,7 +278,9 @@ def _line(text: str) -> str:
 
 def metrics(event: Step, steps: int | None) -> str:
     """The figures of a step, with what is missing left out."""
-    parts = [f"loss {format_loss(event.loss)}", f"lr {format_small(event.lr)}"]
+    parts = [] if event.loss is None and "loss" not in event.said else [f"loss {format_loss(event.loss)}"]
+    if event.lr is not None:
+        parts.append(f"lr {format_small(event.lr)}")
     if event.tokens_per_s is not None:
         parts.append(f"{format_count(event.tokens_per_s)} tok/s")
     if event.mfu is not None:

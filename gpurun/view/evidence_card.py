@@ -9,14 +9,8 @@ from gpurun.core.money import format_usd
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.untrusted import safe_text
 from gpurun.view.number_format import UNKNOWN, format_loss
-from gpurun.view.receipt_screen import (
-    card_pairs,
-    checkpoint_files,
-    escape_markdown,
-    log_lines,
-    receipt_markdown,
-    sample_text,
-)
+from gpurun.view.receipt_markdown import card_pairs, escape_markdown, file_rows, receipt_markdown
+from gpurun.view.receipt_screen import log_lines, sample_text
 from gpurun.view.report.escape import escaped, lines_escaped, tag
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Line, Span, line
@@ -43,7 +37,8 @@ def card_html(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
     """The same as one page without a script or a link."""
     told, verdict = receipt.predicate, receipt.predicate["verdict"]
     pairs = [*_first(told, platform), *card_pairs(receipt, shutdown)]
-    pairs += [(file["name"], f"sha256 {file['sha256']}") for file in checkpoint_files(told)]
+    for _, files in file_rows(told):
+        pairs += [(name, f"sha256 {sha256}" if sha256 else "") for name, sha256 in files]
     rows = "".join(tag("tr", tag("th", escaped(name)) + tag("td", escaped(text))) for name, text in pairs)
     texts = (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told))))
     blocks = "".join(tag("h2", escaped(title)) + tag("pre", lines_escaped(lines)) for title, lines in texts if lines)

@@ -42,7 +42,7 @@ def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
     columns = (
         Column(""),
         Column("RUN"),
-        Column("RECIPE", leaves=3),
+        Column("JOB", leaves=3),
         Column("WHERE", leaves=2),
         Column("STATE"),
         Column("STEP", right=True, leaves=4),

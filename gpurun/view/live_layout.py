@@ -11,6 +11,7 @@ from gpurun.view.number_format import (
     format_bytes,
     format_count,
     format_duration,
+    format_files,
     format_loss,
     format_percent,
     format_small,
@@ -20,7 +21,7 @@ from gpurun.view.number_format import (
 )
 from gpurun.view.progress_line import moving_line
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Line, Span, clip_line, flow, line, pad, spread, width_of, wrap
+from gpurun.view.styled_text import Line, Span, clip, clip_line, flow, line, pad, spread, width_of, wrap
 from gpurun.view.terminal_charts import Scale, bar, line_chart, sparkline
 
 _LABEL = 8
@@ -62,7 +63,7 @@ _HELP = (
     ("gpu", "use, memory, temperature, power; every 5 s"),
     ("money", "spent, expected in all, the worst case, the cap"),
     ("lease", "by then the machine ends, with or without you"),
-    ("saved", "the newest checkpoint, and which one is here"),
+    ("saved", "what was finished last, and what is here"),
     ("q", "leave; the run goes on: gpurun attach"),
     ("?", "hide this"),
 )
@@ -143,7 +144,8 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     lines: list[Line] = []
     last, steps = screen.step, screen.steps
     if last is not None and last.step is not None:
-        lines += [*_progress(screen, last.step, steps, style), *_figures(last, screen, style)]
+        lines += _progress(screen, last.step, steps, style)
+    lines += _figures(last, screen, style)
     lines += _cards(screen, style)
     silent_s = screen.silent_s(now)
     if silent_s is not None and silent_s >= _QUIET_S:
@@ -171,23 +173,26 @@ def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> lis
     return flow(parts, style, gap=_APART, indent=_LABEL, first=label)
 
 
-def _figures(step: Step, screen: Screen, style: Style) -> list[Line]:
+def _figures(step: Step | None, screen: Screen, style: Style) -> list[Line]:
+    """The figures that were told, and no others."""
     evaluation = screen.evaluation
-    parts = [line(Span(format_loss(step.loss), "title"))]
+    parts = [line(Span(format_loss(step.loss), "title"))] if step is not None and "loss" in step.said else []
+    label = "loss" if parts or evaluation is not None else "speed"
     if evaluation is not None:
         at = evaluation.step
         where = "" if at is None else f" (step {format_whole(at)})"
         ring = Span("○ ", "warn")
         parts.append(line("val ", ring, Span(format_loss(evaluation.val_loss), "title"), Span(where, "dim")))
-    parts.append(line(f"lr {format_small(step.lr)}"))
-    gradient, speed, mfu = step.grad_norm, step.tokens_per_s, step.mfu
+    rate, gradient, speed, mfu = (step.lr, step.grad_norm, step.tokens_per_s, step.mfu) if step else (None,) * 4
+    if rate is not None:
+        parts.append(line(f"lr {format_small(rate)}"))
     if gradient is not None:
         parts.append(line(f"grad {gradient:.2f}" if abs(gradient) < 1000 else f"grad {gradient:.1e}"))
     if speed is not None:
         parts.append(line(f"{format_count(speed)} tok/s"))
     if mfu is not None:
         parts.append(line(f"MFU {format_percent(mfu)}"))
-    return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(" loss", "dim")))
+    return flow(parts, style, gap="    ", indent=_LABEL, first=line(Span(f" {label}", "dim"))) if parts else []
 
 
 def _cards(screen: Screen, style: Style) -> list[Line]:
@@ -282,13 +287,18 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Where the newest checkpoint is, and which one is here where that is another."""
+    """Where the newest checkpoint is, and which one is here where that is another; of a job without, its files."""
     newest, home = screen.checkpoint.step if screen.checkpoint is not None else None, screen.home_step
     parts: list[Line] = []
     if newest is not None and (home is None or newest > home):
         parts.append(line(f"step {format_whole(newest)}, ", _away(screen, now)))
     if home is not None:
         parts.append(line(f"step {format_whole(home)}, here ", Span("✔", "good"), " digests match"))
+    if newest is None and home is None and screen.home_files:
+        parts.append(line(f"{format_files(screen.home_files)} here ", Span("✔", "good"), " digests match"))
+    elif newest is None and home is None and screen.output is not None:
+        name, size = screen.output
+        parts.append(line(f"{clip(name, style.width // 2)} ({format_bytes(size)}) is finished"))
     return flow(parts, style, gap=" · ", indent=_LABEL, first=line(Span(" saved", "dim"))) if parts else []
 
 

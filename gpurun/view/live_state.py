@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpurun.core.job_terms import terms_of
 from gpurun.core.money import Micros, cost_of, times, total, usd
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
 _GPU_EVERY_S = 5.0  # As often as the agent asks; the same figures are read more often.
-_CHECKPOINT = {"weights", "optimizer", "state"}
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Screen:
     """One run, as far as it has been told."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.terms = plan, terms_of(plan)
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
         self.opened_wall: float | None = None
@@ -110,7 +110,9 @@ class Screen:
         self.evaluation: Evaluation | None = None
         self.checkpoint: Checkpoint | None = None
         self.outcome = ""
+        self.output: tuple[str, int] | None = None  # The name and the bytes of the last one that was finished.
         self.home_step: int | None = None
+        self.home_files = 0
         self.losses, self.validation = Series(), Series()
         self.speeds: deque[float] = deque(maxlen=64)
         self.gpus: GpuReading | None = None
@@ -140,7 +142,7 @@ class Screen:
         for record in records:
             self._count(record)
             self._record(str(record.event), record.wall, record.data)
-            self.story = tell_record(record)
+            self.story = tell_record(record, self.terms)
             if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
                 self.alarm = self.story
         for event in events:
@@ -149,11 +151,9 @@ class Screen:
 
     @property
     def steps(self) -> int | None:
-        """How many steps the trainer said it will do, else what the recipe says."""
-        train: dict[str, Any] = self.plan.resolved.get("train", {})
-        planned = train.get("steps")
+        """How many steps the worker said it will do, else what the plan says."""
         told = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
-        return told or (planned if isinstance(planned, int) else None)
+        return told or self.plan.steps or None
 
     def silent_s(self, now: float) -> float | None:
         """For how long nothing was heard of a trainer that is thought to run; None where no word is waited for."""
@@ -225,13 +225,14 @@ class Screen:
                 self._take(data)
                 self.deadline_wall = number(data.get("deadline_wall"))
             case "rate.observed":
-                self.pace = f"at step {whole(data.get('step'))}: {tell_rate(data)}"
+                self.pace = f"at step {whole(data.get('step'))}: {tell_rate(data, self.terms)}"
                 self.is_too_slow = data.get("finishes") is not True
             case "train.observed":
                 self.outcome = str(data.get("outcome", ""))
                 self.phases["run"].failed = self.outcome in FELL
             case "collect.observed" | "salvage.observed":
-                self.home_step = _newest_whole(data)
+                self.home_step = _newest_whole(data, self.terms.whole)
+                self.home_files = len(data.get("files", ()))
                 left = whole(data.get("egress_micros"))
                 self._once = self._once if left is None else Micros(left)
             case "stop.requested":
@@ -252,15 +253,18 @@ class Screen:
                 self._point(self.losses, step, event.loss)
                 if event.tokens_per_s is not None:
                     self.speeds.append(event.tokens_per_s)
-            case Evaluation(step=int(step)):
+            case Evaluation():
                 self.evaluation = event
-                self._point(self.validation, step, event.val_loss)
+                if event.step is not None:
+                    self._point(self.validation, event.step, event.val_loss)
             case Checkpoint(step=int()):
                 self.checkpoint = event
             case Alert():
                 self.alarm = tell_event(event)
             case Stop() if event.reason not in ("done", "signal"):
                 self.alarm = tell_event(event)
+            case TrainerEvent(kind="output"):
+                self.output = safe_line(str(event.said.get("name", "a file"))), whole(event.said.get("bytes")) or 0
 
     def _point(self, series: Series, step: int, value: float | None) -> None:
         if value is not None:
@@ -271,9 +275,9 @@ class Screen:
         return (self.checkpoint.wall if self.checkpoint is not None else None) or 0.0
 
 
-def _newest_whole(collected: Mapping[str, Any]) -> int | None:
+def _newest_whole(collected: Mapping[str, Any], whole_kinds: frozenset[str]) -> int | None:
     """The newest step of which every file of a checkpoint is at home, verified."""
     kinds: dict[int, set[str]] = {}
     for file in collected.get("files", ()):
         kinds.setdefault(int(file["step"]), set()).add(str(file["kind"]))
-    return max((step for step, found in kinds.items() if found >= _CHECKPOINT), default=None)
+    return max((step for step, found in kinds.items() if found >= whole_kinds), default=None)

@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from gpurun.core.clock import utc
+from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.trainer_events import Start, Step, Stop, TrainerEvent
 from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, HEARD, SILENT, is_alarming, tell_event, tell_record
 from gpurun.view.number_format import format_duration
@@ -35,8 +36,15 @@ _WORTH_S = 5.0
 class PlainView:
     """Turns what was read since last time into lines; the caller prints them to standard error."""
 
-    def __init__(self, *, unicode: bool = True, metric_period_s: float = 30.0, heartbeat_s: float = 60.0) -> None:
-        self._style = Style(unicode=unicode)
+    def __init__(
+        self,
+        terms: JobTerms = TRAINER,
+        *,
+        unicode: bool = True,
+        metric_period_s: float = 30.0,
+        heartbeat_s: float = 60.0,
+    ) -> None:
+        self._terms, self._style = terms, Style(unicode=unicode)
         self._metric_period_s = metric_period_s
         self._heartbeat_s = heartbeat_s
         self._steps: int | None = None
@@ -83,9 +91,9 @@ class PlainView:
         name = str(record.event)
         self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
         if record.data.get("code") in (SILENT, HEARD) or name == "train.observed":
-            self._silence = tell_record(record) if record.data.get("code") == SILENT else ""
+            self._silence = tell_record(record, self._terms) if record.data.get("code") == SILENT else ""
         mark = "! " if is_alarming(record) else ""
-        return [self._line(record.wall, self._phase, f"{mark}{tell_record(record)}")]
+        return [self._line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
 
     def _hear(self, event: TrainerEvent, now: float) -> list[str]:
         """Steps are held for `_metric`; a stop lets the held one out first, so that the last figures are never lost."""
@@ -109,7 +117,7 @@ class PlainView:
     def _gap(self, wall: float) -> list[str]:
         """How much was left out since the last line, once."""
         count, self._left_out = self._left_out, 0
-        return [self._line(wall, "run", f"{count} lines of the trainer left out")] if count else []
+        return [self._line(wall, "run", f"{count} lines of {self._terms.worker} left out")] if count else []
 
     def _metric(self, now: float) -> list[str]:
         due = now - self._metric_wall >= self._metric_period_s or now < self._metric_wall

@@ -1,16 +1,16 @@
-"""The receipt as a person reads it: for the terminal, and as Markdown to hand in or to paste.
+"""The receipt as a person reads it on a terminal; `receipt_markdown.py` has the same to hand in or to paste.
 
 Unknown stays unknown: what nobody measured is left out or called unknown, never guessed.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from datetime import datetime
 from typing import Any
 
-from gpurun.core.clock import local_time, utc
+from gpurun.core.clock import local_time
+from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
@@ -34,6 +34,7 @@ _TEARDOWNS = {
     "not_proven": ("Teardown", "NOT PROVEN, may be billing", "bad"),
     "": ("Teardown", "no machine was made, none to end", ""),
 }
+_MOST_FILES = 20
 NOT_HERE = "of which no checkpoint is at home"
 """What is said of the best validation loss where what had it is not here: nothing can be made of it."""
 
@@ -52,7 +53,8 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     title, chain = Span(f"#{told['seq']:04d}  ", "title"), Span(f"sha256 {short_hash(receipt.sha256)}  ", "dim")
     right = line(title, chain, mark[signature_word(receipt)])
     lines = [line(), *_headed(line("  ", Span(f"Receipt {told['run']}", "title")), right, style), line()]
-    lines += fields([(name, parts) for name, parts in _pairs(told, now, shutdown, then) if parts], style)
+    pairs = receipt_pairs(told, now=now, shutdown=shutdown, then=then)
+    lines += fields([(name, parts) for name, parts in pairs if parts], style)
     for title_of, texts in (("log", log_lines(told)), ("sample", safe_text(sample_text(told), most_lines=12))):
         if any(texts):
             lines += [line(), line(Span(f"  ── {title_of} " + "─" * (style.width - 6 - len(title_of)), "dim"))]
@@ -94,34 +96,34 @@ def _headed(title: Line, right: Line, style: Style) -> list[Line]:
     return [title, (Span("  "), *right)]
 
 
-def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[str, list[Cell]]]:
-    """The fields of both forms, in their order."""
+def receipt_pairs(told: Predicate, *, now: float, shutdown: str, then: str = "") -> list[tuple[str, list[Cell]]]:
+    """Return the fields of both forms, in their order."""
     ended, digests, prev = told["teardown"]["is"] or "", told["digests"], told["prev"]
     name, said, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
     closed = Span(shutdown, "bad" if shutdown.startswith("SHUTDOWN NOT") else "good")
     proofs = told["teardown"]["evidence"]
     evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
     chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
-    is_command = "command" in told["asked"]
-    whose = "folder" if is_command else told["asked"].get("trainer", "trainer")
+    terms = terms_in(told)
+    whose = told["asked"].get("trainer", "trainer") if terms.has_model else "folder"
     trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
-    files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in checkpoint_files(told)]
     incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
     return [
-        ("Command" if is_command else "Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
+        (terms.label, [_recipe(told), *_variables(told), _hashed("sha256", digests["recipe"])]),
         ("Shipped", [*trained, f"by gpurun {told['gpurun']['version']}"]),
         ("Sent", _sent(told)),
         ("Imported", _imported(told)),
         ("Instance", [_instance(told["instance"])] if "imported" not in told["asked"] else []),
         ("Machine", _machine(told)),
-        ("Timeline", [f"{_plain(step)} {_when(wall, now)}" for step, wall in _times(told)]),
+        ("Timeline", [f"{step} {_when(wall, now)}" for step, wall in times_of(told)]),
         ("Runtime", _runtime(told)),
-        ("Paid time", _phases(told["runtime"])),
-        ("In training", _in_training(told["runtime"])),
+        ("Paid time", _phases(told["runtime"], terms.doing)),
+        ("In training", _in_training(told["runtime"]) if terms.has_model else []),
         ("GPU", _gpu_use(told)),
         ("Cost", _cost(told)),
         ("Result", [Span(_result(told), "title")]),
-        ("Checkpoints", files),
+        ("Why", _why(told)),
+        *((name, _files(files)) for name, files in files_home(told)),
         ("Not home", [Span(str(one), "bad") for one in told["checkpoint"].get("missing") or ()]),
         (name, [Span(said, look), _proof(told), evidence, closed]),
         ("Warnings", [Span(one, "warn") for one in told["training"].get("warnings", {"lines": []})["lines"]]),
@@ -135,15 +137,12 @@ def _hashed(word: str, digest: str) -> str:
     return f"{word} {short_hash(digest)}" if digest else ""
 
 
-def _plain(step: str) -> str:
-    return step.replace("_", " ")
-
-
-def _times(told: Predicate) -> list[tuple[str, float | None]]:
-    """When each thing was seen, in seconds since the epoch; a time that is not known has none."""
+def times_of(told: Predicate) -> list[tuple[str, float | None]]:
+    """Return when each thing was seen, in seconds since the epoch; a time that is not known has none."""
     stamps: dict[str, Any] = {**told["timeline"]}
     known = {name: datetime.fromisoformat(stamps[name]) for name in _TIMES if stamps[name] != NOT_KNOWN}
-    return [(name, known[name].timestamp() if name in known else None) for name in _TIMES]
+    words = {name: name.replace("train", terms_in(told).verb).replace("_", " ") for name in _TIMES}
+    return [(words[name], known[name].timestamp() if name in known else None) for name in _TIMES]
 
 
 def _when(wall: float | None, now: float) -> str:
@@ -155,9 +154,17 @@ def log_lines(told: Predicate) -> list[str]:
     return [safe_line(text) for text in told["training"]["log"]["lines"]]
 
 
-def checkpoint_files(told: Predicate) -> list[FileAtHome]:
-    """What came home, but for the samples."""
-    return [file for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
+def files_home(told: Predicate) -> list[tuple[str, list[FileAtHome]]]:
+    """Return what came home, but for the samples: the checkpoints, and what a command left besides."""
+    files = [file for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
+    outputs = [file for file in files if file["kind"] == "output"]
+    return [("Checkpoints", [file for file in files if file["kind"] != "output"]), ("Outputs", outputs)]
+
+
+def _files(files: list[FileAtHome]) -> list[Cell]:
+    """The first of many files, and how many more there are."""
+    shown: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in files[:_MOST_FILES]]
+    return [*shown, f"and {len(files) - _MOST_FILES} more"] if files[_MOST_FILES:] else shown
 
 
 def _recipe(told: Predicate) -> str:
@@ -166,9 +173,16 @@ def _recipe(told: Predicate) -> str:
     before = asked.get("continues")
     of = f" of {before['steps']}" if before and "steps" in before else ""
     since = f", from {before['run']} after step {before['step']}{of}" if before else ""
-    if "command" in asked:
-        return f"{shlex.join(asked['command']['argv'])}{since}"
+    if command := asked.get("command"):
+        return f"{shlex.join(command['argv'])}{since}"
     return f"{asked['recipe']} ({asked['form']}{since})"
+
+
+def _variables(told: Predicate) -> list[Cell]:
+    """The names of the variables that a command was given."""
+    command = told["asked"].get("command")
+    names = [*command["env"], *(f"{name} (secret)" for name in command["secrets"])] if command else []
+    return [f"with {', '.join(names)}"] if names else []
 
 
 def _gpu_use(told: Predicate) -> list[Cell]:
@@ -225,8 +239,9 @@ def _machine(told: Predicate) -> list[Cell]:
 
 def _runtime(told: Predicate) -> list[Cell]:
     trained_s, billable_s = told["training"]["seconds"]["train_s"], told["runtime"]["billable_s"]
-    unknown = "training unknown" if _is_begun(told) else "no training"
-    train = unknown if trained_s is None else f"{format_duration(trained_s)} training"
+    doing = terms_in(told).doing
+    unknown = f"{doing} unknown" if _is_begun(told) else "never started"
+    train = unknown if trained_s is None else f"{format_duration(trained_s)} {doing}"
     return [train, "billable unknown" if billable_s is None else f"{format_duration(billable_s)} billable"]
 
 
@@ -234,7 +249,7 @@ def _is_begun(told: Predicate) -> bool:
     return told["timeline"]["train_start"] != NOT_KNOWN or "imported" in told["asked"]
 
 
-def _phases(runtime: Runtime) -> list[Cell]:
+def _phases(runtime: Runtime, doing: str) -> list[Cell]:
     """Where the paid seconds went, each phase beside what the plan allowed it; nothing is left out but zeros."""
     planned, spent = runtime.get("planned"), runtime["phases_s"]
     limits = planned["limits_s"] if planned else {}
@@ -244,10 +259,11 @@ def _phases(runtime: Runtime) -> list[Cell]:
         limit = "" if limit_s is None else f" of {format_duration(limit_s)}"
         late = limit_s is not None and seconds > limit_s
         if int(seconds) or limit:
-            cells.append(Span(f"{name} {format_duration(seconds)}{limit}", "warn" if late else ""))
+            shown = doing if name == "training" else name
+            cells.append(Span(f"{shown} {format_duration(seconds)}{limit}", "warn" if late else ""))
     expected = planned["training_s"] if planned else None
     if expected and cells:
-        cells.append(f"training expected {format_duration(expected[0])} to {format_duration(expected[1])}")
+        cells.append(f"{doing} expected {format_duration(expected[0])} to {format_duration(expected[1])}")
     return cells
 
 
@@ -291,17 +307,25 @@ def _result(told: Predicate) -> str:
     step, loss, best = figures.get("last_step"), figures.get("last_loss"), figures.get("best_val_loss")
     nothing = "CUT OFF" if _is_begun(told) else "NEVER STARTED"
     words = [nothing if training["outcome"] == "none" else training["outcome"].upper()]
+    if not terms_in(told).has_model and training["exit_code"] is not None:
+        words += [f"exit code {training['exit_code']}"]
     words += [f"step {step}"] if step is not None else []
     words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
     words += [_best_val(told, best)] if isinstance(best, float) else []
     return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
 
 
+def _why(told: Predicate) -> list[Cell]:
+    """The words of a job that failed, or of who lost sight of it."""
+    training = told["training"]
+    return [Span(safe_line(training["message"]), "warn")] if training["outcome"] in ("failed", "lost") else []
+
+
 def _best_val(told: Predicate, loss: float) -> str:
     """The lowest loss of all evaluations; another is the best checkpoint's where that evaluation lay between two."""
     kept = told["checkpoint"]["best"]
     step, kept_loss = (kept.get("step"), kept.get("val_loss")) if isinstance(kept, dict) else (None, None)
-    if "command" in told["asked"]:  # Nobody knows which of its outputs had that loss.
+    if not terms_in(told).has_model:  # Which of its outputs had that loss is not known.
         return f"best val {loss:.4f}"
     files = told["checkpoint"]["files"]
     is_kept, is_home = kept_loss == loss, any((one["kind"], one["step"]) == ("weights", step) for one in files)
@@ -330,60 +354,3 @@ def sample_text(told: Predicate) -> str:
     # The record has a prompt in one line of bounded length, and the text as it was.
     prompt = told["sample"]["prompt"].replace(r"\u{a}", "\n").replace(r"\u{9}", "    ")
     return text if text.startswith(prompt.removesuffix("…")) else f"{prompt}\n{text}"
-
-
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
-
-
-def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
-    """The same as Markdown: a table with whole digests and UTC times, then log and sample as literal blocks."""
-    told = receipt.predicate
-    lines = [
-        f"# Receipt {escape_markdown(told['run'])} #{told['seq']:04d}",
-        "",
-        f"**{escape_markdown(told['verdict']['says'])}**"
-        + escape_markdown(f" {told['verdict'].get('not_shown', '')}".rstrip()),
-        "",
-        "| | |",
-        "| --- | --- |",
-    ]
-    lines += [f"| {name} | {escape_markdown(value)} |" for name, value in card_pairs(receipt, shutdown)]
-    if files := checkpoint_files(told):
-        lines += ["", "| checkpoint | sha256 |", "| --- | --- |"]
-        lines += [f"| {escape_markdown(file['name'])} | `{escape_markdown(file['sha256'])}` |" for file in files]
-    for title, texts in (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told)))):
-        if any(texts):
-            longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
-            fence = "`" * max(3, longest + 1)
-            lines += ["", f"## {title}", "", f"{fence}text", *texts, fence]
-    return "\n".join(lines)
-
-
-def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
-    """What is handed in of a receipt, name by name: whole digests, and times in UTC."""
-    told = receipt.predicate
-    pairs: list[tuple[str, str]] = []
-    for name, parts in _pairs(told, 0.0, shutdown, ""):
-        texts = [part.text if isinstance(part, Span) else part for part in parts]
-        if name == "Timeline":
-            texts = [f"{_plain(step)} {UNKNOWN if wall is None else utc(wall)}" for step, wall in _times(told)]
-        if name not in ("Checkpoints", "Next", "Chain", "Shipped") and any(texts):
-            pairs.append((name, " · ".join(text for text in texts if text)))
-    proofs = told["teardown"]["evidence"]
-    digests = (
-        ("Recipe sha256", told["digests"]["recipe"]),
-        ("Trainer", told["asked"].get("trainer", "")),
-        ("Folder sha256" if "command" in told["asked"] else "Trainer sha256", told["digests"]["trainer"]),
-        ("Data sha256", told["digests"]["data"]),
-        ("Evidence sha256", proofs[-1]["evidence_sha256"] if proofs else ""),
-        ("Receipt sha256", receipt.sha256),
-        ("After", told["prev"]),
-    )
-    words = {"signed": "signed, ed25519", "unsigned": "unsigned", "bad": "BAD SIGNATURE"}
-    pairs += [(name, digest) for name, digest in digests if digest]
-    return [*pairs, ("Signature", words[signature_word(receipt)])]
-
-
-def escape_markdown(text: str) -> str:
-    """Text that Markdown and HTML leave as it is."""
-    return _MARKDOWN.sub(r"\\\1", safe_line(text))

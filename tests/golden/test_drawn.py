@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+import command_samples as commands
 import view_samples as samples
 
 from gpurun.core.money import usd
@@ -24,7 +25,8 @@ from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps
 from gpurun.view.live_layout import live_screen
 from gpurun.view.plain_lines import PlainView
 from gpurun.view.plan_screen import plan_screen
-from gpurun.view.receipt_screen import receipt_markdown, receipt_screen
+from gpurun.view.receipt_markdown import receipt_markdown
+from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Line, cells, render
 
@@ -51,6 +53,9 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "config": lambda s: config_table(samples.SETTINGS, s),
     "doctor": lambda s: doctor_lines(samples.FINDINGS, s),
     "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW, then="gpurun report fox-41 --html out.html"),
+    "receipt-command": lambda s: receipt_screen(commands.RECEIPT, s, now=NOW),
+    "plan-command": lambda s: plan_screen(commands.plan(), s, now=NOW),
+    "live-command": lambda s: _live(commands.live(), s),
     "live-rented": lambda s: _live(samples.rented_screen(), s),
     "live-help": lambda s: _live(samples.rented_screen(), s, helps=True),
     "live-ended": lambda s: _live(samples.local_screen(), s),
@@ -94,6 +99,7 @@ def test_colour_adds_nothing_but_colour(name: str) -> None:
 
 def test_receipt_as_markdown() -> None:
     check("receipt.md", receipt_markdown(samples.RECEIPT))
+    check("receipt-command.md", receipt_markdown(commands.RECEIPT))
 
 
 def test_a_whole_run_off_a_terminal() -> None:

@@ -77,7 +77,7 @@ def test_the_newest_comes_home_while_training_goes_on_and_training_goes_on(own: 
         assert told.data["here"][0]["step"] == told.data["latest"]
         assert {file["name"] for file in told.data["here"]} <= at_home(folder)
         assert told.data["not_here"] == []
-        assert "Training goes on." in told.text
+        assert "The run goes on." in told.text
         before = folder.events.stat().st_size
         until(lambda: folder.events.stat().st_size > before)
         assert "collect.intended" not in events_of(folder), "the supervisor has not heard of it"
@@ -575,5 +575,5 @@ def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session
 
 def test_a_run_that_has_no_machine_yet_has_nothing_to_bring(session: Session) -> None:
     make_run(session.home)
-    with pytest.raises(UsageError, match="not begun to train"):
+    with pytest.raises(UsageError, match="has not begun"):
         collect(session, "fox-41", only="all")

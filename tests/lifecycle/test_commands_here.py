@@ -152,6 +152,35 @@ def test_however_a_script_ends_its_machine_ends_with_it(
     assert person.holds()
 
 
+FAILING = """\
+import json, os, sys
+with open(os.environ["GPURUN_EVENTS"], "a") as told:
+    for step in (1, 2, 3):
+        told.write(json.dumps({"step": step, "loss": 4 - step, "val_loss": 5 - step, "total_steps": 9}) + "\\n")
+print("step 700 | loss 700")
+print("Test loss: 0.1")
+sys.exit("torch.OutOfMemoryError: CUDA out of memory.\\n" + "=" * 60)
+"""
+
+
+def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -> None:
+    (person.folder / "train.py").write_text(FAILING)
+    done = person.types("run", "--provider", "local", "--name", "fox-41", "train.py")
+    assert done.returncode == 6, done.stderr
+    words = "The command ended with exit code 1; its last words: torch.OutOfMemoryError: CUDA out of memory."
+    assert words in " ".join(done.stderr.split())
+    told = person.receipt()
+    figures = told["training"]["figures"]
+    assert (figures["last_step"], figures["last_loss"], figures["best_val_loss"]) == (3, 1.0, 2.0)
+    assert (told["verdict"]["is"], told["runtime"]["training"]["seconds"]) == ("not done", None)
+    assert person.types("wait", "fox-41").returncode == 6
+    shown = done.stdout + done.stderr + person.types("receipt", "--md").stdout + person.types("report").stdout
+    assert [
+        word for word in ("None", "lr —", "compile", "In training", "trainer", "smoke", "700 ") if word in shown
+    ] == []
+    assert person.holds()
+
+
 def test_a_rehearsal_runs_it_here_for_so_long_and_then_stops_it(person: Person) -> None:
     (person.folder / "train.py").write_text(NANOGPT)
     began = time.monotonic()

@@ -179,7 +179,7 @@ def test_checkpoints_that_nobody_came_for_were_kept_to_the_deadline_and_the_rece
     receipt = json.loads(world.folder.receipt.read_bytes())
     told = json.loads(b64decode(receipt["payload"]))["predicate"]["incidents"]
     (said,) = [one["message"] for one in told if one["code"] == "machine.unwatched"]
-    assert "kept its checkpoints to its deadline" in said
+    assert "kept its files to its deadline" in said
 
 
 def test_a_machine_that_pushes_is_told_how_long_to_wait_for_a_client_that_is_lost(world: World) -> None:
@@ -192,4 +192,4 @@ def test_a_machine_that_pushes_is_told_how_long_to_wait_for_a_client_that_is_los
     assert (job["linger_s"], job["guard_folder"]) == (LEASE.collect_s + 900, "/var/lib/gpurun")
     unarmed = job_of(pushes.model_copy(update={"armed": False}), world.context)
     assert "linger_s" not in unarmed
-    assert "16 minutes after its training" in ends_unwatched(pushes.model_copy(update={"linger_s": job["linger_s"]}))
+    assert "16 minutes after its work" in ends_unwatched(pushes.model_copy(update={"linger_s": job["linger_s"]}))

@@ -394,9 +394,9 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        ({"exit_code": 3}, "the trainer ended with exit code 3"),
-        ({"exit_code": None, "signal": 9}, "the trainer was ended by signal 9"),
-        ({"exit_code": None}, "the trainer has ended; how was not seen, as after a restart of the machine"),
+        ({"exit_code": 3}, "it ended with exit code 3"),
+        ({"exit_code": None, "signal": 9}, "it was ended by signal 9"),
+        ({"exit_code": None}, "it has ended; how was not seen, as after a restart of the machine"),
     ],
 )
 def test_a_trainer_that_ended_without_a_word_is_told_as_it_was_seen(

@@ -27,7 +27,8 @@ from gpurun.view.envelope import event_json, record_json
 from gpurun.view.live_layout import live_screen
 from gpurun.view.live_state import Screen
 from gpurun.view.plain_lines import PlainView
-from gpurun.view.receipt_screen import receipt_markdown, receipt_screen
+from gpurun.view.receipt_markdown import receipt_markdown
+from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.report.series import hear
 from gpurun.view.style import Style
 from gpurun.view.styled_text import line, render

@@ -57,5 +57,92 @@ def test_the_trainer_of_hugging_face_tells_its_step_in_a_bar() -> None:
     assert told.take("{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 5e-05, 'epoch': 0.04}") == {
         "step": 20, "loss": 2.5, "lr": 5e-05,
     }  # fmt: skip
+    for line in ("  0%|          | 0/8 [00:00<?, ?it/s]", "100%|██████████| 8/8 [00:01<00:00, 7.1it/s]"):
+        assert told.take(line) is None  # The bar of its evaluation.
     assert told.take("{'eval_loss': '2.4', 'eval_runtime': '1.0', 'epoch': '0.04'}") == {"step": 20, "val_loss": 2.4}
     assert told.total == 500
+
+
+def points(lines: list[str], total: int = 0) -> tuple[list[tuple[int | None, float | None, float | None]], int]:
+    """Return step, loss and validation loss of every line that tells one, and how many steps there are in all."""
+    told = Progress(total)
+    found = [one for line in lines if (one := told.take(line)) is not None]
+    return [(one["step"], one.get("loss"), one.get("val_loss")) for one in found], told.total
+
+
+def test_a_bar_of_each_epoch_adds_up() -> None:
+    bar = "\x1b[1mEpoch {}: {:3d}%|███▍      | {}/40 [00:01<00:10, 3.50it/s, loss={}]"
+    lines = [bar.format(e, 50 * i, 20 * i, 3 - e) for e in range(3) for i in (1, 2)]
+    found, total = points(lines)
+    assert ([step for step, _, _ in found], total) == ([20, 40, 60, 80, 100, 120], 0)
+    named = [line.replace("Epoch 0", "Epoch 1/3").replace("Epoch 1:", "Epoch 2/3:") for line in lines[:2]]
+    assert points(named)[1] == 120
+    bare = [line.partition(": ")[2] for line in lines]
+    assert points(bare)[0][-1] == (120, 1, None)
+    assert points(bare, total=120)[1] == 120, "what its user says is not overruled"
+
+
+def test_keras_counts_on_over_its_epochs_and_its_evaluation_at_the_end_is_no_training() -> None:
+    bar = "\x1b[1m{}/938\x1b[0m \x1b[32m━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m1s\x1b[0m 3ms/step - acc: 0.9 - loss: {}"
+    lines = ["Epoch 1/2", bar.format(100, 0.5), bar.format(938, 0.4) + " - val_accuracy: 0.9 - val_loss: 0.6"]
+    lines += ["Epoch 2/2", bar.format(50, 0.3), bar.format(938, 0.2) + " - val_accuracy: 0.9 - val_loss: 0.5"]
+    lines += [bar.format(1, 9.9), bar.format(313, 9.9).replace("938", "313"), "Test loss: 9.9"]
+    assert points(lines) == ([(100, 0.5, None), (938, 0.4, 0.6), (988, 0.3, None), (1876, 0.2, 0.5)], 1876)
+    older = ["Epoch 1/2", "100/938 [==>...........] - ETA: 2s - loss: 0.5"]
+    assert points(older) == ([(100, 0.5, None)], 1876)
+    brief = ["Epoch 2/2", "938/938 - 3s - 3ms/step - accuracy: 0.9 - loss: 0.4 - val_loss: 0.6"]
+    assert points(brief) == ([(1876, 0.4, 0.6)], 1876)
+
+
+def test_lightning_repeats_a_validation_loss_in_its_bar_and_it_is_told_once() -> None:
+    bar = "Epoch {}: {:3d}%|█████     | {}/20 [00:01<00:01,  9.5it/s, v_num=0, train_loss={}{}]"
+    lines = ["Sanity Checking DataLoader 0: 100%|██████████| 2/2 [00:00<00:00, 9it/s]"]
+    lines += [bar.format(0, 50, 10, 2.3, ""), "Validation DataLoader 0: 100%|██████████| 5/5 [00:00<00:00, 9it/s]"]
+    lines += [bar.format(0, 100, 20, 2.2, ", val_loss=2.1"), bar.format(1, 50, 10, 2.0, ", val_loss=2.1")]
+    assert points(lines) == ([(10, 2.3, None), (20, 2.2, 2.1), (30, 2.0, None)], 0)
+    rich = ["Epoch 0/9 ━━━━━━╸━━━━━━ 10/20 0:00:01 • 0:00:01 9.50it/s v_num: 0 train_loss: 2.3"]
+    assert points(rich) == ([(10, 2.3, None)], 0)
+
+
+IMAGENET = [
+    "Epoch: [0][   1/1251]\tTime  9.1 ( 9.1)\tData  4.0 ( 4.0)\tLoss 7.0e+00 (7.0e+00)\tAcc@1   0.00 (  0.00)",
+    "Epoch: [1][  11/1251]\tTime  0.3 ( 1.1)\tData  0.0 ( 0.4)\tLoss 6.9e+00 (7.0e+00)\tAcc@1   0.00 (  0.12)",
+    "Test: [  1/391]\tTime  2.1 ( 2.1)\tLoss 6.8e+00 (6.8e+00)\tAcc@1   1.00 (  1.00)",
+]
+MNIST = [
+    "Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.290000",
+    "Train Epoch: 2 [0/60000 (0%)]\tLoss: 0.200000",
+    "Test set: Average loss: 0.0543, Accuracy: 9823/10000 (98%)",
+]
+BASICS = ["Epoch 1", "-------", "loss: 2.303494  [   64/60000]", "Test Error: ", " Accuracy: 65.6%, Avg loss: 1.083"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        pytest.param(IMAGENET, [(1, 7.0, None), (1262, 6.9, None)], id="PyTorch's ImageNet example"),
+        pytest.param(MNIST, [(640, 2.29, None), (60000, 0.2, None)], id="PyTorch's MNIST example, in samples"),
+        pytest.param(BASICS, [(64, 2.303494, None)], id="PyTorch's first tutorial"),
+        pytest.param(["[1,  2000] loss: 2.182", "[2,  2000] loss: 1.2"], [(2000, 2.182, None), (4000, 1.2, None)],
+                     id="PyTorch's classifier"),
+        pytest.param(["Epoch [1/2], Step [100/600], Loss: 0.5", "Epoch [2/2], Step [100/600], Loss: 0.4"],
+                     [(100, 0.5, None), (700, 0.4, None)], id="a step within its epoch"),
+        pytest.param(["Epoch 1 | step 590/1200 | loss 0.5", "Epoch 2 | step 610/1200 | loss 0.4"],
+                     [(590, 0.5, None), (610, 0.4, None)], id="a step over all epochs"),
+        pytest.param(["Epoch 1/9 | train loss 2 | val loss 2.2 | test loss 9.9", "Epoch 2/9 | loss 1 | val loss 1.2"],
+                     [(1, 2.0, 2.2), (2, 1.0, 1.2)], id="a line an epoch"),
+        pytest.param(['{"epoch": 4, "train_loss": 2.0, "val_loss": 2.2, "test_loss": 9.9}'], [(4, 2.0, 2.2)],
+                     id="a record an epoch"),
+        pytest.param(["step 10 | loss 2.0", "eval at step 10: loss 2.2", "step 20 | loss 1.9 | nll_loss 7"],
+                     [(10, 2.0, None), (10, None, 2.2), (20, 1.9, None)], id="an evaluation says so"),
+        pytest.param(["Map: 100%|████| 1000/1000 [00:01<00:00, 900.00 examples/s]", "epoch 1 loss 2.0"],
+                     [(1, 2.0, None)], id="a bar of something else"),
+        pytest.param(["step 10 | loss 2.0", "Test loss: 9.9", "test | step 10 | loss 9.9", "testing: loss=9.9"],
+                     [(10, 2.0, None)], id="a test set is no validation"),
+        pytest.param(["val loss 2.0"], [(None, None, 2.0)], id="no step is told"),
+    ],
+)  # fmt: skip
+def test_what_scripts_count_is_one_step_and_what_they_lose_is_called_as_they_call_it(
+    lines: list[str], found: list[tuple[int | None, float | None, float | None]]
+) -> None:
+    assert points(lines)[0] == found

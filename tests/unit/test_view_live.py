@@ -205,7 +205,7 @@ def test_a_training_that_was_lost_has_no_tick_and_what_is_not_here_is_not_called
     seen = closed("lost", 6, samples.checkpoint_files(2000))
     assert "run ✘" in seen
     assert "step 2 250, did not come home · step 2 000, here ✔ digests match" in seen
-    assert "training ended: lost (lost): the instance is gone" in seen
+    assert "training ended: lost: the instance is gone" in seen
     assert "step 2 250, did not come home\n" in closed("lost", 6, samples.checkpoint_files(2250)[:2])
 
 

@@ -41,7 +41,7 @@ def test_the_last_figures_come_out_before_the_stop() -> None:
     stop = {"kind": "stop", "step": 120, "reason": "done", "wall": NOW + 2}
     lines = view.update([], [step(120, NOW + 1), *samples.told(stop)], NOW + 2)
     assert "step 120" in lines[0]
-    assert "stopped: done" in lines[1]
+    assert "ended: done" in lines[1]
 
 
 def test_whoever_attaches_later_reads_records_and_events_as_they_followed_one_another() -> None:

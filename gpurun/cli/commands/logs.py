@@ -70,8 +70,8 @@ def _why_empty(sight: Sight) -> str:
     """What there is to look at instead of a log of which nothing is here."""
     name = sight.folder.name
     if sight.unfinished:
-        return f"The trainer of {name} has said nothing yet. How far the run is: gpurun attach {name}"
-    return f"No line of a trainer came home from {name}. What became of it: gpurun receipt {name}"
+        return f"{name} has printed nothing yet. How far the run is: gpurun attach {name}"
+    return f"No line that {name} printed came home. What became of it: gpurun receipt {name}"
 
 
 def _blocks(session: Session, sight: Sight, *, follow: bool) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ def receipt(
     from gpurun.cli.run_control import meant
     from gpurun.cli.shutdown_probe import shutdown_line
     from gpurun.ledger.write_receipt import read_receipt
-    from gpurun.view.receipt_screen import receipt_markdown
+    from gpurun.view.receipt_markdown import receipt_markdown
 
     folder = session.home.run(meant(session, run))
     read = read_receipt(session.home, folder)

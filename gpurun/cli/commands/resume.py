@@ -33,6 +33,7 @@ def resume(
     from gpurun.cli.interrupts import RESUMED
     from gpurun.cli.run_control import demand_here, drive, find
     from gpurun.cli.viewer import follow
+    from gpurun.core.job_terms import terms_of
     from gpurun.ledger.runs import left_alone
 
     if run is None and (run := left_alone(session.home)):
@@ -42,8 +43,8 @@ def resume(
         name = sight.folder.name
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
         if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
-            verb_of = "run" if sight.plan.command else "train"
-            text += f"\nTo train what it did not come to, in another rental: gpurun {verb_of} --from {name}"
+            again = f"gpurun {terms_of(sight.plan).verb} --from {name}"
+            text += f"\nTo do what it did not come to, in another rental: {again}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     if sight.state.imported:
         from gpurun.lifecycle.imported_run import close_import

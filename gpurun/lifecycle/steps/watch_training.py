@@ -50,7 +50,7 @@ _UNHEARD: dict[str, object] = {
     "outcome": "stopped",
     "reason": "lease",
     "exit_code": None,
-    "message": "the lease left no more time to train; how the trainer ended was not heard",
+    "message": "the lease left no more time; how the work ended was not heard",
     "ended_wall": None,
 }
 NOT_OURS = {
@@ -58,7 +58,7 @@ NOT_OURS = {
     "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
     "hang": "the trainer stood still and was ended; its log says where each process stood",
     "preempted": "the provider takes the machine back; what was saved in time comes home",
-    "signal": "somebody or something on the machine told the trainer to stop before its last step; it saved first",
+    "signal": "somebody or something on the machine told it to stop before it was done",
 }
 
 
@@ -234,12 +234,12 @@ def _ended(status: Status, context: Context) -> dict[str, object]:
 
 
 def _seen(status: Status) -> str:
-    """How a trainer ended that has not said so itself."""
+    """How a job ended that has not said so itself."""
     if status.signal is not None:
-        return f"the trainer was ended by signal {status.signal}"
+        return f"it was ended by signal {status.signal}"
     if status.exit_code is None:
-        return "the trainer has ended; how was not seen, as after a restart of the machine"
-    return f"the trainer ended with exit code {status.exit_code}"
+        return "it has ended; how was not seen, as after a restart of the machine"
+    return f"it ended with exit code {status.exit_code}"
 
 
 def _failed(status: Status, reason: str, message: str) -> dict[str, object]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
+from gpurun.core.job_terms import TRAINER
 from gpurun.core.money import Micros, format_usd
 from gpurun.core.receipt_record import on_gpu
+from gpurun.core.untrusted import safe_line
 from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss, format_percent, short_hash
 from gpurun.view.receipt_screen import cost_label, signature_word
 from gpurun.view.report.escape import escaped, tag
@@ -31,18 +34,26 @@ def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | N
     name = f"{swatch(place)}<b>{escaped(run.run)}</b>{_small(run.state)}"
     is_best = mark is not None and mark.loss == best
     cells = (
-        escaped(run.recipe) + _small(f"{format_count(run.parameters)} parameters"),
+        escaped(run.recipe) + _small(_what(run)),
         escaped(run.told.device or UNKNOWN) + _small(run.where),
         _whole(UNKNOWN if run.train_s is None else format_duration(run.train_s)) + _small(_rented(run)),
         _whole(_money(run.cost_micros)) + _small(_cost_is(run)),
         _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
         escaped(format_loss(last.loss if last else None)),
-        (f"<b>{escaped(format_loss(mark.loss))}</b>" if is_best and mark else escaped(_loss(mark))) + _small(_at(mark)),
+        (f"<b>{escaped(format_loss(mark.loss))}</b>" if is_best and mark else escaped(_loss(mark)))
+        + _small(_at(mark, run)),
         _verdict(run),
     )
     first = tag("th", name, scope="row")
     rest = "".join(tag("td", cell, data_label=head) for head, cell in zip(heads[1:], cells, strict=True))
     return f"<tr>{first}{rest}</tr>"
+
+
+def _what(run: RunMaterial) -> str:
+    """The size of a model, or the words of a command."""
+    if not run.terms.has_model:
+        return safe_line(shlex.join(run.argv))
+    return "" if run.parameters is None else f"{format_count(run.parameters)} parameters"
 
 
 def _whole(figure: str) -> str:
@@ -85,11 +96,11 @@ def _loss(mark: Mark | None) -> str:
     return UNKNOWN if mark is None else format_loss(mark.loss)
 
 
-def _at(mark: Mark | None) -> str:
+def _at(mark: Mark | None, run: RunMaterial) -> str:
     if mark is None:
         return ""
     words = [f"step {mark.step:,}"]
-    words += [f"perplexity {math.exp(mark.loss):,.1f}"] if 0 <= mark.loss < 14 else []
+    words += [f"perplexity {math.exp(mark.loss):,.1f}"] if run.terms.has_model and 0 <= mark.loss < 14 else []
     words += [f"{mark.bits_per_byte:.3f} bits a byte"] if mark.bits_per_byte is not None else []
     words += [f"HellaSwag {format_percent(mark.hellaswag, 1)}"] if mark.hellaswag is not None else []
     return ", ".join(words)
@@ -109,15 +120,19 @@ def _verdict(run: RunMaterial) -> str:
 
 
 def differences_table(runs: Sequence[RunMaterial]) -> str:
-    """What in shards and recipes differs, one column a run; a sentence where nothing does."""
-    found = differences(runs)
+    """What the runs were told to do and is not the same, one column a run; a sentence where nothing differs."""
+    found, kinds = differences(runs), {run.terms for run in runs}
+    if not found and len(kinds) > 1:
+        return tag("p", "A recipe and a command have no setting in common.", class_="note")
     if not found:
-        return tag("p", "The resolved recipes are the same in every key, and so are the shards.", class_="note")
+        same = "resolved recipes are the same in every key, and so are the shards"
+        same = same if kinds == {TRAINER} else "commands are the same, and so are their folders and data"
+        return tag("p", f"The {same}.", class_="note")
     return _matrix(runs, "key", found)
 
 
 def settings_table(runs: Sequence[RunMaterial]) -> str:
-    """Every key of the resolved recipes."""
+    """Every key of what the runs were told to do."""
     return _matrix(runs, "key", settings(runs))
 
 

@@ -59,7 +59,9 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
         run, mark = best
         of = f" by {run.run}" if len(runs) > 1 else ""
         words.append(f"Best validation loss {format_loss(mark.loss)}{of}, step {mark.step:,}")
-    words.append(f"{format_duration(sum(run.train_s or 0.0 for run in runs))} of training")
+    doing = {run.terms.doing for run in runs}
+    work = next(iter(doing)) if len(doing) == 1 else "work"
+    words.append(f"{format_duration(sum(run.train_s or 0.0 for run in runs))} of {work}")
     costs = [run.cost_micros for run in runs if run.cost_micros is not None]
     unknown = len(runs) - len(costs)
     words.append(f"{format_usd(total(*costs))} in all" + (f", {unknown} not known" if unknown else ""))
@@ -74,14 +76,15 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
         words = "One loss is no curve yet: it stands in the table." if told else "No loss was reported."
         return tag("p", words, class_="note")
     axes = axes_for(curves)
+    unit = "nats a token" if all(run.terms.has_model for run in runs) else ""
     inputs = "".join(
         f'<input type="radio" name="axis" id="by-{axis.name}"{"" if place else " checked"}>'
         for place, axis in enumerate(axes)
     )
     labels = "".join(f'<label for="by-{axis.name}">{escaped(axis.name)}</label>' for axis in axes)
     figures = "".join(
-        f'<figure class="{axis.name}"><div class="broad">{loss_chart(curves, axis)}</div>'
-        f'<div class="slim">{loss_chart(curves, axis, narrow=True)}</div></figure>'
+        f'<figure class="{axis.name}"><div class="broad">{loss_chart(curves, axis, unit=unit)}</div>'
+        f'<div class="slim">{loss_chart(curves, axis, unit=unit, narrow=True)}</div></figure>'
         for axis in axes
     )
     own = [tag("small", escaped(words)) if words else "" for words in own_settings(runs)]
@@ -126,7 +129,7 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
                 f"receipt sha256 {receipt.sha256} ({signature_word(receipt)})",
             ]
             lines += [f"{one['code']}: {one['message']}" for one in receipt.predicate["incidents"]]
-        lines += [*run.notes, *(f"trainer: {w}" for w in run.told.warnings)]
+        lines += [*run.notes, *(f"warning: {w}" for w in run.told.warnings)]
         inner = "".join(tag("li", escaped(line)) for line in lines if line)
         items.append(f"<h3>{swatch(place)}{escaped(run.run)}</h3><ul>{inner}</ul>")
     note = "Losses and samples are what the machine reported; cost and times are what the receipt measured here."

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros
 from gpurun.core.receipt_record import Receipt
 from gpurun.core.untrusted import safe_line
+from gpurun.view.number_format import short_hash
 from gpurun.view.receipt_screen import cost_label, hardware_words, signature_word
 from gpurun.view.report.series import Mark, Told
 
@@ -24,7 +27,8 @@ class RunMaterial:
     `shards` says what it learned from, which no key of a recipe does: a text that is brought takes the recipe's place.
     `tokenizer_sha256` is of the vocabulary in whose tokens its losses are counted.
     `receipt` is None while there is none, `no_receipt` then says why. `spent_micros` is what a run that still goes on
-    has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page.
+    has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page. A command has its
+    words in `argv` and a digest over its folder, in place of a recipe, and no `parameters` that are known.
     """
 
     run: str
@@ -33,7 +37,7 @@ class RunMaterial:
     mode: str
     where: str
     state: str
-    parameters: int
+    parameters: int | None
     resolved: Mapping[str, Any]
     shards: str
     tokenizer_sha256: str
@@ -42,6 +46,17 @@ class RunMaterial:
     no_receipt: str = ""
     spent_micros: Micros | None = None
     notes: tuple[str, ...] = ()
+    terms: JobTerms = TRAINER
+    argv: tuple[str, ...] = ()
+    folder_sha256: str = ""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What it was told to do, key by key: the shards and the resolved recipe, or a command's data and words."""
+        if self.terms.has_model:
+            return {"shards": self.shards} | _flat(self.resolved)
+        folder = f"sha256 {short_hash(self.folder_sha256)}"
+        return {"data": self.shards, "folder": folder, "command": safe_line(shlex.join(self.argv))}
 
     @property
     def last(self) -> Mark | None:
@@ -118,6 +133,8 @@ def _mark_record(mark: Mark) -> list[float | int | None]:
 
 def why_unranked(runs: Sequence[RunMaterial]) -> str:
     """Why one run's loss cannot be held against another's; empty where it can."""
+    if len({run.terms for run in runs}) > 1 or len({run.argv and run.recipe for run in runs}) > 1:
+        return "What ran is not the same script: what one calls its loss may be another thing than the other's."
     if len({run.tokenizer_sha256 for run in runs}) > 1:
         return "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
     if len({run.shards for run in runs}) > 1:
@@ -132,22 +149,45 @@ def best_of(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
 
 
 def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """The shards and every key of the resolved recipes, with the value in each run; empty where it has no such key."""
-    flat = [{"shards": run.shards} | _flat(run.resolved) for run in runs]
+    """Every key of what the runs were told to do, with the value in each run; empty where it has no such key."""
+    flat = [run.settings for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [(key, [one.get(key, "") for one in flat]) for key in keys]
 
 
 def differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """What in the runs' shards and recipes is not the same."""
-    return [(key, values) for key, values in settings(runs) if len(set(values)) > 1]
+    """What is not the same in what the runs were told to do; a recipe is not held against a command."""
+    found = []
+    for key, values in settings(runs):
+        kinds = {run.terms for run in runs if key in run.settings}
+        if len({value for run, value in zip(runs, values, strict=True) if run.terms in kinds}) > 1:
+            found.append((key, values))
+    return found
 
 
 def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
-    """What each recipe has to itself: `lr 0.0003, layers 12`, by the last word of a key where that is enough.
+    """What each run has to itself: `lr 0.0003, layers 12`, by the last word of a key where that is enough.
 
-    Of many settings the first few are named, and the others counted.
+    Of many settings the first few are named, and the others counted; of a command its own words are.
     """
+    recipes = [run for run in runs if run.terms.has_model]
+    told = iter(_own_keys(recipes) if recipes else ())
+    commands = [run.argv for run in runs if not run.terms.has_model]
+    return [next(told) if run.terms.has_model else _own_words(run.argv, commands) for run in runs]
+
+
+def _own_words(argv: Sequence[str], every: Sequence[Sequence[str]]) -> str:
+    """The words of a command from the first to the last that not all of them have, with the flag before them."""
+    shortest = min(map(len, every))
+    same = [len({words[place] for words in every}) == 1 for place in range(shortest)]
+    first = same.index(False) if False in same else shortest
+    back = [len({words[-1 - place] for words in every}) == 1 for place in range(shortest - first)]
+    last = back.index(False) if False in back else shortest - first
+    first -= first > 0 and argv[first - 1].startswith("-") and first < len(argv) - last
+    return safe_line(shlex.join(argv[first : len(argv) - last]))
+
+
+def _own_keys(runs: Sequence[RunMaterial]) -> list[str]:
     found = [(key, values) for key, values in differences(runs) if key != "shards"]
     words = [key.rpartition(".")[2] for key, _ in found]
     names = [word if words.count(word) == 1 else key for word, (key, _) in zip(words, found, strict=True)]

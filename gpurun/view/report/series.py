@@ -91,6 +91,7 @@ class Told:
     train_tokens: int | None = None
     seconds: float = 0.0
     stop_reason: str = ""
+    stop_message: str = ""
     unreadable: int = 0
     not_finite: int = 0
     best: Mark | None = None
@@ -129,7 +130,7 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
             case Alert() if len(told.warnings) < _MOST_WARNINGS:
                 told.warnings.append(safe_line(event.message.replace("\n", " ")))
             case Stop():
-                told.stop_reason = event.reason
+                told.stop_reason, told.stop_message = event.reason, safe_line(event.message.replace("\n", " "))
     if torn:
         told.unreadable -= 1  # The last line of a run that goes on, or was cut off, may be half a line.
     return told
@@ -157,7 +158,7 @@ def _mark(
 ) -> Mark | None:
     """Keep a loss, where it is one."""
     if event.step is None or loss is None:
-        told.not_finite += 1
+        told.not_finite += loss is None and ("loss" in event.said or "val_loss" in event.said)
         return None
     tokens = told.tokens_at(event.step) if event.tokens is None else event.tokens
     beside = (event.bits_per_byte, event.hellaswag) if isinstance(event, Evaluation) else ()

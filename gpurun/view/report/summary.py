@@ -15,25 +15,29 @@ from gpurun.view.styled_text import Cell, Line, Span, line, wrap
 from gpurun.view.table import Column, table
 from gpurun.view.terminal_charts import line_chart
 
-_COLUMNS = (
-    Column("RUN"),
-    Column("RECIPE", leaves=4),
-    Column("MACHINE", leaves=5, least=12),
-    Column("TRAINED", right=True, leaves=2),
-    Column("COST", right=True),
-    Column("TOKENS", right=True, leaves=3),
-    Column("LOSS", right=True),
-    Column("BEST VAL", right=True),
-    Column("VERDICT", least=13),
-    Column("SHUTDOWN", leaves=6),
-    Column("SETTINGS", leaves=1, least=16),
-)
+
+def _columns(runs: Sequence[RunMaterial]) -> tuple[Column, ...]:
+    """The columns, headed by what all of the runs have."""
+    are_recipes = all(run.terms.has_model for run in runs)
+    return (
+        Column("RUN"),
+        Column("RECIPE" if are_recipes else "JOB", leaves=4),
+        Column("MACHINE", leaves=5, least=12),
+        Column("TRAINED" if are_recipes else "RAN", right=True, leaves=2),
+        Column("COST", right=True),
+        Column("TOKENS", right=True, leaves=3),
+        Column("LOSS", right=True),
+        Column("BEST VAL", right=True),
+        Column("VERDICT", least=13),
+        Column("SHUTDOWN", leaves=6),
+        Column("SETTINGS", leaves=1, least=16),
+    )
 
 
 def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
     """What `gpurun report` says without --html."""
     rows = [[*_cells(run), own] for run, own in zip(runs, own_settings(runs), strict=True)]
-    lines = table(_COLUMNS, rows, style)
+    lines = table(_columns(runs), rows, style)
     if len(runs) == 1 and is_drawn(runs):
         told = runs[0].told
         points, marks = ([(float(m.step), m.loss) for m in kept.items] for kept in (told.losses, told.validation))

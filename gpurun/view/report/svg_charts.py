@@ -88,7 +88,7 @@ def axes_for(curves: Sequence[Curve]) -> list[Axis]:
 
 
 @only_for_children("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")  # matplotlib starts fc-list.
-def loss_chart(curves: Sequence[Curve], axis: Axis, *, narrow: bool = False) -> str:
+def loss_chart(curves: Sequence[Curve], axis: Axis, *, unit: str = "nats a token", narrow: bool = False) -> str:
     """One chart as an `<svg>`: training losses thin, their running mean thicker, validation losses as marked points.
 
     Raises a SetupError where matplotlib is not installed.
@@ -110,7 +110,7 @@ def loss_chart(curves: Sequence[Curve], axis: Axis, *, narrow: bool = False) -> 
         axes = figure.add_subplot()
         for place, curve in enumerate(curves):
             _draw(axes, place, curve, axis)
-        _dress(axes, curves, axis, narrow=narrow)
+        _dress(axes, curves, axis, unit=unit, narrow=narrow)
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = drawn.getvalue()
@@ -203,7 +203,7 @@ def _rings(curve: Curve, axis: Axis) -> list[Mark]:
     return _thinned([mark for mark in curve.validation if axis.of(mark) is not None], _MOST_RINGS)
 
 
-def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, narrow: bool) -> None:
+def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, unit: str, narrow: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     highest = highest_shown(curves)
@@ -214,7 +214,7 @@ def _dress(axes: Axes, curves: Sequence[Curve], axis: Axis, *, narrow: bool) -> 
     furthest = max((axis.of(m) or 0.0 for c in curves for m in (*c.losses, *c.validation)), default=0.0)
     axes.set_xlim(0, 1.02 * furthest or 1.0)
     axes.set_xlabel(axis.title, labelpad=6)
-    axes.set_ylabel("loss (nats a token)", labelpad=8)
+    axes.set_ylabel(f"loss ({unit})" if unit else "loss", labelpad=8)
     whole = axis in (STEPS, TOKENS)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 8, integer=whole, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))

@@ -1,7 +1,11 @@
-"""Steps and losses in what a command prints: the forms that the field's scripts have, and nothing that is guessed.
+"""Reads steps and losses from what a command prints: the forms that the field's scripts have, and no guesses.
 
 `iter 10: loss 2.31, time 12ms` (nanoGPT), `step 10/100 | loss 2.31 | lr 3e-4 | 40000 tok/s` (llm.c, nanochat),
-`{'loss': 2.31, 'epoch': 0.1}` (the Hugging Face Trainer, whose step stands in its progress bar), JSON lines.
+`{'loss': 2.31, 'epoch': 0.1}` (the Hugging Face Trainer, whose step stands in its progress bar), JSON lines,
+`Epoch: [0][ 10/100] ... Loss 6.9 (7.0)` and `Train Epoch: 1 [640/60000 (1%)] Loss: 2.29` (PyTorch's examples),
+`Epoch 2/3` and `100/938 ━━━━ 1s 3ms/step - loss: 0.3 - val_loss: 0.2` (Keras), Lightning's bars.
+
+Counters that begin again with each epoch add up to one step. A loss on a test set is neither training nor validation.
 """
 
 from __future__ import annotations
@@ -16,44 +20,227 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_CHARS = 4000
+MOST_BARS = 64
 NUMBER = r"([+-]?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf))"
-STEP = re.compile(r"(?i)\b(?:global[_ ]step|step|iter|iteration|it)\b\s*[:=#]?\s*(\d{1,12})(?:\s*/\s*(\d{1,12}))?")
-LOSS = re.compile(r"(?i)\b(?:(val|validation|valid|eval|test|train|training)[ _/-]?)?loss\b\s*[:=]?\s*" + NUMBER)
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x08")
+LOSS = re.compile(r"(?i)(?:(?<![^\W_])|(?<=[a-z]_))loss(?:_step)?\b\s*[:=]?\s*" + NUMBER)
+OTHER_LOSS = re.compile(r"(?i)[a-z0-9]+_$")
 RATE = re.compile(r"(?i)\b(?:lr|learning[_ ]rate)\b\s*[:=]?\s*" + NUMBER)
 SPEED = re.compile(r"(?i)(?:\b([\d,.]+)\s*(k)?\s*tok(?:en)?s?\s*/\s*s|\btok(?:en)?s?/s(?:ec)?\b\s*[:=]\s*([\d,.]+))")
+TEST = re.compile(r"(?i)(?<![a-z])(?:test(?:ing)?|predict(?:ing|ion)?|sanity)(?![a-z])")
+HELD_OUT = re.compile(r"(?i)(?<![a-z])(?:val(?:id(?:ation|ating)?)?|eval(?:uation|uating)?|dev|held[- ]?out)(?![a-z])")
+TRAINED = re.compile(r"(?i)(?<![a-z])train(?:ing)?(?![a-z])")
+EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}(\d{1,6})(?![\d.]*\.\d)(?:\s*/\s*(\d{1,6}))?")
+STEP = re.compile(
+    r"(?i)\b(?:global[_ ]step|step|iter|iteration|it|batch|mini-?batch)\b\s*[:=#]?\s*\[?\s*(\d{1,12})(?![\d.]*\.\d)"
+    r"(?:\s*/\s*(\d{1,12}))?"
+)
 BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")
-HELD_OUT = ("val", "validation", "valid", "eval", "test")
+# Counters of an epoch's parts: Keras' and Lightning's bars, `[ 10/100]`, `[640/60000 (1%)]`, `[1,  2000]`.
+KERAS = re.compile(r"^\s*(\d{1,12})/(\d{1,12}|Unknown)\s+(?:[━╸╺]|\[[=>.]|-\s|\d+s\b)")
+RICH = re.compile(r"[━╸╺]\s+(\d{1,12})/(\d{1,12})\s")
+BRACKET = re.compile(r"\[\s*(\d{1,12})\s*/\s*(\d{1,12})\s*(?:\(\s*[\d.]+\s*%\))?\s*\]")
+TUPLE = re.compile(r"^\[\s*(\d{1,6}),\s*(\d{1,12})\]\s")
 STEPS = ("step", "iter", "iteration", "global_step", "steps", "_step")
 
 
-class Progress:
-    """Hears the lines of one command, one after the other."""
+class Counter:
+    """Adds up a counter that may begin again with each epoch; `size` is what it counts to, 0 where nothing says it."""
 
-    def __init__(self) -> None:
-        self.step = 0
-        self.total = 0
-        self.is_bar = False
+    def __init__(self, size: int = 0) -> None:
+        self.size = size
+        self.base = self.last = 0
+        self.is_repeated = False
+
+    @property
+    def step(self) -> int:
+        """The steps in all."""
+        return self.base + self.last
+
+    def take(self, count: int, *, is_again: bool) -> int:
+        """Return the steps in all for a count within its epoch; `is_again`: it has begun again."""
+        if is_again:
+            self.base += self.last
+            self.is_repeated = True
+        self.last = count
+        return self.step
+
+
+class Progress:
+    """Hears the lines of one command, one after the other; `total` is how many steps its user said, else 0."""
+
+    def __init__(self, total: int = 0) -> None:
+        self.step: int | None = None
+        self.total = total
+        self.is_total_given = bool(total)
+        self.epoch, self.epochs = 0, 0
+        self.first_epoch: int | None = None
+        self.counts_epochs = True  # As long as nothing finer was counted.
+        self.bars: dict[int, Counter] = {}  # By their sizes, the one that was drawn last at the end.
+        self.used: Counter | None = None  # The bar of training: losses were told beside it.
+        self.text, self.text_epoch = Counter(), 0
+        self.keras_size, self.keras_last = 0, 0
+        self.last_val: float | None = None
 
     def take(self, line: str) -> dict[str, Any] | None:
-        """What a line says: `step` and any of loss, val_loss, lr, tokens_per_s; None where it says no loss."""
-        line = line[:MOST_CHARS].strip()
+        """Return what a line says: `step` and any of loss, val_loss, lr, tokens_per_s; None where it says no loss.
+
+        The step of a validation loss is None where nothing tells it.
+        """
+        line = line[:MOST_CHARS]
+        if "|" not in line and not any(word in line.lower() for word in ("loss", "epoch")):
+            return None  # A flood of lines is passed over quickly.
+        line = ESCAPES.sub("", line).strip()
+        if line.startswith("{") and line.endswith("}"):
+            return self._placed(self._of_record(line), epoch=None)
+        about = re.split(r"\d", line, maxsplit=1)[0]
+        is_aside = bool(TEST.search(about) or HELD_OUT.search(about)) and not TRAINED.search(about)
+        if is_aside and any(form.search(line) for form in (BAR, BRACKET, RICH)):
+            return None  # A pass over other data than those that are trained on, and not at its end.
+        epoch, rest = self._hear_epoch(line)
+        found = losses_of(line, about)
         bar = BAR.search(line)
-        if bar:
-            self.is_bar, self.step, self.total = True, int(bar[1]), int(bar[2])
-        told = self._of_record(line) if line.startswith("{") and line.endswith("}") else self._of_text(line)
-        if not told:
+        if bar and not found:
+            self._of_bar(int(bar[1]), int(bar[2]))
+        if not found:
             return None
-        if "step" in told:
-            self.step = told["step"]
-        elif not self.is_bar and "val_loss" not in told:
+        if (bar or RICH.search(line)) and found.get("val_loss") == self.last_val:
+            found.pop("val_loss", None)  # A bar repeats the last one until there is another.
+        self.last_val = found.get("val_loss", self.last_val)
+        if is_aside:
+            at = STEP.search(line)
+            found.update({"step": int(at[1])} if at and not at[2] else {})
+        else:
+            step = self._counted(line, rest)
+            if step is not None and step < 0:
+                return None
+            found.update({} if step is None else {"step": step})
+        return self._placed(dict(found, **speeds_of(line)), epoch=epoch)
+
+    def _placed(self, told: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
+        """Give what was told its step: its own, else its epoch as long as nothing finer is counted, else the bar's."""
+        epoch = told.pop("epoch", epoch)
+        if "loss" not in told and "val_loss" not in told:
+            return None
+        step = told.get("step")
+        if step is not None:
+            self.counts_epochs = False
+        elif epoch is not None and self.counts_epochs and self.used is None:
+            step = epoch
+            self.set_total(self.epochs)
+        else:
+            step = self._beside(is_trained="loss" in told)
+        if step is None and "val_loss" not in told:
             return None  # A loss without a step is no point of a curve.
+        self.step = self.step if step is None else step
         return dict(told, step=self.step)
 
+    def _beside(self, *, is_trained: bool) -> int | None:
+        """Return the step of the bar that a loss without a step belongs to; None where there is none.
+
+        The Hugging Face Trainer draws a second bar while it evaluates, which is full when the loss is told.
+        """
+        unfinished = [bar for bar in self.bars.values() if bar.last < bar.size]
+        bar = self.used
+        if bar is None or (is_trained and unfinished and bar not in unfinished):
+            bar = unfinished[-1] if unfinished else bar
+        if bar is None and is_trained and self.bars:
+            bar = list(self.bars.values())[-1]
+        if bar is None:
+            return None
+        if is_trained:
+            self._use(bar)
+        return bar.step
+
+    def _use(self, bar: Counter) -> None:
+        """Note that a bar is the one of training: what it counts to is all there is, unless each epoch has its own."""
+        self.used, self.counts_epochs = bar, False
+        is_one_of_many = bar.is_repeated or self.first_epoch is not None
+        self.set_total(bar.size * self.epochs if self.epochs else 0 if is_one_of_many else bar.size)
+
+    def _hear_epoch(self, line: str) -> tuple[int | None, str]:
+        """Note which epoch a line names, and of how many where they count from one; also return the line without it."""
+        found = EPOCH.search(line)
+        if not found:
+            return None, line
+        self.epoch = int(found[1])
+        self.first_epoch = self.epoch if self.first_epoch is None else self.first_epoch
+        self.epochs = int(found[2] or 0) if self.first_epoch else 0
+        self.keras_size = self.keras_last = 0
+        return self.epoch, line[: found.start()] + " " + line[found.end() :]
+
+    def _counted(self, line: str, rest: str) -> int | None:
+        """Return the step that a line counts, over all epochs; None where it counts none, -1 where it is an evaluation.
+
+        `rest` is the line without its epoch.
+        """
+        bar, keras, rich = BAR.search(line), KERAS.search(line), RICH.search(rest)
+        if bar:
+            return self._of_bar(int(bar[1]), int(bar[2]), has_loss=True)
+        if keras:
+            return self._of_keras(int(keras[1]), int(keras[2]) if keras[2].isdigit() else 0)
+        if rich:
+            return self._of_epoch(int(rich[1]), int(rich[2]))
+        step, bracket, pair = STEP.search(rest), BRACKET.search(rest), TUPLE.search(line)
+        if step:
+            return self._of_text(int(step[1]), int(step[2] or 0))
+        if bracket:
+            return self._of_epoch(int(bracket[1]), int(bracket[2]), is_from_zero="][" in rest)
+        if pair:
+            self.epoch = int(pair[1])
+            return self._of_text(int(pair[2]), 0)
+        return None
+
+    def _of_bar(self, count: int, size: int, *, has_loss: bool = False) -> int | None:
+        """Return the step of a bar; one without a loss only shows how far it is."""
+        if size not in self.bars and len(self.bars) >= MOST_BARS:
+            return None
+        bar = self.bars.pop(size, None) or Counter(size)
+        self.bars[size] = bar
+        step = bar.take(count, is_again=count < bar.last)
+        if has_loss:
+            self._use(bar)
+        elif bar is self.used:
+            self.step = step
+        return step
+
+    def _of_keras(self, count: int, size: int) -> int:
+        """Return the step of a Keras bar; `evaluate` draws one as well, of other size or without a new epoch: -1."""
+        if count < self.keras_last or self.keras_size not in (0, size):
+            return -1
+        self.keras_size, self.keras_last = size, count
+        return self._of_epoch(count, size)
+
+    def _of_epoch(self, count: int, size: int, *, is_from_zero: bool = False) -> int:
+        """Return the step of a count within the epoch that was named last."""
+        if not size:
+            return count
+        before = self.epoch - (0 if is_from_zero or self.first_epoch == 0 or self.first_epoch is None else 1)
+        self.set_total(size * self.epochs)
+        return max(0, before) * size + count
+
+    def _of_text(self, count: int, size: int) -> int:
+        """Return the step of `step 10/100`; it is counted within an epoch if it begins again with a new one."""
+        is_again = self.epoch != self.text_epoch and count <= self.text.last
+        self.text_epoch = self.epoch
+        if is_again:
+            self.text.last = max(self.text.last, size)  # The epoch before was done to its end.
+        step = self.text.take(count, is_again=is_again)
+        if self.text.is_repeated:
+            self.set_total(size * self.epochs)
+        elif self.first_epoch is None or self.epoch != self.first_epoch:
+            self.set_total(size or self.total)
+        return step
+
+    def set_total(self, total: int) -> None:
+        """Note how many steps there are in all, unless the user said it."""
+        self.total = self.total if self.is_total_given else total
+
     def _of_record(self, line: str) -> dict[str, Any]:
-        """What a line of JSON says, or a dict as Python prints it."""
+        """Return what a line of JSON says, or a dict as Python prints it."""
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 record = ast.literal_eval(line)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -73,34 +260,42 @@ class Progress:
         steps = [number(record[name]) for name in STEPS if name in record]
         if steps and steps[0] is not None and math.isfinite(steps[0]):
             told["step"] = int(steps[0])
-        return told if "loss" in told or "val_loss" in told else {}
-
-    def _of_text(self, line: str) -> dict[str, Any]:
-        """What a line of text says."""
-        told: dict[str, Any] = {}
-        for kind, value in LOSS.findall(line):
-            name = "val_loss" if kind.lower() in HELD_OUT else "loss"
-            figure = number(value)
-            if figure is not None:
-                told.setdefault(name, figure)
-        if not told:
-            return {}
-        step = STEP.search(line)
-        if step:
-            told["step"] = int(step[1])
-            self.total = int(step[2]) if step[2] else self.total
-        rate, speed = RATE.search(line), SPEED.search(line)
-        if rate and number(rate[1]) is not None:
-            told["lr"] = number(rate[1])
-        if speed:
-            figure = number(speed[1] or speed[3])
-            if figure is not None:
-                told["tokens_per_s"] = figure * (1000.0 if speed[2] else 1.0)
+        elif isinstance(record.get("epoch"), int) and not self.bars:
+            told["epoch"] = record["epoch"]
         return told
 
 
+def losses_of(line: str, about: str) -> dict[str, Any]:
+    """Return the training and the validation loss in a line of text.
+
+    Whose a loss is says the nearest word before it, back to the figure before; else what the line is `about`.
+    """
+    told: dict[str, Any] = {}
+    for found in LOSS.finditer(line):
+        before = re.split(r"[\d|,;]", line[: found.start()])[-1]
+        figure = number(found[1])
+        named = [form for form in (TEST, HELD_OUT, TRAINED) if form.search(before)]
+        named = named or [form for form in (TEST, HELD_OUT) if form.search(about)]
+        is_other = OTHER_LOSS.search(before) and not named  # Of several parts of a loss none is the loss.
+        if figure is not None and TEST not in named and not is_other:
+            told.setdefault("val_loss" if HELD_OUT in named else "loss", figure)
+    return told
+
+
+def speeds_of(line: str) -> dict[str, float]:
+    """Return the learning rate and the tokens a second in a line of text."""
+    told: dict[str, float] = {}
+    rate, speed = RATE.search(line), SPEED.search(line)
+    lr, figure = number(rate[1]) if rate else None, number(speed[1] or speed[3]) if speed else None
+    if lr is not None:
+        told["lr"] = lr
+    if speed and figure is not None:
+        told["tokens_per_s"] = figure * (1000.0 if speed[2] else 1.0)
+    return told
+
+
 def number(value: Any) -> float | None:
-    """A figure of a record or a text; None for what is none."""
+    """Return a figure of a record or a text; None for what is none."""
     if isinstance(value, bool):
         return None
     try:

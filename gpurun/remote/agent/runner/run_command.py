@@ -18,8 +18,10 @@ import threading
 import time
 from contextlib import suppress
 
+from gpurun.remote.agent.runner.last_words import LastWords
 from gpurun.remote.agent.runner.progress_lines import Progress
 from gpurun.remote.agent.runner.published import Outputs
+from gpurun.remote.agent.runner.told_events import NAME, ToldEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,42 +56,77 @@ class Events:
 
 
 class Curve:
-    """Turns lines into `step` and `eval` events, at most two a second: the last one is never lost."""
+    """Turns what a command tells into `step` and `eval` events, at most two steps a second: the last is never lost.
 
-    def __init__(self, events: Events) -> None:
-        self.events, self.progress = events, Progress()
+    What it writes into $GPURUN_EVENTS counts, and from then on no line of its log does.
+    """
+
+    def __init__(self, events: Events, told: ToldEvents, total: int) -> None:
+        self.events, self.told, self.progress = events, told, Progress(total)
         self.waiting: dict[str, Any] | None = None
         self.told_s, self.last = 0.0, (0, 0.0)
-        self.is_lost = False
+        self.is_lost = self.is_told = self.is_warned = False
+        self.lock = threading.Lock()
+
+    @property
+    def step(self) -> int | None:
+        """How far the command is, where it tells that."""
+        return self.progress.step
 
     def take(self, line: str) -> None:
         """Hear a line."""
-        told = self.progress.take(line)
-        if told is None:
-            return
-        if "val_loss" in told:
-            self.flush()
-            self.events.tell("eval", step=told["step"], val_loss=told["val_loss"])
-        if "loss" in told and "val_loss" not in told:
-            self.warn_lost(told)
-            self.waiting = dict(told, at=time.monotonic() - self.events.began)
-            if time.monotonic() - self.told_s >= EVENT_S:
-                self.flush()
+        with self.lock:
+            found = None if self.is_told else self.progress.take(line)
+            if found is not None:
+                self.put(found)
+
+    def take_told(self) -> bool:
+        """Hear what the command has written into $GPURUN_EVENTS since; whether there was anything."""
+        with self.lock:
+            told = self.told.read()
+            for found in told:
+                self.is_told, self.progress.step = True, found["step"]
+                self.progress.set_total(found.pop("total_steps", self.progress.total))
+                self.put(found)
+            if self.told.malformed and not self.is_warned:
+                self.is_warned = True
+                message = "a line of $GPURUN_EVENTS is no JSON object with a step and figures: " + self.told.malformed
+                self.events.tell("warning", code="events.malformed", message=message)
+            return bool(told)
+
+    def put(self, found: dict[str, Any]) -> None:
+        """Write what was told, or let a step wait for the next one."""
+        val_loss = found.pop("val_loss", None)
+        if found["step"] is not None and (val_loss is None or "loss" in found):
+            self.warn_lost(found)
+            self.waiting = dict(found, at=time.monotonic() - self.events.began)
+        if val_loss is not None or time.monotonic() - self.told_s >= EVENT_S:
+            self.write()
+        if val_loss is not None:
+            self.events.tell("eval", step=found["step"], val_loss=val_loss)
 
     def flush(self) -> None:
         """Write the step that waits."""
+        with self.lock:
+            self.write()
+
+    def write(self) -> None:
+        """Write the step that waits; the lock is held."""
         if self.waiting is None:
             return
         told, self.waiting = self.waiting, None
         step, at = told["step"], told.pop("at")
-        if self.last[0] and step > self.last[0]:
-            told["step_s"] = round((at - self.last[1]) / (step - self.last[0]), 6)
-        self.last, self.told_s = (step, at), time.monotonic()
+        took_s = at - self.last[1]
+        if self.last[0] and step > self.last[0] and took_s >= TICK_S:  # What comes at once was not done at once.
+            told["step_s"] = round(took_s / (step - self.last[0]), 6)
+        if "step_s" in told or step <= self.last[0] or not self.last[0]:
+            self.last = (step, at)
+        self.told_s = time.monotonic()
         self.events.tell("step", steps=self.progress.total or None, **told)
 
     def warn_lost(self, told: dict[str, Any]) -> None:
-        """Say once that the loss is no number any more."""
-        if not math.isfinite(told["loss"]) and not self.is_lost:
+        """Say once that the loss is not a number any more."""
+        if not math.isfinite(told.get("loss", 0.0)) and not self.is_lost:
             self.is_lost = True
             message = "the loss is %s at step %d" % (told["loss"], told["step"])
             self.events.tell("warning", step=told["step"], code="loss_not_finite", message=message)
@@ -100,7 +137,7 @@ class Log:
 
     def __init__(self, secrets: list[bytes], curve: Curve) -> None:
         self.secrets, self.curve, self.held = secrets, curve, b""
-        self.last = ""
+        self.words = LastWords()
 
     def take(self, piece: bytes) -> None:
         """Take in what was printed; half a line waits for its end, or until the command is idle."""
@@ -130,8 +167,9 @@ class Log:
             return
         for line in content.replace(b"\r", b"\n").split(b"\n"):
             if line.strip():
-                self.last = line.decode("utf-8", "replace").strip()
-                self.curve.take(self.last)
+                text = line.decode("utf-8", "replace")
+                self.words.take(text)
+                self.curve.take(text.strip())
 
 
 def begun(content: bytes, secret: bytes) -> int:
@@ -149,11 +187,11 @@ class Command:
         for name in order["executable"]:  # An upload keeps no modes.
             os.chmod(os.path.join(work, name), 0o755)
         self.order, self.events, self.asked_s = order, Events(out), 0.0
-        self.curve = Curve(self.events)
-        self.curve.progress.total = order["total_steps"]
+        told = ToldEvents(os.path.join(root, NAME))
+        self.curve = Curve(self.events, told, order["total_steps"])
         secrets = [os.environ[name].encode() for name in order["secrets"] if os.environ.get(name)]
         self.log = Log(sorted(secrets, key=len, reverse=True), self.curve)
-        self.outputs = Outputs(work, out, order, self.events.tell)
+        self.outputs = Outputs(work, out, order, self.tell_file)
         self.events.tell("start", steps=order["total_steps"] or None, python=sys.version.split()[0])
         self.child = subprocess.Popen(
             [sys.executable if word == "{python}" else word for word in order["argv"]],
@@ -163,6 +201,12 @@ class Command:
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.looker = threading.Thread(target=self.look, daemon=True)
         self.over = threading.Event()
+
+    def tell_file(self, kind: str, **more: Any) -> None:
+        """Write an event about its files; the step of one is left out where the command has told none."""
+        if kind == "output" and self.curve.step is None:
+            more.pop("step", None)
+        self.events.tell(kind, **more)
 
     def read(self) -> None:
         """Pass on what it prints until nobody has its end of the pipe any more."""
@@ -193,7 +237,7 @@ class Command:
     def publish(self, is_last: bool = False) -> None:
         """Publish what is finished; what fails, as on a full disk, is tried at the next look and hides no end."""
         try:
-            self.outputs.look(self.curve.progress.step, is_last)
+            self.outputs.look(self.curve.step or 0, is_last)
         except Exception as error:  # noqa: BLE001 - whatever it is, the command's own end is told
             self.outputs.warn("outputs.failed", "%s: %s" % (type(error).__name__, error))
 
@@ -225,11 +269,14 @@ class Command:
         while self.child.poll() is None:
             if self.asked_s and time.monotonic() - self.asked_s > self.order["grace_s"]:
                 self.send(signal.SIGKILL)
+            self.curve.take_told()
             time.sleep(TICK_S)
         left = end_left_running()
         self.over.set()
         self.reader.join(IDLE_S * 4)
         self.log.flush(is_last=True)
+        while self.curve.take_told():
+            pass
         self.curve.flush()
         self.looker.join()
         if left:
@@ -241,9 +288,9 @@ class Command:
         code = self.child.returncode
         reason = "signal" if self.asked_s else "failed" if code else "done"
         how = "the command ended " + ("by signal %d" % -code if code < 0 else "with exit code %d" % code)
-        if code and self.log.last:
-            how += "; its last words: " + self.log.last[:MOST_WORDS]
-        self.events.tell("stop", reason=reason, message=how if code else "", step=self.curve.progress.step)
+        if code and self.log.words.text:
+            how += "; its last words: " + self.log.words.text[:MOST_WORDS]
+        self.events.tell("stop", reason=reason, message=how if code else "", step=self.curve.step)
         return code if code >= 0 else 128 - code
 
 
@@ -252,6 +299,7 @@ def command_environment(root: str) -> dict[str, str]:
     there = os.environ.get("PATH", os.defpath)
     data = os.path.join(root, "data")
     more = {"GPURUN_DATA": data} if os.path.isdir(data) else {}
+    more["GPURUN_EVENTS"] = os.path.join(root, NAME)
     return dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + there, **more)
 
 

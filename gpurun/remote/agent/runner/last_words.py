@@ -1,0 +1,54 @@
+"""Finds the words that tell why a command failed: the last line that names an error, not a launcher's table."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+NEAR, MOST_CHARS = 400, 4000
+"""An error that was named more lines before the end is not why it ended."""
+RANK = re.compile(r"^(?:\[(?:[a-z]*\d+|default)\]:? ?)+", re.IGNORECASE)  # `[rank0]: `, as torchrun puts it.
+RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Failure)\b\s*(?::|$)")
+NAMED = re.compile(
+    r"(?i)\berror\b['\]]?\s*:(?!\s*[\d.+-])|\[error\]|\bfatal\b|\bout of memory\b|\bno space left\b|\bcore dumped\b"
+    r"|\bsegmentation fault\b|\bnccl\b.*\b(?:error|fail|abort|timeout|timed out)|\bcommand not found\b"
+    r"|\bno such file or directory\b|\bpermission denied\b|\bassertion\b.*\bfailed\b|\billegal memory access\b"
+)
+# What a launcher says of another process that failed.
+SECOND_HAND = re.compile(r"ChildFailedError|CalledProcessError|torch[./]distributed[./]elastic|ProcessExited")
+TRACEBACK, IGNORED = "Traceback (most recent call last):", "Exception ignored in"
+
+
+class LastWords:
+    """Keeps the last lines of a command, and reads them once it has ended."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=NEAR)
+
+    def take(self, line: str) -> None:
+        """Hear a line, with the spaces at its beginning."""
+        self.lines.append(line[:MOST_CHARS])
+
+    @property
+    def text(self) -> str:
+        """The words; "" where it said nothing."""
+        last = error = second_hand = ""
+        is_raising = is_ignored = False
+        for line in self.lines:
+            rest = RANK.sub("", line)
+            words, is_indented = rest.strip(), rest[:1].isspace()
+            if not re.search(r"\w", words):
+                continue  # It is drawn: `=====`.
+            last = words
+            is_ignored = is_ignored or words.startswith(IGNORED)
+            if words == TRACEBACK:
+                is_raising = True
+            elif not is_indented:
+                is_raised, is_raising = is_raising, False
+                if is_raised and is_ignored:
+                    is_ignored = False
+                elif SECOND_HAND.search(words):
+                    second_hand = words
+                elif is_raised or RAISED.match(words) or NAMED.search(words):
+                    error = words
+        return error or second_hand or last

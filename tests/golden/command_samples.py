@@ -1,0 +1,76 @@
+"""A command of the user's own that failed on one rented card, as its views draw it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import view_samples as samples
+
+from gpurun.core.gpu_reading import GpuReading
+from gpurun.core.job import Command
+from gpurun.core.money import usd
+from gpurun.core.run_plan import Plan
+from gpurun.view.live_state import Screen
+
+ARGV = ("torchrun", "--nproc-per-node=1", "train.py", "--lr", "3e-4")
+WORDS = "the command ended with exit code 1; its last words: torch.OutOfMemoryError: CUDA out of memory."
+
+
+def plan(*argv: str, **changed: Any) -> Plan:
+    command = Command(argv=argv or ARGV, env={"WANDB_MODE": "offline"}, secrets=("HF_TOKEN",))
+    known: dict[str, Any] = {"command": command, "recipe": command.name, "resolved": {}, "parameters": 0}
+    return samples.plan(**known | changed)
+
+
+def live() -> tuple[Screen, float]:
+    """Half way, with a loss of each epoch and no learning rate; one output is finished, no checkpoint was named."""
+    begun = samples.NOW - 6163
+    screen = Screen(plan())
+    records = [one for one in samples.story(begun, usd("2.49")) if str(one.event) != "rate.observed"]
+    events: list[dict[str, Any]] = [
+        {"kind": "start", "wall": begun, "elapsed_s": 0.0, "steps": None, "python": "3.12.1"}
+    ]
+    for step in range(10, 601, 10):
+        at = {"wall": begun + 475 + step, "elapsed_s": float(step), "step": step}
+        events.append({"kind": "step", **at, "loss": samples.loss_at(step), "steps": 900, "step_s": 1.0})
+    events.append({"kind": "eval", "step": 600, "val_loss": 4.4})
+    events.append({"kind": "output", "step": 600, "name": "out/model.pt", "bytes": 1_400_000_000})
+    screen.update(
+        records, samples.told(*events), [f"Epoch 2:  50%|█████     | 150/300 [loss={samples.loss_at(600):.3f}]"]
+    )
+    screen.update((), (), (), gpus=GpuReading(samples.NOW, 1, 94, 62_464, 81_920, 71, 608))
+    return screen, samples.NOW
+
+
+def predicate(**training: Any) -> dict[str, Any]:
+    """What the receipt of it states; an older gpurun divided its time as a trainer's."""
+    told = copy.deepcopy(samples.PREDICATE)
+    told["asked"] |= {
+        "recipe": "train.py",
+        "command": {"argv": list(ARGV), "env": ["WANDB_MODE"], "secrets": ["HF_TOKEN"]},
+    }
+    told["training"] |= {
+        "outcome": "failed", "reason": "failed", "message": WORDS, "exit_code": 1, "device": "unknown",
+        "start": {"is": "instance-reported", "event": {"device": None, "python": "3.12.1"}},
+        "figures": {"is": "instance-reported", "last_step": 600, "last_loss": 4.3841, "best_val_loss": 4.4},
+        "log": {"is": "instance-reported", "lines": []},
+        "gpu_use": {"is": "instance-reported", "looks": 900, "busy": 870, "own": 870, "most_mib": 62_464},
+        "warnings": {"is": "instance-reported", "lines": ["nothing new matches out/** yet; its folder has train.py"]},
+    }  # fmt: skip
+    told["training"] |= training
+    told["sample"], told["runtime"]["planned"]["training_s"] = None, None
+    file = {"bytes": 9, "sha256": samples.SHA, "step": 600}
+    told["checkpoint"] = {
+        "latest": 600, "best": None, "missing": [],
+        "files": [
+            {"name": "outputs/out/ckpt.pt", "kind": "checkpoint", **file},
+            *({"name": f"outputs/out/sample-{place:02d}.png", "kind": "output", **file} for place in range(23)),
+        ],
+    }  # fmt: skip
+    says = "the command failed; a GPU was at work in 870 of 900 looks"
+    told["verdict"] = {"is": "gpu, rented", "says": says, "not_shown": "It does not show who ran it."}
+    return told
+
+
+RECEIPT = samples.receipt(predicate())

@@ -1,0 +1,192 @@
+"""A command is told of in a command's words: what it has, and nothing that only gpurun's own trainer has."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
+import command_samples as commands
+import view_samples as samples
+
+from gpurun.core.job_terms import COMMAND
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.ledger.log_facts import NOT_DONE, SMOKE, command_verdict, verdict_of
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.view.live_layout import live_screen
+from gpurun.view.live_state import Screen
+from gpurun.view.plain_lines import PlainView
+from gpurun.view.receipt_markdown import receipt_markdown
+from gpurun.view.receipt_screen import receipt_screen
+from gpurun.view.report.html_tables import differences_table, runs_table
+from gpurun.view.report.report_model import RunMaterial, best_of, own_settings, why_unranked
+from gpurun.view.report.series import hear
+from gpurun.view.report.summary import summary
+from gpurun.view.style import Style
+from gpurun.view.styled_text import render
+from tests.unit.ledger_samples import CloudRun, Note
+
+STYLE = Style(width=160, height=40)
+OF_A_TRAINER = ("train", "checkpoint", "recipe", "parameters", "lr —", "—  ", "None", "compile")
+WAY = [
+    (Event.TRAIN_INTENDED, {}),
+    (Event.TRAIN_STARTED, {}),
+    (Event.TRAIN_OBSERVED, {"outcome": "failed", "reason": "failed", "message": commands.WORDS}),
+    (Event.COLLECT_INTENDED, {}),
+]
+
+
+def lines_of(*events: dict[str, Any], way: list[Note] = WAY) -> list[str]:
+    """The plain lines of a command's records and events, without their times and phases."""
+    records = [samples.record(place, event, samples.NOW, data) for place, (event, data) in enumerate(way, 1)]
+    view = PlainView(COMMAND)
+    lines = view.update(records, samples.told(*events), samples.NOW) + view.rest(samples.NOW)
+    return [line[33:] for line in lines]
+
+
+def test_the_lines_of_a_command_are_in_its_words() -> None:
+    events = [
+        {"kind": "start", "steps": None},
+        {"kind": "warning", "code": "outputs.none", "message": "nothing new matches out/**"},
+        {"kind": "output", "name": "a.png", "bytes": 5},
+        {"kind": "step", "step": 3, "loss": 2.5, "steps": 9},
+        {"kind": "stop", "reason": "failed", "message": commands.WORDS},
+    ]
+    lines = lines_of(*events)
+    assert lines[:3] == ["starting the command", "running", f"! the command ended: failed: {commands.WORDS}"]
+    assert "bringing the outputs home" in lines
+    assert "warning outputs.none: nothing new matches out/**" in lines
+    assert "step 3/9  loss 2.500" in lines
+    assert not [line for line in lines if any(word in line for word in OF_A_TRAINER)]
+
+
+def test_a_step_without_a_loss_says_how_far_it_is_and_no_more() -> None:
+    assert lines_of({"kind": "step", "step": 3, "steps": 9, "tokens_per_s": 1200.0}, way=[]) == [
+        "step 3/9  1.2 k tok/s"
+    ]
+
+
+@pytest.mark.parametrize("files", [["checkpoint"], ["output", "output"]])
+def test_what_came_home_of_a_command_is_called_here(files: list[str]) -> None:
+    screen = Screen(commands.plan())
+    events = [{"kind": "checkpoint", "step": 7, "bytes": 5}] if "checkpoint" in files else []
+    home = {"files": [{"kind": kind, "step": 7} for kind in files], "missing": []}
+    way = [
+        (Event.COLLECT_OBSERVED, home),
+        (Event.DEATH_PROVEN, {"teardown": "destroyed"}),
+        (Event.RUN_CLOSED, {"exit_code": 0}),
+    ]
+    screen.update(
+        [samples.record(i, event, samples.NOW, data) for i, (event, data) in enumerate(way)], samples.told(*events), ()
+    )
+    drawn = render(live_screen(screen, STYLE, now=samples.NOW), STYLE)
+    assert "did not come home" not in drawn
+    assert ("step 7, here ✔" if "checkpoint" in files else "2 files here ✔") in drawn
+
+
+def test_a_receipt_of_a_command_has_its_words_and_not_what_an_older_one_derived() -> None:
+    receipt = commands.RECEIPT
+    for text in (render(receipt_screen(receipt, STYLE, now=samples.NOW), STYLE), receipt_markdown(receipt)):
+        for wanted in (
+            "torchrun --nproc-per-node=1 train.py --lr 3e-4",
+            "exit code 1",
+            "HF",
+            "870 of 900 looks",
+            "OutOfMemoryError",
+        ):
+            assert wanted in text.replace("\\", "")
+        assert "In training" not in text
+        assert "compile" not in text
+        assert "training" not in text.replace("outputs", "")
+    assert "and 3 more" in render(receipt_screen(receipt, STYLE, now=samples.NOW), STYLE)
+
+
+class CommandRun(CloudRun):
+    """A command that told the lines of a trainer whose first steps were slow."""
+
+    def plan(self) -> dict[str, Any]:
+        return {**super().plan(), "command": {"argv": ["train.py"], "env": {}, "secrets": []}}
+
+    def opened(self) -> Note:
+        event, data = super().opened()
+        return event, {**data, "trainer": "", "command": {"argv": ["train.py"], "env": [], "secrets": []}}
+
+
+def test_no_figure_is_signed_that_a_command_did_not_tell(home: Home) -> None:
+    run = CommandRun(home)
+    events = [{"kind": "start", "elapsed_s": 1.0}, {"kind": "warning", "code": "x", "message": "no file"}]
+    events += [{"kind": "step", "step": s, "step_s": 1.0, "elapsed_s": 30.0 + s, "loss": 2.0} for s in (1, 2, 3)]
+    run.folder.events.write_text("".join(json.dumps(one) + "\n" for one in events))
+    run.until_gone().settle()
+    told = read_receipt(home, run.folder).predicate
+    assert told["runtime"]["training"]["seconds"] is None
+    assert told["runtime"]["phases_s"]["training"] == 3002.0
+    assert told["training"]["warnings"]["lines"] == ["no file"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").prepare()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word"),
+    [("done", SMOKE), ("stopped", SMOKE), ("failed", NOT_DONE), ("lost", NOT_DONE), ("none", NOT_DONE)],
+)
+def test_what_failed_or_never_started_is_no_smoke_test(outcome: str, word: str) -> None:
+    opened = {"provider": "local", "mode": "local"}
+    assert verdict_of(opened, None, "cpu", outcome)["is"] == word
+    assert command_verdict(opened, None, {}, outcome)["is"] == word
+    assert command_verdict(opened, None, {"looks": 9, "busy": 9, "own": 9}, outcome)["is"].startswith("gpu")
+
+
+def material(name: str, *argv: str, losses: float = 2.0, **known: Any) -> RunMaterial:
+    told = hear(
+        [
+            json.dumps({"kind": "step", "step": 1, "loss": losses}),
+            json.dumps({"kind": "eval", "step": 1, "val_loss": losses}),
+        ]
+    )
+    about = {"recipe": argv[0], "parameters": None, "resolved": {}, "terms": COMMAND, "argv": argv} if argv else {}
+    about = {"recipe": "tiny", "parameters": 100, "resolved": {"data": {"limit_mb": 1, "source": "x"}}} | about
+    return RunMaterial(
+        run=name, form="full", mode="local", where="local cpu", state="done", shards="none", tokenizer_sha256="",
+        told=told, **about | known,
+    )  # fmt: skip
+
+
+def test_commands_are_held_against_one_another_by_their_words() -> None:
+    runs = [
+        material("a", "train.py", "--lr", "1e-3", "--fast"),
+        material("b", "train.py", "--lr", "3e-4", "--fast", losses=1.0),
+    ]
+    assert own_settings(runs) == ["--lr 1e-3", "--lr 3e-4"]
+    assert "train.py --lr 1e-3 --fast" in differences_table(runs)
+    assert best_of(runs) == (runs[1], runs[1].told.best)
+    again = [material("a", "train.py", "x"), material("b", "train.py", "x")]
+    assert own_settings(again) == ["", ""]
+    assert "The commands are the same" in differences_table(again)
+
+
+def test_a_command_is_not_held_against_a_recipe() -> None:
+    runs = [material("a"), material("b", "train.py")]
+    assert own_settings(runs) == ["", ""]
+    assert "no setting in common" in differences_table(runs)
+    assert why_unranked(runs)
+    assert best_of(runs) is None
+    drawn = render(summary(runs, STYLE), STYLE)
+    assert "limit_mb" not in drawn
+    assert "JOB" in drawn
+
+
+def test_the_report_has_no_parameters_and_no_perplexity_of_a_command() -> None:
+    page = runs_table([material("b", "train.py", "--lr", "1")])
+    assert "parameters" not in page
+    assert "perplexity" not in page
+    assert "train.py --lr 1" in page
+    assert material("b", "train.py").as_record()["parameters"] is None

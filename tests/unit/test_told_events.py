@@ -1,0 +1,86 @@
+"""$GPURUN_EVENTS: what a script says of its steps itself, read piece by piece and never believed to be sane."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpurun.remote.agent.runner.run_command import Curve, Events
+from gpurun.remote.agent.runner.told_events import MOST_LINE_BYTES, ToldEvents, event_of
+
+
+@pytest.fixture
+def curve(tmp_path: Path) -> Curve:
+    return Curve(Events(str(tmp_path)), ToldEvents(str(tmp_path / "told")), 0)
+
+
+def kinds(folder: Path) -> list[tuple[Any, ...]]:
+    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [(one["kind"], one.get("step"), one.get("loss", one.get("val_loss")), one.get("steps")) for one in told]
+
+
+def test_what_a_script_says_itself_outranks_its_log(curve: Curve, tmp_path: Path) -> None:
+    with (tmp_path / "told").open("a") as told:
+        told.write(
+            '{"step": 10, "loss": 2.5, "val_loss": 2.6, "lr": 0.1, "total_steps": 40, "note": "x"}\n{"step": 20, "lo'
+        )
+    curve.take_told()
+    curve.take("step 999 | loss 999")
+    with (tmp_path / "told").open("a") as told:
+        told.write('ss": 1.5}\n')
+    curve.take_told()
+    curve.flush()
+    assert kinds(tmp_path) == [("step", 10, 2.5, 40), ("eval", 10, 2.6, None), ("step", 20, 1.5, 40)]
+
+
+def test_malformed_lines_are_passed_over_with_one_warning(curve: Curve, tmp_path: Path) -> None:
+    long = json.dumps({"step": 1, "note": "x" * MOST_LINE_BYTES})
+    lines = [
+        "nonsense",
+        '{"loss": 2}',
+        '{"step": "1"}',
+        '{"step": -1}',
+        '{"step": true}',
+        "[" * 5000,
+        long,
+        "",
+        '{"step": 3}',
+    ]
+    (tmp_path / "told").write_text("\n".join(lines) + "\n")
+    curve.take_told()
+    curve.take_told()
+    assert [kind for kind, *_ in kinds(tmp_path)] == ["step", "warning"]
+
+
+def test_a_file_that_is_begun_again_a_link_and_none_are_no_trouble(tmp_path: Path) -> None:
+    told, path = ToldEvents(str(tmp_path / "told")), tmp_path / "told"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    assert len(told.read()) == 2
+    path.write_text('{"step": 3}\n')
+    assert told.read() == [{"step": 3}]
+    path.unlink()
+    assert told.read() == []
+    path.symlink_to("/etc/passwd")
+    assert told.read() == []
+    assert told.malformed == ""
+
+
+KEYS = st.sampled_from(["step", "loss", "total_steps", "lr"])
+PLAIN = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
+
+
+@given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)))
+def test_whatever_a_line_has_a_step_is_a_count_and_a_figure_a_number(value: Any) -> None:
+    found = event_of(json.dumps(value).encode())
+    assert found is None or (type(found["step"]) is int and all(type(one) in (int, float) for one in found.values()))
+
+
+def test_a_line_with_both_losses_gives_a_step_and_an_evaluation(curve: Curve, tmp_path: Path) -> None:
+    curve.take("step 250: train loss 1.9, val loss 2.1")
+    curve.take("Test loss: 9.9")
+    assert kinds(tmp_path) == [("step", 250, 1.9, None), ("eval", 250, 2.1, None)]
