@@ -1,6 +1,6 @@
 """What is shipped: a tar stream that is the same for the same files, made in one pass, and never holding a secret.
 
-`survey` looks at every file first: its name, its kind, and in a small text for what has the form of a key. What may not
+`survey` looks at every file first: its name, its kind, and its content for what has the form of a key. What may not
 leave this machine is listed by name and nothing is packed. The stream
 then carries each file with its digest in a trailing manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
 """
@@ -10,18 +10,17 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import re
 import stat
 import tarfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import translate
 from pathlib import Path
 from typing import Literal, Protocol
 
 from gpurun.core.errors import UsageError
 from gpurun.core.records import canonical
+from gpurun.remote.secret_search import is_named_like_secret, secret_in
 
 Codec = Literal["zstd", "gzip"]
 Content = Path | bytes
@@ -38,29 +37,6 @@ _GZIP_LEVEL = 1
 _LEFT_OUT = frozenset(
     {"__pycache__", ".git", ".hg", ".svn", ".DS_Store", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
 )
-# Names, in lower case, that keys and passwords are kept under. `tokenizer.json` and `tokens.bin` must pass.
-_SECRET = (
-    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
-    *(".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".boto", ".s3cfg", ".dockercfg", "kubeconfig"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks"),
-    *("*.keystore", "*.kdbx", "*.gpg", "*.asc", "wallet.dat", "*.tfstate", "*.tfstate.*", ".git-credentials"),
-    *("credentials", "credentials.*", "*[-_]credentials", "*[-_]credentials.*", "kaggle.json", "client_secret*.json"),
-    *("service[-_]account*.json", "*[-_]service[-_]account.json", "application_default_credentials*", ".terraformrc"),
-    *("token", "token.txt", "token.json", "*.token", "*[-_]token", "*[-_]token.txt", "*[-_]token.json", ".token*"),
-    *("*api[-_]key", "*api[-_]key.*", "*apikey", "*apikey.*", "password", "password.txt", "passwords.txt", "*.secret"),
-    *(".*_history", ".history", ".histfile", "fish_history", ".lesshst", ".viminfo", "*.tfvars", "*.tfvars.json"),
-    *("rclone.conf", "*.p8"),
-    *("secret", "secrets", "secret.*", "secrets.json", "secrets.toml", "secrets.y*ml", "secrets.txt", "secrets.ini"),
-)
-_SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
-_MOST_TEXT_BYTES = 1 << 20
-_SECRET_TEXTS = {
-    "a private key": re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"),
-    "a key of AWS": re.compile(rb"\bAKIA[0-9A-Z]{16}\b"),
-    "a token of Hugging Face": re.compile(rb"\bhf_[A-Za-z0-9]{30,}"),
-    "a key of RunPod": re.compile(rb"\brpa_\w{30,}"),
-    "an API key (sk-)": re.compile(rb"\bsk-[\w-]{20,}"),
-}
 
 
 @dataclass(frozen=True)
@@ -173,7 +149,7 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
 
 def _against(name: str, is_allowed: bool) -> tuple[str, str] | None:
     """What a name has against it: code and reason."""
-    if _SECRET_NAME.match(name.lower()) and not is_allowed:
+    if is_named_like_secret(name) and not is_allowed:
         return "pack.secret", "its name says that it holds a key or password"
     if not name.isprintable() or "\\" in name:
         return "pack.name", "its name has characters that other systems cannot hold"
@@ -190,13 +166,9 @@ def _against_kind(mode: int) -> tuple[str, str] | None:
 
 
 def _against_content(file: PackedFile) -> tuple[str, str] | None:
-    """What a small text has against it; what has a zero byte is no text."""
-    content = content_at(file, 0, file.bytes) if file.bytes <= _MOST_TEXT_BYTES else b""
-    if b"\0" not in content:
-        for what, form in _SECRET_TEXTS.items():
-            if form.search(content):
-                return "pack.secret", f"it holds what looks like {what}"
-    return None
+    """What a file's content has against it."""
+    found = secret_in(blocks(file))
+    return ("pack.secret", f"it holds what looks like {found}") if found else None
 
 
 def _stamp(facts: os.stat_result) -> tuple[int, ...]:
