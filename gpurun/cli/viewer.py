@@ -242,8 +242,12 @@ def finished(session: Session, sight: Sight) -> Result:
 
 
 def _training_failed(sight: Sight, on: str) -> GpurunError:
+    from gpurun.planning.failure_cure import failure_cure
+
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     name = sight.folder.name
     what = f"Training {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {observed['message']}"
     hint = f"Its words: gpurun logs {name}. What was saved before is in {sight.folder.artifacts}."
-    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or hint)
+    cure = failure_cure(str(observed["message"]), sight.plan.command)
+    hint = f"{cure} {on or hint}".strip()
+    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=hint)

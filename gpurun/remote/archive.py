@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
+import lzma
 import os
 import stat
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gpurun.core.errors import UsageError
 from gpurun.core.records import canonical
-from gpurun.remote.secret_search import is_named_like_secret, secret_in
+from gpurun.remote import secret_forms as forms
 
 Codec = Literal["zstd", "gzip"]
 Content = Path | bytes
@@ -96,7 +99,7 @@ class Survey:
         others = f" ({more} more: gpurun pack --dry-run lists them)" if more else ""
         hint = "Move it out of the folder, or point --data at a folder that holds only data."
         if first.code == "pack.secret":
-            hint += " If it is no key: gpurun pack --allow-secret FILE."
+            hint += " If it is no key: gpurun pack --allow-secret FILE, or gpurun run --include FILE."
         raise UsageError(first.code, f"{first.path} is not shipped: {first.reason}{others}.", hint=hint)
 
 
@@ -315,3 +318,74 @@ def _compressor(codec: Codec) -> _Compressor:
 
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=threads).compressobj()
+
+
+def is_named_like_secret(name: str) -> bool:
+    """Return whether files of this base name hold keys or passwords."""
+    return forms.SECRET_NAME.match(name.lower()) is not None and not forms.SOURCE_NAME.fullmatch(name.lower())
+
+
+def secret_in(blocks: Iterable[bytes]) -> str:
+    """Return what kind of key the content holds, "" if none was found; it is read once, in blocks."""
+    stream = iter(blocks)
+    first = next(stream, b"")
+    opener = next((opener for magic, opener in forms.PACKED.items() if first.startswith(magic)), None)
+    stream = chain([first], stream)
+    is_wide, seen = first.startswith(forms.UTF_16), b""
+    for block in stream if opener is None else _unpacked(opener, stream):
+        seen = seen[-forms.OVERLAP_BYTES :] + (block.replace(b"\0", b"") if is_wide else block)
+        if found := _form_in(seen):
+            return found
+    return ""
+
+
+def _form_in(content: bytes) -> str:
+    """Return what kind of key some bytes hold, "" if none."""
+    if b"\0" in content:
+        return forms.PRIVATE_KEY if _has_private_key(content) else ""
+    for what, words, form in forms.FORMS:
+        for word in words:
+            place = content.find(word)
+            while place >= 0:
+                found = form.search(content, max(0, place - forms.BEFORE_BYTES), place + forms.FORM_BYTES)
+                if found and not forms.PLACEHOLDER.search(found[0]):
+                    return what
+                place = content.find(word, place + len(word))
+    return ""
+
+
+def _has_private_key(content: bytes) -> bool:
+    """Return whether binary content holds a private key, in bytes or in UTF-16."""
+    if b"PRIVATE KEY-----" in content and forms.KEY_IN_BINARY.search(content):
+        return True
+    is_wide = any(word in content for word in forms.WIDE_PRIVATE_KEYS)
+    return is_wide and forms.KEY_IN_BINARY.search(content.replace(b"\0", b"")) is not None
+
+
+class _Blocks(io.RawIOBase):
+    """Lets a decompressor read what comes in blocks."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._left = blocks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        self._left = self._left or next(self._blocks, b"")
+        piece, self._left = self._left[: len(into)], self._left[len(into) :]
+        into[: len(piece)] = piece
+        return len(piece)
+
+
+def _unpacked(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what a compressed file holds, up to the limit; a damaged one ends where the damage is."""
+    with opener(io.BufferedReader(_Blocks(blocks))) as file:
+        for _ in range(forms.MOST_UNPACKED_BYTES // _BLOCK_BYTES):
+            try:
+                piece = file.read(_BLOCK_BYTES)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError):
+                return
+            if not piece:
+                return
+            yield piece

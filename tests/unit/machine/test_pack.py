@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
-from gpurun.remote import secret_search
+from gpurun.remote import secret_forms
 from gpurun.remote.archive import Pack, content_at, survey
 from tests.later import examples
 
@@ -186,7 +186,7 @@ def test_a_key_is_found_wherever_in_a_file_and_however_it_is_written(tmp_path: P
 def test_a_compressed_file_that_is_damaged_or_endless_is_read_within_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(secret_search, "MOST_UNPACKED_BYTES", 2 << 20)
+    monkeypatch.setattr(secret_forms, "MOST_UNPACKED_BYTES", 2 << 20)
     bomb = gzip.compress(b"x" * (8 << 20) + WHOLE_KEY.encode())
     folder = write(tmp_path, {"bomb.gz": bomb, "cut.gz": bomb[:50], "no.gz": b"\x1f\x8b not gzip", "empty": b""})
     assert not survey({"data": folder}).refusals
