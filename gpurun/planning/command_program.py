@@ -80,7 +80,8 @@ def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Comma
     )
     if not missing:
         return command, (said,)
-    installed = f"{' and '.join(missing)} are installed first, as by {flags}."
+    flags = " ".join(f"--pip {name}" for name in missing)
+    installed = f"What that needs is installed first, as by {flags}."
     return command.model_copy(update={"pip": (*command.pip, *missing)}), (said, installed)
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from gpurun.core.clock import SystemClock
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.job import Command
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Mode, Request
+from gpurun.core.run_plan import Choices, Mode, Request
 from gpurun.planning import work_folder as folders
+from gpurun.planning.catalog import parse_gpu
+from gpurun.planning.command_plan import make_command_plan
 from gpurun.planning.command_program import startable, with_notebook
 from gpurun.planning.failure_cure import failure_cure
 from gpurun.planning.python_source import read_notebook, read_python
 from gpurun.planning.rehearsal_venv import build_venv, is_built, venv_python
-from gpurun.planning.requirements import distributions, provided_by
+from gpurun.planning.requirements import PIP_MARK, distributions, provided_by, with_pip
 from gpurun.planning.upload_advice import (
     demand_decided,
     file_warnings,
@@ -159,7 +164,7 @@ def test_a_module_that_lies_where_python_does_not_look_is_told_with_the_cure(tmp
     root = folder(tmp_path / "min", MINGPT)
     command = Command(argv=("python", "projects/chargpt/chargpt.py"), folder=str(root))
     found = work_folder(command)
-    (told,) = import_warnings(found, command, python=venv_python_here(), is_rented=True)
+    (told,) = import_warnings(found, command, python=sys.executable, is_rented=True)
     assert "chargpt.py imports mingpt, which lies in the folder" in told
     assert "--env PYTHONPATH=." in told
     assert "projects/chargpt/chargpt.py reads input.txt" in next(file_warnings(found))
@@ -167,13 +172,7 @@ def test_a_module_that_lies_where_python_does_not_look_is_told_with_the_cure(tmp
         command.model_copy(update={"env": {"PYTHONPATH": "."}}),
         command.model_copy(update={"argv": ("python", "-m", "projects.chargpt.chargpt")}),
     ):
-        assert not list(import_warnings(work_folder(cured), cured, python=venv_python_here(), is_rented=True))
-
-
-def venv_python_here() -> str:
-    import sys
-
-    return sys.executable
+        assert not list(import_warnings(work_folder(cured), cured, python=sys.executable, is_rented=True))
 
 
 def test_a_script_alone_takes_along_what_it_imports_and_names_and_nothing_else(tmp_path: Path) -> None:
@@ -185,7 +184,7 @@ def test_a_script_alone_takes_along_what_it_imports_and_names_and_nothing_else(t
     said = " ".join(notes(found, command, is_installed_there=True))
     assert "makemore.py imports or names what lies beside it, so that goes along: helper.py, names.txt" in said
     assert "makemore.py reads config.yml" in " ".join(file_warnings(found))
-    (told,) = import_warnings(found, command, python=venv_python_here(), is_rented=True)
+    (told,) = import_warnings(found, command, python=sys.executable, is_rented=True)
     assert told.startswith("makemore.py imports no_such_module: it is not in the folder and not installed here")
     assert told.endswith("The machine may have it.")
     assert imports_of(found) == ("no_such_module", "torch")
@@ -358,6 +357,53 @@ def test_a_rehearsal_has_what_pip_names_over_the_packages_that_are_here(tmp_path
         build_venv(other, ["./no-such.whl"], 120, said.append)
     assert "--setup" not in refused.value.hint
     assert not is_built(other)
+
+
+def test_where_nothing_is_asked_what_is_named_and_left_out_is_refused_before_any_cloud_is_asked(
+    nano: Path, tmp_path: Path
+) -> None:
+    (nano / ".env").unlink()
+    command = Command(argv=NANOGPT_WORDS, folder=str(nano))
+    request = Request(recipe="", command=command, gpu=parse_gpu("1xT4"), providers=("runpod",))
+
+    def planned(request: Request, *, is_asked: bool) -> str:
+        home = Home(tmp_path / "home").prepare()
+        with pytest.raises(UsageError) as refused:
+            make_command_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, is_asked=is_asked)
+        return refused.value.code
+
+    assert planned(request, is_asked=False) == "run.left_out"
+    assert planned(request, is_asked=True) == "cap.missing"
+    decided = command.model_copy(update={"include": ("*.bin",)})
+    assert planned(request.model_copy(update={"command": decided}), is_asked=False) == "cap.missing"
+
+
+@pytest.mark.parametrize("has", ["uv", "ensurepip", "nothing"])
+def test_a_python_without_pip_falls_back_and_what_fails_is_told_as_pips(tmp_path: Path, has: str) -> None:
+    programs = {
+        "python3": f"""case "$*" in
+            "-c import torch") ;;
+            "-m pip --version") exit 1 ;;
+            "-m ensurepip --user") {"true" if has == "ensurepip" else "exit 1"} ;;
+            *) echo "python $*" >> told ;;
+        esac""",
+        **({"uv": 'echo "uv $*" >> told'} if has == "uv" else {}),
+    }
+    for name, text in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    script = with_pip(Choices(), ["einops"], str(tmp_path / "bin" / "python3")).setup
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env={"PATH": path}, capture_output=True, text=True)
+    assert PIP_MARK in done.stderr
+    assert (done.returncode == 0) == (has != "nothing")
+    if has == "nothing":
+        assert "has neither pip nor ensurepip, and there is no uv" in done.stderr
+    else:
+        first = "uv pip install" if has == "uv" else "python -m pip install"
+        assert (tmp_path / "told").read_text().startswith(first)
 
 
 def test_nothing_is_uploaded_where_there_is_no_folder() -> None:
