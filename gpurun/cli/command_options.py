@@ -16,21 +16,12 @@ from gpurun.cli.verb import Shared
 
 if TYPE_CHECKING:
     from gpurun.core.job import Command
-    from gpurun.core.run_plan import Choices, Request
+    from gpurun.core.run_plan import Request
 
+_ALONE = (".py", ".ipynb")
+"""What is sent alone with its files, where no folder is named."""
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# pip is that of the Python which the command runs on: the one with torch, where there is one.
-_PIP = """\
-export PIP_BREAK_SYSTEM_PACKAGES=1
-for python in {pythons}; do
-    if "$python" -c 'import torch' 2>/dev/null; then break; fi
-done
-cat > requirements.gpurun.txt <<'END_OF_REQUIREMENTS'
-{requirements}
-END_OF_REQUIREMENTS
-exec "$python" -m pip install -q --no-input -r requirements.gpurun.txt
-"""
 
 
 def command_request(session: Session, **typed: Any) -> Request:
@@ -51,7 +42,7 @@ def command_request(session: Session, **typed: Any) -> Request:
         from gpurun.planning.resumed_command import as_before
 
         request = as_before(request, session.home, usual_providers(session))
-    return request.model_copy(update={"choices": _with_pip(request, typed["pip"], typed["dry_run"])})
+    return request.model_copy(update={"command": _with_pip(request, typed["pip"])})
 
 
 def _command(typed: dict[str, Any]) -> Command:
@@ -72,6 +63,8 @@ def _command(typed: dict[str, Any]) -> Command:
         resume_arg=typed["resume_arg"],
         env=dict(_pair(one) for one in typed["env"]),
         secrets=tuple(_name("--secret", one) for one in typed["secret"]),
+        include=_upload_globs("--include", typed["include"]),
+        exclude=_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
         stop_signal=signal,
         grace_s=typed["grace"],
@@ -83,7 +76,7 @@ def _command(typed: dict[str, Any]) -> Command:
 def _relative(argv: Sequence[str]) -> tuple[str, ...]:
     """The words, of which a script alone is known there by its name."""
     first = Path(argv[0])
-    return (first.name, *argv[1:]) if first.suffix == ".py" else tuple(argv)
+    return (first.name, *argv[1:]) if first.suffix in _ALONE else tuple(argv)
 
 
 def _folder(argv: Sequence[str], upload: str) -> str:
@@ -96,7 +89,7 @@ def _folder(argv: Sequence[str], upload: str) -> str:
             raise UsageError("run.upload", f"There is no folder {place}.", hint="Name one: --upload .")
         return str(place)
     script = Path(argv[0]).expanduser().absolute()
-    if script.suffix != ".py":
+    if script.suffix not in _ALONE:
         return str(Path.cwd())
     if not script.is_file():
         raise UsageError("run.no_script", f"There is no script {script}.", hint="Check its path.")
@@ -113,6 +106,24 @@ def _globs(flag: str, told: Sequence[str]) -> tuple[str, ...]:
             what = f"{flag} {one!r} is not below the command's folder, and only what is there comes home."
             raise UsageError("run.glob", what, hint=f"Have the command write there: {flag} 'out/**'")
     return found
+
+
+def _upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
+    """The globs of what is uploaded or not, as .gitignore writes them; all below the command's folder."""
+    from gpurun.core.errors import UsageError
+
+    for glob in globs:
+        if (
+            glob.startswith(("/", "~", "!", "#"))
+            or ".." in PurePosixPath(glob).parts
+            or "\n" in glob
+            or not glob.strip()
+        ):
+            what = f"{flag} {glob!r} does not name what lies in the command's folder."
+            raise UsageError(
+                "run.glob", what, hint=f"Name it from that folder on: {flag} 'data/**'; more by --data PATH."
+            )
+    return tuple(glob.removeprefix("./") for glob in globs)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -135,33 +146,19 @@ def _name(flag: str, name: str) -> str:
     return name
 
 
-def _with_pip(request: Request, wanted: Sequence[str], is_dry_run: bool) -> Choices:
-    """The choices with what --pip wants installed after --setup; nothing is installed on this machine."""
+def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
+    """The command with what --pip wants installed before it."""
     from gpurun.core.errors import UsageError
+    from gpurun.planning.requirements import requirement_lines
 
-    choices = request.choices
-    if not wanted or is_dry_run:
-        return choices
-    if request.providers == ("local",):
+    if not wanted or request.command is None:
+        return request.command
+    if request.providers == ("local",) and not request.dry_run:
         what = "--pip installs on a rented machine or a box, not here."
-        raise UsageError("run.pip_here", what, hint="Install it yourself, and leave --pip out.")
-    lines = [line for one in wanted for line in _requirements(one)]
-    pythons = request.python or "/opt/pytorch/bin/python python3"
-    script = _PIP.format(pythons=pythons, requirements="\n".join(lines))
-    return choices.model_copy(update={"setup": f"{choices.setup.rstrip()}\n{script}" if choices.setup else script})
-
-
-def _requirements(wanted: str) -> list[str]:
-    """The requirements of a file, or the one that is named."""
-    from gpurun.core.errors import UsageError
-    from gpurun.core.paths import read_regular
-
-    if not wanted.endswith(".txt"):
-        return [wanted]
-    try:
-        return read_regular(Path(wanted).expanduser()).decode().splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise UsageError("run.pip", f"--pip {wanted} cannot be read.", hint="Check its path.") from None
+        hint = "Install it yourself, and leave --pip out; or rehearse: --dry-run installs it apart from the rest."
+        raise UsageError("run.pip_here", what, hint=hint)
+    lines = tuple(line for one in wanted for line in requirement_lines(one))
+    return request.command.model_copy(update={"pip": lines})
 
 
 def _many(name: str, metavar: str, help_text: str, *, hidden: bool = False) -> Any:
@@ -204,6 +201,8 @@ COMMAND = Shared(
             0,
         ),
         # Hidden: docs/ANY-SCRIPT.md has them, and a help fits a screen.
+        "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out.", hidden=True), []),
+        "exclude": (_many("--exclude", "GLOB", "Do not upload this.", hidden=True), []),
         "stop_signal": (_hidden(str, "--stop-signal"), "TERM"),
         "grace": (_hidden(int, "--grace", min=0, max=3600), 60),
         "output_gb": (_hidden(float, "--output-gb", min=0.001, max=10_000), 2.0),

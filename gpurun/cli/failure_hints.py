@@ -10,6 +10,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.untrusted import whole
 from gpurun.ledger.runs import Sight
+from gpurun.planning.failure_cure import failure_cure
 from gpurun.view.number_format import format_bytes
 
 _TAIL_BYTES = 32 << 10
@@ -17,17 +18,18 @@ _SHARED_MEMORY = re.compile(r"out of shared memory|/dev/shm|shared memory object
 _NO_GIT = re.compile(r"not a git repository|InvalidGitRepositoryError|\bgit\b[^\n]{0,80}exit status 128", re.I)
 
 
-def failure_hint(sight: Sight) -> str:
-    """Return the next steps after a failed training: the cure of what was recognised, its log, and what it saved."""
+def failure_hint(sight: Sight, on: str = "") -> str:
+    """Return what to do about a failed job: the cure of what was recognised, then `on`, or its log and its files."""
     folder, name = sight.folder, sight.folder.name
-    saved = f"What was saved before is in {folder.artifacts}." if _has_files(folder) else ""
-    return " ".join(filter(None, (*_cures(sight), f"Its words: gpurun logs {name}.", saved)))
+    saved = f" What was saved before is in {folder.artifacts}." if _has_files(folder) else ""
+    return " ".join((*filter(None, _cures(sight)), on or f"All that it printed: gpurun logs {name}.{saved}"))
 
 
 def _cures(sight: Sight) -> Iterator[str]:
     """Yield what would help, for each cause that shows; the log is a claim, and read for its hint alone."""
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     words = _log_tail(sight.folder)
+    yield failure_cure(str(observed["message"]), sight.plan.command)
     if observed.get("reason") == "idle":
         yield "A job that is meant to wait so long: --idle 4h, or --idle off."
     if observed.get("reason") == "silent":

@@ -69,6 +69,7 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
 
     if not session.json:
         session.say(shown(session, plan))
+    _ask_about_this_machine(session, plan, yes=yes)
     if not plan.worst_micros:
         return
     if plan.cap_micros is None:
@@ -80,3 +81,24 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
     question = f"Spend up to {this}{others}? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
+
+
+def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
+    """Ask before a script of --setup, or what builds packages, is run on this machine."""
+    from pathlib import Path
+
+    from gpurun.core.run_plan import Mode
+    from gpurun.planning.rehearsal_venv import is_built
+
+    python = plan.command.python if plan.command else ""
+    works = ["the script of --setup"] if plan.choices.setup else []
+    works += (
+        [f"what installs {', '.join(plan.command.pip)}"]
+        if plan.command and python and not is_built(Path(python))
+        else []
+    )
+    if yes or plan.mode is Mode.PAID or not works:
+        return
+    question = f"Run {' and '.join(works)} on this machine? [y/N]"
+    if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        raise Declined("train.declined", "Nothing was installed or begun.", hint="Leave --setup and --pip out.")

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from math import inf
 
-from gpurun.cli.failure_hints import failure_hint
 from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.reader import RunReader
@@ -249,10 +248,12 @@ def finished(session: Session, sight: Sight) -> Result:
 
 def _failed(sight: Sight, on: str) -> GpurunError:
     """Return why a job failed or was cut off, in its own words where it is not gpurun's trainer."""
+    from gpurun.cli.failure_hints import failure_hint
+
     terms = terms_of(sight.plan)
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     message = str(observed["message"])
     what = f"{terms.work.capitalize()} {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {message}"
     if message.startswith(terms.work):
         what = message[:1].upper() + message[1:]
-    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=on or failure_hint(sight))
+    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=failure_hint(sight, on))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from os.path import normpath
 from pathlib import PurePosixPath
 
 from pydantic import Field
@@ -21,6 +22,10 @@ _GLOB = re.compile(r"[A-Za-z_*?\[][A-Za-z0-9_*?\[\]!-]*")
 PUBLISH_START_S, DIGEST_BYTES_PER_S = 10, 4e8  # What a command has left is linked and read once.
 
 
+NOTEBOOK = ("-m", "nbconvert", "--to", "notebook", "--execute", "--ExecutePreprocessor.kernel_name=python3")
+"""How a notebook is run; what it has become is a new file beside it."""
+
+
 class Command(Frozen):
     """What `gpurun run` runs.
 
@@ -28,10 +33,12 @@ class Command(Frozen):
     globs below it of what comes home, `checkpoints` one of what the command can go on from; of those the newest comes
     first. `resume_arg` is added to the command when it goes on, `{}` standing for the checkpoint. Of `secrets` only the
     names are known here. `total_steps` is 0 where nobody has said it.
+    `include` and `exclude` are globs of what is uploaded although it would be left out, and of what is not; `pip` has
+    the lines of requirements that are installed first. `imports` are the top-level modules that the program imports
+    whenever it runs, and that are not in its folder. `python` is the Python of a rehearsal with `pip`.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
     weigh. `executable` are the files that may be started by themselves, `commit` is the one that git had checked out
-    there, `resumed` is the checkpoint below its folder that it goes on from. `imports` are the top-level modules that
-    its code needs in any case, and that neither its folder nor --pip has.
+    there, `resumed` is the checkpoint below its folder that it goes on from.
     """
 
     argv: tuple[str, ...]
@@ -49,7 +56,11 @@ class Command(Frozen):
     commit: str = ""
     output_bytes: int = 2_000_000_000
     disk_gb: int = 50
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    python: str = ""
 
     @property
     def save_s(self) -> int:
@@ -60,8 +71,15 @@ class Command(Frozen):
     def words(self) -> list[str]:
         """What is started there, `{python}` standing for the Python with torch; it goes on from its checkpoint."""
         first = self.argv[0]
-        start = ["{python}", first] if first.endswith(".py") else [first]
-        start = ["{python}"] if first in ("python", "python3") else start
+        start = [first]
+        if first in ("python", "python3"):
+            start = ["{python}"]
+        elif first.endswith(".py"):
+            start = ["{python}", first]
+        elif first.endswith(".ipynb"):
+            start = ["{python}", *NOTEBOOK, first]
+        elif first.endswith(".sh"):  # Without #! or a right to be started it is a text for bash.
+            start = [f"./{normpath(first)}"] if normpath(first) in self.executable else ["bash", first]
         more = [word.replace("{}", self.resumed) for word in shlex.split(self.resume_arg)] if self.resumed else []
         return [*start, *self.argv[1:], *more]
 

@@ -70,6 +70,13 @@ def expected_train_s(guess: Estimate) -> float:
     return inf if guess.likely_s is None else guess.likely_s
 
 
+def demand_hours(hours: float | None) -> None:
+    """UsageError for hours that nothing could run for."""
+    if hours is not None and not 0 < hours <= MOST_HOURS:
+        what = f"--hours {hours:g} is no time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
+        raise UsageError("hours.bad", what, hint="Write for instance --hours 2.5")
+
+
 def lease_for(
     offer: Offer, guess: Estimate, load: Load, *, cap: Micros | None, hours: float | None = None
 ) -> Lease | None:
@@ -78,9 +85,7 @@ def lease_for(
     Its training limit is `hours` if given, else three times the slow end of the estimate, from half an hour to a year;
     less under a cap. A lease that fits the job arms no timer a day away for a run of minutes, whatever the cap pays.
     """
-    if hours is not None and not 0 < hours <= MOST_HOURS:
-        what = f"--hours {hours:g} is no time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
-        raise UsageError("hours.bad", what, hint="Write for instance --hours 2.5")
+    demand_hours(hours)
     if hours is not None:
         wanted = ceil(hours * SECONDS_PER_HOUR)
     elif guess.train_s is not None:

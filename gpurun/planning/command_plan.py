@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -22,18 +23,29 @@ from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.budget import lease_for, worst_case
+from gpurun.planning.budget import demand_hours, lease_for, worst_case
 from gpurun.planning.candidates import on_sale, price_notes, unless_weak
 from gpurun.planning.catalog import demand_one_node, parse_gpu
 from gpurun.planning.cloud_plan import warned, with_keys
+from gpurun.planning.command_program import startable, with_notebook
 from gpurun.planning.history import load_priors, uplink_of
 from gpurun.planning.local_plan import box_offer, box_warnings, in_queue, job_offer
 from gpurun.planning.own_box import reached
 from gpurun.planning.planner import has_cuda, with_bundle
-from gpurun.planning.requirements import SETUP_LIMIT_S
+from gpurun.planning.rehearsal_venv import is_built, venv_python
+from gpurun.planning.requirements import SETUP_LIMIT_S, with_pip
 from gpurun.planning.resumed_command import goes_on
 from gpurun.planning.transfer import Load
-from gpurun.planning.work_folder import copied, work_folder
+from gpurun.planning.upload_advice import (
+    demand_decided,
+    file_warnings,
+    import_warnings,
+    imports_of,
+    left_out_warnings,
+    undecided,
+)
+from gpurun.planning.upload_advice import notes as upload_notes
+from gpurun.planning.work_folder import Admit, WorkFolder, copied, refuse_vain, without_keys, work_folder
 from gpurun.providers.local import LocalProvider
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
@@ -45,20 +57,26 @@ LEAST_RUN_S = 300
 _MOST_EARLIER, _MOST_LOOKED = 3, 200
 
 
-def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, say: Callable[[str], None]) -> Plan:
+def make_command_plan(
+    request: Request,
+    *,
+    run: str,
+    home: Home,
+    clock: Clock,
+    say: Callable[[str], None],
+    is_asked: bool = True,
+    admit: Admit = lambda _: None,
+) -> Plan:
     """Plan a command that is to be started; its folder is copied, so that what was planned is what is uploaded.
 
-    UsageError, NoOffer or SetupError where it cannot be; nothing is left behind.
+    Where nothing `is_asked` after it, what is left out and named is refused. UsageError, NoOffer or SetupError where it
+    cannot be; nothing is left behind.
     """
-    command = request.command
-    if command is None:
-        raise ValueError("the request has no command")
-    for name in command.secrets:
-        require_secret(name)
-    found = work_folder(command)
+    demand_hours(request.hours)
     staged = home.staged_data(run)
-    command = copied(command, found, staged / "work")
-    command, earlier = goes_on(command, request, home, staged / "work")
+    uploaded = _uploaded(request, staged / "work", home, is_asked=is_asked, admit=admit)
+    request = uploaded.request
+    command, earlier = goes_on(uploaded.command, request, home, staged / "work")
     data = data_of(request, staged, clock, say)
     sent_bytes = sum(path.stat().st_size for path in (staged / "work").rglob("*") if path.is_file()) + data.bytes
     priors, damage = load_priors(home)
@@ -85,8 +103,8 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
         bundle_sha256="",
         ship_files=0,
         ship_bytes=0,
-        notes=(*place.notes, *_notes(command, found.words, request, place.mode), *_earlier_runs(command, home)),
-        warnings=(*place.warnings, *([damage] if damage else []), *_spot_warning(command, request)),
+        notes=(*place.notes, *uploaded.notes, *_notes(command, request, place.mode), *_earlier_runs(command, home)),
+        warnings=(*uploaded.warnings, *place.warnings, *([damage] if damage else []), *_spot_warning(command, request)),
         choices=place.choices,
         uplink=uplink,
         box=place.box,
@@ -98,6 +116,54 @@ def make_command_plan(request: Request, *, run: str, home: Home, clock: Clock, s
     return warned(made, place.names, ()) if place.names else made
 
 
+@dataclass(frozen=True)
+class _Upload:
+    """A command with its folder copied, the request with what is installed for it, and what the plan says of both."""
+
+    command: Command
+    request: Request
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit: Admit) -> _Upload:
+    """Look at what is uploaded for a command, and copy it to `work`."""
+    mode, command = _mode(request), request.command
+    if command is None:
+        raise ValueError("the request has no command")
+    for name in command.secrets:
+        require_secret(name)
+    found = work_folder(command, home.root)
+    refuse_vain(command, found, Path(request.data) if request.data else None)
+    left = undecided(found)
+    if not is_asked and mode is Mode.PAID:
+        demand_decided(left)
+    command, found = without_keys(command, found, admit)
+    program = startable(copied(command, found, work), found)
+    command, kernel = with_notebook(program.command, request, mode)
+    command = command.model_copy(update={"imports": imports_of(found)})
+    if mode is Mode.REHEARSAL and command.pip:
+        command = command.model_copy(update={"python": str(venv_python(home, command.pip))})
+    elif mode is Mode.PAID:
+        request = request.model_copy(update={"choices": with_pip(request.choices, command.pip, request.python)})
+    notes = (*program.notes, *kernel, *upload_notes(found, command, is_installed_there=mode is not Mode.LOCAL))
+    warnings = (*left_out_warnings(left), *file_warnings(found), *_imports(found, command, mode))
+    return _Upload(command, request, notes, warnings)
+
+
+def _mode(request: Request) -> Mode:
+    """Whether a command is rehearsed, runs on this machine, or elsewhere."""
+    is_local = request.providers == ("local",)
+    return Mode.REHEARSAL if request.dry_run else Mode.LOCAL if is_local else Mode.PAID
+
+
+def _imports(found: WorkFolder, command: Command, mode: Mode) -> Iterator[str]:
+    """What is imported and nowhere to be seen; a rehearsal's own Python is asked once it is there."""
+    is_there = not command.python or is_built(Path(command.python))
+    python = command.python if command.python and is_there else sys.executable
+    return import_warnings(found, command, python=python, is_rented=mode is Mode.PAID)
+
+
 class _Place:
     """Where a command may run: this machine, a box of the user's, or what the clouds have under the cap."""
 
@@ -106,8 +172,7 @@ class _Place:
         self._save_s, self._output_bytes = command.save_s, command.output_bytes
         self._asked_s = None if request.hours is None else ceil(request.hours * SECONDS_PER_HOUR)
         self._least_s = min(LEAST_RUN_S, LEAST_RUN_S if self._asked_s is None else self._asked_s)
-        is_local = request.providers == ("local",)
-        self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL if is_local else Mode.PAID
+        self.mode = _mode(request)
         self.notes: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
         self.names: list[str] = []
@@ -277,10 +342,8 @@ def _listing_digest(folder: Path) -> str:
     return hashlib.sha256(repr(listing).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _notes(command: Command, left_out: str, request: Request, mode: Mode) -> Iterator[str]:
+def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
     """What is not obvious of the plan."""
-    if left_out:
-        yield f"Left out of the upload: {left_out}."
     if request.hours is None and mode is Mode.PAID:
         longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
         yield f"Nobody knows how long it takes: it may run {longest}."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 from gpurun.remote.client import AGENT, EACH_NODE, TORCHRUN
 
 _PACKAGE = "bundle/gpurun/remote/agent"
-_ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable")
+_ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable", "imports")
 """What of a command its runner reads on the machine; values of secrets are nowhere in it."""
 
 CHANGED = "changed trainer"
@@ -43,6 +44,8 @@ class Job:
     needs_torch: bool = True
     has_runner: bool = False
     cwd: str = "bundle"
+    allowed: tuple[str, ...] = ()
+    """Files that may have the name or the content of a key, by their whole paths here."""
 
 
 def job_for(plan: Plan, trainer: Path, cpus: int = 1) -> Job:
@@ -51,11 +54,18 @@ def job_for(plan: Plan, trainer: Path, cpus: int = 1) -> Job:
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
         commit = {"GPURUN_GIT_COMMIT": plan.command.commit} if plan.command.commit else {}
         env = {"PYTHONUNBUFFERED": "1", **commit, **plan.command.env}
-        return Job(argv, _with_command(plan, plan.command), env, save_s(plan), needs_torch=False, has_runner=True)
+        uploads = _with_command(plan, plan.command)
+        allowed = tuple(_let_in(uploads, plan.command))
+        return Job(argv, uploads, env, save_s(plan), needs_torch=False, has_runner=True, allowed=allowed)
     recipe = json.dumps(plan.resolved, indent=2, sort_keys=True).encode()
     modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
     uploads = {**modules, "bundle/recipe.json": recipe, **_data(plan)}
     return Job(_trainer_words(plan), uploads, _trainer_variables(plan, cpus), save_s(plan))
+
+
+def python_here(plan: Plan) -> str:
+    """Return the Python by which a plan's job runs on this machine."""
+    return (plan.command.python if plan.command else "") or sys.executable
 
 
 def _trainer_words(plan: Plan) -> tuple[str, ...]:
@@ -91,7 +101,8 @@ def _trainer_variables(plan: Plan, cpus: int) -> dict[str, str]:
 
 def surveyed(plan: Plan, trainer: Path) -> Survey:
     """What a run ships, looked at file by file; the shards that the machine downloads itself are among it by digest."""
-    here = survey(job_for(plan, trainer).uploads)
+    job = job_for(plan, trainer)
+    here = survey(job.uploads, job.allowed)
     public = tuple(PackedFile(f"data/{one.name}", one.bytes, Elsewhere(one.sha256)) for one in plan.data.public)
     return replace(here, files=tuple(sorted((*here.files, *public), key=lambda file: file.name)))
 
@@ -123,6 +134,13 @@ def _with_command(plan: Plan, command: Command) -> dict[str, Path | bytes]:
         WORK: own / "work",
         **data,
     }
+
+
+def _let_in(uploads: Mapping[str, Path | bytes], command: Command) -> Iterator[str]:
+    """The files of a command's folder and of its data that --include names, each by its whole name."""
+    folders = (uploads.get(name) for name in (WORK, "data"))
+    places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
+    return (str(place / name) for place in places for name in command.include if (place / name).is_file())
 
 
 def digest_of_trainer(trainer: Path) -> str:

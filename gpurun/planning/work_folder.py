@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
@@ -18,25 +18,42 @@ from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
 from gpurun.core.paths import read_regular
 from gpurun.core.secrets import child_environment
-from gpurun.remote.archive import survey
+from gpurun.planning.command_source import CommandSource, command_source
+from gpurun.planning.python_source import is_file_name, read_python
+from gpurun.remote.archive import MOST_FILES, is_named_like_secret, secret_in, survey
 from gpurun.view.number_format import format_bytes
 
-IGNORE_FILES = (".gitignore", ".gpurunignore")
+GIT, OWN = ".gitignore", ".gpurunignore"
 MOST_BYTES = 4_000_000_000
 """More is no program: data has --data, which goes by a bucket and is not sent again."""
 MOST_LOOKED = 20_000
+MOST_BESIDE_BYTES, MOST_BESIDE_FILES = 20_000_000, 1_000
+"""How large a folder may be that goes along with a script."""
 _NOBODYS = frozenset({".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache"})
 """What nobody misses, and is not named."""
 _NEVER = frozenset({".venv", "venv", "node_modules"})
-_SCRIPTS = (".py", ".sh")
+_SCRIPTS = (".py", ".sh", ".ipynb")
+_TEMPLATE = re.compile(r".*[._-](example|sample|template|dist)", re.IGNORECASE)
+
+Admit = Callable[[str], bool | None]
+"""Asks whether a file by the name of a key is uploaded; None where the question cannot be asked."""
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The files that are uploaded, by their names below the folder; and what is left out, by name, with its bytes."""
+    """The files that are uploaded, by their names below `root`; and what is left out, by name, with its bytes.
+
+    `hidden` are the single files that .gitignore leaves out, but for those of environments; `decided` those that the
+    user leaves out, by --exclude or .gpurunignore. `along` goes with a script that was named alone.
+    """
 
     files: dict[str, Path]
     left_out: dict[str, int]
+    hidden: dict[str, Path] = field(default_factory=dict)
+    decided: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    root: Path = Path()
+    source: CommandSource = field(default_factory=CommandSource)
 
     @property
     def words(self) -> str:
@@ -47,34 +64,57 @@ class WorkFolder:
         return f"{named}{more}"
 
 
-def work_folder(command: Command) -> WorkFolder:
-    """What a command's folder has, by .gitignore and .gpurunignore; a single script is all that its folder needs.
+def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
+    """Return what is uploaded of a command's folder, by .gitignore, .gpurunignore, --include and --exclude.
 
-    UsageError where the script is not there, is left out or needs more than itself, or the folder is too large.
+    With a script that was named alone goes what it imports and names beside it. gpurun's own `home` is never among it.
+    UsageError where the script is not there or is left out, or the folder is too large.
     """
     if not command.folder:
         return WorkFolder({}, {})
     root = Path(command.folder)
     if root.is_file():
-        _refuse_siblings(root)
-        return WorkFolder({root.name: root}, {})
-    files, left_out = dict[str, Path](), dict[str, int]()
-    for name, path, is_ignored in _walk(root, root, ()):
-        if is_ignored or not path.is_file():  # Of links those to files are followed.
-            left_out[name] = _size_below(path)
+        return _script_with_its_files(command, root, home)
+    _refuse_place(root)
+    walk = _Walk(root, command, home)
+    walk.enter(root)
+    _refuse_missing(command, root, walk)
+    _refuse_large(root, walk.files)
+    source = command_source(command, root)
+    return WorkFolder(walk.files, walk.left_out, walk.hidden, tuple(walk.decided), (), root, source)
+
+
+def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: None) -> tuple[Command, WorkFolder]:
+    """Return both with what was decided about files that look like keys; UsageError for one that is not decided.
+
+    Of a template by the name of a key, as `.env.example`, it is asked.
+    """
+    names = {str(path.resolve()): name for name, path in found.files.items()}
+    allowed = [path for path, name in names.items() if name in command.include]
+    for refusal in survey(found.files, allowed).refusals:
+        name = names.get(refusal.path, refusal.path)
+        what, leave = (
+            f"{refusal.path} is not shipped: {refusal.reason}.",
+            f"Leave it out: --exclude {shlex.quote(name)}.",
+        )
+        if refusal.code != "pack.secret":
+            raise UsageError(refusal.code, what, hint=leave)
+        is_template = _TEMPLATE.fullmatch(name) is not None and not secret_in([read_regular(found.files[name])])
+        answer = admit(name) if is_template else None
+        if answer is None:
+            if_none = f"If it is not a key: --include {shlex.quote(name)}."
+            raise UsageError(
+                refusal.code, what, hint=f"{leave} {if_none} A value that the command needs: --secret NAME."
+            )
+        if answer:
+            command = command.model_copy(update={"include": (*command.include, name)})
         else:
-            files[name] = path
-    _refuse_missing(command, root, files)
-    _refuse_large(root, files)
-    return WorkFolder(files, left_out)
+            found = replace(found, files={other: path for other, path in found.files.items() if other != name})
+    return command, found
 
 
 def copied(command: Command, found: WorkFolder, into: Path) -> Command:
-    """The command with the run's own copy of its folder at `into`, which later changes here do not touch.
-
-    UsageError for what may not be uploaded, by its own path.
-    """
-    survey(found.files).demand_clean()
+    """Return the command with the run's own copy of its folder at `into`, which later changes here do not touch."""
     executable = []
     for name, path in found.files.items():
         target = into / name
@@ -104,29 +144,106 @@ def commit_of(folder: str) -> str:
     return found if re.fullmatch(r"[0-9a-f]{40,64}", found) else ""
 
 
-def _walk(root: Path, folder: Path, specs: tuple[tuple[Path, GitIgnoreSpec], ...]) -> Iterator[tuple[str, Path, bool]]:
-    """Every file below, and every name that is left out with all below it."""
-    for name in IGNORE_FILES:
-        if (folder / name).is_file():
-            lines = read_regular(folder / name).decode("utf-8", "replace").splitlines()
-            specs = (*specs, (folder, GitIgnoreSpec.from_lines(lines)))
-    for path in sorted(one for one in folder.iterdir() if one.name not in _NOBODYS):
-        is_folder = path.is_dir() and not path.is_symlink()
-        if path.name in _NEVER or _is_ignored(path, is_folder, specs):
-            yield path.relative_to(root).as_posix(), path, True
-        elif is_folder:
-            yield from _walk(root, path, specs)
-        else:
-            yield path.relative_to(root).as_posix(), path, False
+def refuse_vain(command: Command, found: WorkFolder, data: Path | None) -> None:
+    """UsageError for an --include that lets nothing in: what it was meant for would be missed on paid time."""
+    for glob in command.include:
+        spec = GitIgnoreSpec.from_lines([glob])
+        if not any(map(spec.match_file, found.files)) and not (data and (data / glob).is_file()):
+            what = f"--include {glob!r} matches no file in {found.root} that can be uploaded."
+            raise UsageError("run.include", what, hint="Caches, environments and links to folders are never uploaded.")
 
 
-def _is_ignored(path: Path, is_folder: bool, specs: tuple[tuple[Path, GitIgnoreSpec], ...]) -> bool:
+class _Walk:
+    """Goes through a folder once: every file is uploaded, or left out for a reason."""
+
+    def __init__(self, root: Path, command: Command, home: Path | None, most_files: int = MOST_FILES) -> None:
+        self.root, self.home, self.most_files = root, home, most_files
+        self.files, self.left_out, self.hidden = dict[str, Path](), dict[str, int](), dict[str, Path]()
+        self.decided: list[str] = []
+        self.include, self.exclude = (GitIgnoreSpec.from_lines(globs) for globs in (command.include, command.exclude))
+        self._git: list[tuple[Path, GitIgnoreSpec]] = []
+        self._own: list[tuple[Path, GitIgnoreSpec]] = []
+
+    def enter(self, folder: Path) -> None:
+        """Take a folder that is not left out."""
+        git, own = len(self._git), len(self._own)
+        for name, specs in ((GIT, self._git), (OWN, self._own)):
+            if (folder / name).is_file():
+                lines = read_regular(folder / name).decode("utf-8", "replace").splitlines()
+                specs.append((folder, GitIgnoreSpec.from_lines(lines)))
+        for path in sorted(folder.iterdir()):
+            if path.name in _NOBODYS or path == self.home:
+                continue
+            name, is_folder = path.relative_to(self.root).as_posix(), path.is_dir() and not path.is_symlink()
+            why = "" if path.name in _NEVER else self.why(path, is_folder)
+            if path.name in _NEVER:
+                self.left_out[name] = _size_below(path)
+            elif is_folder and why:
+                self._look_below(name, path, why)
+            elif is_folder:
+                self.enter(path)
+            elif why or not path.is_file():  # Of links those to files are followed.
+                self.left_out[name] = path.lstat().st_size
+                self._hide(name, path, why)
+            else:
+                self._take(name, path)
+        del self._git[git:], self._own[own:]
+
+    def why(self, path: Path, is_folder: bool = False) -> str:
+        """Return what leaves a path out: --exclude, .gpurunignore or .gitignore; "" where it is uploaded."""
+        name = path.relative_to(self.root).as_posix() + ("/" if is_folder else "")
+        if self.exclude.match_file(name):
+            return "--exclude"
+        if self.include.match_file(name):
+            return ""
+        own, git = _verdict(path, is_folder, self._own), _verdict(path, is_folder, self._git)
+        if own is not None:
+            return OWN if own else ""
+        return GIT if git else ""
+
+    def _look_below(self, folder: str, place: Path, why: str) -> None:
+        """Count what lies below a folder that is left out; a file of it may be let in by its own name."""
+        size, may_let_in = 0, bool(len(self.include.patterns) or self._own)
+        for count, path in enumerate(_files_below(place, self.home)):
+            if count > MOST_LOOKED and not may_let_in:  # Of a huge one those of the first files.
+                break
+            name = path.relative_to(self.root).as_posix()
+            is_let_in = self.include.match_file(name) or _verdict(path, False, self._own) is False
+            if is_let_in and not self.exclude.match_file(name) and path.is_file():
+                self._take(name, path)
+                continue
+            size += path.lstat().st_size
+            self._hide(name, path, why)
+        self.left_out[folder] = size
+
+    def _hide(self, name: str, path: Path, why: str) -> None:
+        if why == GIT and path.is_file():
+            self.hidden[name] = path
+        elif why:
+            self.decided.append(name)
+
+    def _take(self, name: str, path: Path) -> None:
+        self.files[name] = path
+        if len(self.files) > self.most_files:
+            what = f"{self.root} holds more than {self.most_files:,} files."
+            hint = "Give data by --data PATH, and name what is not needed in .gpurunignore, or by --exclude."
+            raise UsageError("run.too_many", what, hint=hint)
+
+
+def _verdict(path: Path, is_folder: bool, specs: list[tuple[Path, GitIgnoreSpec]]) -> bool | None:
     """What the nearest file that speaks of it says."""
     for folder, spec in reversed(specs):
-        told = spec.check_file(path.relative_to(folder).as_posix() + ("/" if is_folder else "")).include
-        if told is not None:
-            return told
-    return False
+        ignored = spec.check_file(path.relative_to(folder).as_posix() + ("/" if is_folder else "")).include
+        if ignored is not None:
+            return ignored
+    return None
+
+
+def _files_below(folder: Path, home: Path | None) -> Iterator[Path]:
+    """All files below a folder, by no link, without caches and environments."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(one for one in folders if one not in _NOBODYS | _NEVER and Path(place, one) != home)
+        yield from (Path(place, name) for name in sorted(files))
 
 
 def _size_below(path: Path) -> int:
@@ -141,15 +258,72 @@ def _size_below(path: Path) -> int:
     return size
 
 
-def _refuse_missing(command: Command, root: Path, files: dict[str, Path]) -> None:
+def _script_with_its_files(command: Command, script: Path, home: Path | None) -> WorkFolder:
+    """A script that was named alone, with what it imports and names beside it, and what --include says."""
+    root = script.parent
+    _refuse_broken(script)
+    source = command_source(command, root)
+    names = {script.name, *source.modules}
+    for text in source.constants:
+        name = os.path.normpath(text)
+        is_beside = not os.path.isabs(name) and not name.startswith("..") and ("/" in text or is_file_name(name))
+        if is_beside and (root / name).is_file() and not is_named_like_secret(Path(name).name):
+            names.add(name)
+    walk = _Walk(root, command, home)
+    for name in sorted({*source.packages, *(os.path.normpath(text) for text in source.folders)}):
+        place = root / name
+        if os.path.isabs(name) or name.startswith(".") or not place.is_dir():
+            continue
+        small = _small_folder(root, command, home, place)
+        names |= set(small)
+        walk.left_out |= {} if small or name in source.packages else {name: _size_below(place)}
+    if command.include:
+        _refuse_place(root)
+        names |= {name for name, path in _named_below(root, home) if walk.include.match_file(name) and path.is_file()}
+    files = {name: root / name for name in sorted(names) if not walk.exclude.match_file(name) or name == script.name}
+    _refuse_large(root, files)
+    along = tuple(name for name in files if name != script.name)
+    return WorkFolder(files, walk.left_out, {}, (), along, root, source)
+
+
+def _small_folder(root: Path, command: Command, home: Path | None, place: Path) -> dict[str, Path]:
+    """The files below a folder that is small enough to go along; else none."""
+    walk = _Walk(root, command, home, MOST_BESIDE_FILES)
+    try:
+        walk.enter(place)
+    except UsageError:
+        return {}
+    size = sum(path.lstat().st_size for path in walk.files.values())
+    return walk.files if size <= MOST_BESIDE_BYTES else {}
+
+
+def _named_below(root: Path, home: Path | None) -> Iterator[tuple[str, Path]]:
+    return ((path.relative_to(root).as_posix(), path) for path in _files_below(root, home))
+
+
+def _refuse_place(root: Path) -> None:
+    """UsageError for a folder that is a whole computer, or all that a person has."""
+    place, own = root.resolve(), Path.home().resolve()
+    if place == own or place in own.parents or place.parent == place:
+        what = f"{root} holds all that {'you have' if place == own else 'is'} here, and a command's folder is uploaded."
+        raise UsageError("run.upload", what, hint="Name the folder of the program: --upload DIR, or go there first.")
+
+
+def _refuse_missing(command: Command, root: Path, walk: _Walk) -> None:
     """UsageError for a script that is not uploaded, and for any other path of the command that is left out."""
     for word in command.argv:
         name = os.path.normpath(word)
         is_there = not os.path.isabs(word) and (root / name).exists()
-        is_sent = name in files or any(one.startswith(f"{name}/") for one in files)
-        if is_there and name != "." and not is_sent and not word.startswith("-"):
-            what = f"{word} is left out of the upload by .gitignore or .gpurunignore."
-            raise UsageError("run.ignored", what, hint=f"Add !{name} to {root / '.gpurunignore'}.")
+        is_sent = name in walk.files or any(one.startswith(f"{name}/") for one in walk.files)
+        is_decided = walk.exclude.match_file(name)
+        if is_there and name != "." and not is_sent and not is_decided and not word.startswith("-"):
+            if (root / name).is_dir() and name not in walk.left_out:
+                continue  # An empty folder.
+            what = f"{word} is left out of the upload, and the command names it."
+            hint = (
+                f"Upload it: --include {name!r} (or !{name} in .gpurunignore). If it is not needed: --exclude {name!r}"
+            )
+            raise UsageError("run.ignored", what, hint=hint)
         if not is_there and Path(word).suffix in _SCRIPTS and not word.startswith("-"):
             hint = "Name it as it is below the folder that is uploaded (--upload, else this one)."
             raise UsageError("run.no_script", f"There is no {word} in {root}.", hint=hint)
@@ -169,19 +343,12 @@ def _refuse_large(root: Path, files: dict[str, Path]) -> None:
     raise UsageError("run.large", what, hint=hint)
 
 
-def _refuse_siblings(script: Path) -> None:
-    """UsageError for a script that imports what lies beside it: alone it would fail on paid time."""
+def _refuse_broken(script: Path) -> None:
+    """UsageError for a script that no Python could read."""
+    if script.suffix != ".py":
+        return
     try:
-        tree = ast.parse(read_regular(script))
+        read_python(read_regular(script).decode("utf-8", "replace"))
     except (OSError, ValueError, SyntaxError) as error:
         where = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
-        if script.suffix != ".py":
-            return
         raise UsageError("run.not_python", f"{script} is no Python{where}: {error}.", hint="Mend it first.") from None
-    for node in ast.walk(tree):
-        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        for name in (one.split(".")[0] for one in names):
-            if name and ((script.parent / f"{name}.py").is_file() or (script.parent / name / "__init__.py").is_file()):
-                what = f"{script.name} imports {name}, which lies beside it and would not be uploaded."
-                raise UsageError("run.needs_folder", what, hint="Upload the whole folder: --upload .")

@@ -1,6 +1,6 @@
 """What is shipped: a tar stream that is the same for the same files, made in one pass, and never holding a secret.
 
-`survey` looks at every file first: its name, its kind, and in a small text for what has the form of a key. What may not
+`survey` looks at every file first: its name, its kind, and its content for what has the form of a key. What may not
 leave this machine is listed by name and nothing is packed. The stream
 then carries each file with its digest in a trailing manifest, whose own sha256 names the whole pack (docs/FORMATS.md).
 """
@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
+import lzma
 import os
-import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import translate
+from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gpurun.core.errors import UsageError
 from gpurun.core.records import canonical
+from gpurun.remote import secret_forms as forms
 
 Codec = Literal["zstd", "gzip"]
 Content = Path | bytes
@@ -38,29 +40,6 @@ _GZIP_LEVEL = 1
 _LEFT_OUT = frozenset(
     {"__pycache__", ".git", ".hg", ".svn", ".DS_Store", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"}
 )
-# Names, in lower case, that keys and passwords are kept under. `tokenizer.json` and `tokens.bin` must pass.
-_SECRET = (
-    *(".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
-    *(".aws", ".ssh", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", ".boto", ".s3cfg", ".dockercfg", "kubeconfig"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks"),
-    *("*.keystore", "*.kdbx", "*.gpg", "*.asc", "wallet.dat", "*.tfstate", "*.tfstate.*", ".git-credentials"),
-    *("credentials", "credentials.*", "*[-_]credentials", "*[-_]credentials.*", "kaggle.json", "client_secret*.json"),
-    *("service[-_]account*.json", "*[-_]service[-_]account.json", "application_default_credentials*", ".terraformrc"),
-    *("token", "token.txt", "token.json", "*.token", "*[-_]token", "*[-_]token.txt", "*[-_]token.json", ".token*"),
-    *("*api[-_]key", "*api[-_]key.*", "*apikey", "*apikey.*", "password", "password.txt", "passwords.txt", "*.secret"),
-    *(".*_history", ".history", ".histfile", "fish_history", ".lesshst", ".viminfo", "*.tfvars", "*.tfvars.json"),
-    *("rclone.conf", "*.p8"),
-    *("secret", "secrets", "secret.*", "secrets.json", "secrets.toml", "secrets.y*ml", "secrets.txt", "secrets.ini"),
-)
-_SECRET_NAME = re.compile("|".join(translate(pattern) for pattern in _SECRET))
-_MOST_TEXT_BYTES = 1 << 20
-_SECRET_TEXTS = {
-    "a private key": re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"),
-    "a key of AWS": re.compile(rb"\bAKIA[0-9A-Z]{16}\b"),
-    "a token of Hugging Face": re.compile(rb"\bhf_[A-Za-z0-9]{30,}"),
-    "a key of RunPod": re.compile(rb"\brpa_\w{30,}"),
-    "an API key (sk-)": re.compile(rb"\bsk-[\w-]{20,}"),
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +99,7 @@ class Survey:
         others = f" ({more} more: gpurun pack --dry-run lists them)" if more else ""
         hint = "Move it out of the folder, or point --data at a folder that holds only data."
         if first.code == "pack.secret":
-            hint += " If it is no key: gpurun pack --allow-secret FILE."
+            hint += " If it is no key: gpurun pack --allow-secret FILE, or gpurun run --include FILE."
         raise UsageError(first.code, f"{first.path} is not shipped: {first.reason}{others}.", hint=hint)
 
 
@@ -173,7 +152,7 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
 
 def _against(name: str, is_allowed: bool) -> tuple[str, str] | None:
     """What a name has against it: code and reason."""
-    if _SECRET_NAME.match(name.lower()) and not is_allowed:
+    if is_named_like_secret(name) and not is_allowed:
         return "pack.secret", "its name says that it holds a key or password"
     if not name.isprintable() or "\\" in name:
         return "pack.name", "its name has characters that other systems cannot hold"
@@ -190,13 +169,9 @@ def _against_kind(mode: int) -> tuple[str, str] | None:
 
 
 def _against_content(file: PackedFile) -> tuple[str, str] | None:
-    """What a small text has against it; what has a zero byte is no text."""
-    content = content_at(file, 0, file.bytes) if file.bytes <= _MOST_TEXT_BYTES else b""
-    if b"\0" not in content:
-        for what, form in _SECRET_TEXTS.items():
-            if form.search(content):
-                return "pack.secret", f"it holds what looks like {what}"
-    return None
+    """What a file's content has against it."""
+    found = secret_in(blocks(file))
+    return ("pack.secret", f"it holds what looks like {found}") if found else None
 
 
 def _stamp(facts: os.stat_result) -> tuple[int, ...]:
@@ -343,3 +318,74 @@ def _compressor(codec: Codec) -> _Compressor:
 
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL, threads=threads).compressobj()
+
+
+def is_named_like_secret(name: str) -> bool:
+    """Return whether files of this base name hold keys or passwords."""
+    return forms.SECRET_NAME.match(name.lower()) is not None and not forms.SOURCE_NAME.fullmatch(name.lower())
+
+
+def secret_in(blocks: Iterable[bytes]) -> str:
+    """Return what kind of key the content holds, "" if none was found; it is read once, in blocks."""
+    stream = iter(blocks)
+    first = next(stream, b"")
+    opener = next((opener for magic, opener in forms.PACKED.items() if first.startswith(magic)), None)
+    stream = chain([first], stream)
+    is_wide, seen = first.startswith(forms.UTF_16), b""
+    for block in stream if opener is None else _unpacked(opener, stream):
+        seen = seen[-forms.OVERLAP_BYTES :] + (block.replace(b"\0", b"") if is_wide else block)
+        if found := _form_in(seen):
+            return found
+    return ""
+
+
+def _form_in(content: bytes) -> str:
+    """Return what kind of key some bytes hold, "" if none."""
+    if b"\0" in content:
+        return forms.PRIVATE_KEY if _has_private_key(content) else ""
+    for what, words, form in forms.FORMS:
+        for word in words:
+            place = content.find(word)
+            while place >= 0:
+                found = form.search(content, max(0, place - forms.BEFORE_BYTES), place + forms.FORM_BYTES)
+                if found and not forms.PLACEHOLDER.search(found[0]):
+                    return what
+                place = content.find(word, place + len(word))
+    return ""
+
+
+def _has_private_key(content: bytes) -> bool:
+    """Return whether binary content holds a private key, in bytes or in UTF-16."""
+    if b"PRIVATE KEY-----" in content and forms.KEY_IN_BINARY.search(content):
+        return True
+    is_wide = any(word in content for word in forms.WIDE_PRIVATE_KEYS)
+    return is_wide and forms.KEY_IN_BINARY.search(content.replace(b"\0", b"")) is not None
+
+
+class _Blocks(io.RawIOBase):
+    """Lets a decompressor read what comes in blocks."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._left = blocks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        self._left = self._left or next(self._blocks, b"")
+        piece, self._left = self._left[: len(into)], self._left[len(into) :]
+        into[: len(piece)] = piece
+        return len(piece)
+
+
+def _unpacked(opener: Any, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield what a compressed file holds, up to the limit; a damaged one ends where the damage is."""
+    with opener(io.BufferedReader(_Blocks(blocks))) as file:
+        for _ in range(forms.MOST_UNPACKED_BYTES // _BLOCK_BYTES):
+            try:
+                piece = file.read(_BLOCK_BYTES)
+            except (OSError, EOFError, zlib.error, lzma.LZMAError):
+                return
+            if not piece:
+                return
+            yield piece

@@ -227,7 +227,16 @@ def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None
         (["--provider", "local", "--env", "NOVALUE", "train.py"], "run.env"),
         (["--provider", "local", "--secret", "NOT_THERE", "train.py"], "secret.missing"),
         (["--provider", "local", "--data", "absent", "train.py"], "data.missing"),
-        (["--provider", "local", "imports.py"], "run.needs_folder"),
+        (["--provider", "local", "--hours", "0", "train.py"], "hours.bad"),
+        (["--provider", "local", "--hours", "nan", "train.py"], "hours.bad"),
+        (["--provider", "local", "--upload", "/", "--", "true"], "run.upload"),
+        (["--provider", "local", "--upload", "~", "--", "true"], "run.upload"),
+        (["--provider", "local", "--include", "../x", "train.py"], "run.glob"),
+        (["--provider", "local", "--exclude", "/etc/**", "train.py"], "run.glob"),
+        (["--provider", "local", "--include", "*.none", "--", "true"], "run.include"),
+        (["--provider", "local", "--", "./train.py.txt"], "run.not_started"),
+        (["--provider", "local", "--", "tool"], "run.not_started"),
+        (["--provider", "local", "broken.py"], "run.not_python"),
         (["--provider", "local", "--upload", ".", "--", "python", "keyed/train.py"], "pack.secret"),
         (["--provider", "local", "--from", "owl-1"], "run.unknown"),
         (["--provider", "local"], "run.no_command"),
@@ -235,7 +244,9 @@ def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None
 )
 def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: list[str], code: str) -> None:
     (person.folder / "train.py").write_text("print(1)")
-    (person.folder / "imports.py").write_text("import train")
+    (person.folder / "broken.py").write_text("def (:")
+    (person.folder / "train.py.txt").write_text("print(1)")
+    (person.folder / "tool").write_text("#!/bin/sh\ntrue")
     (person.folder / "ignored.py").write_text("print(1)")
     (person.folder / ".gpurunignore").write_text("ignored.py\n")
     (person.folder / "keyed").mkdir()

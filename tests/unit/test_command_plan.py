@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.command_options import _with_pip
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
@@ -22,6 +21,7 @@ from gpurun.ledger.log_facts import command_verdict
 from gpurun.planning import work_folder as folders
 from gpurun.planning.catalog import all_offers
 from gpurun.planning.command_plan import _Place
+from gpurun.planning.requirements import requirement_lines, with_pip
 from gpurun.planning.transfer import Load
 from gpurun.planning.work_folder import work_folder
 
@@ -108,11 +108,12 @@ def test_python_is_the_one_that_has_torch_and_a_checkpoint_is_added_where_it_goe
 
 def test_pip_installs_for_the_python_that_has_torch_after_the_users_own_script(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torchtune==0.6\n# why\neinops\n")
-    request = Request(recipe="", choices=Choices(setup="echo first >> told"), python="")
-    choices = _with_pip(request, [str(tmp_path / "requirements.txt"), "rich>=13"], is_dry_run=False)
+    lines = [*requirement_lines(str(tmp_path / "requirements.txt")), "rich>=13"]
+    choices = with_pip(Choices(setup="echo first >> told"), lines)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 0\necho "$@" >> told\ncat requirements.gpurun.txt >> told\n')
+    is_question = '[ "$1" = -c ] || [ "$3" = --version ]'
+    python.write_text(f'#!/bin/sh\n{is_question} && exit 0\necho "$@" >> told\ncat requirements.gpurun.txt >> told\n')
     python.chmod(0o755)
     environment = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(["sh", "-e", "-c", choices.setup], cwd=tmp_path, env=environment, check=True)
@@ -121,9 +122,7 @@ def test_pip_installs_for_the_python_that_has_torch_after_the_users_own_script(t
     assert told == ["first", installed, "torchtune==0.6", "# why", "einops", "rich>=13"]
 
 
-def test_a_script_alone_needs_nothing_beside_it(tmp_path: Path, lab: Path) -> None:
-    with pytest.raises(UsageError, match="imports model, which lies beside it"):
-        work_folder(command(lab / "train.py", "train.py"))
+def test_a_script_that_no_python_reads_is_refused(lab: Path) -> None:
     (lab / "bad.py").write_text("def (:")
     with pytest.raises(UsageError, match=r"is no Python \(line 1\)"):
         work_folder(command(lab / "bad.py", "bad.py"))

@@ -33,6 +33,38 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
     from gpurun.planning.command_plan import make_command_plan
 
     def planned(run: str) -> Plan:
-        return make_command_plan(request, run=run, home=session.home, clock=session.clock, say=session.talk_when_slow())
+        return make_command_plan(
+            request,
+            run=run,
+            home=session.home,
+            clock=session.clock,
+            say=session.talk_when_slow(),
+            is_asked=not starting.yes,
+            admit=lambda name: _admitted(session, name),
+        )
 
-    return start_and_follow(session, request, planned, starting)
+    return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
+
+
+def _admitted(session: Session, name: str) -> bool | None:
+    """Whether a template by the name of a key is uploaded; None where nobody can be asked."""
+    if not session.interactive:
+        return None
+    question = f"Upload {name}? Its name says that it holds a key; nothing in it looks like one. [y/N]"
+    return session.ask(question, flag=f"--include {name}").lower() in ("y", "yes")
+
+
+def _build(session: Session, plan: Plan) -> None:
+    """Build the environment of a rehearsal with --pip, and say which imports it lacks."""
+    from pathlib import Path
+
+    from gpurun.planning.rehearsal_venv import build_venv
+    from gpurun.planning.requirements import SETUP_LIMIT_S, distributions
+
+    if plan.command is None or not plan.command.python:
+        return
+    limit_s = plan.choices.setup_limit_s or SETUP_LIMIT_S
+    build_venv(Path(plan.command.python), plan.command.pip, limit_s, session.say)
+    here = distributions(plan.command.imports, plan.command.python)
+    if missing := [name for name in plan.command.imports if name not in here]:
+        session.say(f"! Nothing here has {', '.join(missing)}, with all of --pip installed.")

@@ -33,6 +33,7 @@ from gpurun.lifecycle.instance.verify_machine import (
     on_record,
 )
 from gpurun.planning.catalog import terms_of
+from gpurun.planning.requirements import PIP_MARK
 from gpurun.planning.transfer import save_s
 from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
 from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide
@@ -315,6 +316,8 @@ def set_up(far: FarSide, state: RunState, context: Context) -> float:
 def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
     """The error of a script that did not end well, with the last of what it said."""
     code, hint = "setup.failed", "Mend it; `ssh` to a machine of your own is a cheap place to try it."
+    if PIP_MARK in said.tail:
+        hint = "Change what --pip names; gpurun run --dry-run installs it here, for nothing."
     if said.state == "ended":
         how = f"signal {said.signal}" if said.exit_code is None else str(said.exit_code)
         what = f"ended with {how} on the machine after {format_duration(said.ran_s)}"
@@ -327,8 +330,9 @@ def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
     lines = [line[:LAST_CHARS] for line in safe_text(said.tail.rstrip(), most_lines=4000) if line.strip()]
     words = "\n".join(lines[-LAST_LINES:])[-LAST_CHARS:]
     last = f" Its last words:\n{words}" if words else " It said nothing."
+    subject = "What installs --pip" if PIP_MARK in said.tail else "The script of --setup"
     return SetupError(
-        code, f"The script of --setup {what}.{last}", hint=f"{hint} What it said: setup.log in the folder of the run."
+        code, f"{subject} {what}.{last}", hint=f"{hint} What it said: setup.log in the folder of the run."
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
+import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -20,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
+from gpurun.remote import secret_forms
 from gpurun.remote.archive import Pack, content_at, survey
 from tests.later import examples
 
@@ -100,12 +104,34 @@ SECRETS = [
     *("terraform.tfstate", ".bash_history", ".python_history", "fish_history", "prod.tfvars", "x.tfvars.json"),
     *("rclone.conf", "AuthKey_1.p8"),
 ]
+HEX = "0a1b2c3d4e" * 4
 TEXTS = {
-    "a private key": "-----BEGIN OPENSSH PRIVATE KEY-----",
-    "a key of AWS": "AKIA" + "Z" * 16,
-    "a token of Hugging Face": "hf_" + "a" * 34,
-    "a key of RunPod": "rpa_" + "A" * 30,
-    "an API key (sk-)": "sk-proj-" + "a" * 20,
+    "a private key": ["-----BEGIN OPENSSH PRIVATE KEY-----"],
+    "a key of AWS": ["AKIA" + "Z" * 16],
+    "a secret key of AWS": ["aws_secret_access_key = " + "aB3/" * 10, '"SecretAccessKey": "' + "aB3+" * 10],
+    "a token of Hugging Face": ["hf_" + "a" * 34],
+    "a key of RunPod": ["rpa_" + "A" * 30],
+    "an API key (sk-)": ["sk-proj-" + "a" * 20],
+    "a token of GitHub": [*(f"{kind}_" + "a1B" * 12 for kind in ("ghp", "gho", "ghs")), "github_pat_" + "a1" * 30],
+    "a token of Slack": [f"xox{kind}-1234567890-abcdef" for kind in "abp"],
+    "a key of Google": ["AIza" + "a1-B_" * 7],
+    "a key of W&B": [f"wandb.login(key='{HEX}')", f"WANDB_API_KEY={HEX}", f'"api_key": "{HEX}"', "wandb_v1_" + HEX],
+    "a line of .netrc": [
+        "\nmachine api.wandb.ai login user password p4ssw0rd",
+        "\nmachine a\n  login b\n  password cdefg",
+    ],
+}
+KEYS = [(what, key) for what, keys in TEXTS.items() for key in keys]
+WHOLE_KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEowIBAAKCAQEA" * 4 + "\n-----END RSA PRIVATE KEY-----\n"
+
+ORDINARY = {
+    "requirements.txt": f"wandb @ git+https://github.com/wandb/wandb@{HEX}\nwandb==0.16 --hash=sha256:{HEX}{HEX[:24]}",
+    "page.html": ".sk-toggleable__label-arrow:before sk-toggleable__content-fitted task-specific-pretraining-objective",
+    "README.md": f"aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY\nAKIAIOSFODNN7EXAMPLE\ngit {HEX}",
+    "netrc.md": "machine api.wandb.ai login user password <your key>\nmachine learning login password",
+    "login.py": "token = 'hf_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx'; api_key = os.environ['WANDB_API_KEY']",
+    "ssl.so": "\0-----BEGIN RSA PRIVATE KEY-----\0-----END RSA PRIVATE KEY-----\0",
+    "test_git_credentials.py": "import subprocess",
 }
 
 HARMLESS = [
@@ -127,18 +153,48 @@ def test_what_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str) 
     assert refused.value.code == "pack.secret"
 
 
-@pytest.mark.parametrize("what", TEXTS)
-def test_a_small_text_that_holds_a_key_is_refused_and_the_key_is_not_shown(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(("what", "key"), KEYS)
+def test_a_text_that_holds_a_key_is_refused_and_the_key_is_not_shown(tmp_path: Path, what: str, key: str) -> None:
     """Notebooks, scripts and settings have keys in them, and names that say nothing."""
-    text = f"first = 1\nkey = '{TEXTS[what]}'\n".encode()
-    large, binary = text + b" " * (1 << 20), b"\0" + text
-    folder = write(
-        tmp_path, {"notes.py": text, "shard.bin": binary, "corpus.txt": large, "near.py": b"mask-" + text[:9]}
-    )
+    text = f"first = 1\nkey = '{key}'\n".encode()
+    folder = write(tmp_path, {"notes.py": text, "shard.bin": b"\0" + text, "near.py": b"mask-" + text[:9]})
     (refusal,) = survey({"data": folder}).refusals
     assert (refusal.code, refusal.path) == ("pack.secret", str(tmp_path / "notes.py"))
     assert refusal.reason == f"it holds what looks like {what}"
     assert not survey({"data": folder}, [refusal.path]).refusals
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"x " * 1_500_000 + TEXTS["a token of GitHub"][0].encode(), id="at the end of a large text"),
+        pytest.param(b" " * ((1 << 20) - 20) + TEXTS["a token of GitHub"][0].encode(), id="where two reads meet"),
+        pytest.param(bytes(3 << 20) + WHOLE_KEY.encode(), id="at the end of a large binary"),
+        pytest.param(WHOLE_KEY.encode("utf-16"), id="UTF-16"),
+        pytest.param(b"\1" + WHOLE_KEY.encode("utf-16-be"), id="UTF-16 without a mark"),
+        pytest.param(TEXTS["a key of Google"][0].encode("utf-16"), id="another key in UTF-16"),
+        pytest.param(gzip.compress(b"x" * 3_000_000) + gzip.compress(WHOLE_KEY.encode()), id="gzip, two members"),
+        pytest.param(bz2.compress(TEXTS["a token of Slack"][0].encode()), id="bzip2"),
+        pytest.param(lzma.compress(WHOLE_KEY.encode()), id="xz"),
+    ],
+)
+def test_a_key_is_found_wherever_in_a_file_and_however_it_is_written(tmp_path: Path, content: bytes) -> None:
+    (refusal,) = survey({"data": write(tmp_path, {"dump": content})}).refusals
+    assert refusal.code == "pack.secret"
+
+
+def test_a_compressed_file_that_is_damaged_or_endless_is_read_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret_forms, "MOST_UNPACKED_BYTES", 2 << 20)
+    bomb = gzip.compress(b"x" * (8 << 20) + WHOLE_KEY.encode())
+    folder = write(tmp_path, {"bomb.gz": bomb, "cut.gz": bomb[:50], "no.gz": b"\x1f\x8b not gzip", "empty": b""})
+    assert not survey({"data": folder}).refusals
+
+
+def test_what_ordinary_projects_hold_is_no_key(tmp_path: Path) -> None:
+    folder = write(tmp_path, {name: text.encode() for name, text in ORDINARY.items()})
+    assert not survey({"data": folder}).refusals
 
 
 def test_data_and_code_are_not_taken_for_secrets(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""Follows a command into the files that it runs: which modules it needs, and which files it names."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from gpurun.core.job import Command
+from gpurun.core.paths import read_regular
+from gpurun.planning.python_source import Source, is_file_name, read_notebook, read_python, read_shell
+
+_PROGRAMS = (".py", ".sh", ".ipynb")
+_MOST_FILES = 2_000
+_MOST_FILE_BYTES = 4 << 20
+_LAUNCHERS_OF_MODULES = frozenset({"-m", "--module"})
+
+
+@dataclass
+class CommandSource:
+    """What a command and the files that it runs say; each fact with the file that says it, "" for the command itself.
+
+    `modules` are the files that it imports. `missing` are top-level modules that are not in the folder, `is_sure` those
+    that are imported whenever the command runs. `elsewhere` are modules that lie where Python does not look.
+    """
+
+    files: set[str] = field(default_factory=set)
+    modules: set[str] = field(default_factory=set)
+    packages: set[str] = field(default_factory=set)
+    constants: dict[str, str] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
+    reads: dict[str, str] = field(default_factory=dict)
+    writes: set[str] = field(default_factory=set)
+    missing: dict[str, str] = field(default_factory=dict)
+    is_sure: set[str] = field(default_factory=set)
+    elsewhere: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def names(self, file: str) -> str | None:
+        """Return who names a file of the folder: a file, "" for the command; None if nothing does."""
+        place = PurePosixPath(file)
+        ends = ["/".join(place.parts[start:]) for start in range(len(place.parts))]
+        plain = self._plain
+        for end in ends:  # A name alone is one only with a suffix: "train" is a word of many programs.
+            if end in plain and ("/" in end or end == file or is_file_name(end)):
+                return plain[end]
+        if place.name in self._base_names:
+            return self._base_names[place.name]
+        for text, by in self._globs.items():
+            if fnmatch.fnmatch(file, text) or place.match(text):
+                return by
+        return None
+
+    def names_folder(self, file: str) -> tuple[str, str] | None:
+        """Return which folder of a file is named, and by whom; None if none is."""
+        return next(((text, by) for text, by in self.folders.items() if _is_below(file, text)), None)
+
+    @cached_property
+    def _plain(self) -> dict[str, str]:
+        return {os.path.normpath(text.strip("/")): by for text, by in self.constants.items()}
+
+    @cached_property
+    def _base_names(self) -> dict[str, str]:
+        return {PurePosixPath(text).name: by for text, by in self._plain.items() if is_file_name(text)}
+
+    @cached_property
+    def _globs(self) -> dict[str, str]:
+        return {text: by for text, by in self.constants.items() if "*" in text and "." in text and len(text) > 2}
+
+
+def command_source(command: Command, root: Path) -> CommandSource:
+    """Return what a command says that runs in the folder `root`; what cannot be read says nothing."""
+    return _Reader(command, root).found
+
+
+class _Reader:
+    """Follows one command."""
+
+    def __init__(self, command: Command, root: Path) -> None:
+        self.found, self.root, self.argv = CommandSource(), root, command.argv
+        said = command.env.get("PYTHONPATH", "")
+        self.more = [os.path.normpath(place) for place in said.split(":") if place and not os.path.isabs(place)]
+        self.seen: set[tuple[str, bool]] = set()
+        for word in command.argv:
+            for text in {word, word.partition("=")[2]} - {""}:
+                self.found.constants.setdefault(text, "")
+                if "/" in text:
+                    self.found.folders.setdefault(text, "")
+        self._take_words(command.argv)
+
+    def _take_words(self, words: tuple[str, ...] | list[str]) -> None:
+        """Follow the programs that some words start."""
+        for before, word in zip(("", *words), words, strict=False):
+            name = os.path.normpath(word)
+            if before in _LAUNCHERS_OF_MODULES:
+                for file in self._files_of(word, "."):
+                    self._take(file, ".", is_sure=True)
+            elif word.endswith(_PROGRAMS) and self._is_file(name):
+                self._take(name, str(PurePosixPath(name).parent), is_sure=True)
+
+    def _take(self, name: str, beside: str, *, is_sure: bool) -> None:
+        """Read one file, and what it leads to; its imports are looked for `beside`, too."""
+        if (name, is_sure) in self.seen or len(self.seen) > _MOST_FILES:
+            return
+        self.seen.add((name, is_sure))
+        self.found.files.add(name)
+        try:
+            text = read_regular(self.root / name, _MOST_FILE_BYTES).decode("utf-8", "replace")
+            if name.endswith(".sh"):
+                words = read_shell(text)
+                self.found.constants |= {word: name for word in words if word not in self.found.constants}
+                self._take_words(words)
+                return
+            source = read_notebook(text) if name.endswith(".ipynb") else read_python(text)
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return
+        self._take_texts(source, name)
+        for module in source.imports:
+            sure = is_sure and module.is_sure
+            if module.level:
+                self._take_relative(name, module.level, module.module, module.names, beside, sure)
+            else:
+                self._take_import(name, source, module.module, module.names, beside, sure)
+
+    def _take_texts(self, source: Source, name: str) -> None:
+        """Take in the constants of one file."""
+        found = self.found
+        defaults = {text for text, options in source.defaults.items() if not set(options) & set(self._options())}
+        found.writes |= source.writes
+        for into, texts in (
+            (found.constants, source.constants - source.writes),
+            (found.folders, source.folders - source.writes),
+            (found.reads, {text for text in source.reads | defaults if is_file_name(text)}),
+        ):
+            for text in sorted(texts):
+                into.setdefault(text, name)
+
+    def _options(self) -> Iterator[str]:
+        return (word.partition("=")[0] for word in self.argv)
+
+    def _take_import(
+        self, by: str, source: Source, module: str, names: tuple[str, ...], beside: str, is_sure: bool
+    ) -> None:
+        """Follow an absolute import, or note where it is not found."""
+        top = module.split(".")[0]
+        for place in dict.fromkeys([beside, *self.more]):
+            if files := self._files_of(module, place, names):
+                if (self.root / place / top).is_dir():
+                    self.found.packages.add(os.path.normpath(f"{place}/{top}"))
+                self.found.modules |= files
+                for file in sorted(files):
+                    self._take(file, beside, is_sure=is_sure)
+                return
+        if top in sys.stdlib_module_names or top == "__future__":
+            return
+        is_sure = is_sure and not source.searches_elsewhere
+        if there := next((folder for folder in (".", "src") if self._files_of(top, folder)), ""):
+            if is_sure:
+                self.found.elsewhere.setdefault(top, (by, there))
+            return
+        self.found.missing.setdefault(top, by)
+        self.found.is_sure |= {top} if is_sure else set()
+
+    def _take_relative(
+        self, by: str, level: int, module: str, names: tuple[str, ...], beside: str, is_sure: bool
+    ) -> None:
+        """Follow an import from the file's own package."""
+        package = PurePosixPath(by).parent
+        for _ in range(level - 1):
+            package = package.parent
+        files = self._files_of(module, str(package), names) if module else set()
+        files |= {file for one in names if (file := self._file_of(f"{package}/{one}"))} if not module else set()
+        self.found.modules |= files
+        for file in sorted(files):
+            self._take(file, beside, is_sure=is_sure)
+
+    def _files_of(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
+        """Return the files in `place` that an import of a module reads; none where it is not there."""
+        parts, files = module.split("."), set[str]()
+        for count in range(1, len(parts) + 1):
+            stem = os.path.normpath("/".join([place, *parts[:count]]))
+            files |= {file for file in (self._file_of(stem), self._file_of(f"{stem}/__main__")) if file}
+        whole = "/".join([place, *parts])
+        files |= {file for name in names if (file := self._file_of(os.path.normpath(f"{whole}/{name}")))}
+        return files
+
+    def _file_of(self, stem: str) -> str:
+        """Return the file of a module, "" where there is none."""
+        stem = os.path.normpath(stem)
+        return next((name for name in (f"{stem}/__init__.py", f"{stem}.py") if self._is_file(name)), "")
+
+    def _is_file(self, name: str) -> bool:
+        return not os.path.isabs(name) and not name.startswith("..") and (self.root / name).is_file()
+
+
+def _is_below(file: str, folder: str) -> bool:
+    """Return whether a path of the program is the folder of a file."""
+    plain = os.path.normpath(folder)
+    return plain not in (".", "..") and (file.startswith(f"{plain}/") or ("/" in plain and f"/{plain}/" in f"/{file}"))
+
+
+def unknown_files(found: CommandSource, known: Collection[str], root: Path) -> dict[str, str]:
+    """Return the files that the program reads, by who reads them, of which the folder has none of that name."""
+    bases = {PurePosixPath(name).name for name in known}
+    written = {PurePosixPath(text).name for text in found.writes}
+    return {
+        text: by
+        for text, by in found.reads.items()
+        if not os.path.isabs(text) and "://" not in text and PurePosixPath(text).name not in bases | written
+        and not (root / text).exists()
+    }  # fmt: skip

@@ -1,0 +1,61 @@
+"""Says what to change where the last words of a command name a file or a module that was not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from gpurun.core.errors import UsageError
+from gpurun.core.job import Command
+from gpurun.planning.requirements import distribution_of
+from gpurun.planning.work_folder import WorkFolder, work_folder
+
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
+_NO_FILE = re.compile(r"No such file or directory: '([^'\n]+)'")
+
+
+def failure_cure(message: str, command: Command | None) -> str:
+    """Return what to change in the command after a failure; "" where its words name nothing that is known here.
+
+    The folder is looked at as it is now: what lies there and would not be uploaded was not there, either.
+    """
+    if command is None or not command.folder:
+        return ""
+    module, file = _NO_MODULE.search(message), _NO_FILE.search(message)
+    with suppress(UsageError, OSError):
+        if module:
+            return _of_module(module[1].split(".")[0], command)
+        if file:
+            return _of_file(file[1], command, work_folder(command))
+    return ""
+
+
+def _of_module(module: str, command: Command) -> str:
+    """What brings a module: its place in the folder, or pip."""
+    root = Path(command.folder)
+    root = root.parent if root.is_file() else root
+    for name in (f"{module}.py", module, f"src/{module}"):
+        if (root / name).exists():
+            found = work_folder(command)
+            if not any(file == name or file.startswith(f"{name}/") for file in found.files):
+                return f"{name} is in {root} and was not uploaded: --include {shlex.quote(name)}."
+            place = "src" if name.startswith("src/") else "."
+            return f"{name} was uploaded; with --env PYTHONPATH={place} Python looks for it there."
+    return f"Install it there first: --pip {distribution_of(module)}."
+
+
+def _of_file(name: str, command: Command, found: WorkFolder) -> str:
+    """What brings a file: --include, or --data."""
+    if os.path.isabs(name):
+        is_here = Path(name).exists()
+        return f"{name} is a path of this computer: upload it by --data, found at $GPURUN_DATA." if is_here else ""
+    plain = os.path.normpath(name)
+    is_sent = plain in found.files or any(file.startswith(f"{plain}/") for file in found.files)
+    if is_sent or plain.startswith(".."):
+        return ""
+    if (found.root / plain).exists():
+        return f"{plain} is in {found.root} and was not uploaded: --include {shlex.quote(plain)}."
+    return f"{plain} is not in {found.root} either: make it before, or bring it by --data."

@@ -1,0 +1,96 @@
+"""The environment by which a rehearsal has what --pip names: over this Python's own packages, torch included."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gpurun.core.errors import SetupError
+from gpurun.core.filelock import exclusive
+from gpurun.core.paths import Home, make_private
+from gpurun.core.records import digest_of
+from gpurun.core.secrets import child_environment
+from gpurun.core.untrusted import safe_text
+
+_COMPLETE = ".complete"
+_PASSED_ON = ("PIP_*", "UV_*", "*_proxy", "*_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Where packages come from here; no key of a cloud is among it, as building runs the code of strangers."""
+_LAST_LINES, _LAST_CHARS = 12, 300
+
+
+def venv_python(home: Home, lines: Sequence[str]) -> Path:
+    """Return the Python of the environment that has these requirements, whether or not it is there yet."""
+    of = {"lines": list(lines), "python": sys.executable, "version": sys.version}
+    return home.cache / "venvs" / digest_of(of)[:16] / "bin" / "python"
+
+
+def is_built(python: Path) -> bool:
+    """Return whether an environment is complete."""
+    return (python.parents[1] / _COMPLETE).exists()
+
+
+def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable[[str], None]) -> None:
+    """Build an environment, once; SetupError, with the last words of what installs, where that fails."""
+    place = python.parents[1]
+    make_private(place.parent)
+    with exclusive(place.with_suffix(".lock")):
+        if is_built(python):
+            return
+        say(f"installing what --pip names into {place}")
+        shutil.rmtree(place, ignore_errors=True)
+        _call([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(place)], limit_s)
+        inside = next(place.glob("lib/python*/site-packages"))
+        # A venv over a venv would see the packages of the first Python alone.
+        own = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        lines_of_site = "".join(f"import site; site.addsitedir({path!r})\n" for path in own)
+        (inside / "_of_gpurun.pth").write_text(lines_of_site)
+        wanted = place / "requirements.txt"
+        wanted.write_text("\n".join(lines) + "\n")
+        _call([*_installer(python, limit_s), "-q", "-r", str(wanted)], limit_s)
+        (place / _COMPLETE).touch()
+
+
+def _installer(python: Path, limit_s: float) -> list[str]:
+    """The words that install for a Python: pip's, else uv's, else those of the pip that Python itself brings."""
+    if _works([sys.executable, "-m", "pip", "--version"]):
+        return [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input"]
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", str(python)]
+    _call([str(python), "-m", "ensurepip"], limit_s)
+    return [str(python), "-m", "pip", "install", "--no-input"]
+
+
+def _works(command: Sequence[str]) -> bool:
+    return subprocess.run(command, env=_environment(), capture_output=True, check=False).returncode == 0
+
+
+def _call(command: Sequence[str], limit_s: float) -> None:
+    """Run a program; SetupError where it fails or takes too long."""
+    try:
+        done = subprocess.run(
+            command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=limit_s, check=False, cwd="/",
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        hint = "Name fewer packages, or give it more time: --setup-limit MINUTES."
+        raise SetupError("run.pip_failed", f"--pip could not be installed here: {error}.", hint=hint) from None
+    if done.returncode:
+        lines = [line for line in safe_text(done.stdout.decode("utf-8", "replace")) if line.strip()]
+        words = "\n".join(line[:_LAST_CHARS] for line in lines[-_LAST_LINES:])
+        what = f"What --pip names could not be installed here. The last words:\n{words}"
+        hint = "It would fail on paid time, too: change what --pip names."
+        raise SetupError("run.pip_failed", what, hint=hint)
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a child, with where packages come from here."""
+    kept = {
+        name: value for name, value in os.environ.items() if any(fnmatch.fnmatchcase(name, one) for one in _PASSED_ON)
+    }
+    return child_environment(kept)
