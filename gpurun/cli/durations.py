@@ -16,49 +16,46 @@ def span_s(text: str) -> int | None:
 
 
 def give_up_after_s(text: str) -> int:
-    """Return the seconds of --give-up-after, 0 where it was not typed."""
+    """Return the seconds of --give-up-after."""
     wrong = f"--give-up-after {text!r} is no time to wait for a silent machine: 5m at least, and at most a day."
-    hint = "Write minutes or hours: --give-up-after 45m"
-    return _within(text, 300, 86400, "usage.give_up_after", wrong, hint) or 0
+    return _within(text, 300, 86400, "usage.give_up_after", wrong, "Write minutes or hours: --give-up-after 45m")
 
 
 def queue_s(text: str) -> int:
-    """Return the seconds of --queue, 0 where it was not typed."""
+    """Return the seconds of --queue."""
     wrong = f"--queue {text!r} is no time for a job to wait: 1m at least, and at most 30d."
-    return _within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h") or 0
+    return _within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h")
 
 
-def idle_s(text: str) -> int | None:
-    """Return the seconds of --idle, 0 for `off`, None where it was not typed."""
+def idle_s(text: str) -> int:
+    """Return the seconds of --idle, 0 for `off`."""
     wrong = f"--idle {text!r} is not a time after which a job without work is ended: 1m at least, and at most a day."
     hint = "Write minutes or hours: --idle 30m; or never: --idle off"
     return 0 if text == "off" else _within(text, 60, 86400, "usage.idle", wrong, hint)
 
 
-def silent_s(text: str) -> int | None:
-    """Return the seconds of --silent, 0 for `off`, None where it was not typed."""
+def silent_s(text: str) -> int:
+    """Return the seconds of --silent, 0 for `off`."""
     wrong = f"--silent {text!r} is not a time after which a silent job is ended: 1m at least, and at most a day."
     hint = "Write minutes or hours: --silent 30m; or never: --silent off"
     return 0 if text == "off" else _within(text, 60, 86400, "usage.silent", wrong, hint)
 
 
-def setup_limit_s(minutes: float | None) -> int:
-    """Return the seconds of --setup-limit, 0 where it was not typed."""
+def setup_limit_s(minutes: float) -> int:
+    """Return the seconds of --setup-limit."""
     from gpurun.core.errors import UsageError
 
-    if minutes is None:
-        return 0
     if not 0 < minutes <= MOST_SETUP_MINUTES:
         what = f"--setup-limit {minutes:g} is no time for a script: it must be above 0, and at most a day."
         raise UsageError("usage.setup_limit", what, hint="Write minutes: --setup-limit 30")
     return ceil(60 * minutes)
 
 
-def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: str) -> int | None:
-    """Return the seconds of a span between two bounds, None where nothing was typed; UsageError for anything else."""
+def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: str) -> int:
+    """Return the seconds of a span between two bounds; UsageError for anything else."""
     from gpurun.core.errors import UsageError
 
     seconds = span_s(text)
-    if text and (seconds is None or not least_s <= seconds <= most_s):
+    if seconds is None or not least_s <= seconds <= most_s:
         raise UsageError(code, wrong, hint=hint)
     return seconds

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from gpurun.core.data_summary import DataSummary as DataSummary
-from gpurun.core.data_summary import PublicFile as PublicFile
 from gpurun.core.job import Command
+from gpurun.core.made_before import Earlier as Earlier
+from gpurun.core.made_before import Quoted as Quoted
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
@@ -97,17 +97,6 @@ class Uplink(Frozen):
         """`20 Mbit/s, assumed`."""
         mbit = self.bits_per_s / 1e6
         return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
-
-
-class Quoted(Frozen):
-    """What a plan file says that its request was quoted when it was written."""
-
-    wall: float
-    recipe_sha256: str
-    where: str
-    rate_micros_per_hour: Micros
-    expected_micros: Micros
-    worst_micros: Micros
 
 
 class Request(Frozen):
@@ -203,21 +192,6 @@ class Reach(Frozen):
     val_loss_of: str = ""
 
 
-class Earlier(Frozen):
-    """The checkpoint of an earlier run that a run goes on from, and what that run cost at most, where that is known.
-
-    `bytes` are those of its three files; `receipt_sha256` is the receipt that names them. `steps` are those that it was
-    planned for; this run may take more.
-    """
-
-    run: str
-    step: int
-    bytes: int
-    receipt_sha256: str
-    spent_micros: Micros | None = None
-    steps: int = 0
-
-
 class Candidate(Frozen):
     """An offer with what it would take and cost to finish there.
 
@@ -235,6 +209,49 @@ class Candidate(Frozen):
     why_not: str = ""
     reach: Reach | None = None
     slow_micros: Micros | None = None
+
+
+class PublicFile(Frozen):
+    """A public shard that the machine downloads itself: its name among the data, and what it must be."""
+
+    name: str
+    url: str
+    bytes: int
+    sha256: str
+
+
+class DataSummary(Frozen):
+    """The shards that a run trains on, in `folder`, or a command's data, which has no tokens that anybody counted.
+
+    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
+    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `public` are those of
+    the shards that are not in the folder; `bytes` counts them too.
+    """
+
+    folder: str
+    beside: str = ""
+    tokenizer: str = ""
+    tokenizer_sha256: str = ""
+    vocab_size: int = 0
+    train_tokens: int = 0
+    val_tokens: int = 0
+    bytes: int
+    sha256: str
+    source: str
+    passed_over: str = ""
+    public: tuple[PublicFile, ...] = ()
+    public_origin: str = ""
+    """The hub that the user named in place of huggingface.co, which may be in a network of their own."""
+
+    @property
+    def public_bytes(self) -> int:
+        """What the machine downloads itself."""
+        return sum(file.bytes for file in self.public)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the machine downloads its shards itself; before they are asked for, their source's name tells."""
+        return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
 class Plan(Frozen):

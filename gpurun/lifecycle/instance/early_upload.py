@@ -31,7 +31,7 @@ class EarlyUpload:
         plan = context.plan
         self._state, self._context = state, context
         # What the machine pulls or downloads it does by itself, once it runs.
-        self.is_over = not plan.lease.queue_s or bool(plan.choices.stage or plan.data.public)
+        self.is_over = bool(plan.choices.stage or plan.data.public)
         self.sent_bytes = 0
 
     def send(self, queued: Instance) -> Iterator[Note]:

@@ -69,7 +69,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
     The user's script is begun once the agent is there, outside of all that is tried again.
     """
-    born, early = instance_of(state), EarlyUpload(state, context)
+    born = instance_of(state)
+    early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
     check_made(born, context.plan)
     clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
     started = clock.monotonic()
@@ -101,7 +102,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     now_mono, choices = clock.monotonic(), context.plan.choices
     took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
     took |= {"setup_s": round(took_s, 3)} if took_s else {}
-    took |= {"sent_bytes": early.sent_bytes} if early.sent_bytes else {}
+    took |= {"sent_bytes": early.sent_bytes} if early is not None and early.sent_bytes else {}
     ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": on_record(facts), **took}
     ready |= {"network": network.model_dump(mode="json")} if network else {}
     ready |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
