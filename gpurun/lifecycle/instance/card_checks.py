@@ -155,9 +155,9 @@ def _card_of(device: Gpu, place: int, facts: Facts) -> Card | None:
 
 
 def _which_torch(device: Gpu, offer: Offer) -> str:
-    """Which torch would have kernels for a card."""
-    told = re.fullmatch(r"(\d{1,2})\.(\d)", device.capability or "")
-    capability = (int(told[1]), int(told[2])) if told else (99, 0)
+    """Return which torch would have kernels for a card."""
+    version = re.fullmatch(r"(\d{1,2})\.(\d)", device.capability or "")
+    capability = (int(version[1]), int(version[2])) if version else (99, 0)
     if capability < _OLD:
         cuda, made = _LAST_CUDA_OF_OLD, f"CUDA {_LAST_CUDA_OF_OLD} or older"
     else:
@@ -184,10 +184,10 @@ def elsewhere(offer: Offer, cure: str) -> str:
 
 
 def _words(facts: Facts) -> str:
-    """What torch and the driver say themselves."""
-    said = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
-    said += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
-    return "".join(f" {one}" for one in said)
+    """Return what torch and the driver say themselves."""
+    words = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
+    words += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
+    return "".join(f" {sentence}" for sentence in words)
 
 
 def _family(gpu: str) -> str:
