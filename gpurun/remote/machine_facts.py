@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+
+from gpurun.core.untrusted import safe_line
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Wall = Annotated[float, Field(ge=0, le=1e12)]
 Text = Annotated[str, Field(max_length=500)]
+Words = Annotated[str, Field(max_length=500), AfterValidator(safe_line)]
+"""What programs there have said, made harmless: it stands in messages."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -26,7 +30,7 @@ class Gpu(Said):
     capability: Text | None = None
     uuid: Text = ""
     free_bytes: Count | None = None
-    error: Text | None = None
+    error: Words | None = None
 
 
 class Card(Said):
@@ -42,15 +46,15 @@ class Card(Said):
     uuid: Text = ""
     used_bytes: Count | None = None
     mig: bool = False
-    holders: Annotated[tuple[Text, ...], FailFast(), Field(max_length=8)] = ()
+    holders: Annotated[tuple[Words, ...], FailFast(), Field(max_length=8)] = ()
 
 
 class Look(Said):
     """A Python that was asked for torch in vain, and its last words; `answered` is false where it ran to the limit."""
 
-    python: Text
+    python: Words
     answered: bool
-    words: Text
+    words: Words
 
 
 class Torch(Said):
@@ -67,11 +71,11 @@ class Torch(Said):
     devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
     built_for: Text | None = None
     archs: Annotated[tuple[Text, ...], FailFast(), Field(max_length=64)] = ()
-    error: Text | None = None
+    error: Words | None = None
     looks: Annotated[tuple[Look, ...], FailFast(), Field(max_length=64)] = ()
 
 
-_Names = Annotated[tuple[Text, ...], FailFast(), Field(max_length=256)]
+_Names = Annotated[tuple[Words, ...], FailFast(), Field(max_length=256)]
 
 
 class Exported(Said):
@@ -80,7 +84,7 @@ class Exported(Said):
     passed: _Names = ()
     withheld: _Names = ()
     keys: _Names = ()
-    note: Text = ""
+    note: Words = ""
 
 
 class _Waiting(Said):
@@ -97,9 +101,9 @@ class Looking(Said):
 class Missing(Said):
     """The modules that the Python of the job does not find; `note` says what could not be found out."""
 
-    python: Text
+    python: Words
     missing: _Names
-    note: Text = ""
+    note: Words = ""
 
 
 class Facts(Said):
@@ -118,7 +122,7 @@ class Facts(Said):
     gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
     torch: Torch
     shm_bytes: Count | None = None
-    driver_words: Text | None = None
+    driver_words: Words | None = None
     exported: Exported = Exported()
 
 

@@ -29,8 +29,8 @@ _ILL = {
 }
 _NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
 # The least CUDA that a torch must be made for to have kernels for a card, by the card's capability.
-_LEAST_CUDA = ((12.1, "13.0"), (12.0, "12.8"), (11.0, "13.0"), (10.3, "12.9"), (10.0, "12.8"), (8.9, "11.8"))
-_LAST_CUDA_OF_OLD = "12.6"
+_LEAST_CUDA = {(12, 1): "13.0", (12, 0): "12.8", (11, 0): "13.0", (10, 3): "12.9", (10, 0): "12.8", (0, 0): "11.8"}
+_OLD, _LAST_CUDA_OF_OLD = (7, 5), "12.6"
 
 
 def check_cards(facts: Facts, offer: Offer) -> tuple[str, ...]:
@@ -155,16 +155,15 @@ def _card_of(device: Gpu, place: int, facts: Facts) -> Card | None:
 
 
 def _which_torch(device: Gpu, offer: Offer) -> str:
-    """Which torch would have kernels for a card."""
-    major, _, minor = (device.capability or "0.0").partition(".")
-    capability = float(f"{major}.{minor or 0}")
-    if capability < 7.5:
-        made = f"CUDA {_LAST_CUDA_OF_OLD} or older"
-        tag = f"cu{_LAST_CUDA_OF_OLD.replace('.', '')}"
+    """Return which torch would have kernels for a card."""
+    version = re.fullmatch(r"(\d{1,2})\.(\d)", device.capability or "")
+    capability = (int(version[1]), int(version[2])) if version else (99, 0)
+    if capability < _OLD:
+        cuda, made = _LAST_CUDA_OF_OLD, f"CUDA {_LAST_CUDA_OF_OLD} or older"
     else:
-        least = next((cuda for from_, cuda in _LEAST_CUDA if capability >= from_), "11.8")
-        made, tag = f"CUDA {least} or newer", f"cu{least.replace('.', '')}"
-    install = f"pip install torch --index-url https://download.pytorch.org/whl/{tag}"
+        cuda = next(least for card, least in _LEAST_CUDA.items() if capability >= card)
+        made = f"CUDA {cuda} or newer"
+    install = f"pip install torch --index-url https://download.pytorch.org/whl/cu{cuda.replace('.', '')}"
     if offer.provider == "ssh":
         return f"A torch that is made for {made} runs on it. Install one there: {install}"
     return f"A torch that is made for {made} runs on it: choose such an image (--image), or --setup with: {install}"
@@ -185,10 +184,10 @@ def elsewhere(offer: Offer, cure: str) -> str:
 
 
 def _words(facts: Facts) -> str:
-    """What torch and the driver say themselves."""
-    said = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
-    said += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
-    return "".join(f" {one}" for one in said)
+    """Return what torch and the driver say themselves."""
+    words = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
+    words += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
+    return "".join(f" {sentence}" for sentence in words)
 
 
 def _family(gpu: str) -> str:

@@ -160,7 +160,7 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool 
 
 
 def _command_warnings(facts: Facts, offer: Offer) -> tuple[str, ...]:
-    """What a command should know of a machine that the bundled trainer does not need."""
+    """Return what a command should know of a machine that the bundled trainer does not need."""
     warnings: tuple[str, ...] = ()
     silent = [look.python for look in facts.torch.looks if not look.answered]
     if silent and not facts.torch.found:
@@ -185,27 +185,27 @@ def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
 
 
 def on_record(facts: Facts) -> dict[str, Any]:
-    """The facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
+    """Return the facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
 
     So can the words of programs: what they mean is judged here, and told where it matters.
     """
-    told = facts.model_dump(mode="json", exclude=_NOT_ON_RECORD)
-    told["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
-    return told
+    record = facts.model_dump(mode="json", exclude=_NOT_ON_RECORD)
+    record["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
+    return record
 
 
 def not_passed(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """The names of what the machine's login exports and the job does not get; keys are apart (`login_warnings`)."""
+    """Return the names of what the machine's login exports and the job does not get; of keys see `login_warnings`."""
     return [name for name in exported.withheld if not any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """What of the machine's login the job would use and does not get: a key is passed on by its whole name alone."""
+    """Return what of the machine's login the job would use and does not get: a key needs its whole name."""
     keys = [name for name in exported.keys if name not in globs]
     shown = ", ".join(keys[:MOST_NAMED])
     what = f"{shown} of the machine's login looks like a key and is not passed on; by its name it is: --pass-env"
-    said = [f"the machine's login: {exported.note}"] if exported.note else []
-    return [f"{what} {keys[0]}", *said] if keys else said
+    notes = [f"the machine's login: {exported.note}"] if exported.note else []
+    return [f"{what} {keys[0]}", *notes] if keys else notes
 
 
 def _silence(pythons: Sequence[str]) -> str:

@@ -113,7 +113,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _looked(far: FarSide, state: RunState, context: Context) -> Facts:
-    """What the machine is and has; whom that waits for is told meanwhile, and a stop ends it."""
+    """Return what the machine is and has. Meanwhile the view shows which Pythons it waits for, and a stop ends it."""
     with moving(context.folder, context.clock, "look", LOOK_S) as tell:
 
         def on_wait(seconds: int, words: str) -> None:
@@ -124,7 +124,7 @@ def _looked(far: FarSide, state: RunState, context: Context) -> Facts:
 
 
 def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
-    """Which modules that the command needs its Python there does not find; on this machine the command says it."""
+    """Return which modules of the command its Python there does not find; here the command itself says it."""
     command = context.plan.command
     if command is None or not command.imports or context.plan.mode is not Mode.PAID:
         return Missing(python="", missing=())

@@ -70,17 +70,17 @@ class GpuUse:
 
 def ask_once() -> Tuple[List[Json], str]:
     """One entry a card, and what nvidia-smi could not tell; a figure that the card does not have is None."""
-    rows, words = asked("gpu", list(FIELDS.values()), TALK_S)
+    rows, words = smi_answer("gpu", list(FIELDS.values()), TALK_S)
     return [{name: figure(row[at]) for at, name in enumerate(FIELDS)} for row in (rows or [])[:MOST_CARDS]], words
 
 
 def query(what: str, fields: Sequence[str], limit_s: float) -> Optional[List[List[str]]]:
     """These fields of each card, or of what uses one; None where nvidia-smi is not there, or does not answer."""
-    return asked(what, fields, limit_s)[0]
+    return smi_answer(what, fields, limit_s)[0]
 
 
-def asked(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Optional[List[List[str]]], str]:
-    """The same, and in nvidia-smi's own words what it could not tell.
+def smi_answer(what: str, fields: Sequence[str], limit_s: float) -> Tuple[Optional[List[List[str]]], str]:
+    """Return the same, and in nvidia-smi's own words what it could not tell.
 
     It writes them on either output. One that hangs in the kernel, as with a lost card, is not waited for.
     """

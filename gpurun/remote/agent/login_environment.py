@@ -29,7 +29,7 @@ MARK = b"\0gpurun\0"
 FIRST_PROCESS = "/proc/1/environ"
 BOOTED_BY_SYSTEMD = "/run/systemd/system"
 SHELLS = ("bash", "zsh", "ksh", "dash", "sh")
-# Of one login or one shell, or a job's own count of itself: nobody misses them.
+# Of one login or one shell, or how a cluster counts its job: not worth telling.
 USUAL = (
     r"SHELL|PWD|OLDPWD|SHLVL|_|TERM|TERM_\w+|COLORTERM|MAIL|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|IFS|PS\d|EDITOR|PAGER"
     r"|VISUAL|LESS\w*|LS_\w+|HIST\w*|MOTD_\w+|DBUS_\w+|SSH_\w+|BASH\w*|MANPATH|INFOPATH|LINES|COLUMNS|container"
@@ -39,7 +39,7 @@ MOST_NAMES, MOST_NAME, MOST_BYTES = 200, 100, 4 << 20
 
 
 def learn(root: str) -> Json:
-    """Find out what is exported here and keep what the job gets of it; the names of that, and of what it does not get.
+    """Keep what the job gets of what is exported here; return the names of that, and of what it does not get.
 
     `note` says what could not be asked.
     """
@@ -54,17 +54,17 @@ def learn(root: str) -> Json:
 
 
 def remembered(root: str) -> Dict[str, str]:
-    """What `learn` has kept; nothing before that."""
+    """Return what `learn` has kept; nothing before that."""
     return dict(read(root, "agent", "environment.json") or {})
 
 
 def granted(globs: List[str]) -> Dict[str, str]:
-    """What these globs add of all that is exported here."""
+    """Return what these globs add of all that is exported here."""
     return chosen(globs, exports()[0]) if globs else {}
 
 
 def chosen(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
-    """What these globs name; what looks like a key only by its whole name."""
+    """Return what these globs name; what looks like a key only by its whole name."""
     return {
         name: value
         for name, value in exported.items()
@@ -74,7 +74,7 @@ def chosen(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
 
 
 def exports() -> Tuple[Dict[str, str], str]:
-    """All that is exported here, and what could not be asked.
+    """Return all that is exported here, and what could not be found out.
 
     In a job of a cluster its own surroundings count, which its set-up has made; on the computer of the user (it is
     known by GPURUN_INSTANCE) those that they began gpurun in.
@@ -90,7 +90,7 @@ def exports() -> Tuple[Dict[str, str], str]:
 
 
 def first_process() -> bytes:
-    """What the container was given; nothing where it is another's."""
+    """Return what the container was given; nothing where it is another user's."""
     try:
         with open(FIRST_PROCESS, "rb") as file:
             return file.read()
@@ -99,7 +99,7 @@ def first_process() -> bytes:
 
 
 def by_login() -> Tuple[Dict[str, str], str]:
-    """What a login shell of this account exports; or why that is not known, as where its profile takes too long.
+    """Return what a login shell of this account exports; or why that is not known, as where its profile takes too long.
 
     Its end is waited for and not that of its output, which something that the profile began in the background may hold.
     """
@@ -119,13 +119,13 @@ def by_login() -> Tuple[Dict[str, str], str]:
             os.killpg(child.pid, signal.SIGKILL)
             return {}, "its profile was not done after %.0f s, so what it exports is not passed on" % LOGIN_S
         out.seek(0)
-        _, mark, told = out.read(MOST_BYTES).rpartition(MARK)
-    is_told = mark and child.returncode == 0
-    return pairs(told), "" if is_told else "its profile did not come to its end, so what it exports is not passed on"
+        _, mark, output = out.read(MOST_BYTES).rpartition(MARK)
+    is_whole = mark and child.returncode == 0
+    return pairs(output), "" if is_whole else "its profile did not come to its end, so what it exports is not passed on"
 
 
 def pairs(content: bytes) -> Dict[str, str]:
-    """`NAME=VALUE` with zeros between, names of letters, digits and _ alone."""
+    """Read `NAME=VALUE` with zeros between; names are letters, digits and _ alone."""
     found = {}
     for pair in content.split(b"\0"):
         name, sign, value = os.fsdecode(pair).partition("=")
@@ -135,5 +135,5 @@ def pairs(content: bytes) -> Dict[str, str]:
 
 
 def names(found: Iterable[str]) -> List[str]:
-    """Names in order, as many as a message holds."""
+    """Return the names in order, as many as a message holds."""
     return [name[:MOST_NAME] for name in sorted(found)][:MOST_NAMES]

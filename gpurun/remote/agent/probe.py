@@ -14,7 +14,7 @@ import sys
 
 from gpurun.remote.agent.decompress import codecs
 from gpurun.remote.agent.finish_upload import shipped
-from gpurun.remote.agent.gpu_use import SILENT, asked, figure, query
+from gpurun.remote.agent.gpu_use import SILENT, figure, query, smi_answer
 from gpurun.remote.agent.job_state import clocks_now, heard
 from gpurun.remote.agent.login_environment import learn, remembered
 from gpurun.remote.agent.processes import environment
@@ -82,16 +82,16 @@ def write_out(root: str) -> None:
 
 
 def imports(root: str, options: Json) -> Answer:
-    """Which of these top-level modules the Python of the job does not find; none of them is run."""
+    """Return which of these top-level modules the Python of the job does not find; none of them is run."""
     python = (read(root, "agent", "python.json") or {}).get("python") or sys.executable
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
     answer = {"python": clip(python), "missing": [], "note": ""}
     try:
-        told = subprocess.run(
+        done = subprocess.run(
             [python, "-c", FIND, *options["names"].split(",")], env=environment(**dict(remembered(root), **path)),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=FIND_S,
         )  # fmt: skip
-        answer["missing"] = json.loads(told.stdout.splitlines()[-1])
+        answer["missing"] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         answer["note"] = clip("%s does not say which modules it finds: %s" % (python, error))
     return answer, b""
@@ -117,15 +117,15 @@ WAIT_S = 30
 
 
 def find_gpus() -> Tuple[List[Json], str]:
-    """One entry a card, and in nvidia-smi's own words what it could not tell; none where there is no nvidia-smi."""
+    """Return one entry a card, and in nvidia-smi's own words what it could not tell; none without nvidia-smi."""
     words = ""
     for fields in ((*FIELDS, *USE_FIELDS, ECC_FIELD), (*FIELDS, ECC_FIELD), FIELDS):  # Not every driver knows all.
-        rows, told = asked("gpu", fields, WAIT_S)
-        words = told or words
+        rows, trouble = smi_answer("gpu", fields, WAIT_S)
+        words = trouble or words
         if rows:
             held = holders() if len(fields) > 5 else {}
-            return [gpu({name: row[place] for place, name in enumerate(fields)}, held) for row in rows], told
-        if SILENT in told:
+            return [gpu({name: row[place] for place, name in enumerate(fields)}, held) for row in rows], trouble
+        if SILENT in trouble:
             break
     return [], words
 
@@ -146,7 +146,7 @@ def gpu(row: Dict[str, str], held: Dict[str, List[str]]) -> Json:
 
 
 def holders() -> Dict[str, List[str]]:
-    """Which processes hold memory of each card, as far as they can be seen from here."""
+    """Return which processes hold memory of each card, as far as they can be seen from here."""
     found: Dict[str, List[str]] = {}
     for uuid, pid, name, used in query("compute-apps", HOLDER_FIELDS, WAIT_S) or []:
         found.setdefault(uuid, []).append("%s (pid %s, %s MiB)" % (os.path.basename(name)[:80], pid, used))

@@ -30,7 +30,7 @@ LIMIT_S = 180.0
 """How long all of it may take together."""
 TELL_S, TICK_S = 2.0, 0.05
 MOST_PYTHONS = 16
-NOTHING: Json = {"found": False, "version": None, "numpy": None, "cuda": None, "devices": []}
+NOTHING: Json = {"version": None, "numpy": None, "cuda": None, "built_for": None, "archs": [], "devices": []}
 MOST_WORDS, LAST_LINES, MOST_OUTPUT_BYTES = 500, 4, 1 << 20
 PLACES = (
     # A distribution of conda, and its environments.
@@ -121,7 +121,7 @@ class Looks:
 
         `looks` are the others that were waited for. `tell` hears every two seconds who is.
         """
-        best: Json = dict(NOTHING, python=None)
+        best: Json = dict(NOTHING, found=False, python=None)
         seen: List[Look] = []
         has_cards = os.path.exists("/dev/nvidiactl")
         try:
@@ -136,7 +136,7 @@ class Looks:
                     best = answer
                 if rank(best) == 3 or (best["found"] and not has_cards):
                     break
-            others = [look.told() for look in seen if look.python != best["python"]]
+            others = [look.as_record() for look in seen if look.python != best["python"]]
         finally:
             for look in self.looks:
                 look.end()
@@ -195,16 +195,16 @@ class Look:
             return
 
     def answer(self) -> Json:
-        """What it has told; a torch that was imported counts as found, whatever became of the cards."""
-        told: Json = {}
+        """Return what it has told; a torch that was imported counts as found, whatever became of the cards."""
+        facts: Json = {}
         for line in content_of(self.out).splitlines():
             try:
-                told.update(json.loads(line))
+                facts.update(json.loads(line))
             except (TypeError, ValueError):
                 continue  # What an image's own sitecustomize prints.
-        answer = dict(NOTHING, **told)
-        answer.update(found=bool(told.get("version")), python=self.python if told.get("version") else None)
-        error, words = told.get("error") or "", self.words()
+        answer: Json = {name: facts.get(name, usual) for name, usual in NOTHING.items()}
+        answer.update(found=bool(facts.get("version")), python=self.python if facts.get("version") else None)
+        error, words = facts.get("error") or "", self.words()
         words = error if error and error.partition(": ")[2] in words else "; ".join(filter(None, (error, words)))
         if not self.has_ended():
             words = "it did not answer within %.0f s; %s" % (LIMIT_S, words)
@@ -212,15 +212,15 @@ class Look:
             device.update({"error": clip(device["error"])} if device.get("error") else {})
         return dict(answer, error=clip(words) or None)
 
-    def told(self) -> Json:
-        """Whether it answered, and its last words."""
+    def as_record(self) -> Json:
+        """Return whether it answered, and its last words."""
         return {"python": clip(self.python), "answered": self.has_ended(), "words": self.words()}
 
     def words(self) -> str:
-        """The last lines of its standard error."""
+        """Return the last lines of its standard error."""
         lines = [line.strip() for line in content_of(self.err).decode("utf-8", "replace").splitlines()]
-        told = [line for line in lines if line and not line.startswith(("Traceback", 'File "<string>"'))]
-        return clip(self.failure or " / ".join(told[-LAST_LINES:]))
+        last = [line for line in lines if line and not line.startswith(("Traceback", 'File "<string>"'))]
+        return clip(self.failure or " / ".join(last[-LAST_LINES:]))
 
     def end(self) -> None:
         """End it with all that it has started. One that hangs in the kernel, as with a lost card, is not waited for."""

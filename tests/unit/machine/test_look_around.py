@@ -162,6 +162,12 @@ def test_a_driver_that_does_not_answer_is_told_in_its_words_and_is_no_matter_of_
     assert cure in refused(facts, offer(provider="ssh")).hint
 
 
+def test_the_machines_words_are_made_harmless(box: LookedAt) -> None:
+    box.has_cards(card())
+    facts = box.far.hello(python=str(box.has_torch(kernel="CUDA\x1b[2Jerror\u202e: busy or unavailable")))
+    assert "CUDAerror: busy or unavailable" in refused(facts, offer()).what
+
+
 def test_an_rtx_5090_passes_with_a_torch_that_has_kernels_for_it(box: LookedAt) -> None:
     box.has_cards(card(RTX5090, 32607))
     torch = box.has_torch(card=RTX5090, memory_gb=34.2, capability=(12, 0), archs=("sm_90", "sm_120"))
