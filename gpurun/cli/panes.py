@@ -11,6 +11,7 @@ from gpurun.cli.reader import News
 from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
 from gpurun.core.run_plan import Plan
+from gpurun.ledger.spending import spent_by
 from gpurun.view.live_state import Screen
 from gpurun.view.live_window import LiveWindow
 from gpurun.view.plain_lines import PlainView
@@ -33,7 +34,7 @@ class LivePane:
     """The live view on a terminal."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        self._screen = Screen(plan)
+        self._screen = Screen(plan, spent_by)
         self._style = probe(sys.stderr, color=session.color)
         self._keyboard, self._takes_keys, self._helps = Keyboard(), not session.no_input, False
         self.reopen()
