@@ -54,7 +54,7 @@ def audit_row(row: ledger.AuditRow, lost: list[str], bill: Bill | None) -> Audit
         verdict=f"MAY BE BILLING → gpurun resume {row.run}" if row.run in lost else word,
         level=level,  # type: ignore[arg-type]
         measured_micros=row.measured_micros,
-        measured_is_floor=row.is_floor,
+        measured_is=row.measured_is,
         billed_micros=bill.micros if bill is not None else None,
     )
 
@@ -83,6 +83,7 @@ def audit_data(report: ledger.AuditReport, bills: Mapping[str, Bill]) -> dict[st
             "files": row.files,
             "death": row.death,
             "measured_micros": row.measured_micros,
+            "measured_is": row.measured_is,
             "measured_is_floor": row.is_floor,
             "billed_micros": bills.get(row.run, nothing).micros,
             "billed_is_settled": bills.get(row.run, nothing).is_settled,

@@ -12,6 +12,7 @@ from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
 from gpurun.core.job_terms import terms_of
 from gpurun.core.run_plan import Plan
+from gpurun.ledger.spending import spent_by
 from gpurun.view.live_state import Screen
 from gpurun.view.live_window import LiveWindow
 from gpurun.view.plain_lines import PlainView
@@ -34,7 +35,7 @@ class LivePane:
     """The live view on a terminal."""
 
     def __init__(self, plan: Plan, session: Session) -> None:
-        self._screen = Screen(plan)
+        self._screen = Screen(plan, spent_by)
         self._style = probe(sys.stderr, color=session.color)
         self._keyboard, self._takes_keys, self._helps = Keyboard(), not session.no_input, False
         self.reopen()

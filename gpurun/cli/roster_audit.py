@@ -13,7 +13,7 @@ from gpurun.cli.render import write_file
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, UsageError, VerificationFailed
-from gpurun.core.money import format_usd
+from gpurun.core.money import format_figure
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.evidence.class_check import UNREADABLE, CardRow, check_class
 from gpurun.ledger.evidence.roster import read_roster
@@ -89,7 +89,18 @@ def _replay(session: Session, rows: Sequence[CardRow], place: Path) -> None:
 
 
 def _data(row: CardRow) -> dict[str, Any]:
-    keys = ("student", "file", "run", "verdict", "device", "loss", "val_loss", "cost_micros", "receipt_sha256")
+    keys = (
+        "student",
+        "file",
+        "run",
+        "verdict",
+        "device",
+        "loss",
+        "val_loss",
+        "cost_micros",
+        "cost_is",
+        "receipt_sha256",
+    )
     return {key: getattr(row, key) for key in keys} | {
         name: list(getattr(row, name)) for name in ("problems", "notes", "checked")
     }
@@ -101,7 +112,7 @@ def _csv(rows: Sequence[CardRow]) -> str:
     writer = csv.writer(out)
     writer.writerow(_COLUMNS)
     for row in rows:
-        cost = "" if row.cost_micros is None else format_usd(row.cost_micros)
+        cost = "" if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is)
         cells = [row.student, row.file, row.run, row.verdict, row.device, row.loss, row.val_loss, cost]
         cells += [row.receipt_sha256, "; ".join(row.problems), "; ".join([*row.notes, *row.checked])]
         writer.writerow([f"'{cell}" if str(cell)[:1] in ("=", "+", "-", "@", "\t") else cell for cell in cells])

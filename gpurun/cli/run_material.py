@@ -16,10 +16,10 @@ from gpurun.core.receipt_record import Receipt
 from gpurun.core.run_plan import Earlier, Mode
 from gpurun.core.untrusted import lines_of, safe_line
 from gpurun.ledger.runs import Sight
+from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts.log_copy import LocalCopy
 from gpurun.view.event_text import tell_pace, tell_rate
-from gpurun.view.live_state import Screen
 from gpurun.view.number_format import format_bytes, format_duration, short_hash
 from gpurun.view.receipt_screen import NOT_HERE
 from gpurun.view.report.report_model import RunMaterial
@@ -45,7 +45,7 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         told=told,
         receipt=receipt,
         no_receipt=why,
-        spent_micros=None if receipt else _screen(sight, len(sight.records)).spent(session.clock.wall()),
+        spent_micros=None if receipt else spent_by(sight.records, session.clock.wall()),
         notes=tuple(_notes(sight, told, receipt)),
         terms=terms_of(plan),
         argv=plan.command.argv if plan.command else (),
@@ -82,13 +82,6 @@ def _receipt(session: Session, sight: Sight) -> tuple[Receipt | None, str]:
         return None, error.what
 
 
-def _screen(sight: Sight, records: int) -> Screen:
-    """The live view's own bookkeeping after so many records."""
-    screen = Screen(sight.plan)
-    screen.update(sight.records[:records], (), ())
-    return screen
-
-
 def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     """What was spent after so many seconds of training, boot and upload included; None where it is free or unknown.
 
@@ -98,10 +91,10 @@ def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
     before = sight.plan.continues.spent_micros if sight.plan.continues else Micros(0)
     if not places or sight.plan.mode is not Mode.PAID or before is None:
         return lambda seconds: None
-    began, screen = sight.records[places[0]].wall, _screen(sight, places[0] + 1)
-    if not screen.spent(began + 3600):
+    began, records = sight.records[places[0]].wall, sight.records[: places[0] + 1]
+    if not spent_by(records, began + 3600):
         return lambda seconds: None
-    return lambda seconds: total(before, screen.spent(began + seconds))
+    return lambda seconds: total(before, spent_by(records, began + seconds))
 
 
 def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpurun.core.journal_records import Event, Phase
-from gpurun.core.money import Micros, total
+from gpurun.core.money import Figure
 from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse
-from gpurun.ledger.rental import is_more, rentals_of
 from gpurun.ledger.runs import Sight, gave_up
+from gpurun.ledger.spending import Spending, spending
 from gpurun.view.list_tables import RunRow
-from gpurun.view.live_state import Screen
 from gpurun.view.number_format import format_duration
 
 _TAIL_BYTES = 1 << 16
@@ -50,7 +50,7 @@ def _is_red(sight: Sight, now: float) -> bool:
 
 def run_row(sight: Sight, now: float) -> RunRow:
     """The row of a run in `ps`, for people."""
-    state, plan = sight.state, sight.plan
+    state, plan, spent = sight.state, sight.plan, _spending(sight, now)
     dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
     return RunRow(
         run=sight.folder.name,
@@ -60,13 +60,13 @@ def run_row(sight: Sight, now: float) -> RunRow:
         step=_last_step(sight),
         steps=plan.steps or None,
         started_wall=sight.opened_wall or None,
-        spent_micros=_spent(sight, now),
+        spent_micros=spent.micros,
         worst_micros=plan.worst_micros,
         dies_wall=(state.ends_wall or state.deadline_wall) if dies else None,
         dies_by=_dies_by(sight) if dies else "",
         live=sight.owner is not None,
         may_be_billing=_is_red(sight, now),
-        spent_is_floor=sight.damage is not None or is_more(rentals_of(sight.records)),
+        spent_is=spent.figure,
     )
 
 
@@ -85,14 +85,11 @@ def _dies_by(sight: Sight) -> str:
     return "not armed yet" if is_waited_for else planned.partition(",")[0]
 
 
-def _spent(sight: Sight, now: float) -> Micros:
-    """What the rentals cost: by the ledger once each has ended, else so far, as the live view counts it."""
-    rentals = rentals_of(sight.records)
-    if all(rental.end != "not_proven" for rental in rentals):
-        return total(*(rental.micros for rental in rentals))
-    screen = Screen(sight.plan)
-    screen.update(sight.records, (), ())
-    return screen.spent(now)
+def _spending(sight: Sight, now: float) -> Spending:
+    """What the rentals cost, and what kind of figure that is: of a damaged journal it is a floor."""
+    is_watched = sight.owner is not None and not _is_red(sight, now)
+    spent = spending(sight.records, now, is_watched=is_watched)
+    return replace(spent, figure=Figure.FLOOR) if sight.damage is not None else spent
 
 
 def state_word(sight: Sight) -> str:
@@ -121,7 +118,8 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
         "step": row.step,
         "steps": row.steps,
         "spent_micros": row.spent_micros,
-        "spent_is_floor": row.spent_is_floor,
+        "spent_is": row.spent_is,
+        "spent_is_floor": row.spent_is is Figure.FLOOR,
         "worst_micros": row.worst_micros,
         "outcome": state.outcome,
         "silent_since_wall": state.silent_since_wall,

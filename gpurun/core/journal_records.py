@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -102,6 +103,7 @@ STAMPS_S = 2.0
 """What a provider's own times, in whole seconds, may leave out at both ends."""
 
 
+@lru_cache(maxsize=4096)
 def microseconds(seconds: float) -> int:
     """Read a number of seconds to the microsecond, exactly as it is written."""
     return int((Decimal(str(seconds)) * 1_000_000).to_integral_value(ROUND_HALF_EVEN))

@@ -6,11 +6,26 @@ One dollar is 1,000,000 micros. Rates are micros per hour. Nothing here is a flo
 from __future__ import annotations
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from enum import StrEnum
 from typing import NewType
 
 from gpurun.core.errors import UsageError
 
 Micros = NewType("Micros", int)
+
+
+class Figure(StrEnum):
+    """What a sum of money is that was paid."""
+
+    MEASURED = "measured"
+    """Every machine was seen to its end."""
+    BOUND = "bound"
+    """At most that: nobody saw when a machine began or ended, or whether it still lives."""
+    FLOOR = "floor"
+    """At least that: more was paid than is on record."""
+    SO_FAR = "so far"
+    """Somebody watches the machine, and it costs more every second."""
+
 
 MICROS_PER_USD = 1_000_000
 SECONDS_PER_HOUR = 3_600
@@ -102,6 +117,16 @@ def format_usd(amount: Micros) -> str:
     """Two decimals, rounded up: `$7.97`. Below zero the sign comes first."""
     cents = -(-abs(amount) // 10_000)
     return f"{'-' if amount < 0 else ''}${cents // 100:,}.{cents % 100:02d}"
+
+
+def format_figure(amount: Micros, figure: Figure) -> str:
+    """The amount with what it is of the truth: `$7.97`, `≤$7.97` at most, `≥$7.97` at least."""
+    return {Figure.BOUND: "≤", Figure.FLOOR: "≥"}.get(figure, "") + format_usd(amount)
+
+
+def figure_words(amount: Micros, figure: Figure) -> str:
+    """The same in a sentence: `$7.97`, `at most $7.97`, `at least $7.97`."""
+    return {Figure.BOUND: "at most ", Figure.FLOOR: "at least "}.get(figure, "") + format_usd(amount)
 
 
 def format_left(amount: Micros) -> str:

@@ -5,15 +5,19 @@ A key beside them is a newer gpurun's, and left alone; so is an event that is no
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.records import Frozen, Instance, Teardown
+from gpurun.core.run_plan import Lease
 
 Json = dict[str, Any]
+Seconds = Annotated[float, Field(gt=-1e11, lt=1e11)]
+"""A time or a duration that a clock can have told."""
 
 
 class _Opened(Frozen):
@@ -41,8 +45,11 @@ class _Intended(Frozen):
     rate_micros_per_hour: int
     billing_unit_s: int
     worst_micros: int
-    lease: Json
-    deadline_wall: float
+    lease: Lease
+    deadline_wall: Seconds
+    beside_micros_per_hour: int = 0
+    egress_micros: int = 0
+    least_billed_s: Seconds = 0
 
 
 class _Created(Frozen):
@@ -91,10 +98,17 @@ class _Brought(Frozen):
     best: Any
 
 
+class _Collected(_Brought):
+    egress_micros: int | None = None
+
+
 class _Read(Frozen):
     state: str
     listed: bool
     answer_sha256: str
+    ended_wall: Seconds | None = None
+    ran_s: Seconds | None = None
+    alive_s_ago: Seconds | None = None
 
 
 class _Proven(Frozen):
@@ -119,11 +133,11 @@ class _Incident(Frozen):
 
 class _Rose(Frozen):
     rate_micros_per_hour: int
-    since_wall: float
+    since_wall: Seconds
 
 
 class _EndsItself(Frozen):
-    ends_wall: float
+    ends_wall: Seconds
 
 
 class _Receipt(Frozen):
@@ -148,7 +162,7 @@ FORMS: dict[Event, type[Frozen]] = {
     Event.SHIP_OBSERVED: _Shipped,
     Event.TRAIN_OBSERVED: _Trained,
     Event.STOP_REQUESTED: _Stop,
-    Event.COLLECT_OBSERVED: _Brought,
+    Event.COLLECT_OBSERVED: _Collected,
     Event.SALVAGE_OBSERVED: _Brought,
     Event.DEATH_READ: _Read,
     Event.DEATH_PROVEN: _Proven,
@@ -169,7 +183,8 @@ def lacks(record: Record) -> str | None:
     for form in forms:
         try:
             if form is not None:
-                form.model_validate(record.data)
+                # By JSON's own types: "5" is no number for those who reckon with it.
+                form.model_validate_json(json.dumps(record.data), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             return f"{record.event}: {'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpurun.core.clock import utc
 from gpurun.core.journal_records import STAMPS_S, Event, Record, microseconds
-from gpurun.core.money import SECONDS_PER_HOUR, Micros, cost_of, left_of, times, total
+from gpurun.core.money import SECONDS_PER_HOUR, Figure, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import Proof
 from gpurun.core.untrusted import plain_data
 
@@ -141,6 +141,11 @@ class Rental:
         return self._longest_ms is not None
 
     @property
+    def begun(self) -> bool:
+        """Whether its time counts: at once, or once it is known that its wait in a queue is over."""
+        return not self.is_queued or self._waited_ms is not None
+
+    @property
     def gpu_hours(self) -> float:
         """Its billable hours times its GPUs; a node without any counts as one."""
         offer = self.intent.data["offer"]
@@ -158,7 +163,7 @@ class Rental:
         if proven is None:
             return self.records[-1]
         reads = [one for one in self.records if one.event is Event.DEATH_READ and one.seq < proven.seq]
-        first = reads[-proven.data["reads"]]
+        first = next(iter(reads[-max(1, proven.data["reads"]) :]), proven)
         return first if "found_gone" in first.data else proven  # An older gpurun reckoned up to the proof.
 
     @property
@@ -194,9 +199,8 @@ class Rental:
         """
         gone = self.last_paid
         gone_ms = elapsed_ms(self.records, self.intent, gone)
-        is_begun = not self.is_queued or self._waited_ms is not None
         if gone.event is not Event.DEATH_READ:
-            return (max(0, gone_ms - self._queued_ms) if is_begun else 0), None
+            return (max(0, gone_ms - self._queued_ms) if self.begun else 0), None
         signs = [one for one in self.records if one.seq < gone.seq and _shows_life(one)]
         alive_ms = elapsed_ms(self.records, self.intent, signs[-1]) if signs else 0
         if (ago_s := gone.data.get("alive_s_ago")) is not None:
@@ -206,7 +210,7 @@ class Rental:
         born_ms = elapsed_ms(self.records, self.intent, signs[0]) if signs else 0
         if self._longest_ms is not None:
             # A start that nobody was told of contradicts nothing: then what was seen alive may have been in the queue.
-            ends += self._ends_of_queued(gone, self._longest_ms, alive_ms if is_begun else 0)
+            ends += self._ends_of_queued(gone, self._longest_ms, alive_ms if self.begun else 0)
             ms, why = min(ends, key=lambda end: end[0])
             return max(0, ms - self._queued_ms), why
         created = [one["created_wall"] for one in self._answers() if one.get("created_wall") is not None]
@@ -321,6 +325,20 @@ class Rental:
 def all_bounded(rentals: Sequence[Rental]) -> bool:
     """Whether the journal bounds what was paid: each machine ended, and there is no more than it tells."""
     return all(rental.ended for rental in rentals) and not is_more(rentals)
+
+
+def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
+    """Return what the cost of these rentals is."""
+    paid = [rental for rental in rentals if rental.rate or rental.extras]
+    unended = [rental for rental in paid if not rental.ended]
+    if is_more(rentals):
+        return Figure.FLOOR
+    if unended and is_watched:
+        return Figure.SO_FAR
+    if not all(rental.begun for rental in unended):  # Nobody knows whether it waits in its queue.
+        return Figure.FLOOR
+    is_unseen = any(rental.extras or rental.end_is in (UNSEEN, BY_TIMER) for rental in paid)
+    return Figure.BOUND if unended or is_unseen else Figure.MEASURED
 
 
 def is_more(rentals: Sequence[Rental]) -> bool:

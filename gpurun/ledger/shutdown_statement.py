@@ -14,7 +14,7 @@ from typing import Any
 
 from gpurun.core.clock import utc
 from gpurun.core.errors import VerificationFailed
-from gpurun.core.money import Micros, cost_of
+from gpurun.core.money import Figure, Micros, cost_of
 from gpurun.core.paths import Home, RunFolder, read_regular, write_atomic
 from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import canonical
@@ -70,7 +70,7 @@ def write_confirmation(
             "tries": [{"at_s": round(one.at_s, 3), "seen": one.seen} for one in tries],
         },
         "words": plain_line(words) or None,
-        "cost": {"until_confirmed_micros": _cost(receipt, confirmed_at), "is": "measured"},
+        "cost": {"until_confirmed_micros": _cost(receipt, confirmed_at), "is": str(Figure.BOUND)},
         "signing": {"keyid": signer.keyid if signer else None},
     }
     statement = {

@@ -14,7 +14,7 @@ from typing import Any
 from gpurun.core.clock import utc
 from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.money import Micros, left_of, total
+from gpurun.core.money import Figure, Micros, left_of, total
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import (
     UNKNOWN,
@@ -38,7 +38,7 @@ from gpurun.core.receipt_record import (
 from gpurun.core.untrusted import plain_data, plain_line
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned
-from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, last_of, rentals_of
+from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, figure_of, last_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
@@ -259,16 +259,19 @@ def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:
     """What the run cost at most; unknown where the journal does not bound it."""
     cap, ended = opened["cap_micros"], all_bounded(rentals) and not opened.get("imported")
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
-    says = NOT_OBSERVED if opened.get("imported") else _says(upper, rentals)
+    figure = figure_of(rentals)
+    says = NOT_OBSERVED if opened.get("imported") else _says(rentals) if ended and figure is Figure.BOUND else ""
     is_kept = None if cap is None or upper is None else left_of(cap, upper) >= 0
     cost: Cost = {
         "upper_bound_micros": upper,
-        "is": MEASURED if ended else UNKNOWN,
+        "is": _figure_by_rules(opened, figure) if ended else UNKNOWN,
         "billed_micros": None,
         "billed_is": UNKNOWN,
         "worst_micros": opened["worst_micros"],
         "cap_micros": cap,
-        "cap_kept": None if says and not is_kept else is_kept,  # No bound that nobody saw shows that it was broken.
+        "cap_kept": None
+        if figure is Figure.BOUND and not is_kept
+        else is_kept,  # No bound that nobody saw shows that it was broken.
         "rentals": [_rental(rental) for rental in rentals],
     }
     if any(rental.is_queued for rental in rentals):
@@ -305,12 +308,16 @@ def _rental(rental: Rental) -> RentalPaid:
     return told
 
 
-def _says(upper: Micros | None, rentals: Sequence[Rental]) -> str:
-    """What the bound is where a machine's beginning or end was not seen; "" where all were."""
+def _figure_by_rules(opened: dict[str, Any], figure: Figure) -> str:
+    """What the bound is called; by rules 1 one that nobody saw was "measured", too."""
+    return MEASURED if "rules" not in opened else str(figure)
+
+
+def _says(rentals: Sequence[Rental]) -> str:
+    """Why the cost is only a bound: a machine's beginning or end was not seen."""
     ends = {rental.end_is for rental in rentals}
-    if upper is None or not ends & {UNSEEN, BY_TIMER}:
-        extra = upper is not None and any(rental.extras for rental in rentals)
-        return "at most, with a second machine from its request on" if extra else ""
+    if not ends & {UNSEEN, BY_TIMER}:
+        return "at most, with a second machine from its request on"
     by = ", by its own timer" if BY_TIMER in ends and UNSEEN not in ends else ""
     return f"at most{by}; when it ended was not seen"
 

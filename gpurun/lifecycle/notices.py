@@ -19,16 +19,17 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError
+from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.money import format_usd
+from gpurun.core.money import figure_words, format_usd
 from gpurun.core.paths import RunFolder
 from gpurun.core.run_plan import Plan
 from gpurun.core.secrets import child_environment
 from gpurun.core.settings import Setting
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of
+from gpurun.ledger.spending import spending
 from gpurun.view.event_text import JOB_SILENT, tell_record
-from gpurun.view.live_state import Screen
 
 LOOK_S = 5.0
 SEND_S = 10.0
@@ -58,17 +59,15 @@ class Noticed:
     def news(self, records: Sequence[Record], now_wall: float) -> Iterator[tuple[str, str, int]]:
         """Of all records until now: the notice's word, its message, and what was spent in micro-dollars."""
         self._plan = self._plan or plan_of(self._folder, records)[0]
-        screen = Screen(self._plan)
-        screen.update(records, (), ())
-        spent, cap = screen.spent(now_wall), screen.plan.cap_micros
+        spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
-        found = [(kind, tell_record(record, screen.terms)) for record in new if (kind := _kind(record))]
-        if cap and spent >= SPENT_SHARE * cap:
-            found.insert(0, ("cap", f"{format_usd(spent)} of {format_usd(cap)} are spent"))
+        found = [(kind, tell_record(record, terms_of(self._plan))) for record in new if (kind := _kind(record))]
+        if cap and spent.micros >= SPENT_SHARE * cap:
+            found.insert(0, ("cap", f"{figure_words(spent.micros, spent.figure)} of {format_usd(cap)} are spent"))
         for notice, message in found:
             if notice not in self._told:
                 self._told.add(notice)
-                yield notice, message, spent
+                yield notice, message, spent.micros
 
 
 class Notices:

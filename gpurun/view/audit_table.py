@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.core.money import Micros, format_usd, left_of, percent_of, total
+from gpurun.core.money import Figure, Micros, format_figure, format_usd, left_of, percent_of, total
 from gpurun.view.number_format import UNKNOWN
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, flow, fold, line
@@ -17,7 +17,7 @@ Mark = Literal["ok", "bad", "none"]
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One run audited. `measured_is_floor`: it cost at least that, and may have cost more."""
+    """One run audited. `measured_is`: whether it cost that, at most that or at least that."""
 
     run: str
     chain: Mark
@@ -28,7 +28,7 @@ class AuditRow:
     level: Literal["ok", "warn", "bad"] = "ok"
     measured_micros: Micros | None = None
     billed_micros: Micros | None = None
-    measured_is_floor: bool = False
+    measured_is: Figure = Figure.MEASURED
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, 
         Column("SIGN", leaves=3),
         Column("FILES", leaves=4),
         Column("DEATH", leaves=1),
-        Column("MEASURED", right=True),
+        Column("COST", right=True),
         Column("BILLED", right=True, leaves=5),
         Column("Δ", right=True, leaves=6),
         Column("VERDICT", least=22),
@@ -63,9 +63,10 @@ def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, 
     span = f" #{summary.seq[0]:04d}…#{summary.seq[1]:04d}" if summary.seq else ""
     chain = line("chain unbroken" if summary.unbroken else Span("CHAIN BROKEN", "bad"), span)
     cost = total(*(row.measured_micros for row in rows if row.measured_micros is not None))
-    floor = "≥ " if any(row.measured_is_floor or row.measured_micros is None for row in rows) else ""
+    kinds = {Figure.FLOOR if row.measured_micros is None else row.measured_is for row in rows}
+    kind = next((one for one in (Figure.FLOOR, Figure.BOUND) if one in kinds), Figure.MEASURED)
     count = line(f"{summary.receipts} receipt{'s' * (summary.receipts != 1)}")
-    lines += flow([count, chain, line(f"total {floor}{format_usd(cost)}")], style, gap=" · ", indent=2)
+    lines += flow([count, chain, line(f"total {format_figure(cost, kind)}")], style, gap=" · ", indent=2)
     # Whole: what is written down is compared digit by digit (`--head`).
     lines += fold(f"head {summary.head}", style, indent=2) if summary.head else []
     problems, warnings = (sum(row.level == level for row in rows) for level in ("bad", "warn"))
@@ -78,7 +79,6 @@ def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, 
 
 def _cells(row: AuditRow) -> list[Cell]:
     look = {"ok": "good", "warn": "warn", "bad": "bad"}[row.level]
-    floor = "≥" if row.measured_is_floor else ""
     difference = UNKNOWN
     if row.measured_micros and row.billed_micros is not None:
         difference = f"{percent_of(left_of(row.billed_micros, row.measured_micros), row.measured_micros):+.1f} %"
@@ -88,7 +88,7 @@ def _cells(row: AuditRow) -> list[Cell]:
         _mark(row.signature),
         row.files,
         Span(row.death, "" if row.level != "bad" else look),
-        UNKNOWN if row.measured_micros is None else f"{floor}{format_usd(row.measured_micros)}",
+        UNKNOWN if row.measured_micros is None else format_figure(row.measured_micros, row.measured_is),
         UNKNOWN if row.billed_micros is None else format_usd(row.billed_micros),
         difference.replace("-", "−"),
         Span(row.verdict, look),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpurun.core.money import format_usd
+from gpurun.core.money import format_figure
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.untrusted import safe_text
 from gpurun.view.number_format import UNKNOWN, format_loss
@@ -81,7 +81,7 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
             row.device or UNKNOWN,
             UNKNOWN if row.loss is None else format_loss(row.loss),
             UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
-            UNKNOWN if row.cost_micros is None else format_usd(row.cost_micros),
+            UNKNOWN if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is),
             Span(row.verdict.upper() if row.problems else row.verdict, "bad" if row.problems else _look(row.verdict)),
         ]
         for row in rows

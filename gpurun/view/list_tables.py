@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.core.clock import local_minute
-from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.money import Figure, Micros, format_figure, format_rate
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
@@ -18,7 +18,7 @@ from gpurun.view.table import Column, table
 class RunRow:
     """One run for `ps`. `dies_wall` with `dies_by` is when it ends at the latest and who enforces that.
 
-    `spent_is_floor`: it cost at least that, and may have cost more.
+    `spent_is`: whether it cost that, at most that or at least that.
     """
 
     run: str
@@ -34,7 +34,7 @@ class RunRow:
     dies_by: str = ""
     live: bool = False
     may_be_billing: bool = False
-    spent_is_floor: bool = False
+    spent_is: Figure = Figure.MEASURED
 
 
 def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
@@ -66,7 +66,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
         Span(state, look),
         Span("" if row.step is None else f"{row.step}/{row.steps}" if row.steps else f"{row.step}", look),
         Span(UNKNOWN if row.started_wall is None else format_duration(now - row.started_wall), look),
-        Span(("≥" if row.spent_is_floor else "") + _amount(row.spent_micros), look),
+        Span(_amount(row.spent_micros, row.spent_is), look),
         Span(_amount(row.worst_micros), look),
         Span(_dies(row, now), look),
     ]
@@ -80,8 +80,8 @@ def _dies(row: RunRow, now: float) -> str:
     return f"{when} · {row.dies_by}" if row.dies_by else when
 
 
-def _amount(amount: Micros | None) -> str:
-    return UNKNOWN if amount is None else format_usd(amount)
+def _amount(amount: Micros | None, figure: Figure = Figure.MEASURED) -> str:
+    return UNKNOWN if amount is None else format_figure(amount, figure)
 
 
 @dataclass(frozen=True)

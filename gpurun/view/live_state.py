@@ -6,12 +6,12 @@ Everything it keeps is bounded, because the far side decides how much it sends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.job_terms import terms_of
-from gpurun.core.money import Micros, cost_of, times, total, usd
+from gpurun.core.money import Micros
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
@@ -41,35 +41,6 @@ class PhaseTime:
         return None if self.began is None else max(0.0, (self.ended if self.ended is not None else now) - self.began)
 
 
-@dataclass
-class Rented:
-    """One asking for a machine, in microseconds up to the last record, by the clock that went further in between.
-
-    `queued_us` of them are its wait in a queue, which costs nothing: None until its start is known.
-    """
-
-    last: Record
-    queued_us: int | None = 0
-    passed_us: int = 0
-    is_over: bool = False
-
-    def take(self, record: Record) -> None:
-        """Go on to the next record, unless its end is proven."""
-        if self.is_over:
-            return
-        self.passed_us, self.last = self.passed_us + record.us_since(self.last), record
-        if record.runs_us is not None and self.queued_us != 0:
-            waited_us = max(0, self.passed_us - record.runs_us)
-            self.queued_us = waited_us if self.queued_us is None else min(self.queued_us, waited_us)
-
-    def seconds(self, now: float) -> float:
-        """What may be billed by `now`, rounded up to a millisecond, as the receipt will have it."""
-        if self.queued_us is None:
-            return 0.0
-        since_us = 0 if self.is_over else max(0, round((now - self.last.wall) * 1e6))
-        return -(-(self.passed_us - self.queued_us + since_us) // 1000) / 1000
-
-
 class Series:
     """Points of a curve; when there are too many, every second one goes, and only every second new one comes in."""
 
@@ -91,7 +62,8 @@ class Series:
 class Screen:
     """One run, as far as it has been told."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, spent_by: Callable[[Sequence[Record], float], Micros]) -> None:
+        """`spent_by` is the ledger's reckoning of what a journal's records have cost until a moment."""
         self.plan, self.terms = plan, terms_of(plan)
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
@@ -119,10 +91,8 @@ class Screen:
         self.gpu_use: deque[float] = deque(maxlen=64)
         self._gpu_due_wall = 0.0
         self.log: deque[str] = deque(maxlen=_MOST_LOG_LINES)
-        self._rentals: list[Rented] = []
-        self._beside, self._once = Micros(0), Micros(0)
-        self._machines = 1
-        self._rates: list[Micros] = []
+        self._records: list[Record] = []
+        self._spent_by = spent_by
 
     def update(
         self,
@@ -140,7 +110,7 @@ class Screen:
             self._gpu_due_wall = gpus.wall + _GPU_EVERY_S
             self.gpu_use.append(float(gpus.use_percent))
         for record in records:
-            self._count(record)
+            self._records.append(record)
             self._record(str(record.event), record.wall, record.data)
             self.story = tell_record(record, self.terms)
             if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
@@ -171,12 +141,8 @@ class Screen:
         return max(0.0, last.step_s * (steps - last.step))
 
     def spent(self, now: float) -> Micros:
-        """What the rentals cost by `now`, each from create sent to death proven, rounded up, as the receipt will."""
-        offer = self.plan.offer
-        unit, rates = offer.billing_unit_s, (max(self._rates, default=offer.rate_micros_per_hour), self._beside)
-        spans = [rented.seconds(now) for rented in self._rentals]
-        hourly = (cost_of(rate, seconds, unit) for seconds in spans for rate in rates)
-        return times(total(usd(0), *hourly, *(self._once for seconds in spans if seconds > 0)), self._machines)
+        """What the rentals cost by `now`, by the one reckoning of the ledger."""
+        return self._spent_by(self._records, now)
 
     def at_end(self, now: float) -> Micros | None:
         """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
@@ -189,27 +155,6 @@ class Screen:
         taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == told), None)
         if taken is not None:
             self.plan = self.plan.on(taken)
-
-    def _count(self, record: Record) -> None:
-        """Follow what is paid for, as the receipt will count it: from each intent to the proof of an end."""
-        for rented in self._rentals[-1:]:
-            rented.take(record)
-        match str(record.event):
-            case "create.intended":
-                self._rentals.append(Rented(record, None if self.plan.lease.queue_s else 0))
-                self._machines, self._rates = 1, []
-                self._beside = Micros(whole(record.data.get("beside_micros_per_hour")) or 0)
-                self._once = Micros(whole(record.data.get("egress_micros")) or 0)
-            case "create.refused" if self._rentals:
-                self._rentals.pop()
-            case "death.proven" if self._rentals:
-                self._rentals[-1].is_over = True
-            case "incident" if record.data.get("code") == "create.duplicate":
-                self._machines += 1  # Paid for like the one that is kept.
-        told = record.data.get("instance")
-        rate = whole(told.get("rate_micros_per_hour")) if isinstance(told, Mapping) else None
-        if rate is not None:
-            self._rates.append(Micros(rate))
 
     def _record(self, name: str, wall: float, data: Mapping[str, Any]) -> None:
         if name in BEGINS:
@@ -233,8 +178,6 @@ class Screen:
             case "collect.observed" | "salvage.observed":
                 self.home_step = _newest_whole(data, self.terms.whole)
                 self.home_files = len(data.get("files", ()))
-                left = whole(data.get("egress_micros"))
-                self._once = self._once if left is None else Micros(left)
             case "stop.requested":
                 self.stopping = True
             case "step.failed":

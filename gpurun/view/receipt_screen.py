@@ -285,7 +285,7 @@ def _cost(told: Predicate) -> list[Cell]:
     if cap is None:
         return parts
     limit = f"cap {format_usd(Micros(cap))}"
-    if cost.get("says") and cost["cap_kept"] is None:
+    if upper is not None and cost["cap_kept"] is None:
         return [*parts, f"{limit}, kept or not is unknown"]
     if upper is not None and upper > cap:
         return [*parts, Span(f"{limit} NOT KEPT, {format_usd(left_of(upper, Micros(cap)))} over it", "bad")]

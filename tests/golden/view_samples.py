@@ -8,11 +8,12 @@ from typing import Any
 from gpurun.core.clock import utc
 from gpurun.core.gpu_reading import GpuReading
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.money import Micros, usd
+from gpurun.core.money import Figure, Micros, usd
 from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.ledger.spending import spent_by
 from gpurun.view.audit_table import AuditRow, AuditSummary
 from gpurun.view.list_tables import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
 from gpurun.view.live_state import Screen
@@ -137,13 +138,20 @@ def record(seq: int, event: Event, wall: float, data: dict[str, Any]) -> Record:
     return Record(seq=seq, prev="", wall=wall, mono=wall - NOW, boot_id="b", event=event, data=data)
 
 
+INTENT: dict[str, Any] = {
+    "attempt": 1, "token": "gr-fox-41", "rate_micros_per_hour": usd("2.49"), "billing_unit_s": 1,
+    "lease": LEASE.model_dump(), "deadline_wall": NOW,
+}  # fmt: skip
+"""What an intent has that bears on money."""
+
+
 def story(begun: float, rate: Micros) -> list[Record]:
     """The journal of a run that is training."""
     deadline = begun + LEASE.total_s
     instance = {"id": "k3x9", "rate_micros_per_hour": rate}
     told: list[tuple[Event, float, dict[str, Any]]] = [
         (Event.RUN_OPENED, 0, {"recipe": "gpt2-124m", "provider": "runpod"}),
-        (Event.CREATE_INTENDED, 1, {"provider": "runpod", "token": "gr-fox-41", "deadline_wall": deadline}),
+        (Event.CREATE_INTENDED, 1, {**INTENT, "provider": "runpod", "token": "gr-fox-41", "deadline_wall": deadline}),
         (Event.CREATE_OBSERVED, 4, {"instance": instance}),
         (Event.READY_OBSERVED, 109, {"id": "k3x9"}),
         (Event.SHIP_INTENDED, 110, {}),
@@ -220,7 +228,7 @@ def log_lines(until: int = 2410) -> list[str]:
 def rented_screen() -> tuple[Screen, float]:
     """A rented run half way, and its now."""
     begun = NOW - 6163
-    screen = Screen(plan())
+    screen = Screen(plan(), spent_by)
     screen.update(story(begun, usd("2.49")), trainer_events(begun + 475), log_lines())
     for seconds, percent in enumerate((12, 71, 93, 97, 95, 94)):
         screen.update((), (), (), gpus=GpuReading(NOW + 5 * seconds, 1, percent, 62_464, 81_920, 71, 608))
@@ -230,7 +238,7 @@ def rented_screen() -> tuple[Screen, float]:
 def local_screen() -> tuple[Screen, float]:
     """A rehearsal on this machine that has ended."""
     begun = NOW - 11_160
-    screen = Screen(plan(Mode.REHEARSAL))
+    screen = Screen(plan(Mode.REHEARSAL), spent_by)
     events = trainer_events(begun + 475, 4768, 4760, cuda=False)
     screen.update([*story(begun, usd(0)), *ending(begun)], events, log_lines(4760))
     return screen, NOW
@@ -259,7 +267,7 @@ AUDITED = (
     AuditRow("fox-41", "ok", "ok", "2/2", "proven", "ok", "ok", usd("8.38"), usd("8.37")),
     AuditRow("owl-07", "ok", "ok", "1/2", "proven", "last checkpoint missing here", "warn", usd("1.02"), usd("1.05")),
     AuditRow("elk-33", "ok", "none", "0/0", "NOT SEEN", "MAY BE BILLING → gpurun destroy elk-33", "bad", usd("4.40"),
-             measured_is_floor=True),
+             measured_is=Figure.FLOOR),
 )  # fmt: skip
 AUDIT = AuditSummary(receipts=3, unbroken=True, seq=(15, 17), head=SHA)
 ORPHANS = (

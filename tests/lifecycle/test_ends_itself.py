@@ -15,6 +15,7 @@ from gpurun.cli.session import Session
 from gpurun.cli.viewer import abandoned
 from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event
+from gpurun.core.money import cost_of, total, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices
 from gpurun.core.stop_request import ask_to_stop
@@ -23,7 +24,7 @@ from gpurun.lifecycle.job_spec import ends_unwatched, job_of
 from gpurun.lifecycle.steps.destroy_machine import ANSWER_S
 from gpurun.providers.fake import Fault
 from gpurun.remote.interface import MachineLost
-from tests.lifecycle.scripted_cloud import LEASE, ScriptedCloud, World
+from tests.lifecycle.scripted_cloud import LEASE, RATE, ScriptedCloud, World
 
 DEAD_KEY = SetupError("auth.refused", "RunPod refuses the key.", hint="Give another: gpurun auth set runpod.")
 
@@ -64,6 +65,19 @@ def test_with_a_dead_key_the_machine_ends_itself_once_its_files_are_here(world: 
     world.cloud.broken.clear()
     assert world.drive() == 0
     assert not world.state.may_be_billing
+
+
+def test_what_it_is_said_to_cost_at_most_has_the_price_that_rose(world: World) -> None:
+    """It said "at most $7.00" of what came to $7.08: it reckoned with the price of the plan."""
+    world.cloud.told_rate = lambda verb: usd(4) if world.clock.monotonic() >= 20 else RATE
+    world.far.during = lambda: deaf(world.cloud) if incidents(world) else None
+    assert world.drive() == "destroy.not_gone"
+    assert incidents(world)[0] == "price.rose"
+    (told,) = [one for one in world.all_of(Event.INCIDENT) if one["code"] == "machine.ends_itself"]
+    most = usd(told["message"].partition("at most $")[2].split()[0])
+    asked = next(one for one in world.records if one.event is Event.CREATE_INTENDED)
+    lasts_s = told["ends_wall"] + LEASE.kill_allowance_s - asked.wall
+    assert total(cost_of(RATE, 20), cost_of(usd(4), lasts_s - 20)) <= most
 
 
 def test_a_user_who_asks_for_the_end_gets_it_without_the_provider(world: World) -> None:

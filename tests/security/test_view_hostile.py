@@ -23,6 +23,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import parse
 from gpurun.core.untrusted import MAX_LINE_BYTES, safe_line, safe_text
+from gpurun.ledger.spending import spent_by
 from gpurun.view.envelope import event_json, record_json
 from gpurun.view.live_layout import live_screen
 from gpurun.view.live_state import Screen
@@ -131,7 +132,7 @@ def hostile_events() -> Iterator[dict[str, Any]]:
 
 
 def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     begun = samples.NOW - 900
     screen.update(samples.story(begun, samples.usd("2.49")), samples.trainer_events(begun), HOSTILE.values())
     view = PlainView()
@@ -151,7 +152,7 @@ def test_events_that_lie_break_nothing_and_draw_nothing_raw() -> None:
 def test_losses_at_the_ends_of_what_a_float_holds_break_no_chart() -> None:
     losses = [4.0, -1e308, 1e308, 3.5, -1.7e308, 3.0]
     told = [{"kind": "step", "step": step, "loss": loss, "step_s": 1e308} for step, loss in enumerate(losses)]
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     screen.update([], samples.told(*told), [])
     assert drawn_somehow(screen)
     heard = hear(json.dumps(event).encode() for event in told)
@@ -192,7 +193,7 @@ def test_a_flood_of_beginnings_or_ends_is_thinned_too(kind: str) -> None:
 
 
 def test_the_screen_keeps_little_however_much_is_sent() -> None:
-    screen = Screen(samples.plan(Mode.LOCAL))
+    screen = Screen(samples.plan(Mode.LOCAL), spent_by)
     steps = samples.told(*({"kind": "step", "step": i, "loss": 1.0} for i in range(50_000)))
     screen.update([], steps, (b"x" * 9999 for _ in range(5000)))
     assert len(screen.losses.points) <= 4096
@@ -251,7 +252,7 @@ def test_the_receipt_quotes_log_and_sample_harmlessly_in_both_forms() -> None:
 def test_rich_is_given_no_markup_and_no_escape() -> None:
     from gpurun.view.live_window import LiveWindow
 
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     screen.update([], [], [HOSTILE["markup"], HOSTILE["an OSC that never ends"]])
     stream = io.StringIO()
     with LiveWindow(stream, Style(color=True, redraw=True)) as window:

@@ -105,7 +105,7 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
             if name.endswith("_SENTENCE") or name == "NOT_OBSERVED":
                 monkeypatch.setattr(module, name, f"in other words: {value}")
     monkeypatch.setattr(log_facts, "_NOT_SHOWN", dict.fromkeys(log_facts._NOT_SHOWN, "something else"))
-    monkeypatch.setattr(statement, "_says", lambda *_: "some other words")
+    monkeypatch.setattr(statement, "_says", lambda _: "some other words")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

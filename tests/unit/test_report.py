@@ -276,7 +276,7 @@ def test_dollars_count_from_the_moment_the_machine_was_asked_for(session: Sessio
     _, content, data = report(session, "fox-41")
     step, loss, tokens, seconds, micros = data["runs"][0]["loss"][-1]
     assert (step, loss, tokens, seconds) == (120, 2.0, 120 * TOKENS_PER_STEP, 125.0)
-    assert micros == cost_of(Micros(RATE), started - asked + 125.0)
+    assert micros == cost_of(Micros(RATE), started - asked + 125.0, 60)
     assert 'class="dollars"' in content
     assert content.count("<title>step 120: 2.1000</title>") == 8, (
         "every point of eight drawings has its figures as text"

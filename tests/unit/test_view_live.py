@@ -22,6 +22,7 @@ from gpurun.core.gpu_reading import GpuReading, read_gpus, write_gpus
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
+from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts import log_copy
 from gpurun.lifecycle.artifacts.log_copy import LocalCopy
@@ -41,7 +42,8 @@ def drawn(screen: Screen, now: float, width: int = 100, height: int = 30, *, hel
 @pytest.mark.parametrize("width", [40, 41, 60, 79, 80, 95, 96, 120, 300])
 @pytest.mark.parametrize("height", [5, 12, 17, 18, 24, 30, 60])
 def test_it_fits_any_terminal(width: int, height: int) -> None:
-    for screen, now in (samples.rented_screen(), samples.local_screen(), (Screen(samples.plan()), samples.NOW)):
+    blank = Screen(samples.plan(), spent_by), samples.NOW
+    for screen, now in (samples.rented_screen(), samples.local_screen(), blank):
         for helps in (False, True):
             lines = drawn(screen, now, width, height, helps=helps).splitlines()
             assert len(lines) < height
@@ -104,7 +106,7 @@ def test_every_journal_event_has_words_and_a_place() -> None:
 
 def test_money_runs_from_create_sent_to_death_proven_and_no_longer() -> None:
     begun = samples.NOW - 20_000
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     screen.update(samples.story(begun, usd("2.49")), [], [])
     assert screen.spent(begun + 1 + 3600) == usd("2.49")
     screen.update(samples.ending(begun), [], [])
@@ -113,8 +115,8 @@ def test_money_runs_from_create_sent_to_death_proven_and_no_longer() -> None:
 
 
 def test_a_refused_create_costs_nothing_and_a_dearer_machine_costs_what_it_says() -> None:
-    screen = Screen(samples.plan())
-    intended = samples.record(1, Event.CREATE_INTENDED, 0.0, {"deadline_wall": 9000.0})
+    screen = Screen(samples.plan(), spent_by)
+    intended = samples.record(1, Event.CREATE_INTENDED, 0.0, samples.INTENT)
     screen.update([intended, samples.record(2, Event.CREATE_REFUSED, 1.0, {})], [], [])
     assert screen.spent(5000.0) == usd(0)
     observed = {"instance": {"rate_micros_per_hour": usd("4.98")}}
@@ -124,7 +126,7 @@ def test_a_refused_create_costs_nothing_and_a_dearer_machine_costs_what_it_says(
 
 def test_a_duplicate_is_paid_for_like_the_machine_that_was_kept() -> None:
     begun = samples.NOW - 20_000
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     twice = samples.record(4, Event.INCIDENT, begun + 5, {"code": "create.duplicate", "message": "a second one"})
     screen.update([*samples.story(begun, usd("2.49"))[:3], twice], [], [])
     assert screen.spent(begun + 1 + 3600) == usd("4.98")
@@ -143,7 +145,7 @@ def test_what_it_says_was_spent_is_what_the_receipt_says(tmp_path: Path, story: 
     else:
         run.play(run.through_training(), run.death())
     run.settle()
-    screen = Screen(samples.plan(offer=samples.offer(rate_micros_per_hour=RATE, billing_unit_s=60)))
+    screen = Screen(samples.plan(offer=samples.offer(rate_micros_per_hour=RATE, billing_unit_s=60)), spent_by)
     screen.update(run.journal.records, [], [])
     told_cost = read_receipt(run.home, run.folder).predicate["cost"]
     assert screen.spent(run.clock.wall()) == told_cost["upper_bound_micros"]
@@ -157,18 +159,19 @@ def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had()
         "10",
         "11.90",
     )
-    screen = Screen(samples.plan(candidates=(first, second)))
+    screen = Screen(samples.plan(candidates=(first, second)), spent_by)
+    dearer = {"offer": second.offer.model_dump(mode="json"), "provider": "lambda", "billing_unit_s": 60}
+    dearer["rate_micros_per_hour"] = second.offer.rate_micros_per_hour
     told = [
-        (Event.CREATE_INTENDED, {"offer": first.offer.model_dump(mode="json"), "provider": "runpod"}),
+        (Event.CREATE_INTENDED, samples.INTENT | {"offer": first.offer.model_dump(mode="json"), "provider": "runpod"}),
         (Event.CREATE_REFUSED, {"reason": "no_capacity"}),
-        (Event.CREATE_INTENDED, {"offer": second.offer.model_dump(mode="json"), "provider": "lambda"}),
+        (Event.CREATE_INTENDED, samples.INTENT | dearer),
         (Event.CREATE_OBSERVED, {"instance": {"id": "i-1", "rate_micros_per_hour": None}}),
     ]
     screen.update([samples.record(i, event, 0.0, data) for i, (event, data) in enumerate(told, 1)], [], [])
     seen = drawn(screen, 3600.0)
     assert "lambda 1×H100 80G us-west-3" in seen
-    rate = {"rate_micros_per_hour": second.offer.rate_micros_per_hour}
-    asked = samples.record(5, Event.CREATE_INTENDED, 0.0, told[2][1] | rate)
+    asked = samples.record(5, Event.CREATE_INTENDED, 0.0, told[2][1])
     assert tell_record(asked) == "asking lambda for 1×H100 in us-west-3 at $3.29/h"
     assert "runpod" not in seen
     assert "$3.29 now" in seen
@@ -243,7 +246,7 @@ def test_how_long_it_still_takes_is_never_cut(width: int) -> None:
 def test_a_progress_bar_that_writes_over_itself_is_one_line_of_the_log(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log.write_bytes(b"a\r\n 10%|#\r 20%|##\r100%|#####\nb\n")
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     screen.update([], [], RunReader(folder).read().log_lines)
     assert list(screen.log) == ["a", "100%|#####", "b"]
 
@@ -260,7 +263,7 @@ def test_a_flood_is_shown_on_after_its_copy_was_cut(tmp_path: Path, monkeypatch:
 
 
 def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
-    screen = Screen(samples.plan())
+    screen = Screen(samples.plan(), spent_by)
     screen.update([samples.record(1, Event.RUN_CLOSED, samples.NOW, {"exit_code": 9})], [], [])
     assert "MAY BE BILLING" in drawn(screen, samples.NOW)
 

@@ -12,6 +12,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.journal_records import Record
+from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
@@ -22,14 +23,15 @@ from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.other_rules import broken_by_any_rules, note_of
-from gpurun.ledger.audit.rentals import is_more, measured_micros, money_and_death, named
+from gpurun.ledger.audit.rentals import measured_micros, money_and_death, named
 from gpurun.ledger.audit.shutdown_check import check_shutdown
 from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
 from gpurun.ledger.log_facts import NOT_A_PROVIDER, verdict_of
 from gpurun.ledger.signing import payload_of, verify
+from gpurun.ledger.spending import spending
 from gpurun.ledger.statement import build_statement
 
-_MALFORMED = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
+_MALFORMED = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
 _EARLIER = {"run", "step", "steps", "receipt_sha256"}
 _MOST_NAMED = 8
@@ -93,11 +95,7 @@ def audit_run(
     late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
     unseen = bool(late) or (open_token(lines.parsed) is not None and not found.receipt_proves_death)
     live = unseen or bool(billed)
-    spent, more = None, False
-    try:
-        spent, more = measured_micros(lines.parsed), is_more(lines.parsed)
-    except _MALFORMED:
-        found.problems.append("the cost cannot be derived from the journal")
+    spent, figure = _cost(found, lines.parsed)
     proven = found.receipt_proves_death or bool(named(lines.parsed, "death.proven"))
     return AuditRow(
         run=folder.name,
@@ -109,12 +107,28 @@ def audit_run(
         measured_micros=spent,
         verdict="may be billing" if live else NO if found.problems else found.verdict,
         may_be_billing=live,
-        is_floor=live or more or found.is_partial,
+        measured_is=Figure.FLOOR if live or found.is_partial else figure,
         problems=tuple(plain_line(problem) for problem in found.problems),
         warnings=tuple(plain_line(warning) for warning in found.warnings),
         trainer=plain_line(found.trainer),
         marks=found.marks,
     )
+
+
+def _cost(found: _Findings, records: Sequence[Json]) -> tuple[Micros | None, Figure]:
+    """What everything else shows, once the audit's own computation has come to the same; None where nothing tells."""
+    try:
+        own = measured_micros(records)
+        if own is None:
+            return None, Figure.MEASURED
+        spent = spending([Record.model_validate(record) for record in records])
+        if spent.micros != own:
+            told = f"{format_usd(spent.micros)} and {format_usd(own)}"
+            found.problems.append(f"two computations of what it cost do not agree: {told}")
+        return max(spent.micros, own), spent.figure
+    except _MALFORMED:
+        found.problems.append("the cost cannot be derived from the journal")
+        return None, Figure.MEASURED
 
 
 def _after_receipt(records: Sequence[Json]) -> Sequence[Json]:

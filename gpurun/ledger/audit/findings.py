@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gpurun.core.money import Micros
+from gpurun.core.money import Figure, Micros
 from gpurun.core.untrusted import plain_line
 
 Mark = Literal["ok", "bad", "none"]
@@ -20,11 +20,13 @@ class AuditRow:
     `chain`: its journal's chain and its place among the receipts. `files`: of those collected, how many lie here with
     the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
     was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
-    `measured_micros` is the audit's own figure; with `is_floor` at least that was paid: while `may_be_billing`, and
-    where the journal does not bound it, or is damaged. `verdict` is a word of ledger/log_facts.py or "none" (no
-    receipt), but "does not hold" where there are problems, and before all "may be billing". A row without problems and
-    warnings is sound. `marks` are what no other run can have too: its rented machine, its events. `trainer` is
-    what its receipt calls the trainer, with its digest where that is a changed one; else "".
+    `measured_micros` is what the one reckoning gives and the audit has computed again; `measured_is` says what that is:
+    at least that was paid while `may_be_billing`, and where the journal does not bound it, or is damaged.
+
+    `verdict` is a word of ledger/log_facts.py or "none" (no receipt), but "does not hold" where there are problems, and
+    before all "may be billing". A row without problems and warnings is sound. `marks` are what no other run can have
+    too: its rented machine, its events. `trainer` is what its receipt calls the trainer, with its digest where that is
+    a changed one; else "".
     """
 
     run: str
@@ -36,11 +38,16 @@ class AuditRow:
     measured_micros: Micros | None
     verdict: str
     may_be_billing: bool
-    is_floor: bool
+    measured_is: Figure
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     marks: frozenset[str] = frozenset()
     trainer: str = ""
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether more may have been paid."""
+        return self.measured_is is Figure.FLOOR
 
 
 def marks_of(told: Mapping[str, Any]) -> frozenset[str]:

@@ -92,7 +92,8 @@ def paid_until(rental: Sequence[Json]) -> int:
     if not proofs:
         return int(rental[-1]["seq"])
     reads = [one for one in named(rental, "death.read") if one["seq"] < proofs[-1]["seq"]]
-    first = reads[len(reads) - proofs[-1]["data"]["reads"]]
+    counted = reads[max(0, len(reads) - max(1, proofs[-1]["data"]["reads"])) :]
+    first = counted[0] if counted else proofs[-1]
     return int((first if "found_gone" in first["data"] else proofs[-1])["seq"])
 
 
@@ -251,11 +252,13 @@ def money_and_death(records: Sequence[Json]) -> Json:
     facts = [rental_facts(rental, records) for rental in split_rentals(records)]
     is_live, cap = is_more(records) or any(is_open(one) for one in facts), records[0]["data"]["cap_micros"]
     if is_imported(records):
-        cost = {"upper_bound_micros": None, "cap_micros": cap, "cap_kept": None, "rentals": []}
+        cost = {"upper_bound_micros": None, "is": "unknown", "cap_micros": cap, "cap_kept": None, "rentals": []}
         return {"runtime": {"billable_s": None}, "cost": cost, "teardown": {"is": "user_operated", "evidence": []}}
     spent = None if is_live else total(*(one["micros"] for one in facts))
     kept = None if cap is None or spent is None else left_of(cap, spent) >= 0
-    is_unseen = any(one.get("extras") or one.get("end_is") in ("unseen", "its own timer") for one in facts)
+    unseen = ("unseen", "its own timer")
+    is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
+    figure = "bound" if is_unseen and records[0]["data"].get("rules", 1) > 1 else "measured"
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     hidden = {"billable_s": None, "micros": None}
@@ -263,6 +266,7 @@ def money_and_death(records: Sequence[Json]) -> Json:
         "runtime": {"billable_s": None if is_live else float(billable)},
         "cost": {
             "upper_bound_micros": spent,
+            "is": "unknown" if is_live else figure,
             "cap_micros": cap,
             "cap_kept": (kept or None) if is_unseen else kept,
             "rentals": [{**one, **hidden} if is_open(one) else one for one in facts],

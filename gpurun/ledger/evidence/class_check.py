@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.money import Micros
+from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
 from gpurun.core.untrusted import plain_line
 from gpurun.ledger.audit.audit_run import audit_run
@@ -45,6 +45,7 @@ class CardRow:
     loss: float | None = None
     val_loss: float | None = None
     cost_micros: Micros | None = None
+    cost_is: Figure = Figure.MEASURED
     receipt_sha256: str = ""
     challenge: str = ""
     problems: list[str] = field(default_factory=list)
@@ -126,7 +127,7 @@ def _judge(row: CardRow, card: Card, root: Path) -> None:
     figures, start = told["training"]["figures"], told["training"]["start"]["event"] or {}
     row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
     row.loss, row.val_loss = (_number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
-    row.cost_micros = found.measured_micros
+    row.cost_micros, row.cost_is = found.measured_micros, found.measured_is
     row.challenge = str(told["asked"].get("challenge", ""))
     row.marks = {*found.marks}
     row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))

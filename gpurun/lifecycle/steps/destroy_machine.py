@@ -9,11 +9,11 @@ from gpurun.core.clock import local_time, ticks
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import format_usd
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
 from gpurun.lifecycle.instance.terminate import check_account, end, once
-from gpurun.planning.budget import rental_cost
-from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import Guarded
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -112,8 +112,7 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
         return [_cannot(f"{instance.id} did not take it that it is to end itself: {ended.message}")]
     ends_wall = ended.deadline - state.clock_ahead_s
     now_wall, plan = context.clock.wall(), context.plan
-    lasts_s = context.paid_s(state) + max(0.0, ends_wall - now_wall) + plan.lease.kill_allowance_s
-    most = rental_cost(plan.offer, lasts_s, home_bytes(plan), plan.disk_gb)
+    most = spent_by(read_journal(context.folder.journal).records, ends_wall + plan.lease.kill_allowance_s)
     when = f"at {local_time(ends_wall, now=now_wall)}, at most {format_usd(most)} in all"
     message = f"{instance.id} was told over SSH to end itself, and its own timer took it: it ends {when}"
     return [(Event.INCIDENT, {"code": "machine.ends_itself", "message": message, "ends_wall": ends_wall})]

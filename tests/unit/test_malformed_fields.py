@@ -1,0 +1,90 @@
+"""One malformed field is the damage of its run: it ends neither `audit` nor `ps --all`, which tell of all others."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.run_status import run_data, run_row
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.ledger.audit import audit
+from gpurun.ledger.runs import look, look_at_all, planned_runs
+from tests.unit.ledger_samples import CloudRun, Note, chain_anew, finished_run
+
+Records = list[dict[str, Any]]
+ODD = ("x", "5", None, 1e300)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+class Told(CloudRun):
+    """A run in whose journal everything stands that money is reckoned by."""
+
+    def death(self, **how: Any) -> Iterator[tuple[float, Note]]:
+        wall = self.clock.wall()
+        more = {Event.DEATH_READ: {"ended_wall": wall, "ran_s": None, "alive_s_ago": 1.0, "found_gone": True}}
+        more[Event.DESTROY_INTENDED] = {"timer": True}
+        for seconds, (event, data) in super().death(**how):
+            yield seconds, (event, {**data, **more.get(event, {})})
+
+    def through_training(self) -> Iterator[tuple[float, Note]]:
+        yield from super().through_training()
+        about = {"message": "", "token": self.token, "id": "pod-2"}
+        rose = {"rate_micros_per_hour": 9_000_000, "since_wall": self.clock.wall()}
+        for told in ({"code": "create.duplicate"}, {"code": "create.duplicate_gone"}, {"code": "price.rose", **rose}):
+            yield 1, (Event.INCIDENT, {**about, **told})
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a record's data."""
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield (*path, key)
+        yield from places(below, (*path, key))
+
+
+def put(records: Records, at: int, path: tuple[Any, ...], value: Any) -> Records:
+    changed = copy.deepcopy(records)
+    inner = changed[at]["data"]
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_no_malformed_field_ends_what_looks_at_all_runs(home: Home, odd: object) -> None:
+    run = Told(home).until_gone().settle()
+    records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]
+    seen = 0
+    for at, record in enumerate(records):
+        for path in places(record["data"]):
+            chain_anew(run.folder.journal, put(records, at, path, odd))
+            for sight, _ in look_at_all(home, planned_runs(home, only_open=False)):
+                if sight:
+                    run_data(sight, run_row(sight, run.clock.wall()))
+            (row,) = audit(home).rows
+            assert row.run == "fox-41"
+            seen += 1
+    assert seen > 100
+
+
+def test_what_is_malformed_is_named_and_the_others_are_audited(home: Home) -> None:
+    """`alive_s_ago: "x"` was the end of both."""
+    run = Told(home).until_gone().settle()
+    finished_run(home, "owl-07")
+    records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]
+    at = next(place for place, record in enumerate(records) if record["event"] == Event.DEATH_READ)
+    chain_anew(run.folder.journal, put(records, at, ("alive_s_ago",), "x"))
+    assert "alive_s_ago" in str(look(home, "fox-41").damage)
+    broken, sound = audit(home).rows
+    assert (broken.verdict, sound.problems) == ("does not hold", ())
+    assert "the cost cannot be derived from the journal" in broken.problems
