@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Figure, Micros, left_of, total
 from gpurun.core.paths import RunFolder, read_regular
@@ -69,7 +68,7 @@ def build_statement(
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
     is_imported = bool(opened.get("imported"))
-    divided = evidence.split if terms_in(opened).has_model else None
+    divided = None if "command" in opened else evidence.split
     instance = _instance(records, rentals)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.clock import local_minute
-from gpurun.core.job_terms import terms_of
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_usd, left_of
 from gpurun.view.candidate_table import candidates_table, death
 from gpurun.view.number_format import (
@@ -178,7 +177,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if plan.cap_micros is not None:
         left = left_of(plan.cap_micros, plan.worst_micros)
         worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
-    if not terms_of(plan).has_model:
+    if plan.command:
         return [("Worst case", worst)]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
 
@@ -223,7 +222,7 @@ def _lease(plan: Plan, now: float | None) -> list[Cell]:
         ("boot", lease.boot_s),
         *([("set-up", lease.setup_s)] if lease.setup_s else []),
         ("ship", lease.ship_s),
-        (terms_of(plan).verb, lease.train_s),
+        ("run" if plan.command else "train", lease.train_s),
         ("collect", lease.collect_s),
         ("destroy", lease.destroy_s),
     )
