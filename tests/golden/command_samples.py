@@ -11,6 +11,7 @@ from gpurun.core.gpu_reading import GpuReading
 from gpurun.core.job import Command
 from gpurun.core.money import usd
 from gpurun.core.run_plan import Plan
+from gpurun.ledger.spending import spent_by
 from gpurun.view.live_state import Screen
 
 ARGV = ("torchrun", "--nproc-per-node=1", "train.py", "--lr", "3e-4")
@@ -26,7 +27,7 @@ def plan(*argv: str, **changed: Any) -> Plan:
 def live() -> tuple[Screen, float]:
     """Half way, with a loss of each epoch and no learning rate; one output is finished, no checkpoint was named."""
     begun = samples.NOW - 6163
-    screen = Screen(plan())
+    screen = Screen(plan(), spent_by)
     records = [one for one in samples.story(begun, usd("2.49")) if str(one.event) != "rate.observed"]
     events: list[dict[str, Any]] = [
         {"kind": "start", "wall": begun, "elapsed_s": 0.0, "steps": None, "python": "3.12.1"}

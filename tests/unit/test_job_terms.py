@@ -17,6 +17,7 @@ from gpurun.core.job_terms import COMMAND
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.ledger.log_facts import NOT_DONE, SMOKE, command_verdict, verdict_of
+from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.view.live_layout import live_screen
 from gpurun.view.live_state import Screen
@@ -73,7 +74,7 @@ def test_a_step_without_a_loss_says_how_far_it_is_and_no_more() -> None:
 
 @pytest.mark.parametrize("files", [["checkpoint"], ["output", "output"]])
 def test_what_came_home_of_a_command_is_called_here(files: list[str]) -> None:
-    screen = Screen(commands.plan())
+    screen = Screen(commands.plan(), spent_by)
     events = [{"kind": "checkpoint", "step": 7, "bytes": 5}] if "checkpoint" in files else []
     home = {"files": [{"kind": kind, "step": 7} for kind in files], "missing": []}
     way = [
