@@ -14,6 +14,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import page
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary
+from gpurun.core.untrusted import read_object
 from gpurun.data.foreign_shards import OWN, refuse_foreign
 from gpurun.data.refusals import reading
 
@@ -112,7 +113,7 @@ def demand_made_for(
 def read_manifest(folder: Path) -> dict[str, Any]:
     """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / "data.json").read_bytes())
+        manifest = read_object(folder / "data.json")
         of_shards = {"name": str, "tokens": int, "sha256": str}
         for table in (*manifest["train"], *manifest["val"]):
             _demand_types(table, of_shards)
@@ -197,7 +198,7 @@ def _check_vocabulary(folder: Path, sha256: str) -> None:
         return
     digest = hashlib.sha256()
     try:
-        for token in json.loads(path.read_bytes())["tokens_b64"]:
+        for token in read_object(path)["tokens_b64"]:
             raw = base64.b64decode(token)
             digest.update(struct.pack("<I", len(raw)) + raw)
         same = digest.hexdigest() == sha256

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.records import canonical
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import Malformed, parse_object, plain_line
 from gpurun.ledger.signing import PUBLIC_NAME
 
 VERSION = 1
@@ -42,7 +42,7 @@ _END, _END_BYTES = b"PK\x05\x06", 22
 _STAMP = (1980, 1, 1, 0, 0, 0)  # The same run gives the same bytes.
 
 
-class NoCard(ValueError):
+class NoCard(Malformed):
     """Why a file is not taken for a card, in a sentence without its full stop."""
 
 
@@ -247,8 +247,8 @@ def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def _index(content: bytes) -> dict[str, Any]:
-    index = json.loads(content)
-    if not isinstance(index, dict) or type(index.get("v")) is not int:
+    index = parse_object(content)
+    if type(index.get("v")) is not int:
         raise NoCard("its card.json is none")
     if index["v"] > VERSION:
         raise NoCard(f"a newer gpurun made it (version {index['v']}); this one reads version {VERSION}")
