@@ -112,10 +112,7 @@ def parse_json(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> Any
         raise Malformed(f"it has more than {most_bytes:,} bytes")
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
-        deepest = text.count("[") + text.count("{")
-        # Each member takes up to a hundred times the bytes that it is written with.
-        if deepest + text.count(",") > _MOST_MEMBERS:
-            raise Malformed(f"it has more than {_MOST_MEMBERS:,} members")
+        demand_few_members(text)
         value = json.loads(text, parse_float=_finite, parse_int=_fitting, parse_constant=lambda _: None)
     except RecursionError:
         raise Malformed("it is nested too deep") from None
@@ -123,9 +120,24 @@ def parse_json(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> Any
         raise Malformed("it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise Malformed(f"it is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    if deepest > _DEEPEST and _is_deep(value):
+    if text.count("[") + text.count("{") > _DEEPEST and _is_deep(value):
         raise Malformed("it is nested too deep")
     return value
+
+
+def demand_few_members(text: str) -> None:
+    """Raise Malformed for JSON of too many members: each takes up to a hundred times the bytes that it is written with.
+
+    A comma or bracket within a string is none of its own.
+    """
+    if sum(map(text.count, ",[{")) <= _MOST_MEMBERS:
+        return
+    bare = text.replace("\\\\", "").replace('\\"', "")
+    strings = bare.count('"') // 2
+    if strings > 2 * _MOST_MEMBERS or sum(part.count(sign) for part in bare.split('"')[::2] for sign in ",[{") > (
+        _MOST_MEMBERS
+    ):
+        raise Malformed(f"it has more than {_MOST_MEMBERS:,} members")
 
 
 def parse_object(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:

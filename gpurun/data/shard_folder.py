@@ -16,6 +16,7 @@ from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.untrusted import read_object
 from gpurun.data.foreign_shards import OWN, refuse_foreign
+from gpurun.data.npy import npy_row
 from gpurun.data.refusals import reading
 
 HEADER_BYTES = 1024
@@ -176,8 +177,8 @@ def _highest_of_npy(path: Path, tokens: int) -> int:
     import numpy as np
 
     try:
-        row = np.load(path, mmap_mode="r")
-    except (ValueError, OSError, EOFError) as error:
+        row = npy_row(path)
+    except (ValueError, OSError) as error:
         raise _bad_shard(path, "npy", f"is not a sound .npy file: {error}") from None
     if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
         raise _bad_shard(path, "npy", f"holds {row.dtype} of the shape {row.shape}, not one row of {tokens} uint16")
