@@ -27,10 +27,12 @@ def evidence(
     """Write a run's evidence into one file to hand in: card, receipt, journal, log and events.
 
     No key of yours is in it, and no path of this computer; a file that names one is left out, and the card says so.
+    Where a file shows the value of a --secret that is set here, or of a provider's key, nothing is written.
     """
     from gpurun.cli.render import write_bytes
     from gpurun.cli.run_control import find
     from gpurun.cli.shutdown_probe import shutdown_line
+    from gpurun.core.credentials import secrets_at_hand
     from gpurun.core.installed_files import bundle_root
     from gpurun.ledger.evidence.card import pack_card
     from gpurun.ledger.write_receipt import read_receipt
@@ -49,6 +51,7 @@ def evidence(
     content, left_out = pack_card(
         folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},
         private=private, with_checkpoint=with_checkpoint, data=Path(folder.now_at(plan.data.folder)),
+        secrets=secrets_at_hand(plan.command.secrets if plan.command else ()),
     )  # fmt: skip
     path = Path(output or f"{folder.name}.card.zip").expanduser()
     write_bytes(path, content, flag="-o")
