@@ -118,7 +118,7 @@ class Stop(TrainerEvent):
 
 def parse(line: bytes | str) -> TrainerEvent | None:
     """The event of a line; None for whatever is not an object with a `kind`. Never raises."""
-    if len(line) > LINE_BYTES:
+    if not line or len(line) > LINE_BYTES:
         return None
     try:
         return event_of(parse_object(line.decode("utf-8", "replace") if isinstance(line, bytes) else line))
