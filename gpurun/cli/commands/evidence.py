@@ -36,6 +36,7 @@ def evidence(
     from gpurun.core.installed_files import bundle_root
     from gpurun.ledger.evidence.card import pack_card
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.remote.agent.runner.masked import forms_of
     from gpurun.view.evidence_card import card_html, card_markdown
     from gpurun.view.number_format import format_bytes
 
@@ -48,10 +49,11 @@ def evidence(
     }
     pages = {"card.md": card_markdown(receipt, **words), "card.html": card_html(receipt, **words)}
     private = tuple({str(session.home.root), str(Path.home()), str(bundle_root())})
+    at_hand = secrets_at_hand(plan.command.secrets if plan.command else ())
     content, left_out = pack_card(
         folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},
         private=private, with_checkpoint=with_checkpoint, data=Path(folder.now_at(plan.data.folder)),
-        secrets=secrets_at_hand(plan.command.secrets if plan.command else ()),
+        secrets={name: forms_of([value]) for name, value in at_hand.items()},
     )  # fmt: skip
     path = Path(output or f"{folder.name}.card.zip").expanduser()
     write_bytes(path, content, flag="-o")

@@ -12,7 +12,7 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import Malformed, parse_object, plain_line
 from gpurun.ledger.signing import PUBLIC_NAME
-from gpurun.remote.agent.runner.masked import forms_of
 
 VERSION = 1
 INDEX, KEY, RECEIPT, JOURNAL, PLAN, LOG, EVENTS = (
@@ -81,12 +80,13 @@ class Card:
 
 def pack_card(
     run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], told: Mapping[str, Any],
-    *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None, secrets: Mapping[str, str] | None = None,
+    *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None,
+    secrets: Mapping[str, Sequence[bytes]] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
     """The bytes of a run's card, and what was left out of it with why.
 
     `private` are folders of this computer that no file of a card may name; `data` is where the shards lie. A
-    UsageError where a file shows a value of `secrets`, which are by name, in any form that can be known.
+    UsageError where a file shows one of `secrets`, which has the forms of each by its name.
     """
     wanted = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
     files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in wanted.items() if path.is_file()}
@@ -105,11 +105,10 @@ def pack_card(
     return _zipped(files, str(told["run"]), left_out), left_out
 
 
-def _demand_no_secret(files: Mapping[str, bytes | Path], secrets: Mapping[str, str]) -> None:
+def _demand_no_secret(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
     """Refuse what somebody else is to be given with a value that is secret; tensors and tokens spell none."""
     texts = {name: one for name, one in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
-    for secret, value in secrets.items():
-        forms = forms_of([value])
+    for secret, forms in secrets.items():
         for name, one in texts.items():
             content = one if isinstance(one, bytes) else read_regular(one)
             if any(form in content for form in forms):
