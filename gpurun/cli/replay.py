@@ -6,7 +6,6 @@ digits, and only what was measured to agree all the same is compared: docs/RECEI
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from typing import Any
 from gpurun.cli.weights import HomeCheckpoint, ask_trainer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.job_terms import terms_in
-from gpurun.core.paths import RunFolder, read_regular
+from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import Start, Step, events_of
-from gpurun.core.untrusted import number, plain_line
+from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.ledger.audit.audit_run import sha256_of
+from gpurun.ledger.evidence.card import MOST_STATE_BYTES
 from gpurun.planning.continue_from import newest_whole
 
 LIMIT_S = 900.0
@@ -65,7 +65,7 @@ def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, 
     words = [f"--again={first}:{until}" for first, until in spans]
     found = HomeCheckpoint(last, weights, data, dict(recipe))
     try:
-        answer = json.loads(ask_trainer("trainer.replay", found, *words, limit_s=LIMIT_S))
+        answer = parse_object(ask_trainer("trainer.replay", found, *words, limit_s=LIMIT_S))
     except SetupError as error:
         return Replayed(notes=(f"not checked: {error.what}",))
     except UsageError as error:
@@ -145,8 +145,7 @@ def _state(folder: RunFolder, files: list[dict[str, Any]], step: int) -> dict[st
     """What a checkpoint says of itself; nothing where it is not here, or no object."""
     for one in files:
         if (one["kind"], one["step"]) == ("state", step):
-            said = json.loads(read_regular(folder.artifacts / one["name"]))
-            return said if isinstance(said, dict) else {}
+            return read_object(folder.artifacts / one["name"], MOST_STATE_BYTES)
     return {}
 
 
@@ -179,7 +178,7 @@ def _spans(
 def _has_shards(data: Path) -> bool:
     """Whether all that data.json lists lies there as it says; a public shard was the machine's alone."""
     try:
-        listed = json.loads(read_regular(data / "data.json"))
+        listed = read_object(data / "data.json")
         shards = [one for part in ("train", "val") for one in listed[part]]
         return all(sha256_of(data / Path(str(one["name"])).name) == one["sha256"] for one in shards)
     except (OSError, ValueError, KeyError, TypeError):

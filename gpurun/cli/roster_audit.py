@@ -61,16 +61,16 @@ def _class_of(told: str) -> Path:
 
 def _replay(session: Session, rows: Sequence[CardRow], place: Path) -> None:
     """Compute again what cards with a checkpoint claim; of the others it is said that nothing was."""
-    import json
     import tempfile
 
     from gpurun.cli.replay import replay_run
-    from gpurun.ledger.evidence.card import PLAN, NoCard, read_card
+    from gpurun.core.untrusted import finding, parse_object
+    from gpurun.ledger.evidence.card import PLAN, read_card
     from gpurun.ledger.evidence.class_check import lay_out
 
     for row in (row for row in rows if row.told):
         session.say(f"computing {row.file} again")
-        try:
+        with finding(row.problems.append, "it cannot be computed again"):
             card = read_card(place / row.file)
             if not card.large:
                 row.checked.append("not replayed: its checkpoint is not in it (gpurun evidence --with-checkpoint)")
@@ -78,11 +78,8 @@ def _replay(session: Session, rows: Sequence[CardRow], place: Path) -> None:
             with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
                 folder = lay_out(card, Path(own))
                 card.unpack_large(folder.artifacts)
-                data, recipe = folder.artifacts / "data", json.loads(card.files[PLAN])["resolved"]
+                data, recipe = folder.artifacts / "data", parse_object(card.files[PLAN])["resolved"]
                 found = replay_run(folder, row.told, recipe, data)
-        except (NoCard, OSError, ValueError, KeyError, TypeError) as error:
-            row.problems.append(f"it cannot be computed again: {error}")
-        else:
             row.problems += found.problems
             row.checked += found.notes
         row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ _AWS_VARIABLES = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
+_SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
 # A file that only sets a region holds no credentials.
 _AWS_KEYS = re.compile(
     r"^\s*(aws_access_key_id|credential_process|credential_source|login_session|role_arn|sso_session|sso_start_url"
@@ -98,6 +99,13 @@ def require_secret(name: str) -> Secret:
         hint = f"Set it in this shell, or keep it: keyring set {SERVICE} secret:{name}"
         raise SetupError("secret.missing", f"--secret {name}: it is neither set here nor in the keyring.", hint=hint)
     return Secret(value)
+
+
+def secrets_at_hand(names: Iterable[str]) -> dict[str, str]:
+    """The values of these names, and of the providers' keys, that the environment or the keyring has now."""
+    values = {name: os.environ.get(name, "") or _from_keyring(f"secret:{name}") or "" for name in names}
+    values |= {name: os.environ.get(name, "") for name in (*VARIABLES.values(), *_SECRET_VARIABLES)}
+    return {name: value for name, value in values.items() if value}
 
 
 def store_credential(name: str, secret: Secret, home: Home) -> str:

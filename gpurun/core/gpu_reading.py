@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.core.paths import RunFolder, read_regular
-from gpurun.core.untrusted import whole
+from gpurun.core.paths import RunFolder
+from gpurun.core.untrusted import read_object, whole
 
 # What was not written again for so long tells of a machine that is not heard any more.
 STALE_S = 30.0
@@ -43,7 +43,7 @@ def write_gpus(folder: RunFolder, wall: float, cards: Sequence[Mapping[str, Any]
 def read_gpus(folder: RunFolder, now_wall: float) -> GpuReading | None:
     """What the cards do, if that is known and not old."""
     try:
-        told = json.loads(read_regular(folder.gpus))
+        told = read_object(folder.gpus)
         wall, cards = float(told["wall"]), list(told["cards"])
         if not cards or abs(now_wall - wall) >= STALE_S:
             return None

@@ -12,7 +12,8 @@ import stat
 
 from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
-from gpurun.core.paths import Home, read_regular, write_atomic
+from gpurun.core.paths import Home, write_atomic
+from gpurun.core.untrusted import read_object
 
 _NAME = "known_hosts.json"
 
@@ -40,12 +41,12 @@ def _read(home: Home) -> dict[str, str]:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
             why, hint = "can be written by others", f"Check what is in it, then: chmod 600 {path}"
             raise SetupError("known_hosts.open_file", f"{path} {why}.", hint=hint)
-        told = json.loads(read_regular(path))
+        told = read_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from None
-    if not isinstance(told, dict) or not all(isinstance(line, str) for line in told.values()):
+    if not all(isinstance(line, str) for line in told.values()):
         raise _damaged(path, "it is not a table of host keys")
     return told
 

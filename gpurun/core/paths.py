@@ -300,7 +300,7 @@ def _begun_ns(journal: Path) -> int:
     try:
         with open_regular(journal) as lines:
             return int(json.loads(lines.readline(1 << 16))["wall"] * 1e9)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0
 
 

@@ -10,9 +10,11 @@ import json
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, SecretStr
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
 
 from gpurun.core.money import Micros
+from gpurun.core.untrusted import Malformed, parse_json
 
 
 class Frozen(BaseModel):
@@ -26,8 +28,14 @@ class Frozen(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote."""
-        return cls.model_validate_json(text)
+        """Read what `to_json` wrote, or what a stranger made of it; ValidationError for whatever is no such record."""
+        try:
+            value = parse_json(text)
+        except Malformed as error:
+            raise ValidationError.from_exception_data(
+                cls.__name__, [{"type": PydanticCustomError("malformed", "{why}", {"why": str(error)}), "input": None}]
+            ) from None
+        return cls.model_validate(value)
 
 
 def canonical(data: Any) -> bytes:

@@ -7,8 +7,10 @@ value is returned with the place it came from, so that `gpurun config show` and 
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -34,6 +36,8 @@ DEFAULTS: Mapping[str, str] = {
 }
 _USER_FILE = "user file config.toml"
 PROJECT_KEYS = ("recipe", "max_cost", "color")
+_METADATA = {"fd00:ec2::254", "100.100.100.200", "192.0.0.192"}
+"""Beside 169.254.169.254, which is link-local: of AWS over IPv6, Alibaba, Oracle."""
 _CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
 
 
@@ -52,6 +56,8 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     """
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
     found |= _read(home.config, _USER_FILE)
+    if found["notify.exec"].value:
+        _demand_own(home)
     for key, setting in _read(project / "gpurun.toml", "project file gpurun.toml").items():
         if key not in PROJECT_KEYS:
             what = f"{key} stands in the project file gpurun.toml, which may set {', '.join(PROJECT_KEYS)} and no more."
@@ -62,6 +68,14 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
         if environment.get(variable):
             found[key] = checked(key, environment[variable], f"environment {variable}")
     return found
+
+
+def _demand_own(home: Home) -> None:
+    """SetupError where others may write the file that names a program to be run as its owner."""
+    for path in (home.root, home.config):
+        if stat.S_IMODE(path.stat().st_mode) & 0o022:
+            what = f"notify.exec in {home.config} is not run: {path} can be written by others."
+            raise SetupError("config.open_file", what, hint=f"Check what is in it, then: chmod go-w {path}")
 
 
 def variable_of(key: str) -> str:
@@ -85,9 +99,8 @@ def checked(key: str, value: str, source: str) -> Setting:
         what = f"{place} is {value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
         raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
                          "earlier uploads have shown.")  # fmt: skip
-    if key == "notify.url" and value and not _is_for_notices(value):
-        what = f"{place} is {value!r}: a notice goes to an address that begins with https://."
-        raise UsageError("usage.notify", what, hint='Write for instance url = "https://ntfy.sh/my-runs".')
+    if key == "notify.url" and value:
+        _demand_for_notices(place, value)
     choices = _CHOICES.get(key, ())
     if choices and value not in choices:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
@@ -95,16 +108,33 @@ def checked(key: str, value: str, source: str) -> Setting:
     return Setting(value, source)
 
 
-def _is_for_notices(text: str) -> bool:
-    """Whether a notice may be sent to an address: encrypted, or to this machine."""
+def _demand_for_notices(place: str, text: str) -> None:
+    """UsageError for an address that no notice may be sent to: it is encrypted or this machine's, and holds no key."""
+    hint = 'Write for instance url = "https://ntfy.sh/my-runs".'
     try:
         parts = urlsplit(text)
-        return (parts.scheme == "https" and bool(parts.hostname)) or (parts.scheme, parts.hostname) == (
-            "http",
-            "127.0.0.1",
-        )
+        host, is_known = parts.hostname or "", "@" in parts.netloc
+    except ValueError:
+        host, is_known = "", False
+    shown = "" if is_known else f" is {text!r}"  # It has a password in it.
+    if not host or (parts.scheme != "https" and (parts.scheme, host) != ("http", "127.0.0.1")):
+        what = f"{place}{shown}: a notice goes to an address that begins with https://."
+        raise UsageError("usage.notify", what, hint=hint)
+    if is_known:
+        what = f"{place} has a name or a password in it, which stands in logs and in lists of processes."
+        raise UsageError("usage.notify", what, hint=f"{hint} A secret topic is as good.")
+    if is_of_the_link(host):
+        raise UsageError("usage.notify", f"{place} is {text!r}: a cloud's machines have their keys there.", hint=hint)
+
+
+def is_of_the_link(host: str) -> bool:
+    """Whether an address is link-local, or one at which a cloud tells a machine its keys; False for a name."""
+    try:
+        address = ip_address(host.partition("%")[0])
     except ValueError:
         return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_link_local or str(address) in _METADATA
 
 
 def _is_line(text: str) -> bool:

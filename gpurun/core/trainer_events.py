@@ -6,14 +6,13 @@ a word is one harmless line, a text has no control character but its line ends a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.untrusted import LINE_BYTES, lines_of, number, plain_line, whole
+from gpurun.core.untrusted import LINE_BYTES, Malformed, lines_of, number, parse_object, plain_line, whole
 
 _LONGEST_S = 1e12
 _LATEST_WALL = 32_503_680_000.0  # The year 3000: what calendars can format.
@@ -119,13 +118,12 @@ class Stop(TrainerEvent):
 
 def parse(line: bytes | str) -> TrainerEvent | None:
     """The event of a line; None for whatever is not an object with a `kind`. Never raises."""
-    if len(line) > LINE_BYTES:
+    if not line or len(line) > LINE_BYTES:
         return None
     try:
-        told = json.loads(line.decode("utf-8", "replace") if isinstance(line, bytes) else line)
-    except (ValueError, RecursionError):
+        return event_of(parse_object(line.decode("utf-8", "replace") if isinstance(line, bytes) else line))
+    except Malformed:
         return None
-    return event_of(told) if isinstance(told, dict) else None
 
 
 def event_of(told: Mapping[str, Any]) -> TrainerEvent | None:

@@ -9,8 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
+from pydantic import TypeAdapter
+
 from gpurun.core.clock import Clock
-from gpurun.core.paths import RunFolder, read_regular
+from gpurun.core.paths import RunFolder
+from gpurun.core.untrusted import read_object
 
 What = Literal["stage", "setup", "look", "ship", "collect"]
 PERIOD_S = 1.0
@@ -81,8 +84,8 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
 def read_moving(folder: RunFolder, now_wall: float) -> Moving | None:
     """The transfer that goes on in a run, if there is one."""
     try:
-        told = Moving(**json.loads(read_regular(folder.moving)))
+        told = TypeAdapter(Moving).validate_python(read_object(folder.moving))
         is_fresh = abs(now_wall - told.wall) < STALE_S and told.total > 0
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError):
         return None
     return told if is_fresh else None

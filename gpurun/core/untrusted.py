@@ -13,11 +13,13 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.paths import open_regular
+from gpurun.core.errors import GpurunError
+from gpurun.core.paths import MOST_RECORD_BYTES, open_regular, read_regular
 
 LINE_CHARS = 400
 TEXT_CHARS = 4_000
@@ -26,6 +28,7 @@ LINE_BYTES = 64 << 10
 MAX_LINE_BYTES = 4096
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_ITEMS, _MOST_DEPTH, _MOST_CHARS = 64, 6, 16 << 10
+_DEEPEST, _MOST_MEMBERS = 100, 2_000_000
 _LARGEST = 1e100  # No loss, rate or size comes near; sums and differences of larger ones may be infinite.
 
 # C0, DEL, C1; marks that are invisible or turn the direction of text; halves of pairs; tags; what is no character.
@@ -94,6 +97,97 @@ def _plain(value: Any, depth: int) -> Any:
     if depth < _MOST_DEPTH and isinstance(value, list | tuple):
         return [_plain(one, depth + 1) for one in value[:_MOST_ITEMS]]
     return None
+
+
+class Malformed(ValueError):
+    """Why foreign JSON cannot be used, in words without their full stop."""
+
+
+def parse_json(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> Any:
+    """Return the value of foreign JSON; Malformed where it is none, too large or nested too deep.
+
+    A number that is not finite, or that 64 bits do not hold, is null: the reader of that field sees that it has none.
+    """
+    if len(content) > most_bytes:
+        raise Malformed(f"it has more than {most_bytes:,} bytes")
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+        demand_few_members(text)
+        value = json.loads(text, parse_float=_finite, parse_int=_fitting, parse_constant=lambda _: None)
+    except RecursionError:
+        raise Malformed("it is nested too deep") from None
+    except UnicodeDecodeError:
+        raise Malformed("it is not text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise Malformed(f"it is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    if text.count("[") + text.count("{") > _DEEPEST and _is_deep(value):
+        raise Malformed("it is nested too deep")
+    return value
+
+
+def demand_few_members(text: str) -> None:
+    """Raise Malformed for JSON of too many members: each takes up to a hundred times the bytes that it is written with.
+
+    A comma or bracket within a string is none of its own.
+    """
+    if sum(map(text.count, ",[{")) <= _MOST_MEMBERS:
+        return
+    bare = text.replace("\\\\", "").replace('\\"', "")
+    strings = bare.count('"') // 2
+    if strings > 2 * _MOST_MEMBERS or sum(part.count(sign) for part in bare.split('"')[::2] for sign in ",[{") > (
+        _MOST_MEMBERS
+    ):
+        raise Malformed(f"it has more than {_MOST_MEMBERS:,} members")
+
+
+def parse_object(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
+    """Return the members of a foreign JSON object; Malformed for any other value too."""
+    value = parse_json(content, most_bytes)
+    if not isinstance(value, dict):
+        raise Malformed("it is not a JSON object")
+    return value
+
+
+def read_object(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
+    """Return the members of the JSON object in a file; OSError where it cannot be read, Malformed where it is none."""
+    return parse_object(read_regular(path, most_bytes), most_bytes)
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _fitting(text: str) -> int | None:
+    value = int(text) if len(text) <= 20 else 1 << 64
+    return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+@contextmanager
+def finding(found: Callable[[str], object], what: str) -> Iterator[None]:
+    """Make whatever a foreign item raises a finding of that item, so that those after it are looked at too."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - What a stranger made can raise anything; it is told, not hidden.
+        found(f"{what}: {fault_words(error)}")
+
+
+def fault_words(error: Exception) -> str:
+    """Say what was raised, on one line and without a full stop; an error that is not ours with its kind."""
+    told = plain_line(str(error)).rstrip(".")
+    if isinstance(error, GpurunError | Malformed):
+        return told
+    return f"{type(error).__name__} {told}".rstrip()
 
 
 def number(value: Any) -> float | None:

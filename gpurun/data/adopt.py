@@ -15,6 +15,7 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
 from gpurun.data.foreign_shards import META, foreign_shards, split_of, to_adopt
 from gpurun.data.nanogpt_meta import characters_of
+from gpurun.data.npy import npy_row
 from gpurun.data.refusals import preparing
 from gpurun.data.shard_folder import HEADER_BYTES, inspect_data
 from gpurun.data.sources import Say
@@ -123,8 +124,8 @@ def _tokens(path: Path, maker: str) -> int:
         return path.stat().st_size // 2
     if maker == "npy":
         try:
-            row = np.load(path, mmap_mode="r")
-        except (ValueError, OSError, EOFError) as error:
+            row = npy_row(path)
+        except (ValueError, OSError) as error:
             hint = "Copy it again from where it was made."
             raise UsageError("data.npy", f"{path} is not a sound .npy file: {error}.", hint=hint) from None
         if row.dtype != np.dtype("<u2") or row.ndim != 1:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from io import TextIOWrapper
@@ -17,9 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpurun.core.errors import UsageError
+from gpurun.core.untrusted import Malformed, parse_json
 from gpurun.data import parquet
+from gpurun.data.bounded_rows import TableLines, members_of_array
 from gpurun.data.kinds import HEAD_BYTES, delimiter_of
-from gpurun.data.refusals import bad_row, has_nul, no_column, not_utf8
+from gpurun.data.refusals import MOST_ROW_BYTES, bad_row, has_nul, no_column, not_utf8, too_long
 from gpurun.data.streams import BLOCK_BYTES, lines_from, open_content
 
 END, START = b"<|endoftext|>", "<|startoftext|>"
@@ -184,6 +184,8 @@ def _separated(span: Span, _: str) -> Iterator[Document]:
     with open_content(file.path, place) as stream:
         while block := stream.read(BLOCK_BYTES):
             *ended, held = (held + block).split(END)
+            if len(held) > MOST_ROW_BYTES and is_owned:
+                raise too_long(file.path, f"text at offset {place:,}")
             for part in ended:
                 if is_owned:
                     yield Document(f"{file.name}#{place}", _text(file, place, part))
@@ -215,45 +217,41 @@ def _text(file: SourceFile, place: int, raw: bytes) -> str:
 def _rows_of_lines(span: Span, column: str) -> Iterator[Document]:
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
-        for place, line in lines_from(stream, span.start, span.stop):
+        for place, line in lines_from(stream, file.path, span.start, span.stop):
             if line.strip():
                 yield from _of_row(file, f"line at offset {place:,}", str(place), _parsed(file, place, line), column)
 
 
 def _parsed(file: SourceFile, place: int, line: bytes) -> Any:
     try:
-        return json.loads(line.removeprefix(codecs.BOM_UTF8))
+        return parse_json(line.decode("utf-8").removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise not_utf8(file.path, line[error.start], place + error.start) from None
-    except (ValueError, RecursionError) as error:
-        raise bad_row(file.path, f"line at offset {place:,}", f"it is not JSON: {error}") from None
+    except Malformed as error:
+        raise bad_row(file.path, f"line at offset {place:,}", str(error)) from None
 
 
 def _rows_of_array(span: Span, column: str) -> Iterator[Document]:
-    """One array cannot be read in parts: all of it is in memory."""
+    """One array: where a row begins is known only once all before it were read."""
     file = span.file
     with open_content(file.path) as stream:
-        try:
-            rows = json.load(stream)
-        except UnicodeDecodeError as error:
-            raise not_utf8(file.path, error.object[error.start], error.start) from None
-        except (ValueError, RecursionError) as error:
-            raise bad_row(file.path, "its array", f"it is not JSON: {error}") from None
-    for number, row in enumerate(rows):
-        yield from _of_row(file, f"object {number}", str(number), row, column)
+        for number, row in enumerate(members_of_array(stream, file.path)):
+            yield from _of_row(file, f"object {number}", str(number), row, column)
 
 
 def _rows_of_table(span: Span, column: str) -> Iterator[Document]:
     """CSV or TSV with a head: it may have line ends within quotes, so that no part of it can be read alone."""
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(MOST_ROW_BYTES)
     file = span.file
     with open_content(file.path) as stream:
         head = stream.read(HEAD_BYTES)
     delimiter = delimiter_of(head.removeprefix(codecs.BOM_UTF8), is_whole=len(head) < HEAD_BYTES)
     with open_content(file.path) as stream:
-        rows = csv.DictReader(TextIOWrapper(stream, "utf-8-sig", newline=""), delimiter=delimiter)
+        lines = TableLines(TextIOWrapper(stream, "utf-8-sig", newline=""), file.path, delimiter)
+        rows = csv.DictReader(lines, delimiter=delimiter)
         try:
             for number, row in enumerate(rows):
+                lines.begin_row()
                 yield from _of_row(file, f"row {number}", str(number), row, column)
         except UnicodeDecodeError as error:
             raise bad_row(file.path, f"after row {rows.line_num}", f"it is not UTF-8: {error.reason}") from None

@@ -15,6 +15,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import items as question_items
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.paths import write_atomic
+from gpurun.core.untrusted import parse_object, read_object
 from gpurun.data.refusals import preparing
 from gpurun.data.sources import Say
 
@@ -42,7 +43,7 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
 def _tokenizer_of(shards: Path, say: Say) -> tokenizers.TextTokenizer:
     """The tokeniser that the shards were made with."""
     try:
-        name = json.loads((shards / "data.json").read_bytes())["tokenizer"]["name"]
+        name = read_object(shards / "data.json")["tokenizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
         what = f"{shards} is no folder of finished shards."
         raise UsageError("data.bad_manifest", what, hint="Make one first: gpurun data prepare.") from None
@@ -62,12 +63,12 @@ def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
             while line := lines.readline(_MOST_LINE_CHARS):
                 number += 1
                 if line.strip():
-                    yield _question(json.loads(line))
+                    yield _question(parse_object(line))
     except OSError as error:
         raise UsageError(
             "data.unreadable", f"{path} cannot be read: {error.strerror}.", hint="Check the path."
         ) from None
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         what = f"Line {max(1, number)} of {path} is no question of HellaSwag with its answer: {error!r}."
         hint = "Take hellaswag_val.jsonl as its authors publish it; the test set has no answers."
         raise UsageError("data.no_question", what, hint=hint) from None

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
-from gpurun.data.refusals import no_column, unreadable
+from gpurun.data.parquet_pages import MOST_PAGE_BYTES, largest_page
+from gpurun.data.refusals import MOST_ROW_BYTES, no_column, too_long, unreadable
 
 _ROWS = 1024
 """What is taken of a row group at once; pyarrow holds the pages that they lie on."""
@@ -29,12 +30,21 @@ def rows(path: Path, groups: Iterable[int], column: str) -> Iterator[tuple[str, 
     with _opened(path) as file:
         columns = [column, *(["url"] if "url" in file.schema_arrow.names and column != "url" else [])]
         for group in groups:
-            number = 0
-            for batch in file.iter_batches(_ROWS, row_groups=[group], columns=columns, use_threads=False):
+            number, at_once = 0, _rows_at_once(path, file, group, columns)
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=columns, use_threads=False):
                 for cells in zip(*map(_strings, batch.columns), strict=True):
+                    if len(cells[0]) > MOST_ROW_BYTES:
+                        raise too_long(path, f"row {number} of row group {group}")
                     if cells[0]:
                         yield f"{group}.{number}", cells[0], cells[1] if len(cells) > 1 else ""
                     number += 1
+
+
+def _rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
+    """How many rows are taken at once: none is longer than the largest page, and a dictionary repeats it at no cost."""
+    leaves = [file.schema.column(place).path for place in range(len(file.schema))]
+    chunks = [file.metadata.row_group(group).column(leaves.index(column)) for column in columns if column in leaves]
+    return max(1, min(_ROWS, MOST_PAGE_BYTES // max(largest_page(path, chunk) for chunk in chunks)))
 
 
 def _strings(column: Any) -> Iterator[str]:
@@ -85,6 +95,8 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
+    except pyarrow.ArrowMemoryError:  # It is an ArrowException too, and no damage of the file.
+        raise
     except (pyarrow.ArrowException, OSError, EOFError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
             raise unreadable(path, error) from None

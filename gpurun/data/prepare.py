@@ -22,6 +22,7 @@ from typing import Any
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.core.untrusted import read_object
 from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.dedupe.stage import Signer, check_room, drop_filter, duplicates_told, find_duplicates, read_duplicates
 from gpurun.data.documents import Document, documents_of
@@ -316,7 +317,7 @@ def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> P
     manifest: dict[str, Any] = {}
     found = None
     with contextlib.suppress(ValueError, KeyError, TypeError):  # It may be another program's.
-        manifest = json.loads(path.read_bytes())
+        manifest = read_object(path)
         found = manifest["source"]["asked"]
     newer = any(file.modified_ns > path.stat().st_mtime_ns for file in source.files)
     if newer or found != lasting_digest(asked, source):

@@ -16,6 +16,7 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.filelock import taken
 from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.untrusted import read_object
 from gpurun.data.documents import SourceFile
 from gpurun.data.sources import Known, Source
 from gpurun.data.tasks import UNFINISHED
@@ -26,7 +27,7 @@ _ASKED, DUPLICATES = "prepare.json", "dedupe"
 def known_files(folder: Path, column: str) -> Known:
     """What an earlier call found out about the files of its source; of rows, about this column."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        state = json.loads((folder / _ASKED).read_bytes())
+        state = read_object(folder / _ASKED)
         if state["asked"]["text-column"] == column and not state["asked"]["limit-bytes"]:
             files = [SourceFile(**{**one, "root": Path(), "weights": tuple(one["weights"])}) for one in state["files"]]
             return {(file.name, file.bytes, file.modified_ns): file for file in files}
@@ -39,7 +40,7 @@ def write_down(folder: Path, asked: dict[str, Any], source: Source) -> None:
     Where nothing was done yet, as after a refusal, there is nothing to go on with: what is asked for now is begun.
     """
     try:
-        before = json.loads((folder / _ASKED).read_bytes())["asked"]
+        before = read_object(folder / _ASKED)["asked"]
     except FileNotFoundError:
         if any(not path.name.startswith(f".{_ASKED}") for path in folder.iterdir()):
             raise UsageError(

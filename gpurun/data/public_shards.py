@@ -27,6 +27,7 @@ from gpurun.core.installed_files import recipe_file as recipe_files
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary, PublicFile
+from gpurun.core.untrusted import parse_json, parse_object
 from gpurun.data.foreign_shards import split_of
 from gpurun.data.shard_folder import HEADER_BYTES
 from gpurun.data.source_names import HUB
@@ -185,7 +186,7 @@ def _listing(name: str, say: Callable[[str], None]) -> _Listing:
     say(f"asking the hub for {dataset}")
     api, at = f"{origin}/api/datasets/{dataset}", quote(revision or "main", safe="")
     try:
-        about = json.loads(_asked(f"{api}/revision/{at}", {}, name)[0])
+        about = parse_object(_asked(f"{api}/revision/{at}", {}, name)[0])
         if about.get("gated") or about.get("private"):
             what = f"hf:{name} needs HF_TOKEN and its owner's leave, and no rented machine is given a key."
             raise UsageError("data.gated", what, hint=_DOWNLOADED)
@@ -229,7 +230,7 @@ def _tree(url: str, name: str) -> Iterator[Any]:
     page = f"{url}?recursive=true"
     while page:
         raw, headers = _asked(page, {}, name)
-        yield from json.loads(raw)
+        yield from parse_json(raw)
         found = _NEXT.search(headers.get("Link") or "")
         page = found[1] if found else ""
 

@@ -14,6 +14,8 @@ from gpurun.core.installed_files import errors as trainer_errors
 
 MOST_NAMES = 20
 """Of what a file has, a sentence tells so many: a vocabulary in JSON has fifty thousand keys."""
+MOST_ROW_BYTES = 64 << 20
+"""Of a row, and of a text between marks, which are in memory whole; a file may be made to unpack to any size."""
 _NAME_CHARS = 60
 _SNIFF_BYTES = 8192
 
@@ -89,6 +91,12 @@ def bad_row(path: Path, where: str, what: str) -> UsageError:
     """A row that is none."""
     hint = "Every row has the text of a document; mend that one or take it out."
     return UsageError("data.bad_line", f"{path}, {where}: {what}.", hint=hint)
+
+
+def too_long(path: Path, where: str) -> UsageError:
+    """A row, or a text between two marks, that would be held in memory whole."""
+    what = f"{path}, {where}: it has more than {MOST_ROW_BYTES >> 20} MB, which is the most that one row may have."
+    return UsageError("data.row_too_long", what, hint="Cut that text into several rows, or take it out.")
 
 
 def listed(names: Sequence[str]) -> str:

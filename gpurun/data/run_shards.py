@@ -24,6 +24,7 @@ from gpurun.core.installed_files import recipe as schema
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
+from gpurun.core.untrusted import read_object
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.prepare_state import is_begun
@@ -149,7 +150,7 @@ def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> 
 def _is_sound(entry: Path) -> bool:
     """Whether every file of a cache entry is what its manifest says."""
     with suppress(OSError, ValueError, KeyError, TypeError, trainer_errors.Refused):
-        manifest = json.loads((entry / "data.json").read_bytes())
+        manifest = read_object(entry / "data.json")
         files = [*manifest["train"], *manifest["val"]]
         same = all(shard_files.sha256_of_file(entry / file["name"]) == file["sha256"] for file in files)
         tokens = tokenizers.read_vocabulary(entry)
@@ -197,7 +198,7 @@ def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, sa
 
 def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:
     """Make a folder with what shards need beside them: data.json, vocab.json, prompts.json, HellaSwag's questions."""
-    manifest = json.loads((place / "data.json").read_bytes())
+    manifest = read_object(place / "data.json")
     made_by, context = manifest["tokenizer"], resolved["model"]["context"]
     into.mkdir(parents=True)
     shutil.copyfile(place / "data.json", into / "data.json")

@@ -14,7 +14,9 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import page
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import DataSummary
+from gpurun.core.untrusted import read_object
 from gpurun.data.foreign_shards import OWN, refuse_foreign
+from gpurun.data.npy import npy_row
 from gpurun.data.refusals import reading
 
 HEADER_BYTES = 1024
@@ -112,7 +114,7 @@ def demand_made_for(
 def read_manifest(folder: Path) -> dict[str, Any]:
     """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
     try:
-        manifest: dict[str, Any] = json.loads((folder / "data.json").read_bytes())
+        manifest = read_object(folder / "data.json")
         of_shards = {"name": str, "tokens": int, "sha256": str}
         for table in (*manifest["train"], *manifest["val"]):
             _demand_types(table, of_shards)
@@ -175,8 +177,8 @@ def _highest_of_npy(path: Path, tokens: int) -> int:
     import numpy as np
 
     try:
-        row = np.load(path, mmap_mode="r")
-    except (ValueError, OSError, EOFError) as error:
+        row = npy_row(path)
+    except (ValueError, OSError) as error:
         raise _bad_shard(path, "npy", f"is not a sound .npy file: {error}") from None
     if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
         raise _bad_shard(path, "npy", f"holds {row.dtype} of the shape {row.shape}, not one row of {tokens} uint16")
@@ -197,7 +199,7 @@ def _check_vocabulary(folder: Path, sha256: str) -> None:
         return
     digest = hashlib.sha256()
     try:
-        for token in json.loads(path.read_bytes())["tokens_b64"]:
+        for token in read_object(path)["tokens_b64"]:
             raw = base64.b64decode(token)
             digest.update(struct.pack("<I", len(raw)) + raw)
         same = digest.hexdigest() == sha256

@@ -29,7 +29,6 @@ _PIECES_HELD_OUT = 4
 _WHOLE_BYTES = 16 << 20
 _WHOLE_SHARE = 100
 """A text is one document if it is no larger than this, and no more than one part in so many of its source."""
-_MOST_ARRAY_BYTES = 2 << 30
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
 """Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
 Known = Mapping[tuple[str, int, int], SourceFile]
@@ -196,8 +195,6 @@ def _look(name: str, root: Path, kind: str, column: str, known: Known) -> tuple[
         form, weights = "separated" if is_separated and kind != STDLIB else "whole", (size,)
     else:
         form, weights = found, (content_bytes(path),)
-    if form == "array" and weights[0] > _MOST_ARRAY_BYTES:
-        raise _too_large(path)
     return SourceFile(name, root, form, about.st_size, about.st_mtime_ns, weights), "", 0
 
 
@@ -235,14 +232,6 @@ def _demand_text(source: str, files: Sequence[SourceFile], passed: Mapping[str, 
 def _no_text(path: Path, kind: str) -> UsageError:
     hint = HINTS.get(kind, "Name a file of UTF-8 text, JSON Lines, CSV or Parquet.")
     return UsageError("data.no_text", f"{path} is no text: it is {kind}.", hint=hint)
-
-
-def _too_large(path: Path) -> UsageError:
-    return UsageError(
-        "data.json_array",
-        f"{path} is one JSON array of more than {_MOST_ARRAY_BYTES >> 30} GB, of which no part can be read alone.",
-        hint="Make it JSON Lines first: jq -c '.[]' FILE > FILE.jsonl",
-    )
 
 
 def _name_hash(name: str) -> bytes:

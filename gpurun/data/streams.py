@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from gpurun.core.errors import UsageError
-from gpurun.data.refusals import unreadable
+from gpurun.data.refusals import MOST_ROW_BYTES, too_long, unreadable
 
 BLOCK_BYTES = 1 << 20
-_PACKED_BLOCK_BYTES = 1 << 15
-"""What is unpacked at once: a block of zstd can grow a thousandfold."""
+_PACKED_BLOCK_BYTES = 1 << 10
+"""What is unpacked at once: a block of zstd can grow thirty thousandfold."""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
@@ -78,10 +78,21 @@ def content_bytes(path: Path) -> int:
         return sum(iter(lambda: len(stream.read(BLOCK_BYTES)), 0))
 
 
-def lines_from(stream: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """(place, line) of the lines that begin in [start, stop); the stream stands at max(0, start - 1)."""
-    place = start if start == 0 else start - 1 + len(stream.readline())
-    while place < stop and (line := stream.readline()):
+def lines_from(stream: BinaryIO, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """(place, line) of the lines that begin in [start, stop); the stream stands at max(0, start - 1).
+
+    UsageError for one that is longer than a row may be.
+    """
+    place = start
+    if start:  # The line before it is that of another task, however long it is.
+        place -= 1
+        while part := stream.readline(BLOCK_BYTES):
+            place += len(part)
+            if part.endswith(b"\n"):
+                break
+    while place < stop and (line := stream.readline(MOST_ROW_BYTES + 1)):
+        if len(line) > MOST_ROW_BYTES:
+            raise too_long(path, f"line at offset {place:,}")
         yield place, line
         place += len(line)
 

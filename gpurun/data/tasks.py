@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ import numpy as np
 
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
+from gpurun.core.untrusted import read_object
 from gpurun.data.documents import DIVISIBLE, Document, SourceFile, Span
 from gpurun.data.split import key_of
 
@@ -160,7 +160,7 @@ def read_record(folder: Path, index: int, identity: str, *, verified: bool = Tru
     Where the task was done a moment ago by a process of ours, its files need not be `verified`.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record: dict[str, Any] = json.loads(record_path(folder, index).read_bytes())
+        record = read_object(record_path(folder, index))
         files = [*record["train"], *record["val"]]
         names = {f"train_{index + 1:06d}.bin", f"val_{index:06d}.bin"}
         mine = record["v"] == 1 and record["index"] == index and record["identity"] == identity

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,6 +19,8 @@ from gpurun.data.tasks import Task, Tell, Work
 
 EXECUTORS = ("processes", "datatrove", "ray")
 _LOOK_S = 0.5
+MOST_MEMORY_BYTES = 4 << 30
+"""Of each process that reads; a row or page within its bound takes a fraction."""
 _PRELOAD = ["numpy", "tiktoken", "gpurun.data.prepare"]
 
 
@@ -57,6 +61,12 @@ def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, t
                 now = read.value
                 tell(now - told)
                 told = now
+        except MemoryError:
+            raise SetupError(
+                "prepare.no_memory",
+                f"A part of the source needs more than {MOST_MEMORY_BYTES >> 30} GB of memory.",
+                hint="One of its files may be made to; prepare them one at a time, with --source FILE, to see which.",
+            ) from None
         except BrokenProcessPool:
             raise SetupError(
                 "prepare.worker_died",
@@ -77,6 +87,8 @@ def _begin(read: Any) -> None:
     """In a worker: where it counts what it has read, and its end with that of the process that it works for."""
     global _read
     _read = read
+    if sys.platform == "linux":  # Elsewhere the system does not hold to it.
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()

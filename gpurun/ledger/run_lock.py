@@ -8,12 +8,12 @@ import platform
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from gpurun.core.clock import SystemClock, ticks, utc
 from gpurun.core.errors import RunHeld, SetupError
 from gpurun.core.filelock import open_lock, taken
 from gpurun.core.paths import open_regular
+from gpurun.core.untrusted import parse_object
 
 # A reader who asks who holds the lock takes it for an instant; an owner waits that instant out.
 _READERS_PASS_S = 0.2
@@ -97,7 +97,7 @@ def holder_of(path: Path) -> str | None:
 def _words(content: bytes) -> str:
     """The holder's own note as a clause; a note that is missing or broken still means that somebody is there."""
     try:
-        note: Any = json.loads(content)
+        note = parse_object(content)
         return f"process {int(note['pid'])} on {str(note['host'])!r} since {note['started']}"
     except (ValueError, KeyError, TypeError):
         return "a process that has not said its name yet"

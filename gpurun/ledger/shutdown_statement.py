@@ -15,10 +15,10 @@ from typing import Any
 from gpurun.core.clock import utc
 from gpurun.core.errors import VerificationFailed
 from gpurun.core.money import Figure, Micros, cost_of
-from gpurun.core.paths import Home, RunFolder, read_regular, write_atomic
+from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import canonical
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import parse_object, plain_line, read_object
 from gpurun.ledger.fsync import unwritable
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of, public_keys, verify
 from gpurun.ledger.statement import STATEMENT_TYPE
@@ -119,8 +119,8 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
     """
     path = folder.path / NAME
     try:
-        envelope = json.loads(read_regular(path))
-        statement = json.loads(payload_of(envelope))
+        envelope = read_object(path)
+        statement = parse_object(payload_of(envelope))
         predicate, subject = statement["predicate"], statement["subject"]
         if statement["predicateType"] != SHUTDOWN_TYPE or not _is_shown(predicate):
             raise ValueError("it states something else")

@@ -7,14 +7,13 @@ rests on: "measured" (this laptop's clock), "provider-reported", "instance-repor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Figure, Micros, left_of, total
-from gpurun.core.paths import RunFolder, read_regular
+from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
     UNKNOWN,
     Asked,
@@ -34,7 +33,7 @@ from gpurun.core.receipt_record import (
     Training,
     Verdict,
 )
-from gpurun.core.untrusted import plain_data, plain_line
+from gpurun.core.untrusted import plain_data, plain_line, read_object
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, figure_of, last_of, rentals_of
@@ -248,10 +247,9 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSpli
 def _plan_of(folder: RunFolder) -> dict[str, Any]:
     """The plan as data; one that is lost or broken says nothing, and its digest in the journal says that it is."""
     try:
-        plan = json.loads(read_regular(folder.plan))
+        return read_object(folder.plan)
     except (OSError, ValueError):
         return {}
-    return plan if isinstance(plan, dict) else {}
 
 
 def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:

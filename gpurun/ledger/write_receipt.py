@@ -20,6 +20,7 @@ from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder, read_regular, write_atomic
 from gpurun.core.receipt_record import Receipt, Statement
 from gpurun.core.records import canonical
+from gpurun.core.untrusted import parse_object
 from gpurun.ledger.chain import Link, append_link, locked, read_chain
 from gpurun.ledger.fsync import unwritable
 from gpurun.ledger.journal import JournalDamaged, read_journal
@@ -121,12 +122,12 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
             hint="Give yourself read access to it and to its folder.",
         ) from error
     try:
-        envelope = json.loads(content)
-        statement = json.loads(payload_of(envelope))
-        if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):
+        envelope = parse_object(content)
+        statement = parse_object(payload_of(envelope))
+        if not isinstance(statement.get("predicate"), dict):
             raise ValueError("it states nothing")
         signature = verify(envelope, public_keys(home.keys))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise VerificationFailed(
             "receipt.unreadable",
             f"{folder.receipt} is not a receipt: {error}.",

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from http.client import HTTPSConnection
 from threading import Event as Flag
 from threading import Thread
 from typing import Any
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError
@@ -25,7 +27,7 @@ from gpurun.core.money import figure_words, format_usd
 from gpurun.core.paths import RunFolder
 from gpurun.core.run_plan import Plan
 from gpurun.core.secrets import child_environment
-from gpurun.core.settings import Setting
+from gpurun.core.settings import Setting, is_of_the_link
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.spending import spending
@@ -47,6 +49,31 @@ class _Stay(HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any) -> None:
         return None
+
+
+def _connected(address: tuple[str, int], *more: Any) -> socket.socket:
+    """A connection to where a name leads, unless that is link-local: nobody knows before it is resolved."""
+    found = socket.create_connection(address, *more)
+    peer = found.getpeername()[0]
+    if is_of_the_link(peer):
+        found.close()
+        raise ConnectionRefusedError(f"{address[0]} leads to {peer}, where a cloud's machines have their keys")
+    return found
+
+
+class _Connection(HTTPSConnection):
+    """Connects so."""
+
+    def __init__(self, *of: Any, **more: Any) -> None:
+        super().__init__(*of, **more)
+        self._create_connection = _connected
+
+
+class _Outside(HTTPSHandler):
+    """Opens https addresses so."""
+
+    def https_open(self, request: Request) -> Any:
+        return self.do_open(_Connection, request)
 
 
 class Noticed:
@@ -126,7 +153,7 @@ class Notices:
         try:
             if self._url:
                 request = Request(self._url, data=body, headers={"Content-Type": "application/json"})
-                build_opener(_Stay()).open(request, timeout=SEND_S).close()
+                build_opener(_Stay(), _Outside()).open(request, timeout=SEND_S).close()
             if self._program:
                 receipt = {"GPURUN_RECEIPT": str(self._folder.receipt)}
                 subprocess.run(
@@ -137,7 +164,9 @@ class Notices:
                     check=True,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            logging.warning("The notice %r was not taken: %s", notice, type(error).__name__)
+            why = getattr(error, "reason", error)  # An address that was refused says so; no other words are passed on.
+            why = why if isinstance(why, ConnectionRefusedError) else type(error).__name__
+            logging.warning("The notice %r was not taken: %s", notice, why)
 
 
 def _kind(record: Record) -> str:

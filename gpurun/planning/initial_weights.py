@@ -17,6 +17,7 @@ from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import DataSummary
+from gpurun.core.untrusted import parse_object, read_object
 from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, padded_vocab
 
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
@@ -93,7 +94,7 @@ def _newest(found: list[Path]) -> Path:
     """The newest of a folder's checkpoints; beside them may lie what a death in mid-save has left."""
     manifest = found[0].parent.parent / "MANIFEST.json"
     try:
-        named = {entry["name"] for entry in json.loads(manifest.read_bytes())["files"]}
+        named = {entry["name"] for entry in read_object(manifest)["files"]}
     except FileNotFoundError:  # They were copied elsewhere.
         return found[-1]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -153,7 +154,7 @@ def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Itera
     if model.preset == "faithful" and (positions or [0])[0] < model.context:
         yield f"has {(positions or [0])[0]} positions, and model.context is {model.context}"
     try:
-        told = json.loads(_beside(weights).read_bytes())
+        told = read_object(_beside(weights))
         is_ours = _CHECKPOINT.fullmatch(weights.name) is not None
         heads = int(told["recipe"]["model"]["heads"] if is_ours else told["n_head"])
         tokenizer = told["data"]["tokenizer"] if is_ours else told.get(_TOKENIZER_KEY, data.tokenizer_sha256)
@@ -211,13 +212,13 @@ def _tensors(weights: Path) -> Mapping[str, _Tensor] | None:
     try:
         with weights.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(min(length, size, _HEADER_LIMIT)))
+            header = parse_object(file.read(min(length, size, _HEADER_LIMIT)))
         header.pop("__metadata__", None)
         tensors = {}
         for name, entry in header.items():
             start, stop = (8 + length + int(offset) for offset in entry["data_offsets"])
             tensors[name.removeprefix("transformer.")] = _Tensor([*map(int, entry["shape"])], start, stop)
         end_bytes = max(tensor.stop for tensor in tensors.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
         return None
     return tensors if end_bytes == size else None

@@ -14,6 +14,7 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.job import WORK, Command
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Plan
+from gpurun.core.untrusted import read_object
 from gpurun.planning.initial_weights import weights_of
 from gpurun.planning.transfer import save_s
 from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
@@ -162,7 +163,7 @@ def _data(plan: Plan) -> dict[str, Path | bytes]:
     folder, name = Path(plan.data.folder), plan.resolved["train"].get("init_from")
     if not plan.data.beside:
         return {"data": folder}
-    manifest = json.loads((Path(plan.data.beside) / "data.json").read_bytes())
+    manifest = read_object(Path(plan.data.beside) / "data.json")
     shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
     files = {one: folder / one for one in shards}
     if name and plan.continues is None:

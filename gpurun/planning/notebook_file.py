@@ -19,6 +19,7 @@ from gpurun import __version__
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary
+from gpurun.core.untrusted import read_object
 from gpurun.planning.jobs import digest_of_trainer, modules_of
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.number_format import format_bytes
@@ -215,7 +216,7 @@ def _shards(data: DataSummary) -> Iterator[Path]:
     own = Path(data.beside or data.folder)
     yield from (path for path in own.iterdir() if path.is_file())
     if data.beside:
-        manifest = json.loads((own / "data.json").read_bytes())
+        manifest = read_object(own / "data.json")
         yield from (Path(data.folder, Path(one["name"]).name) for part in ("train", "val") for one in manifest[part])
 
 

@@ -17,6 +17,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.money import format_rate, format_usd
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Plan, Quoted, Request
+from gpurun.core.untrusted import parse_json
 
 V = 1
 KIND = "gpurun plan"
@@ -47,10 +48,10 @@ def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
 def read_plan_file(path: str) -> Request:
     """The request in a file; UsageError where it cannot be read, is of another version, or was edited."""
     try:
-        told = json.loads(Path(path).expanduser().read_bytes())
+        told = parse_json(Path(path).expanduser().read_bytes())
     except OSError as error:
         raise UsageError("plan_file.unreadable", f"{path} cannot be read: {error.strerror}.", hint=_AGAIN) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UsageError("plan_file.malformed", f"{path} is no JSON.", hint=_AGAIN) from None
     if not isinstance(told, dict) or told.get("kind") != KIND:
         what = f"{path} is not a file that `plan -o` wrote."

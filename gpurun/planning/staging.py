@@ -5,7 +5,6 @@ Whatever is wrong with the bucket is told here, before anything is asked for.
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address
 from math import ceil
@@ -16,6 +15,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.core.stage_plan import StagePlan
+from gpurun.core.untrusted import read_object
 from gpurun.planning.transfer import BUCKET_BITS_PER_S, advice, aws_bill, early_bytes
 from gpurun.remote.archive import PackedFile, Survey
 from gpurun.remote.s3.address import parse_address
@@ -78,7 +78,7 @@ def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFi
 def _digests(folder: Path) -> dict[str, str]:
     """The sha256 of the shards, by their place in the pack, as data.json has them: it was checked by now."""
     try:
-        manifest = json.loads((folder / "data.json").read_bytes())
+        manifest = read_object(folder / "data.json")
     except FileNotFoundError:
         return {}
     shards = [*manifest.get("train", ()), *manifest.get("val", ())]

@@ -21,7 +21,8 @@ from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.run_state import _EFFECTS
 from gpurun.ledger.runs import look
 from gpurun.lifecycle.artifacts.inventory import Inventory
-from gpurun.lifecycle.steps.watch_training import MOST_DRAIN_S, POLL_S, _last_stop
+from gpurun.lifecycle.artifacts.log_copy import MOST_DRAIN_S
+from gpurun.lifecycle.steps.watch_training import POLL_S, _last_stop
 from gpurun.remote.client import Chunk, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.machine_facts import Facts
@@ -135,6 +136,34 @@ def test_a_flood_of_log_costs_neither_the_rest_of_the_lease_nor_the_checkpoint(w
     assert len(world.at_home) == 3
     assert (world.cloud.boxes[0].died_s or 0) < LEASE.boot_s + 60 + MOST_DRAIN_S + 120
     assert kept(world)
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "trainer.log"])
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["left alone", "stopped meanwhile"])
+def test_twenty_gigabytes_that_an_ended_trainer_has_hold_no_machine_and_a_stop_begins_nothing_again(
+    world: World, name: str, is_stopped: bool
+) -> None:
+    poll, size, ended_s = world.far.poll, 20 << 30, list[float]()
+
+    def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
+        told = poll(wants)
+        if told.status.state != "exited":
+            return told
+        ended_s.append(world.clock.monotonic())
+        world.clock.sleep(1.0)
+        if is_stopped and len(ended_s) == 8:
+            ask_to_stop(world.folder, "save", by="user", reason="enough")
+        offset, most = wants[name]
+        return Poll(told.status, {**told.chunks, name: Chunk(offset, bytes(min(most, size - offset)), size)})
+
+    world.far.poll = flooded  # type: ignore[method-assign]
+    # Without its last event nobody knows that it was done.
+    assert world.drive() is (ExitCode.DONE if name == "trainer.log" else ExitCode.TRAINING_FAILED)
+    assert ended_s[-1] - ended_s[0] <= LEASE.collect_s / 4 + 1
+    assert len(world.at_home) == 3
+    left = [one.data["message"] for one in world.records if one.data.get("code") == "log.left"]
+    assert len(left) == 1
+    assert f"bytes of {name} stay on the machine" in left[0]
 
 
 @pytest.mark.parametrize("state", ["idle", "running"])

@@ -1,4 +1,4 @@
-"""Ten thousand records that somebody has broken: a verb has a sentence for each, never a trace.
+"""Fifteen thousand records that somebody has broken: a verb has a sentence for each, never a trace.
 
 A change within a record keeps what vouches for it right, the chain or the envelope: then it is read to its depth.
 """
@@ -22,7 +22,7 @@ from gpurun.core.records import canonical
 from tests.command_line import gpurun
 from tests.unit.report_samples import finished_run, opened_run
 
-FEW, MANY = 80, 2_500
+FEW, MANY = 80, 3_000
 NASTY: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 1e308, 1 << 64, 10**400, "", "x" * 5000, "\ud800", "\x1b[2J\x07\u202e", "../../etc", [], {},
     [[[]]], {"a": {"b": {}}}, [None], ["x"] * 100, "NaN", "1970-01-01T00:00:00Z",

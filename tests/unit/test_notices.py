@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock
-from gpurun.core.errors import MayBeBilling, UsageError
+from gpurun.core.errors import MayBeBilling, SetupError, UsageError
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.settings import Setting, load_settings
 from gpurun.lifecycle.notices import Notices
@@ -135,3 +136,50 @@ def test_an_address_that_is_no_https_is_refused_and_a_project_may_name_none(tmp_
     (tmp_path / "gpurun.toml").write_text('notify.url = "https://strange.example/x"')
     with pytest.raises(UsageError, match=r"notify\.url stands in the project file"):
         load_settings(home, project=tmp_path, environment={})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://169.254.169.254/latest", "https://[fe80::1]/", "https://[fd00:ec2::254]/", "https://100.100.100.200/",
+        "https://[::ffff:169.254.169.254]/", "https://me:hunter2hunter2@ntfy.sh/my-runs", "https://hunter2hunter2@ntfy.sh",
+    ],
+)  # fmt: skip
+def test_an_address_of_a_clouds_keys_or_with_a_password_is_refused(url: str, tmp_path: Path) -> None:
+    home = Home(tmp_path).prepare()
+    home.config.write_text(f'[notify]\nurl = "{url}"\n')
+    with pytest.raises(UsageError) as refused:
+        load_settings(home, project=tmp_path, environment={})
+    assert refused.value.code == "usage.notify"
+    assert "hunter2" not in refused.value.what + refused.value.hint
+
+
+def test_nothing_is_said_to_a_name_that_leads_to_a_clouds_keys(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gpurun.core.settings._METADATA", {"127.0.0.1"})
+    with socket.create_server(("127.0.0.1", 0)) as metadata:
+        metadata.settimeout(5)
+        with begun(folder, to(f"https://localhost:{metadata.getsockname()[1]}/x")).following():
+            pass
+        asked, _ = metadata.accept()
+        with asked:
+            assert asked.recv(1) == b""
+    assert "localhost leads to 127.0.0.1" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_program_is_not_taken_from_a_file_or_home_that_others_may_write(mode: int, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home").prepare()
+    home.config.write_text('[notify]\nexec = "true"\n')
+    assert load_settings(home, project=tmp_path, environment={})["notify.exec"].value == "true"
+    for path, usual in ((home.config, 0o600), (home.root, 0o700)):
+        path.chmod(mode | usual)
+        with pytest.raises(SetupError) as refused:
+            load_settings(home, project=tmp_path, environment={})
+        assert refused.value.code == "config.open_file"
+        assert refused.value.hint.endswith(f"chmod go-w {path}")
+        path.chmod(usual)
+    home.config.write_text('recipe = "mini-gpt"\n')
+    home.config.chmod(0o666)
+    assert load_settings(home, project=tmp_path, environment={})["recipe"].value == "mini-gpt"

@@ -117,7 +117,7 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """What a replay says of each run that has a receipt."""
     from gpurun.cli.replay import Replayed, replay_run
-    from gpurun.core.untrusted import plain_line
+    from gpurun.core.untrusted import finding, plain_line
     from gpurun.ledger.runs import look
     from gpurun.ledger.write_receipt import read_receipt
 
@@ -125,12 +125,16 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     for row in (row for row in report.rows if row.seq is not None):
         folder = session.home.run(row.run)
         session.say(f"computing {row.run} again")
-        try:
-            plan, told = look(session.home, row.run).plan, read_receipt(session.home, folder).predicate
-            data = Path(folder.now_at(plan.data.folder))
-            found[row.run] = replay_run(folder, {**told}, plan.resolved, data)
-        except (GpurunError, OSError, ValueError, KeyError, TypeError) as error:
-            found[row.run] = Replayed(notes=(plain_line(f"not checked: {error}"),))
+        problems: list[str] = []
+        with finding(problems.append, "it cannot be computed again"):
+            try:
+                plan, told = look(session.home, row.run).plan, read_receipt(session.home, folder).predicate
+                data = Path(folder.now_at(plan.data.folder))
+                found[row.run] = replay_run(folder, {**told}, plan.resolved, data)
+            except (GpurunError, OSError) as error:
+                found[row.run] = Replayed(notes=(plain_line(f"not checked: {error}"),))
+        if problems:
+            found[row.run] = Replayed(problems=tuple(problems))
     return found
 
 

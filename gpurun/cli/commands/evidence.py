@@ -27,13 +27,16 @@ def evidence(
     """Write a run's evidence into one file to hand in: card, receipt, journal, log and events.
 
     No key of yours is in it, and no path of this computer; a file that names one is left out, and the card says so.
+    Where a file shows the value of a --secret that is set here, or of a provider's key, nothing is written.
     """
     from gpurun.cli.render import write_bytes
     from gpurun.cli.run_control import find
     from gpurun.cli.shutdown_probe import shutdown_line
+    from gpurun.core.credentials import secrets_at_hand
     from gpurun.core.installed_files import bundle_root
     from gpurun.ledger.evidence.card import pack_card
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.remote.agent.runner.masked import forms_of
     from gpurun.view.evidence_card import card_html, card_markdown
     from gpurun.view.number_format import format_bytes
 
@@ -46,9 +49,11 @@ def evidence(
     }
     pages = {"card.md": card_markdown(receipt, **words), "card.html": card_html(receipt, **words)}
     private = tuple({str(session.home.root), str(Path.home()), str(bundle_root())})
+    at_hand = secrets_at_hand(plan.command.secrets if plan.command else ())
     content, left_out = pack_card(
         folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},
         private=private, with_checkpoint=with_checkpoint, data=Path(folder.now_at(plan.data.folder)),
+        secrets={name: forms_of([value]) for name, value in at_hand.items()},
     )  # fmt: skip
     path = Path(output or f"{folder.name}.card.zip").expanduser()
     write_bytes(path, content, flag="-o")

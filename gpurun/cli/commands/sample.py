@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -56,7 +55,7 @@ def sample(
     """Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."""
     from gpurun.cli.run_control import find
     from gpurun.cli.weights import ask_trainer, find_checkpoint
-    from gpurun.core.untrusted import safe_line, safe_text
+    from gpurun.core.untrusted import parse_object, safe_line, safe_text
 
     wanted = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed, "beams": beams}
     for name, value in wanted.items():
@@ -70,7 +69,7 @@ def sample(
     session.say(f"step {found.step:,}, on this machine")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
     limit_s = START_S + TOKEN_S * (tokens or USUAL_TOKENS) * (beams or 1)
-    answer = json.loads(ask_trainer("trainer.generate", found, *settings, f"--prompt={prompt}", limit_s=limit_s))
+    answer = parse_object(ask_trainer("trainer.generate", found, *settings, f"--prompt={prompt}", limit_s=limit_s))
     if answer.get("unknown"):
         session.say(f"not in the vocabulary: {safe_line(', '.join(answer['unknown']))}")
     between = "\n" if "beams" in answer else ""

@@ -8,7 +8,6 @@ signed by any process; the same texts give the same files.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 
 from gpurun.core.errors import SetupError
 from gpurun.core.installed_files import shards as shard_files
+from gpurun.core.untrusted import read_object
 from gpurun.data.dedupe.search import search
 from gpurun.data.dedupe.signatures import Dedupe, SignatureFile, SignatureWriter, signature_path
 from gpurun.data.documents import Document
@@ -85,7 +85,7 @@ def find_duplicates(
 def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
     """The record of a search that was finished with this identity, once its files hold to its digests; else None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        record: dict[str, Any] = json.loads((folder / "duplicates.json").read_bytes())
+        record = read_object(folder / "duplicates.json")
         mine = record["v"] == 1 and record["identity"] == identity
         names = record["tasks"]
         if mine and all(shard_files.sha256_of_file(folder / entry["name"]) == entry["sha256"] for entry in names):

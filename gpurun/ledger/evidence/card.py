@@ -12,14 +12,15 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.errors import UsageError
 from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.records import canonical
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import Malformed, parse_object, plain_line
 from gpurun.ledger.signing import PUBLIC_NAME
 
 VERSION = 1
@@ -42,7 +43,7 @@ _END, _END_BYTES = b"PK\x05\x06", 22
 _STAMP = (1980, 1, 1, 0, 0, 0)  # The same run gives the same bytes.
 
 
-class NoCard(ValueError):
+class NoCard(Malformed):
     """Why a file is not taken for a card, in a sentence without its full stop."""
 
 
@@ -80,10 +81,12 @@ class Card:
 def pack_card(
     run: RunFolder, keys: Path, plan: Mapping[str, Any], pages: Mapping[str, str], told: Mapping[str, Any],
     *, private: tuple[str, ...], with_checkpoint: bool, data: Path | None,
+    secrets: Mapping[str, Sequence[bytes]] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
     """The bytes of a run's card, and what was left out of it with why.
 
-    `private` are folders of this computer that no file of a card may name; `data` is where the shards lie.
+    `private` are folders of this computer that no file of a card may name; `data` is where the shards lie. A
+    UsageError where a file shows one of `secrets`, which has the forms of each by its name.
     """
     wanted = {RECEIPT: run.receipt, JOURNAL: run.journal, LOG: run.log, EVENTS: run.events, KEY: keys / PUBLIC_NAME}
     files: dict[str, bytes | Path] = {name: read_regular(path) for name, path in wanted.items() if path.is_file()}
@@ -98,7 +101,22 @@ def pack_card(
             files |= {f"data/{path.name}": path for path in shards}
         else:
             left_out["data"] = f"the shards have more than {MOST_SHARD_BYTES >> 20} MB"
+    _demand_no_secret(files, secrets or {})
     return _zipped(files, str(told["run"]), left_out), left_out
+
+
+def _demand_no_secret(files: Mapping[str, bytes | Path], secrets: Mapping[str, Sequence[bytes]]) -> None:
+    """Refuse what somebody else is to be given with a value that is secret; tensors and tokens spell none."""
+    texts = {name: one for name, one in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
+    for secret, forms in secrets.items():
+        for name, one in texts.items():
+            content = one if isinstance(one, bytes) else read_regular(one)
+            if any(form in content for form in forms):
+                what = f"{name} shows the value of {secret}, whole or in part. Nothing was written."
+                hint = (
+                    f"It cannot be taken out: the receipt has the file's digest. Withdraw that value, unset {secret}, "
+                )
+                raise UsageError("evidence.secret", what, hint=f"{hint}and hand it in then.")
 
 
 def _kept(run: RunFolder, told: Mapping[str, Any], *, with_checkpoint: bool) -> Iterator[tuple[str, Path]]:
@@ -247,8 +265,8 @@ def _read(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def _index(content: bytes) -> dict[str, Any]:
-    index = json.loads(content)
-    if not isinstance(index, dict) or type(index.get("v")) is not int:
+    index = parse_object(content)
+    if type(index.get("v")) is not int:
         raise NoCard("its card.json is none")
     if index["v"] > VERSION:
         raise NoCard(f"a newer gpurun made it (version {index['v']}); this one reads version {VERSION}")

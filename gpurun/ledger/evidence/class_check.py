@@ -7,7 +7,6 @@ both: the files do not say which of the two copied.
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import finding, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.audit.strict_lines import journal_lines
@@ -73,21 +72,20 @@ def check_class(cards: Iterable[Path], roster: Roster | None) -> list[CardRow]:
 
 def _row(path: Path, roster: Roster | None) -> CardRow:
     row = CardRow(file=plain_line(path.name))
-    try:
-        card = read_card(path)
-        with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
-            _judge(row, card, Path(own))
-        _hold_against(row, roster)
-    except NoCard as error:
-        row.problems.append(str(error))
-    except Exception as error:  # noqa: BLE001 - A stranger's card must keep no other from its row.
-        row.problems.append(f"it cannot be followed: {type(error).__name__}")
+    with finding(row.problems.append, "it cannot be followed"):
+        try:
+            card = read_card(path)
+            with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
+                _judge(row, card, Path(own))
+            _hold_against(row, roster)
+        except NoCard as error:
+            row.problems.append(str(error))
     return row
 
 
 def lay_out(card: Card, root: Path) -> RunFolder:
     """The folder of a run with a card's small files in it, where there is nothing else; NoCard for a strange name."""
-    told = json.loads(payload_of(json.loads(card.files[RECEIPT])))
+    told = parse_object(payload_of(parse_object(card.files[RECEIPT])))
     name = told["predicate"]["run"]
     if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
         raise NoCard("its run has a name that none can have")
@@ -108,7 +106,7 @@ def _judge(row: CardRow, card: Card, root: Path) -> None:
     folder = lay_out(card, root)
     keys = parse_public_key(card.files[KEY])
     content = card.files[RECEIPT]
-    told = json.loads(payload_of(json.loads(content)))["predicate"]
+    told = parse_object(payload_of(parse_object(content)))["predicate"]
     row.told, row.run, row.receipt_sha256 = told, folder.name, hashlib.sha256(content).hexdigest()
     if told["signing"]["keyid"] not in keys:
         row.problems.append("it was signed by another key than the one that it brings")

@@ -6,11 +6,14 @@ dies. A flood would fill this disk: at the cap the newer part is dropped, so tha
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+from gpurun.core.clock import Clock
 from gpurun.core.errors import StoreFull
 from gpurun.core.paths import RunFolder, read_regular, write_atomic
+from gpurun.core.untrusted import read_object
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import MachineLost
 
@@ -19,6 +22,8 @@ HEAD_BYTES = MOST_BYTES // 2
 # How much of each is asked for in one call.
 MOST_ASKED_BYTES = 4 << 20
 LEAST_ASKED_BYTES = 64 << 10
+MOST_DRAIN_S = 120.0
+_LEAST_DRAIN_BYTES, _SHARE = 64 << 20, 4
 
 
 def read_on_at(path: Path, offset: int) -> int:
@@ -101,6 +106,41 @@ class Tail:
         for name, chunk in poll.chunks.items():
             self._copies[name].append(chunk.data)
         return poll
+
+
+class Drain:
+    """How much of events and log is still fetched once the trainer has ended: one bound, whatever is asked meanwhile.
+
+    It is a quarter of the plan's `collect_s` and `home_bytes`, which the checkpoints have yet to come in. When training
+    ended, and what was here by then, is noted beside the copies: neither a stop nor another process of ours begins it
+    again. What the machine says of its files may be false, and it is paid for while they are read.
+    """
+
+    def __init__(self, folder: RunFolder, clock: Clock, collect_s: float, home_bytes: int) -> None:
+        self._note, self._clock = folder.path / "drain.json", clock
+        self._most_s = min(MOST_DRAIN_S, collect_s / _SHARE)
+        self._most_bytes = max(_LEAST_DRAIN_BYTES, home_bytes // _SHARE)
+
+    def begin(self) -> None:
+        """Forget an earlier training's end: another one begins."""
+        self._note.unlink(missing_ok=True)
+
+    def goes_on(self, poll: Poll) -> bool:
+        """Whether more is to be had, and may be fetched."""
+        here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
+        try:
+            noted = read_object(self._note)
+            ended_wall, by_then = float(noted["ended_wall"]), int(noted["bytes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            ended_wall, by_then = self._clock.wall(), here
+            write_atomic(self._note, json.dumps({"ended_wall": ended_wall, "bytes": by_then}).encode())
+        is_paid_for = self._clock.wall() - ended_wall < self._most_s and here - by_then < self._most_bytes
+        return is_paid_for and any(is_behind(poll, name) for name in poll.chunks)
+
+    def left(self, poll: Poll) -> str:
+        """What of the files stays on the machine, in words; "" where nothing does."""
+        sizes = {name: one.size - one.offset - len(one.data) for name, one in poll.chunks.items() if one.data}
+        return " and ".join(f"{size:,} bytes of {name}" for name, size in sorted(sizes.items()) if size > 0)
 
 
 def is_behind(poll: Poll, name: str) -> bool:

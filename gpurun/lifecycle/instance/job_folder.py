@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from gpurun.core.errors import GpurunError
-from gpurun.core.paths import RunFolder
 from gpurun.core.records import Instance, InstanceState
 from gpurun.lifecycle.artifacts.downloader import Brief, Downloader
 from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
-from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
+from gpurun.lifecycle.artifacts.log_copy import Drain, Tail
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
 from gpurun.lifecycle.context import Context
+from gpurun.planning.transfer import home_bytes
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Status
@@ -37,7 +37,7 @@ def last_status(instance: Instance, context: Context) -> Status | None:
     if not context.plan.lease.queue_s or (far := folder_way(instance, context)) is None:
         return None
     try:
-        return _brought_log(far, context.folder)
+        return _brought_log(far, context)
     except (GpurunError, OSError):
         return None
 
@@ -47,7 +47,7 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
     far, waits = context.reach(over(instance)), Brief(context.clock)
     try:
         waits.until_done(far.install_agent)
-        waits.until_done(partial(_brought_log, far, context.folder))
+        waits.until_done(partial(_brought_log, far, context))
         manifest = waits.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
         downloads = Downloader(far, Inventory(context.folder), waits, context.clock)
         with far.many_lanes():
@@ -57,10 +57,11 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
         far.close()
 
 
-def _brought_log(far: FarSide, folder: RunFolder) -> Status | None:
+def _brought_log(far: FarSide, context: Context) -> Status | None:
     """Copy the rest of log and events; the agent's word, where that says that the trainer has ended."""
-    tail = Tail(far, folder)
+    tail = Tail(far, context.folder)
+    drain = Drain(context.folder, context.clock, context.collect_s, home_bytes(context.plan))
     while True:
         poll = tail.bring()
-        if not any(is_behind(poll, name) for name in poll.chunks):
+        if not drain.goes_on(poll):
             return None if (poll.status.exit_code, poll.status.signal) == (None, None) else poll.status

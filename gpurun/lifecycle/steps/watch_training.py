@@ -20,7 +20,7 @@ from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
-from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
+from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, is_behind
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import last_status
@@ -44,7 +44,6 @@ SILENCE_S = 60.0
 PAUSE_S = 30.0
 MARGIN = 1.05
 """A cap that is advised holds a little more than was measured."""
-MOST_DRAIN_S = 120.0
 GRACE_S = 15.0  # For the agent to end the trainer and to say so.
 _UNHEARD: dict[str, object] = {
     "outcome": "stopped",
@@ -75,6 +74,7 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: dict[str, object] = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
     yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
+    Drain(context.folder, context.clock, 0, 0).begin()
     if secrets := secrets_of(context):
         patience.until_done(lambda: far.hand_secrets(secrets))
     started = patience.until_done(lambda: far.start(job))
@@ -106,7 +106,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
     told = ""
     hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
     lines, outage, silence = EventLines(), Outage(state, context), Silence(state, context)
-    ended_mono = float("inf")
+    drain = Drain(context.folder, context.clock, context.collect_s, home_bytes(context.plan))
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
         if told != state.stop:
@@ -142,16 +142,16 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
-        if poll.status.state == "exited":
-            ended_mono = min(ended_mono, context.clock.monotonic())
-        # The end is not believed before all is here, but no flood of log is paid for without an end.
-        is_draining = context.clock.monotonic() - ended_mono < MOST_DRAIN_S
-        if is_behind(poll, "events.jsonl") or (is_behind(poll, "trainer.log") and is_draining):
+        # The end is not believed before all is here, but no flood is paid for without an end.
+        if drain.goes_on(poll) if poll.status.state == "exited" else any(is_behind(poll, name) for name in poll.chunks):
             continue
         yield from rating.notes(state)
         if poll.status.state == "exited":
             tally = poll.status.gpu_tally
             seen = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
+            if left := drain.left(poll):
+                message = f"{left} stay on the machine: no more is fetched once training has ended"
+                yield from once((Event.INCIDENT, {"code": "log.left", "message": message}), context)
             yield Event.TRAIN_OBSERVED, {**_outcome(poll.status, context), **seen}
             return
         if hearing.is_silent():

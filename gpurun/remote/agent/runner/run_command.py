@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 
 from gpurun.remote.agent.runner.last_words import LastWords
+from gpurun.remote.agent.runner.masked import begun, forms_of, mask
 from gpurun.remote.agent.runner.progress_lines import Progress
 from gpurun.remote.agent.runner.published import Outputs
 from gpurun.remote.agent.runner.told_events import NAME, ToldEvents
@@ -133,10 +134,10 @@ class Curve:
 
 
 class Log:
-    """Passes on what the command prints, line by line, without the values that are secret."""
+    """Passes on what the command prints, line by line, without the values that are secret in any of their forms."""
 
-    def __init__(self, secrets: list[bytes], curve: Curve) -> None:
-        self.secrets, self.curve, self.held = secrets, curve, b""
+    def __init__(self, secrets: list[str], curve: Curve) -> None:
+        self.forms, self.curve, self.held = forms_of(secrets), curve, b""
         self.words = LastWords()
 
     def take(self, piece: bytes) -> None:
@@ -144,20 +145,22 @@ class Log:
         self.held += piece
         if len(self.held) > MOST_HELD_BYTES:
             self.flush()
-        end = max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1
+        self.pass_on(max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1)
+
+    def flush(self, is_last: bool = False) -> None:
+        """Pass on half a line, too."""
+        self.pass_on(len(self.held), is_last)
+
+    def pass_on(self, end: int, is_last: bool = False) -> None:
+        """Pass on what is held up to a place, but for what may be the beginning of a secret, which may have lines."""
+        ready = self.held[:end]
+        end -= 0 if is_last else max([0, *(begun(ready, one) for one in self.forms)])
         self.put(self.held[:end])
         self.held = self.held[end:]
 
-    def flush(self, is_last: bool = False) -> None:
-        """Pass on half a line, too, but for what may be the beginning of a secret."""
-        kept = 0 if is_last else max([0, *(begun(self.held, one) for one in self.secrets)])
-        self.put(self.held[: len(self.held) - kept])
-        self.held = self.held[len(self.held) - kept :]
-
     def put(self, content: bytes) -> None:
         """Write it to the log, and hear its lines."""
-        for secret in self.secrets:
-            content = content.replace(secret, b"[secret]")
+        content = mask(content, self.forms)
         if not content:
             return
         try:
@@ -172,12 +175,6 @@ class Log:
                 self.curve.take(text.strip())
 
 
-def begun(content: bytes, secret: bytes) -> int:
-    """How many bytes at the end are the beginning of a secret."""
-    longest = min(len(secret) - 1, len(content))
-    return next((size for size in range(longest, 0, -1) if content.endswith(secret[:size])), 0)
-
-
 class Command:
     """The command, while it runs."""
 
@@ -189,8 +186,7 @@ class Command:
         self.order, self.events, self.asked_s = order, Events(out), 0.0
         told = ToldEvents(os.path.join(root, NAME))
         self.curve = Curve(self.events, told, order["total_steps"])
-        secrets = [os.environ[name].encode() for name in order["secrets"] if os.environ.get(name)]
-        self.log = Log(sorted(secrets, key=len, reverse=True), self.curve)
+        self.log = Log([os.environ[name] for name in order["secrets"] if os.environ.get(name)], self.curve)
         self.outputs = Outputs(work, out, order, self.tell_file)
         self.events.tell("start", steps=order["total_steps"] or None, python=sys.version.split()[0])
         self.child = subprocess.Popen(

@@ -1,0 +1,31 @@
+"""A `.npy` file of tokens, mapped once its header is one that numpy may be given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.untrusted import plain_line
+
+_MAGIC = b"\x93NUMPY"
+_MOST_HEADER_BYTES = 10_000
+
+
+def npy_row(path: Path) -> Any:
+    """Return the array of a file, mapped and not read; ValueError or OSError for what is no sound .npy file.
+
+    numpy reads as much of a header as its length says, which may be 4 GB of a hole, and evaluates it.
+    """
+    import numpy as np
+
+    with path.open("rb") as file:
+        head = file.read(12)
+    length = int.from_bytes(head[8:10] if head[6:7] == b"\x01" else head[8:12], "little")
+    if not head.startswith(_MAGIC) or length > _MOST_HEADER_BYTES:
+        raise ValueError("its header is none" if head.startswith(_MAGIC) else "it does not begin like one")
+    try:
+        return np.load(path, mmap_mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - It is evaluated: whatever Python's parser can raise.
+        raise ValueError(plain_line(f"{type(error).__name__} {error}", 120)) from None

@@ -1,0 +1,88 @@
+"""A secret as a log may show it: the value, each of its longer lines, and what JSON, repr, base64 and a URL make of it.
+
+What was cut into pieces, encrypted or written backwards is not found (docs/THREATS.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from urllib.parse import quote, quote_plus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Iterator
+
+LEAST_BYTES = 8
+"""A shorter line, or a shorter form of a value, stands in any log."""
+_WRAPS = (64, 76)
+_MARK = b"[secret]"
+
+
+def forms_of(values: list[str]) -> list[bytes]:
+    """Return all that is to be masked for these values, the longest first."""
+    found = set()
+    for value in values:
+        found.add(value.encode("utf-8", "surrogateescape"))
+        for part in _parts(value):
+            found.update(one for one in _written(part) if len(one) >= LEAST_BYTES)
+    return sorted(found - {b""}, key=len, reverse=True)
+
+
+def mask(content: bytes, forms: list[bytes]) -> bytes:
+    """Return the content with a mark in the place of each form."""
+    for form in forms:
+        content = content.replace(form, _MARK)
+    return content
+
+
+def begun(content: bytes, form: bytes) -> int:
+    """Return how many bytes at the end are the beginning of a form that may go on in what follows."""
+    place = content.find(form[:1], max(0, len(content) - len(form) + 1))
+    while place >= 0 and not form.startswith(content[place:]):
+        place = content.find(form[:1], place + 1)
+    return len(content) - place if place >= 0 else 0
+
+
+def _parts(value: str) -> Iterator[str]:
+    """The value, its lines, and the texts within where it is JSON, as the key of a service account is."""
+    yield value
+    for text in [value, *_texts(value)]:
+        yield text
+        yield from (line.strip() for line in text.splitlines())
+
+
+def _texts(value: str) -> list[str]:
+    found: list[str] = []
+    try:
+        waiting = [json.loads(value)]
+    except (ValueError, RecursionError):
+        return found
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            found.append(one)
+        elif isinstance(one, (dict, list)):
+            waiting.extend(one.values() if isinstance(one, dict) else one)
+    return found
+
+
+def _written(text: str) -> Iterator[bytes]:
+    raw = text.encode("utf-8", "surrogateescape")
+    yield raw
+    yield raw.replace(b"\n", b"\r\n")
+    plain = raw.decode("utf-8", "replace")
+    for escaped in (json.dumps(plain)[1:-1], json.dumps(plain, ensure_ascii=False)[1:-1]):
+        yield escaped.encode("utf-8", "replace")
+        yield escaped.replace("/", "\\/").encode("utf-8", "replace")
+    yield repr(plain)[1:-1].encode("utf-8", "replace")
+    yield repr(raw)[2:-1].encode("utf-8", "replace")
+    for quoted in (quote(raw), quote(raw, safe=""), quote_plus(raw)):
+        yield quoted.encode()
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        for shift in range(3):  # Where it begins in what is encoded, as behind "user:".
+            bits = 8 * (shift + len(raw))
+            whole = encode(b"\0" * shift + raw)[(8 * shift + 5) // 6 : bits // 6]
+            yield whole
+            for width in _WRAPS:
+                yield from (whole[at : at + width] for at in range(0, len(whole), width) if len(whole) > width)

@@ -1,0 +1,290 @@
+"""Three thousand of each file that somebody else made, or edited: a verb has a row or a sentence for each, in seconds.
+
+What test_fuzz.py does to a run's own records is done to what is handed in here: cards, checkpoints' states, rosters,
+manifests, plan files, settings, shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import ExitCode, UsageError
+from gpurun.core.paths import Home
+from gpurun.core.records import digest_of
+from gpurun.data.prepare import Order, prepare
+from gpurun.ledger.evidence.card import INDEX, pack_card
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.remote.client import FarSide
+from tests.command_line import gpurun
+from tests.security.test_far_hostile import Answers, entry, manifest, sized
+from tests.security.test_fuzz import NASTY, altered, plain, torn
+from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
+from tests.unit.ledger_samples import CloudRun
+from tests.unit.report_samples import finished_run, opened_run, plan_of
+
+FEW, MANY = 50, 3_000
+MOST_S, MOST_BYTES = 10.0, 1 << 30
+NESTED = b'{"step": 120, "loss": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+OPTIMIZER = "checkpoints/000120.optim.safetensors"
+ANSWER = {"step": 120, "device": "cpu", "kind": "a CPU", "val_loss": 2.0, "again": []}
+Change = Callable[[bytes, random.Random], bytes]
+many = pytest.mark.parametrize("many", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
+
+
+def check(*words: str) -> str:
+    """Run a verb as a user does: a documented exit code that is no bug's, within its time and memory."""
+    began = time.process_time()
+    done = gpurun(*words)
+    said = done.stdout + done.stderr
+    assert "gpurun itself failed" not in said, (words, said)
+    assert "Traceback" not in said, (words, said)
+    assert done.returncode in {*map(int, ExitCode)} - {int(ExitCode.BUG)}, (words, done.returncode, said)
+    assert time.process_time() - began < MOST_S, words
+    unit = 1024 if sys.platform == "linux" else 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < MOST_BYTES, words
+    return said
+
+
+def broken(content: bytes, by: random.Random) -> bytes:
+    """A JSON file with a value of it altered, or its bytes torn."""
+    return plain(altered(json.loads(content), by)) if by.random() < 0.7 else torn(content, by)
+
+
+def with_optimizer(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one | ({"kind": "optimizer"} if one["name"] == OPTIMIZER else {}) for one in files]
+
+
+class Whole(Lab):
+    """A learner's run with a whole checkpoint, whose state says what the learner likes."""
+
+    said = b""
+
+    def contents(self) -> dict[str, bytes]:  # type: ignore[override]
+        found = super().contents()
+        return found | {OPTIMIZER: b"o" * 8, STATE_NAME: self.said or found[STATE_NAME]}
+
+    def manifest(self) -> list[dict[str, Any]]:
+        return with_optimizer(super().manifest())
+
+    def hand_in_with_shards(self, into: Path, shards: Path) -> Path:
+        self.until_gone().settle()
+        told = read_receipt(self.home, self.folder).predicate
+        content, _ = pack_card(
+            self.folder, self.home.keys, self.plan(), {"card.md": "# Card"}, {**told},
+            private=(), with_checkpoint=True, data=shards,
+        )  # fmt: skip
+        into.mkdir(exist_ok=True)
+        path = into / f"{self.folder.name}.zip"
+        path.write_bytes(content)
+        return path
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of characters, a fifth of them held out."""
+    place = tmp_path_factory.mktemp("made")
+    (place / "text").write_text("".join(f"The quick brown fox number {n} jumps over the dog.\n" for n in range(400)))
+    prepare(Order(str(place / "text"), "char", place / "shards", val_fraction=0.2), lambda _: None)
+    return place / "shards"
+
+
+@pytest.fixture(autouse=True)
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer's answer is made up: what is asked here is what happens before and after it."""
+    monkeypatch.setattr("gpurun.cli.replay.ask_trainer", lambda *_, **__: json.dumps(ANSWER))
+
+
+def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:
+    """The files of a card with one replaced, and listed as it is now."""
+    index = json.loads(files[INDEX])
+    index["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return files | {name: content, INDEX: json.dumps(index).encode()}
+
+
+def test_a_nested_state_in_one_card_of_ten_is_that_cards_problem_and_the_others_are_replayed(
+    tmp_path: Path, shards: Path
+) -> None:
+    roster, cards = a_class(10), tmp_path / "cards"
+    for number, student in enumerate(roster.students):
+        lab = Whole(tmp_path, number, student.challenge)
+        lab.said = NESTED if number == 3 else b""
+        lab.again().hand_in_with_shards(cards, shards)
+    said = check("audit", "--roster", str(cards), "--replay")
+    assert said.count("the validation loss of step 120 is 2 again") == 9
+    assert "lab-03.zip: it cannot be computed again: it is nested too deep" in said
+    done = gpurun("audit", "--roster", str(cards), "--replay", "--json")
+    rows = json.loads(done.stdout.splitlines()[-1])["data"]["rows"]
+    assert done.returncode == ExitCode.VERIFICATION_FAILED
+    assert [row["file"] for row in rows if row["problems"]] == ["lab-03.zip"]
+
+
+def test_a_nested_state_that_a_machine_sent_is_a_problem_of_its_run_alone(own_home: Path, shards: Path) -> None:
+    home = Home(own_home).prepare()
+
+    class Hostile(CloudRun):
+        said = NESTED
+
+        def contents(self) -> dict[str, bytes]:  # type: ignore[override]
+            weights = {"checkpoints/000120.model.safetensors": b"w" * 400, OPTIMIZER: b"o"}
+            return weights | {STATE_NAME: self.said}
+
+        def manifest(self) -> list[dict[str, Any]]:
+            return with_optimizer(super().manifest())
+
+    class Honest(Hostile):
+        said = b'{"step": 120, "val_loss": 2.0}'
+
+    for name, kind in (("fox-41", Hostile), ("owl-07", Honest)):
+        run = kind(home, name)
+        plan = plan_of(name)
+        plan = plan.model_copy(update={"data": plan.data.model_copy(update={"folder": str(shards)})})
+        plan.resolved["train"] |= {"batch_tokens": 1024, "init_from": ""}
+        run.folder.plan.write_text(plan.to_json())
+        run.until_gone().settle()
+    said = check("audit", "--replay")
+    assert "fox-41: it cannot be computed again: it is nested too deep" in said
+    assert "owl-07: the validation loss of step 120 is 2 again" in said
+
+
+@many
+def test_no_broken_card_or_state_keeps_another_from_its_row(many: int, tmp_path: Path, shards: Path) -> None:
+    roster, cards = a_class(2), tmp_path / "cards"
+    labs = [Whole(tmp_path, number, one.challenge) for number, one in enumerate(roster.students)]
+    honest, other = (lab.again().hand_in_with_shards(cards, shards) for lab in labs)
+    (tmp_path / "ml.roster.json").write_text(roster.to_json())
+    whole = other.read_bytes()
+    for number in range(many):
+        by = random.Random(number)
+        names = ("receipt.json", "plan.json", "journal.jsonl", "events.jsonl", STATE_NAME, "data/data.json", INDEX)
+        name = by.choice(names)
+
+        def edit(files: dict[str, bytes], name: str = name, by: random.Random = by) -> dict[str, bytes]:
+            made = broken(files[name], by) if name.endswith(".json") else torn(files[name], by)
+            return files | {name: made} if name == INDEX else relisted(files, name, made)
+
+        if by.random() < 0.8:
+            pack_again(other, edit)
+        else:
+            other.write_bytes(torn(whole, by))
+        replay = ("--replay",) if number % 2 else ()
+        said = check("audit", "--roster", str(cards), "--class", str(tmp_path / "ml.roster.json"), *replay)
+        assert honest.name in said, (number, name)
+        assert other.name in said, (number, name)
+        other.write_bytes(whole)
+
+
+@many
+def test_no_state_that_a_learner_signed_ends_the_check(many: int, tmp_path: Path, shards: Path) -> None:
+    roster = a_class(1)
+    whole = Whole(tmp_path / "first", 0, roster.students[0].challenge).contents()[STATE_NAME]
+    for number in range(many):
+        by = random.Random(number)
+        root, lab = tmp_path / f"{number}", None
+        lab = Whole(root, 0, roster.students[0].challenge)
+        lab.said = broken(whole, by) if number else NESTED
+        lab.again().hand_in_with_shards(root / "cards", shards)
+        check("audit", "--roster", str(root / "cards"), "--replay")
+
+
+@many
+def test_no_broken_roster_is_a_trace(many: int, tmp_path: Path) -> None:
+    roster, cards = a_class(3), tmp_path / "cards"
+    Lab(tmp_path, 0, roster.students[0].challenge).hand_in(cards)
+    for number in range(many):
+        path = tmp_path / "ml.roster.json"
+        path.write_bytes(broken(roster.to_json().encode(), random.Random(number)))
+        check("audit", "--roster", str(cards), "--class", str(path))
+
+
+@many
+def test_no_broken_manifest_of_a_machine_or_of_the_home_is_a_trace(
+    many: int, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(own_home).prepare()
+    run = opened_run(home, "fox-41")
+    run.write(run.opened(), run.intended(), run.created())
+    for _, note in list(run.through_training())[:5]:
+        run.write(note)
+    said = [b""]
+    far = FarSide(Answers(manifest=lambda _: sized(said[0]), get=lambda _: b"half a file"))
+    monkeypatch.setattr("gpurun.cli.collect_checkpoints.Reach", lambda *_, **__: lambda _: far)
+    monkeypatch.setattr("gpurun.lifecycle.artifacts.on_demand.PATIENCE_S", 0.0)
+    finished_run(home, "owl-07")
+    whole = manifest(entry(), entry("samples/000010.txt", kind="sample"))
+    for number in range(many):
+        by = random.Random(number)
+        said[0] = broken(whole, by)
+        check("collect", "fox-41")
+        for name in ("inventory.json", "manifest.json", "kept.json", "left.json"):
+            (home.run("owl-07").path / name).write_bytes(broken(whole, by))
+        check(*[("collect", "owl-07"), ("ps", "--all"), ("receipt", "owl-07")][number % 3])
+
+
+@many
+def test_no_broken_plan_file_is_a_trace(
+    many: int, tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise UsageError("test.started", "It would begin now.", hint="Nothing is trained here.")
+
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", started)
+    Home(own_home).prepare()
+    made = gpurun("plan", "mini-gpt", "--gpu", "cpu", "--dry-run", "-o", str(tmp_path / "plan.json"))
+    assert made.returncode == 0, made.stderr
+    whole = (tmp_path / "plan.json").read_bytes()
+    for number in range(many):
+        by, told = random.Random(number), json.loads(whole)
+        if by.random() < 0.5:  # One whose digest is right is read to its depth.
+            del told["sha256"]
+            told |= {"request": altered(told["request"], by)}
+            with suppress(ValueError):
+                told["sha256"] = digest_of(told)
+        (tmp_path / "own.json").write_bytes(plain(told) if by.random() < 0.7 else broken(whole, by))
+        check("train", str(tmp_path / "own.json"), "--no-input")
+
+
+@many
+def test_no_broken_settings_are_a_trace(many: int, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(own_home).prepare()
+    monkeypatch.chdir(own_home)
+    whole = b"\n".join(
+        [b'recipe = "mini-gpt"', b"max_cost = 25", b'providers = ["runpod", "aws"]', b'color = "auto"', b"uplink = 48",
+         b"[budget]", b"month = 100", b"[notify]", b'url = "https://ntfy.sh/my-runs"', b"[slurm.big]",
+         b'host = "login"', b'partition = "gpu"', b""]
+    )  # fmt: skip
+    values = [b"=".join([b" ", one.split(b" = ")[1]]) for one in whole.split(b"\n") if b" = " in one]
+    for number in range(many):
+        by = random.Random(number)
+        nasty = json.dumps(by.choice(NASTY)).encode() if by.random() < 0.8 else b"[" * 5000
+        changed = whole.replace(by.choice(values)[2:], nasty, 1)
+        made = changed if by.random() < 0.7 else torn(whole, by)
+        (home.root / "gpurun.toml").write_bytes(made if number % 3 == 0 else b"")
+        home.config.write_bytes(made if number % 3 else b"")
+        check(*[("config", "show"), ("ps",), ("ps", "--all")][number % 3])
+
+
+@many
+def test_no_broken_shards_are_a_trace(many: int, tmp_path: Path, shards: Path, own_home: Path) -> None:
+    Home(own_home).prepare()
+    own = tmp_path / "shards"
+    own.mkdir()
+    whole = {path.name: path.read_bytes() for path in shards.iterdir()}
+    for number in range(many):
+        by = random.Random(number)
+        name = by.choice(["data.json", "data.json", "vocab.json", *whole])
+        made = broken(whole[name], by) if name.endswith(".json") else torn(whole[name], by)
+        for other, content in whole.items():
+            (own / other).write_bytes(made if other == name else content)
+        words = ("plan", "mini-gpt", "--gpu", "cpu", "--dry-run", "--data") if number % 5 == 0 else ("data", "inspect")
+        check(*words, str(own))
