@@ -9,9 +9,9 @@ from gpurun.core.money import format_usd
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.untrusted import safe_text
 from gpurun.view.number_format import UNKNOWN, format_loss
+from gpurun.view.receipt_files import checkpoint_files
 from gpurun.view.receipt_screen import (
     card_pairs,
-    checkpoint_files,
     escape_markdown,
     log_lines,
     receipt_markdown,

@@ -13,9 +13,10 @@ from typing import Any
 from gpurun.core.clock import local_time, utc
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
+from gpurun.core.receipt_record import Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
+from gpurun.view.receipt_files import checkpoint_files, files_at_home, files_missing
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
 from gpurun.view.table import fields
@@ -105,7 +106,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
     is_command = "command" in told["asked"]
     whose = "folder" if is_command else told["asked"].get("trainer", "trainer")
     trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
-    files: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in checkpoint_files(told)]
+    files: list[Cell] = files_at_home(told)
     incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
     return [
         ("Command" if is_command else "Recipe", [_recipe(told), _hashed("sha256", digests["recipe"])]),
@@ -122,7 +123,7 @@ def _pairs(told: Predicate, now: float, shutdown: str, then: str) -> list[tuple[
         ("Cost", _cost(told)),
         ("Result", [Span(_result(told), "title")]),
         ("Checkpoints", files),
-        ("Not home", [Span(str(one), "bad") for one in told["checkpoint"].get("missing") or ()]),
+        ("Not home", files_missing(told)),
         (name, [Span(said, look), _proof(told), evidence, closed]),
         ("Warnings", [Span(one, "warn") for one in told["training"].get("warnings", {"lines": []})["lines"]]),
         ("Incidents", [Span(incident, "warn") for incident in incidents]),
@@ -153,11 +154,6 @@ def _when(wall: float | None, now: float) -> str:
 def log_lines(told: Predicate) -> list[str]:
     """The lines of the trainer's log that the receipt quotes."""
     return [safe_line(text) for text in told["training"]["log"]["lines"]]
-
-
-def checkpoint_files(told: Predicate) -> list[FileAtHome]:
-    """What came home, but for the samples."""
-    return [file for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
 
 
 def _recipe(told: Predicate) -> str:

@@ -6,8 +6,11 @@ are read as long as there is no `inventory.json`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -16,17 +19,21 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpurun.core.artifact_names import make_room_for_names, path_of
+from gpurun.core.collected_record import MOST_BYTES, files_of, missing_of
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import RunFolder, read_regular, write_atomic
+from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
+from gpurun.ledger.collected import told_files
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes, most_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
 from gpurun.remote.resumable_file import forget_others
+from gpurun.remote.small_files import SMALL_BYTES
 
 # The files of a checkpoint; a command's are of one kind. Without the state the weights are of little use; the
 # optimiser is needed only to go on.
@@ -37,7 +44,8 @@ _BUCKET = "bucket"
 class Memory(BaseModel):
     """The content of `inventory.json`.
 
-    `manifest` is the last list of finished files that the machine gave. `files` came home while training went on, and
+    `manifest` is the last list of finished files that the machine gave, where an earlier gpurun noted it here: it lies
+    in `manifest.json` now, as it may be long. `files` came home while training went on, and
     of the newest checkpoint that came so the `whole` one is named, with its `step`; `bytes_per_s` is how fast the last
     one came. `kept` was asked for by a person, and no later checkpoint replaces it here. `left` has by digest what was
     asked of a machine that charges for each byte; it is None where that cannot be told any more.
@@ -60,6 +68,8 @@ class Inventory:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._path = folder.path / "inventory.json"
+        self._listed = folder.path / "manifest.json"
+        self._verified: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     @property
     def artifacts(self) -> Path:
@@ -83,13 +93,39 @@ class Inventory:
 
     def has(self, file: ManifestFile) -> bool:
         """Whether that very file is at home, by its digest."""
-        return holds(self.artifacts / file.name, Wanted(file.name, file.bytes, file.sha256))
+        path, known = path_of(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
+        if known is not None and known == _stamp(path):  # Its digest was read by this very process.
+            return True
+        before = _stamp(path)
+        if before is None or not holds(path, Wanted(file.name, file.bytes, file.sha256)):
+            return False
+        self._verified[file.name, file.sha256] = before
+        return True
+
+    def put(self, file: ManifestFile, content: bytes) -> bool:
+        """Store a small file whole, if its digest holds; it is on the disk for good after `sync` alone."""
+        if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
+            return False
+        path, room = path_of(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
+        part = room / f"{os.getpid()}.{threading.get_ident()}.part"
+        make_private(room)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as out:
+                out.write(content)
+            make_private(path.parent)
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        if (stamp := _stamp(path)) is not None:
+            self._verified[file.name, file.sha256] = stamp
+        return True
 
     @property
     def memory(self) -> Memory:
         """What is noted; nothing where there is no note, or none that can be understood."""
         try:
-            return Memory.model_validate_json(read_regular(self._path))
+            return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
             return _memory_of_old(self.folder.path)
         except (OSError, ValueError):
@@ -121,34 +157,50 @@ class Inventory:
         What has arrived of files that were replaced over there can never be completed: its room is given back.
         """
         forget_others(self.artifacts / PARTIAL_FOLDER, {file.sha256 for file in manifest.files})
-        self.note(manifest=manifest.model_dump(mode="json"))
+        self.expect(manifest)
+        with self.alone():
+            write_atomic(self._listed, manifest.model_dump_json().encode())
+
+    def expect(self, manifest: Manifest) -> None:
+        """Note which of these files this computer cannot hold under their names (`core.artifact_names`)."""
+        make_room_for_names(self.artifacts, (file.name for file in manifest.files))
 
     def remembered(self) -> Manifest | None:
         """What the machine had finished when it was heard last, `with_whole`; None when it never told."""
-        told = self.memory.manifest
         try:
-            listed = understood_manifest(json.dumps(told).encode(), MOST_ANNOUNCED_BYTES) if told else None
+            content = read_regular(self._listed, MOST_BYTES)
+        except OSError:
+            noted = self.memory.manifest
+            content = json.dumps(noted).encode() if noted else b""
+        try:
+            return self.with_whole(understood_manifest(content, MOST_ANNOUNCED_BYTES)) if content else None
         except FarRefusal:
             return None
-        return self.with_whole(listed) if listed else None
 
     def with_whole(self, listed: Manifest) -> Manifest:
         """The same, with the newest checkpoint that is here whole: later ones may have replaced it there."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
-        here = [file for file in more if _size_of(self.artifacts / file.name) == file.bytes]
+        here = [file for file in more if _size_of(path_of(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What the collect step has on record; without one, what came home before it, each digest checked."""
-        collected = (one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED)
-        return next(collected, None) or self._counted_early(self.remembered() or Manifest())
+        """What the collect step has on record; without one, what came home before it, each digest checked.
+
+        Either with all files and the names of all that are missing, however many they are.
+        """
+        collected = (record.data for record in reversed(records) if record.event is Event.COLLECT_OBSERVED)
+        if (data := next(collected, None)) is None:
+            return self._counted_early(self.remembered() or Manifest())
+        with suppress(ValueError):
+            return {**data, "files": files_of(self.folder, data), "missing": missing_of(self.folder, data)}
+        return dict(data)
 
     def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
         here = {file.name: file for file in manifest.files if self.has(file)}
         due = wanted(manifest) if all(file.name in here for file in newest(manifest)) else manifest.files
         return {
-            "files": [file.model_dump(mode="json") for file in here.values()],
+            "files": [file.as_json() for file in here.values()],
             "missing": [file.name for file in due if file.name not in here],
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
@@ -160,12 +212,22 @@ class Inventory:
         So it is after `gpurun collect` and `gpurun destroy`, or a lid that stayed closed until the lease was over.
         """
         records = read_journal(self.folder.journal).records
-        if any(one.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for one in records):
+        if any(record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for record in records):
             return
         found = self.counted(records)
         if found["files"]:
             yield Event.SALVAGE_INTENDED, {"folder": ""}
-            yield Event.SALVAGE_OBSERVED, {**found, "seconds": 0.0, "brought": 0}
+            told = {**found, **told_files(self.folder, found["files"], found["missing"])}
+            yield Event.SALVAGE_OBSERVED, {**told, "seconds": 0.0, "brought": 0}
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file's content; None for what is not a regular file."""
+    try:
+        facts = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) if stat.S_ISREG(facts.st_mode) else None
 
 
 def _size_of(path: Path) -> int:
@@ -203,9 +265,10 @@ def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     rest = {file.name for file in spare(manifest, keep)}
     best = manifest.best.step if manifest.best else None
 
-    def place(file: ManifestFile) -> tuple[int, int, int, str]:
+    def place(file: ManifestFile) -> tuple[int, bool, int, int, str]:
         group = 2 if file.kind not in RANK else 0 if file.step == manifest.latest else 1 if file.step == best else 3
-        return group, -file.step, RANK.get(file.kind, 0), file.name
+        is_large = group == 2 and file.bytes >= SMALL_BYTES  # Small ones travel together.
+        return group, is_large, -file.step, RANK.get(file.kind, 0), file.name
 
     return sorted((file for file in manifest.files if file.name not in rest), key=place)
 

@@ -49,7 +49,9 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
         waits.until_done(far.install_agent)
         waits.until_done(partial(_brought_log, far, context.folder))
         manifest = waits.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
-        downloads = Downloader(far, Inventory(context.folder), waits, context.clock)
+        inventory = Inventory(context.folder)
+        inventory.expect(manifest)
+        downloads = Downloader(far, inventory, waits, context.clock)
         with far.many_lanes():
             downloads.bring([*wanted(manifest), *spare(manifest)])
         return Salvaged(manifest, (*downloads.here.values(),), downloads.missing, (), 0)
