@@ -114,8 +114,8 @@ def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[st
     from gpurun.core.errors import UsageError
 
     found, here = list[str](), str(Path.home()).rstrip("/") + "/"
-    for glob in (glob.strip().removeprefix("./") for text in told for glob in text.split(",") if glob.strip()):
-        shown = f"~/{glob.removeprefix(here)}" if is_wide and glob.startswith(here) else glob
+    for glob in (glob.strip().removeprefix("./") for words in told for glob in words.split(",") if glob.strip()):
+        shown = f"~/{glob.removeprefix(here)}" if is_wide and here != "/" and glob.startswith(here) else glob
         parts = PurePosixPath(shown).parts
         is_elsewhere = ".." in parts or shown.startswith(("/", "~"))
         is_allowed = is_wide and ".." not in parts and len(parts) > 1 and shown.startswith(_OUTPUT_ROOTS)

@@ -15,6 +15,8 @@ from gpurun.core.paths import RunFolder, read_regular
 
 HERE, MISSING = "collected.list", "missing.list"
 MOST_BYTES = 512 << 20
+NAMED = 20
+"""So many of those that are missing are named in a receipt, which has the number of all."""
 
 
 class FileAtHome(TypedDict):

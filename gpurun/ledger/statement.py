@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.collected_record import HERE, CheckpointTold, FileAtHome
+from gpurun.core.collected_record import HERE, NAMED, CheckpointTold, FileAtHome
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, left_of, total
 from gpurun.core.paths import RunFolder, read_regular
@@ -35,7 +35,6 @@ from gpurun.core.receipt_record import (
     Verdict,
 )
 from gpurun.core.untrusted import plain_data, plain_line
-from gpurun.ledger.collected import NAMED
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import phases_s, planned
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, last_of, rentals_of

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gpurun.core.artifact_names import path_of
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
-from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, check_name, refusal_in, understood
+from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, place_of, refusal_in, understood
 from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, notes_of
 
 # A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
@@ -65,8 +64,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     digest never held; StoreFull: the file could not be stored; files that were verified before stay as they are.
     HeldElsewhere, a MachineLost: somebody else is at it.
     """
-    check_name(wanted.name)
-    target = path_of(into, wanted.name)
+    target = place_of(into, wanted.name)
     if holds(target, wanted):
         return target
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from gpurun.core.artifact_names import ANY_NAME, MOST_PATH_BYTES, raw_name
+from gpurun.core.artifact_names import ANY_NAME, MOST_PATH_BYTES, path_of, raw_name
 from gpurun.remote.interface import FarRefusal
 
 MOST_LINE_BYTES = 1 << 20
@@ -28,7 +29,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 _PART = re.compile(r"[A-Za-z0-9._=+@,-]{1,80}")
 _MOST_PARTS = 9
-_ANY_NAME = tuple(f"{folder}/" for folder in ANY_NAME)
+ANY_NAME_BELOW = tuple(f"{folder}/" for folder in ANY_NAME)
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
@@ -339,7 +340,7 @@ def demand_sound(manifest: Manifest, most_bytes: int) -> None:
     taken, folders = set[str](), set[str]()
     for file in manifest.files:
         check_name(file.name)
-        folded = file.name if file.name.startswith(_ANY_NAME) else file.name.lower()
+        folded = file.name if file.name.startswith(ANY_NAME_BELOW) else file.name.lower()
         if folded in taken:
             raise FarRefusal("bad_manifest", f"The instance's manifest names {file.name[:100]!r} twice.")
         taken.add(folded)
@@ -364,11 +365,17 @@ def check_name(name: str) -> None:
     What a command leaves may have any name that Linux allows, percent-encoded; other names are plain ones.
     """
     try:
-        harmless = bool(raw_name(name)) if name.startswith(_ANY_NAME) else _is_plain(name)
+        harmless = bool(raw_name(name)) if name.startswith(ANY_NAME_BELOW) else _is_plain(name)
     except ValueError:
         harmless = False
     if not harmless:
         raise FarRefusal("bad_manifest", f"The instance's manifest has the name {name[:100]!r}.")
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """Where a file of that name lies below a folder; FarRefusal as `check_name`."""
+    check_name(name)
+    return path_of(folder, name) if name.startswith(ANY_NAME_BELOW) else folder / name
 
 
 def _is_plain(name: str) -> bool:

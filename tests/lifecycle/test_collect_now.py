@@ -28,10 +28,18 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Choices, Plan
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.lifecycle.artifacts import on_demand
-from gpurun.lifecycle.artifacts.background import Background
-from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, STUCK_S
+from gpurun.lifecycle.artifacts.downloader import STUCK_S, Background
 from gpurun.lifecycle.artifacts.inventory import Inventory
-from gpurun.lifecycle.artifacts.on_demand import OVER_PLAN, UNREACHABLE, Brought, Only, Salvaged, bring_now, copy_out
+from gpurun.lifecycle.artifacts.on_demand import (
+    OVER_PLAN,
+    PATIENCE_S,
+    UNREACHABLE,
+    Brought,
+    Only,
+    Salvaged,
+    bring_now,
+    copy_out,
+)
 from gpurun.lifecycle.context import RETRY_S
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Best, Manifest, ManifestFile

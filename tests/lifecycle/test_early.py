@@ -20,8 +20,8 @@ from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import EventLines
-from gpurun.lifecycle.artifacts import background
-from gpurun.lifecycle.artifacts.background import Background
+from gpurun.lifecycle.artifacts import downloader
+from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.remote.client import FarSide
@@ -254,7 +254,7 @@ def test_a_checkpoint_whose_files_were_not_all_brought_is_not_called_the_newest(
 def test_a_disk_that_refuses_is_told_and_tried_again(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(background, "AGAIN_S", 0.05)
+    monkeypatch.setattr(downloader, "AGAIN_S", 0.05)
     real, refusals = Inventory.remember, iter([OSError(28, "No space left on device")] * 2)
 
     def full(inventory: Inventory, manifest: Manifest) -> None:
@@ -333,7 +333,7 @@ def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance,
 def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "JOIN_S", 0.05)
+    monkeypatch.setattr(downloader, "JOIN_S", 0.05)
     instance.save(10)
     begun, go_on, closed = threading.Event(), threading.Event(), list[str]()
 

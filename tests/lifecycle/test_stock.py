@@ -14,7 +14,7 @@ from gpurun.core.errors import CollectFailed, ExitCode
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.lifecycle.artifacts.background import Background
+from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
 from gpurun.lifecycle.steps import collect_bucket

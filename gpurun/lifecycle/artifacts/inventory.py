@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -19,19 +19,25 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gpurun.core.artifact_names import make_room_for_names, path_of
-from gpurun.core.collected_record import MOST_BYTES, files_of, missing_of
+from gpurun.core.artifact_names import make_room_for_names
+from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, files_of, missing_of
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
-from gpurun.ledger.collected import told_files
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes, most_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
 from gpurun.remote.interface import FarRefusal
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
+from gpurun.remote.messages import (
+    ANY_NAME_BELOW,
+    MOST_ANNOUNCED_BYTES,
+    Manifest,
+    ManifestFile,
+    place_of,
+    understood_manifest,
+)
 from gpurun.remote.resumable_file import forget_others
 from gpurun.remote.small_files import SMALL_BYTES
 
@@ -39,6 +45,35 @@ from gpurun.remote.small_files import SMALL_BYTES
 # optimiser is needed only to go on.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 _BUCKET = "bucket"
+LISTED = 1000
+"""Of so many files each stands in the record itself."""
+
+
+def told_files(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a record about what is at home and what is not; of very many the list is written first.
+
+    OSError where this disk does not take the list.
+    """
+    told: dict[str, Any] = {"files": list(files[:LISTED]), "missing": list(missing[:LISTED])}
+    if len(files) > LISTED:
+        lines = "".join(f"{f['sha256']} {f['bytes']} {f['kind']} {f['step']} {f['name']}\n" for f in by_name(files))
+        told["listed"] = {"files": len(files), "bytes": sum(int(file["bytes"]) for file in files)}
+        told["listed"] |= _written(folder, HERE, lines)
+    if len(missing) > NAMED:
+        told["missing_files"] = {"files": len(missing)}
+        told["missing_files"] |= _written(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
+    return told
+
+
+def by_name(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The files in the order of their list."""
+    return sorted(files, key=lambda file: str(file["name"]))
+
+
+def _written(folder: RunFolder, name: str, text: str) -> dict[str, str]:
+    content = text.encode("ascii", "backslashreplace")
+    write_atomic(folder.path / name, content)
+    return {"sha256": hashlib.sha256(content).hexdigest()}
 
 
 class Memory(BaseModel):
@@ -93,7 +128,7 @@ class Inventory:
 
     def has(self, file: ManifestFile) -> bool:
         """Whether that very file is at home, by its digest."""
-        path, known = path_of(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
+        path, known = place_of(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
         if known is not None and known == _stamp(path):  # Its digest was read by this very process.
             return True
         before = _stamp(path)
@@ -106,7 +141,7 @@ class Inventory:
         """Store a small file whole, if its digest holds; it is on the disk for good after `sync` alone."""
         if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
             return False
-        path, room = path_of(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
+        path, room = place_of(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
         part = room / f"{os.getpid()}.{threading.get_ident()}.part"
         make_private(room)
         try:
@@ -163,7 +198,8 @@ class Inventory:
 
     def expect(self, manifest: Manifest) -> None:
         """Note which of these files this computer cannot hold under their names (`core.artifact_names`)."""
-        make_room_for_names(self.artifacts, (file.name for file in manifest.files))
+        if names := [file.name for file in manifest.files if file.name.startswith(ANY_NAME_BELOW)]:
+            make_room_for_names(self.artifacts, names)
 
     def remembered(self) -> Manifest | None:
         """What the machine had finished when it was heard last, `with_whole`; None when it never told."""
@@ -181,7 +217,7 @@ class Inventory:
         """The same, with the newest checkpoint that is here whole: later ones may have replaced it there."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
-        here = [file for file in more if _size_of(path_of(self.artifacts, file.name)) == file.bytes]
+        here = [file for file in more if _size_of(place_of(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:

@@ -17,17 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from gpurun.core.artifact_names import make_room_for_names, path_of
+from gpurun.core.artifact_names import make_room_for_names
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError
 from gpurun.core.paths import RunFolder, fsync_folder, open_regular
-from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, Brief, Downloader, Tell
+from gpurun.core.retry import Retry
+from gpurun.lifecycle.artifacts.downloader import Downloader, Tell, Waits
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
+from gpurun.lifecycle.context import PASSING, RETRY_S
 from gpurun.lifecycle.job_spec import key_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.download import Wanted, holds
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, place_of
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, gather_pushed, read_pushed
 from gpurun.remote.s3.s3_client import Bucket
@@ -40,10 +42,34 @@ UNREACHABLE = "collect.unreachable"
 OVER_PLAN = "collect.over_plan"
 CHECKPOINT = ("weights", "optimizer", "state")
 TRIES = 3
+# How long a person waits for a line, or a bucket is waited for, without a byte of progress.
+PATIENCE_S = 60.0
 _BLOCK_BYTES = 1 << 20
 
 # Which files of a manifest are wanted.
 Choose = Callable[[Manifest], Sequence[ManifestFile]]
+
+
+class Brief(Waits):
+    """Waits for a line as long as something comes within PATIENCE_S, and for somebody else who brings a file."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
+
+    def moved(self) -> None:
+        """See `Waits.moved`."""
+        self._retry.moved()
+
+    def wait(self, error: MachineLost | FarRefusal) -> None:
+        """See `Waits.wait`."""
+        if isinstance(error, FarRefusal) and error.reason not in PASSING:
+            raise error
+        self._retry.wait(error)
+
+    def hold(self, held: Sequence[GpurunError]) -> None:
+        """See `Waits.hold`."""
+        self._retry.moved()  # They come home meanwhile; a process that is stuck is passed by.
+        self._retry.wait(held[0])
 
 
 @dataclass(frozen=True)
@@ -209,12 +235,12 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
     try:
         folder.mkdir(parents=True, exist_ok=True)
         make_room_for_names(folder, (file.name for file in files))
-        places = {path_of(folder, file.name): file for file in files}
+        places = {place_of(folder, file.name): file for file in files}
         missing = {place: file for place, file in places.items() if not _is_there(place, file)}
         _check_room(folder, sum(file.bytes for file in missing.values()))
         for place, file in missing.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(path_of(artifacts, file.name), place, file)
+            _copy(place_of(artifacts, file.name), place, file)
     except OSError as error:
         what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
         hint = f"Mend that, or name another folder with --to. What came home is in {artifacts}."

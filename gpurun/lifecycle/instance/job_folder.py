@@ -7,10 +7,10 @@ from functools import partial
 from gpurun.core.errors import GpurunError
 from gpurun.core.paths import RunFolder
 from gpurun.core.records import Instance, InstanceState
-from gpurun.lifecycle.artifacts.downloader import Brief, Downloader
+from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
 from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
-from gpurun.lifecycle.artifacts.on_demand import Salvaged
+from gpurun.lifecycle.artifacts.on_demand import Brief, Salvaged
 from gpurun.lifecycle.context import Context
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost

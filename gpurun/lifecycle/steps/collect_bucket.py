@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
+from gpurun.core.collected_record import NAMED
 from gpurun.core.errors import GpurunError
 from gpurun.core.journal_records import Event, RunState
-from gpurun.ledger.collected import NAMED, told_files
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare
+from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare, told_files
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import bring_home

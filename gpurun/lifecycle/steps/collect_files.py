@@ -9,9 +9,8 @@ from functools import partial
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.transfer_progress import moving
-from gpurun.ledger.collected import told_files
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, wanted
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import folder_way

@@ -19,7 +19,7 @@ from gpurun.core.money import Micros, format_rate
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
-from gpurun.lifecycle.artifacts.background import Background
+from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Tail, is_behind
 from gpurun.lifecycle.connect import LONGEST_TRY_S, Patience

@@ -231,7 +231,7 @@ class Plan:
         self.places.update(known)
         slot, offset = -1, self.slot_bytes
         for one in new:
-            if offset + one["bytes"] > self.slot_bytes and self.free:
+            if (slot < 0 or offset + one["bytes"] > self.slot_bytes) and self.free:
                 slot, offset = self.free.pop(0), 0
                 self.todo.append((slot, []))
             if slot < 0 or offset + one["bytes"] > self.slot_bytes:
