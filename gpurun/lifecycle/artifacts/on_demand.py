@@ -240,7 +240,7 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
         _check_room(folder, sum(file.bytes for file in missing.values()))
         for place, file in missing.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(place_of(artifacts, file.name), place, file)
+            _copy(place_of(artifacts, file.name), place, file, folder)
     except OSError as error:
         what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
         hint = f"Mend that, or name another folder with --to. What came home is in {artifacts}."
@@ -265,8 +265,9 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
         raise StoreFull("collect.disk_full", what, hint="Free some space, or name another folder with --to.")
 
 
-def _copy(source: Path, place: Path, file: ManifestFile) -> None:
-    part, digest = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.part"), hashlib.sha256()
+def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
+    # Not beside it: its own name may leave no room for more.
+    part, digest = folder / f".gpurun.{os.getpid()}.{threading.get_ident()}.part", hashlib.sha256()
     try:
         with open_regular(source) as content, part.open("wb") as out:
             while block := content.read(_BLOCK_BYTES):
