@@ -34,6 +34,8 @@ _HARD = (b"a:b", b"\xff", b"a\nb", b'a"b', b"a\\b", b"a ", b"aux", b"a.", b"\x01
 
 def raw_name(name: str) -> bytes:
     """Return the bytes of a name as it stands in a record; ValueError for one that no file below a folder can have."""
+    if _SIMPLE.fullmatch(name) and "/." not in name and name[0] != "." and len(name) <= MOST_PART_BYTES:
+        return name.encode("ascii")
     raw = unquote_to_bytes(name)
     parts = raw.split(b"/")
     if quote_from_bytes(raw, safe=PLAIN) != name or b"\0" in raw or len(raw) >= MOST_PATH_BYTES:
@@ -50,11 +52,7 @@ def shown(name: str) -> str:
 
 def path_of(folder: Path, name: str) -> Path:
     """Where a file of that name lies below a folder; ValueError as `raw_name`."""
-    if _SIMPLE.fullmatch(name) and "/." not in name and name[0] != ".":
-        place = name
-    else:
-        place = os.fsdecode(raw_name(name))
-    return folder / (renamed(name) if name in _renamed_in(folder) else place)
+    return folder / (renamed(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
 
 
 def renamed(name: str) -> str:
@@ -67,31 +65,35 @@ def renamed(name: str) -> str:
 
 def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
     """Note which files of a whole list are renamed below a folder; asked again with more, it adds to that."""
-    names = sorted(set(names))
-    odd = [name for name in names if not _SIMPLE.fullmatch(name) or _DEVICE.search(name)]
-    twins = _twins(names)
-    longest = max((len(name) for name in names), default=0)
-    if not odd and not twins and longest < MOST_PART_BYTES // 2:
+    known, wanted = _renamed_in(folder), set(names)
+    try:
+        make_private(folder)
+        with _Trial(folder) as trial:
+            bad = {name for name in wanted if len(name) > trial.safe_bytes and trial.is_too_long(name)}
+            if not trial.is_open:
+                bad |= {name for name in wanted if _is_odd(name) and not trial.holds(name)}
+            if trial.folds:
+                bad |= _twins(sorted(wanted))
+    except OSError:  # A disk that is full holds none of them; it is tried again with the next list.
         return
-    make_private(folder)
-    known = _renamed_in(folder)
-    with _Trial(folder) as trial:
-        bad = {name for name in names if trial.is_too_long(name)} if longest > trial.safe_bytes else set[str]()
-        bad |= {name for name in odd if not trial.holds(name)}
-        bad |= {name for name in twins if trial.folds}
     if bad - known:
         told = {"v": 1, "names": {name: renamed(name) for name in sorted(bad | known)}}
         write_atomic(folder / MAPPING, json.dumps(told, indent=1).encode())
 
 
-def _twins(names: list[str]) -> list[str]:
+def _is_odd(name: str) -> bool:
+    """Whether a file system may refuse a name."""
+    return not _SIMPLE.fullmatch(name) or bool(_DEVICE.search(name))
+
+
+def _twins(names: list[str]) -> set[str]:
     """The names that a file system which folds letters takes for another one, or for the folder of another one."""
     folded = {name: _folded(name) for name in names}
     folders = {above for place in set(folded.values()) for above in _above(place)}
-    seen, twins = set[str](), list[str]()
+    seen, twins = set[str](), set[str]()
     for name, place in folded.items():
         if place in seen or place in folders:
-            twins.append(name)
+            twins.add(name)
         seen.add(place)
     return twins
 
@@ -123,7 +125,7 @@ class _Trial:
     def __enter__(self) -> _Trial:
         self._room = tempfile.TemporaryDirectory(prefix=".names-", dir=self._folder)
         self._top = os.fsencode(self._room.name)
-        self._is_open = all(self._takes(part) for part in _HARD)
+        self.is_open = all(self._takes(part) for part in _HARD)
         (Path(self._room.name) / "twin").touch()
         self.folds = os.path.lexists(os.path.join(self._top, b"TWIN"))
         return self
@@ -138,7 +140,7 @@ class _Trial:
 
     def holds(self, name: str) -> bool:
         """Whether each part of a name comes out of this file system as it went in."""
-        return self._is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
+        return self.is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
 
     def _takes(self, part: bytes) -> bool:
         if part not in self._parts:
