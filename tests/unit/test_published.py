@@ -281,3 +281,23 @@ def test_a_disk_without_room_for_a_copy_waits_for_the_end_where_none_is_needed(
     assert bool(folder.kinds) is not is_full
     folder.looks(step=0, is_last=True)
     assert folder.kinds == {"outputs/a.bin": "output"}
+
+
+def test_where_the_last_list_cannot_be_written_all_that_is_not_in_the_one_before_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, "**")
+    folder.writes("early", "x")
+    folder.writes("grows", "x")
+    folder.looks(step=0, times=2)
+    folder.writes("late", "xx")
+    folder.writes("grows", "xyz")
+
+    def broken(self: Outputs) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Outputs, "write", broken)
+    folder.looks(step=0, is_last=True)
+    assert sorted(folder.outputs.unpublished) == [
+        ("outputs/grows", 3, "Input/output error"), ("outputs/late", 2, "Input/output error"),
+    ]  # fmt: skip

@@ -166,10 +166,12 @@ class Downloader:
             if len(self.here) % LOOK_FILES == 0:
                 self._waits.demand_time(file, None)
             if self._inventory.put(file, content):
+                came.append(file)
                 self._waits.moved()
                 self._count(file)
                 self._tell(file, 0)
 
+        came: list[ManifestFile] = []
         self.find(files)
         if sum(file.bytes for file in files) > room_in(self._inventory.artifacts):
             return
@@ -186,7 +188,8 @@ class Downloader:
             except (FarRefusal, CollectFailed, OSError) as error:
                 logging.info("many files did not come together: %s", error)
             break
-        os.sync()  # Once for all of them, and before anything counts on it.
+        if came:
+            os.sync()  # Once for all of them, and before anything counts on it.
 
     def _is_done(self, file: ManifestFile) -> bool:
         """Whether a file is here or given up; otherwise the others come first, and it is tried again after them."""

@@ -96,14 +96,20 @@ class Outputs:
             self.why.clear()
         try:
             self.publish_all(step, is_last)
-        except OSError as error:
+        except Exception as error:
             if not is_last:
                 raise
-            listed = names_listed(os.path.join(self.out, MANIFEST))
-            words = error.strerror or str(error)
-            self.unpublished = [(n, s[0], words) for n, s in self.looks.items() if encoded(n) not in listed]
+            self.name_unlisted(getattr(error, "strerror", None) or "%s: %s" % (type(error).__name__, error))
         self.looked_s = time.monotonic()
         self.took_s = self.looked_s - began_s
+
+    def name_unlisted(self, why: str) -> None:
+        """Name what is not on the disk's list as it is now: that one could not be replaced."""
+        listed = digests_listed(os.path.join(self.out, MANIFEST))
+        for name, stamp in self.looks.items():
+            entry = self.published.get(name)
+            if not entry or entry.stamp != stamp or listed.get(encoded(name)) != entry.sha256:
+                self.unpublished.append((name, stamp[0], why))
 
     def publish_all(self, step: int, is_last: bool) -> None:
         """Look at all that is there, and publish what is finished of it."""
@@ -112,8 +118,9 @@ class Outputs:
         self.looks = new = found.files
         for glob, count in zip(self.walk.globs, found.matched):  # noqa: B905 - Python 3.8 has no `strict`
             self.matched[glob.text] = max(self.matched[glob.text], count)
+        listing_bytes = sum(len(encoded(name)) + ENTRY_BYTES for name in new)
         if not is_last:
-            self.reserve(sum(len(encoded(name)) + ENTRY_BYTES for name in new))
+            self.reserve(listing_bytes + FOLDER_BYTES * len({os.path.dirname(name) for name in new}))
         finished = new if is_last else {name: stamp for name, stamp in new.items() if before.get(name) == stamp}
         units = [sorted(files) for _, files in sorted((max(new[n][1] for n in u), u) for u in found.units.values())]
         whole = self.publish_newest(units, finished, step, is_last)
@@ -131,7 +138,7 @@ class Outputs:
         for name in gone:
             remove(os.path.join(self.out, name))
         self.tell_published()
-        self.warn_limits(found)
+        self.warn_limits(len(found.files) + found.over_files, listing_bytes)
         if is_last:
             self.sum_up(found)
 
@@ -193,6 +200,7 @@ class Outputs:
             self.why[name] = "it was still being written"
             return False
         except OSError as error:
+            remove(partial)  # On a full disk half a copy would take the room of the list.
             self.why[name] = error.strerror or str(error)
             self.warn("outputs.unreadable", "%s cannot be published: %s" % (words(name), self.why[name]))
             return False
@@ -291,10 +299,8 @@ class Outputs:
         if named:
             self.warn("outputs.left", "what stays by rule and does not come home: %s" % ", ".join(named))
 
-    def warn_limits(self, found: Found) -> None:
+    def warn_limits(self, files: int, size: int) -> None:
         """Say that there are nearly, or already, more files than can come home."""
-        files = len(found.files) + found.over_files
-        size = sum(len(name) + ENTRY_BYTES for name in found.files) if files > 1000 else 0
         if files >= NEAR * MOST_FILES or size >= NEAR * MOST_MANIFEST_BYTES:
             what = "the outputs are %d files; %d, or %d MB of list, are the most that come home: pack them into fewer"
             self.warn("outputs.many", what % (files, MOST_FILES, MOST_MANIFEST_BYTES >> 20))
@@ -325,13 +331,13 @@ def short(name: str) -> str:
     return encoded(name)[-400:]
 
 
-def names_listed(path: str) -> set[str]:
-    """The names in the manifest as it is on the disk."""
+def digests_listed(path: str) -> dict[str, str]:
+    """The digests by name in the manifest as it is on the disk."""
     try:
         with open(path, "rb") as file:
-            return {entry["name"] for entry in json.load(file)["files"]}
+            return {entry["name"]: entry["sha256"] for entry in json.load(file)["files"]}
     except (OSError, ValueError):
-        return set()
+        return {}
 
 
 def copied(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
