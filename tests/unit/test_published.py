@@ -143,7 +143,7 @@ def test_links_to_files_inside_come_as_files_and_what_leads_elsewhere_is_named(t
         ((".cache/**",), {".cache/big"}, {}),
         (("out*/**", "*.pt"), {"out/m.pt", "m.pt"}, {}),
     ],
-    ids=str,
+    ids=["everything", "a star", "named", "several"],
 )
 def test_caches_and_what_is_ignored_stay_with_their_size_unless_a_glob_says_what_comes(
     tmp_path: Path, globs: tuple[str, ...], coming: set[str], left: dict[str, int]
