@@ -9,9 +9,12 @@ from typing import Any
 
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
+from gpurun.core.artifact_names import shown
+from gpurun.core.collected_record import files_of, missing_of
 from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
 from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Phase
+from gpurun.core.paths import RunFolder
 from gpurun.core.records import canonical
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare
@@ -42,7 +45,7 @@ _MOST_NAMED = 6
 
 def copied(result: Result, sight: Sight, place: Path) -> Result:
     """The same result, once each file that it names has a copy in a folder."""
-    files = [ManifestFile.model_validate(one) for one in result.data["here"]]
+    files = [ManifestFile(**file) for file in result.data["here"]]
     copy_out(sight.folder.artifacts, files, place)
     told = f"Copied to {place}: {format_files(len(files))}, digests verified."
     return replace(result, data={**result.data, "to": str(place)}, text=f"{result.text}\n{told}")
@@ -90,7 +93,7 @@ def _telling(session: Session) -> Callable[[ManifestFile, int], None]:
         nonlocal last_mono
         if session.clock.monotonic() - last_mono >= _TELL_S:
             last_mono = session.clock.monotonic()
-            session.say(f"{file.name}: {format_bytes(have_bytes)} of {format_bytes(file.bytes)}")
+            session.say(f"{shown(file.name)}: {format_bytes(have_bytes)} of {format_bytes(file.bytes)}")
 
     return tell
 
@@ -99,8 +102,9 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
     """What is here now, and what would be lost with the machine."""
     name = sight.folder.name
     lines = [_here(sight, brought.manifest, brought.here)]
-    beside = [file for file in brought.left if file in spare(brought.manifest)]
-    left = [file for file in brought.left if file not in beside]
+    older = {file.name for file in spare(brought.manifest)}
+    beside = [file for file in brought.left if file.name in older]
+    left = [file for file in brought.left if file.name not in older]
     if left:
         lines.append(f"Only on the machine: {_named(left)}.")
         lines.append(f"gpurun destroy {name} would lose that; gpurun stop {name} brings it, as the run's end does.")
@@ -184,7 +188,8 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: Mapping[
         raise UsageError("checkpoint.none", f"{name} has put nothing into the bucket.", hint=hint)
     if found.missing:
         raise next(iter(found.missing.values()))
-    left = [file for file in found.manifest.files if file not in found.here and not inventory.has(file)]
+    here_names = {file.name for file in found.here}
+    left = [file for file in found.manifest.files if file.name not in here_names and not inventory.has(file)]
     manifest, here = found.manifest, found.here
     if only == "all" and collected is not None:
         manifest, here = _with_home(found.manifest, found.here, collected, inventory)
@@ -197,12 +202,22 @@ def _with_home(
     manifest: Manifest, here: Sequence[ManifestFile], collected: Mapping[str, Any], inventory: Inventory
 ) -> tuple[Manifest, tuple[ManifestFile, ...]]:
     """What is in the bucket and here, with what came home before and is here still; the newest and the best of both."""
-    told = Manifest.model_validate_json(canonical({key: collected[key] for key in ("latest", "best", "files")}))
+    told = _listed(collected, inventory.folder)
     names = {file.name for file in here}
     files = (*here, *(file for file in told.files if file.name not in names and inventory.has(file)))
     latest = max((one.latest for one in (manifest, told) if one.latest is not None), default=None)
     best = min((one.best for one in (manifest, told) if one.best), key=lambda best: best.val_loss, default=None)
     return manifest.model_copy(update={"latest": latest, "best": best}), files
+
+
+def _listed(collected: Mapping[str, Any], folder: RunFolder) -> Manifest:
+    """What the record says that came home; VerificationFailed where its list is not as it was written."""
+    try:
+        told = {"latest": collected["latest"], "best": collected["best"], "files": files_of(folder, collected)}
+        return Manifest.model_validate_json(canonical(told))
+    except ValueError as error:
+        hint = f"gpurun audit {folder.name} says what else is not as it was."
+        raise VerificationFailed("collect.altered", f"The list of {folder.name}'s files: {error}.", hint=hint) from None
 
 
 def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> Result:
@@ -211,19 +226,20 @@ def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> R
     if collected is None:
         hint = f"Why: gpurun receipt {name}. What lies in {inventory.artifacts} was not all checked."
         raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
-    told = {key: collected[key] for key in ("latest", "best", "files")}
-    manifest = Manifest.model_validate_json(canonical(told))
-    lost, left = ([str(one) for one in collected.get(key, ())] for key in ("missing", "left"))
+    manifest = _listed(collected, sight.folder)
+    lost, left = missing_of(sight.folder, collected), [str(name) for name in collected.get("left", ())]
     files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
     for file in files:
         if not inventory.has(file):
-            what = f"{file.name} of {name} is not here any more as it came home."
+            what = f"{shown(file.name)} of {name} is not here any more as it came home."
             hint = f"gpurun audit {name} says what else is not as it was."
             raise VerificationFailed("checkpoint.missing", what, hint=hint)
     ended = "The machine is gone." if sight.state.phase is Phase.CLOSED else "It ends."
     lines = [_here(sight, manifest, files), *([] if sight.state.imported else [ended])]
     if lost:
-        lines.append(f"Lost with it: {', '.join(lost[:_MOST_NAMED])}{' and more' if lost[_MOST_NAMED:] else ''}.")
+        lines.append(
+            f"Lost with it: {', '.join(map(shown, lost[:_MOST_NAMED]))}{' and more' if lost[_MOST_NAMED:] else ''}."
+        )
     if left:
         lines.append(f"Left on it, as newer ones came home: {', '.join(left)}.")
     return Result(data={**_data(sight, only, manifest, files, ()), "lost": lost, "left": left}, text="\n".join(lines))
@@ -261,7 +277,7 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
 
 def _named(files: Sequence[ManifestFile]) -> str:
     """Files by name, the first of them, and how large all are."""
-    names = ", ".join(file.name for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
+    names = ", ".join(shown(file.name) for file in files[:_MOST_NAMED]) + (" and more" if files[_MOST_NAMED:] else "")
     return f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))} ({names})"
 
 
@@ -274,6 +290,6 @@ def _data(
         "folder": str(sight.folder.artifacts),
         "latest": manifest.latest,
         "best": manifest.best.model_dump(mode="json") if manifest.best else None,
-        "here": [file.model_dump(mode="json") for file in here],
-        "not_here": [file.model_dump(mode="json") for file in left],
+        "here": [file.as_json() for file in here],
+        "not_here": [file.as_json() for file in left],
     }

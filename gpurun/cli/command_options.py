@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _ALONE = (".py", ".ipynb")
 """What is sent alone with its files, where no folder is named."""
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
+_OUTPUT_ROOTS = ("~/", "/workspace/", "/root/", "/home/")
+"""Where outputs may lie beside the command's folder; whose home it is there is seen on the machine."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -58,7 +60,7 @@ def _command(typed: dict[str, Any]) -> Command:
     return Command(
         argv=_relative(argv),
         folder=_folder(argv, typed["upload"]),
-        outputs=_globs("--outputs", typed["outputs"]) or EVERYTHING,
+        outputs=_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
         checkpoints=next(iter(_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
         env=dict(_pair(one) for one in typed["env"]),
@@ -96,16 +98,26 @@ def _folder(argv: Sequence[str], upload: str) -> str:
     return str(script)
 
 
-def _globs(flag: str, told: Sequence[str]) -> tuple[str, ...]:
-    """The globs that a flag names, with commas between or one by one; all below the command's folder."""
+def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
+    """The globs that a flag names, with commas between or one by one, all below the command's folder.
+
+    With `is_wide` they may be below the home of the machine, too, and below /workspace. A shell may have put the home
+    of this computer in the place of `~`.
+    """
     from gpurun.core.errors import UsageError
 
-    found = tuple(one.strip().removeprefix("./") for text in told for one in text.split(",") if one.strip())
-    for one in found:
-        if PurePosixPath(one).is_absolute() or ".." in PurePosixPath(one).parts:
-            what = f"{flag} {one!r} is not below the command's folder, and only what is there comes home."
+    found, here = list[str](), str(Path.home()).rstrip("/") + "/"
+    for glob in (glob.strip().removeprefix("./") for words in told for glob in words.split(",") if glob.strip()):
+        shown = f"~/{glob.removeprefix(here)}" if is_wide and here != "/" and glob.startswith(here) else glob
+        parts = PurePosixPath(shown).parts
+        is_elsewhere = ".." in parts or shown.startswith(("/", "~"))
+        is_allowed = is_wide and ".." not in parts and len(parts) > 1 and shown.startswith(_OUTPUT_ROOTS)
+        if is_elsewhere and not is_allowed:
+            where = "nor below ~ or /workspace" if is_wide else "where a run that continues looks for it"
+            what = f"{flag} {glob!r} is not below the command's folder, {where}, and so does not come home."
             raise UsageError("run.glob", what, hint=f"Have the command write there: {flag} 'out/**'")
-    return found
+        found.append(shown)
+    return tuple(found)
 
 
 def _upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:

@@ -211,11 +211,11 @@ def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
     from gpurun.cli.receipts import going_on, left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
-    from gpurun.view.receipt_screen import files_home
+    from gpurun.view.receipt_files import files_home
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
     told = receipt.predicate
-    names = {kind: [file["name"] for file in files] for kind, files in files_home(told)}
+    names = {home.title: [file["name"] for file in home.files] for home in files_home(told)}
     checkpoints, outputs = names["Checkpoints"], names["Outputs"]
     data = {
         "run": sight.folder.name,

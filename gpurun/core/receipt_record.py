@@ -12,6 +12,8 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
+from gpurun.core.collected_record import CheckpointTold
+
 Is = TypedDict("Is", {"is": str})
 """What a group of figures rests on: measured, provider-reported, instance-reported, planned or unknown."""
 Number = int | float
@@ -252,25 +254,6 @@ class Training(TypedDict):
     log: LogTold
     gpu_use: NotRequired[GpuUse]
     warnings: NotRequired[LogTold]
-
-
-class FileAtHome(TypedDict):
-    """A file that came home."""
-
-    name: str
-    bytes: int | None
-    sha256: str
-    kind: str | None
-    step: Any
-
-
-class CheckpointTold(TypedDict):
-    """The step of the latest checkpoint, step and loss of the best, what came home, and the names of what did not."""
-
-    latest: Any
-    best: Any
-    files: list[FileAtHome]
-    missing: NotRequired[list[Any] | None]
 
 
 class SampleTold(TypedDict):

@@ -208,10 +208,11 @@ def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
         # What a machine that is lost had finished last is only remembered: the bucket may have newer checkpoints.
         here: dict[str, Any] = {"pushed": "", "shared": "empty" if state.shared else ""}
         return {"phase": Phase.COLLECTED} | ({} if record.data.get("remembered") else here)
+    count = record.data.get("missing_files", {}).get("files", len(missing))
     failure = {
         "step": str(Step.COLLECT),
         "code": "collect.missing",
-        "message": f"{len(missing)} of the files that the instance announced did not come home.",
+        "message": f"{count} of the files that the instance announced did not come home.",
         "hint": "What was verified is in artifacts/; the receipt names it.",
         "exit_code": int(ExitCode.COLLECT_FAILED),
     }

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpurun.core.clock import utc
+from gpurun.core.collected_record import HERE, NAMED, CheckpointTold, FileAtHome
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Figure, Micros, left_of, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
     UNKNOWN,
     Asked,
-    CheckpointTold,
     Cost,
     Digests,
-    FileAtHome,
     Incident,
     Machine,
     Predicate,
@@ -28,6 +27,7 @@ from gpurun.core.receipt_record import (
     Runtime,
     Shipping,
     Statement,
+    Subject,
     TeardownTold,
     Timeline,
     Training,
@@ -98,14 +98,18 @@ def build_statement(
         predicate["rules"] = opened["rules"]
     return {
         "_type": STATEMENT_TYPE,
-        "subject": [
-            {"name": one["name"], "digest": {"sha256": one["sha256"]}}
-            for one in files
-            if one["kind"] in _CHECKPOINT_KINDS
-        ],
+        "subject": _subjects(files, predicate["checkpoint"]),
         "predicateType": PREDICATE_TYPE,
         "predicate": predicate,
     }
+
+
+def _subjects(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subject]:
+    """What the receipt is about, by digest; of very many files the list of all stands beside the first."""
+    found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
+    if "listed" in checkpoint:
+        found[HERE] = checkpoint["listed"]["sha256"]
+    return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in found.items()]
 
 
 def _asked(opened: dict[str, Any]) -> Asked:
@@ -129,6 +133,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
 
 def _file(file: dict[str, Any]) -> FileAtHome:
     name, size, sha256, kind, step = (plain_data(file.get(key)) for key in ("name", "bytes", "sha256", "kind", "step"))
+    if "%" in str(file.get("name")):  # One that is escaped is harmless, however long.
+        name = str(file["name"])
     return {"name": name, "bytes": size, "sha256": sha256, "kind": kind, "step": step}
 
 
@@ -347,12 +353,17 @@ def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> Checkpoint
     if collected is None:
         return {"latest": None, "best": None, "files": [], "missing": []}
     data = collected.data
-    return {
+    told: CheckpointTold = {
         "latest": plain_data(data["latest"]),
         "best": plain_data(data["best"]),
         "files": files,
         "missing": plain_data(data["missing"]),
     }
+    if "listed" in data:
+        told["listed"] = plain_data(data["listed"])
+    if "missing_files" in data:
+        told["missing"], told["missing_files"] = plain_data(data["missing"][:NAMED]), plain_data(data["missing_files"])
+    return told
 
 
 def _teardown(rentals: Sequence[Rental]) -> TeardownTold:

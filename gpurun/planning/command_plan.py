@@ -14,7 +14,7 @@ from pathlib import Path
 from gpurun.core.clock import Clock
 from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, NoOffer, UsageError
-from gpurun.core.job import Command
+from gpurun.core.job import EVERYTHING, Command
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer, digest_of
@@ -351,6 +351,8 @@ def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
         f"Home comes what is new and matches {', '.join(command.outputs) or 'nothing'}; counted are "
         f"{format_bytes(command.output_bytes)} of it (--output-gb)."
     )
+    if command.outputs == EVERYTHING and (Path(command.folder) / ".gpurunignore").is_file():
+        yield "What .gpurunignore names stays on the machine, too; --outputs says otherwise."
     if mode is not Mode.PAID and not has_cuda():
         yield "There is no CUDA device here: what the command does then is its own affair."
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from gpurun.core.artifact_names import path_of, raw_name
 from gpurun.core.errors import UsageError, VerificationFailed
 from gpurun.core.job import EVERYTHING, Command
 from gpurun.core.money import Micros
@@ -14,7 +15,7 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Earlier, Request
 from gpurun.planning.continue_from import earlier_run
 
-_FOLDER = "outputs"
+_FOLDER = "outputs/"
 
 
 def as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
@@ -61,14 +62,14 @@ def goes_on(command: Command, request: Request, home: Home, work: Path) -> tuple
     if not files or plan is None:
         hint = "Say which files are checkpoints (--checkpoint-glob) from the first run on."
         raise UsageError("continue.no_checkpoint", f"{name} brought no checkpoint of a command home.", hint=hint)
+    names = {str(file["name"]): os.fsdecode(raw_name(str(file["name"]))).removeprefix(_FOLDER) for file in files}
     for file in files:
         if not run.holds(file):
             what = f"{file['name']} of {name} is not there any more as its receipt has it."
             raise VerificationFailed("continue.altered", what, hint=f"gpurun audit {name} says what changed.")
-        target = work / PurePosixPath(str(file["name"])).relative_to(_FOLDER)
+        target = work / names[str(file["name"])]
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(run.folder.artifacts / str(file["name"]), target)
-    names = [str(PurePosixPath(str(file["name"])).relative_to(_FOLDER)) for file in files]
+        shutil.copyfile(path_of(run.folder.artifacts, str(file["name"])), target)
     spent = run.told["cost"]["upper_bound_micros"]
     before = plan.continues.spent_micros if plan.continues else Micros(0)
     earlier = Earlier(
@@ -79,5 +80,5 @@ def goes_on(command: Command, request: Request, home: Home, work: Path) -> tuple
         spent_micros=None if spent is None or before is None else Micros(spent + before),
         steps=plan.steps,
     )
-    resumed = names[0] if len(names) == 1 else os.path.commonpath(names)
+    resumed = next(iter(names.values())) if len(names) == 1 else os.path.commonpath([*names.values()])
     return command.model_copy(update={"resumed": resumed}), earlier

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from gpurun.core.artifact_names import path_of
+from gpurun.core.collected_record import files_of
 from gpurun.core.errors import GpurunError
 from gpurun.core.paths import Home, RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Signature
@@ -43,17 +45,21 @@ class VerifiedRun:
 
     def files(self, *kinds: str) -> list[dict[str, Any]]:
         """What came home of these kinds, as the receipt has it: name, bytes, sha256, kind, step."""
-        return [one for one in self.told["checkpoint"]["files"] if one["kind"] in kinds]
+        try:
+            files = files_of(self.folder, self.told["checkpoint"])
+        except ValueError:  # Its list was altered: what stands in the receipt itself counts still.
+            files = self.told["checkpoint"]["files"]
+        return [file for file in files if file["kind"] in kinds]
 
     def content(self, file: dict[str, Any]) -> bytes | None:
         """A small file that came home, read once, if it is still what it was then."""
-        return _content(self.folder.artifacts / str(file["name"]), file["sha256"])
+        return _content(path_of(self.folder.artifacts, str(file["name"])), file["sha256"])
 
     def holds(self, file: dict[str, Any]) -> bool:
         """Whether a file at home is still what came home then; all of it is read."""
         digest = hashlib.sha256()
         try:
-            with open_regular(self.folder.artifacts / str(file["name"])) as content:
+            with open_regular(path_of(self.folder.artifacts, str(file["name"]))) as content:
                 while block := content.read(_BLOCK_BYTES):
                     digest.update(block)
         except OSError:

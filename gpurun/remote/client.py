@@ -16,27 +16,29 @@ from typing import Any
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.records import canonical
 from gpurun.remote.archive import Codec, Pack
-from gpurun.remote.download import Wanted, fetch, pull
+from gpurun.remote.download import Wanted, Whole, fetch, pull
 from gpurun.remote.interface import FarRefusal, Machine, Reply, Sink, Take
 from gpurun.remote.machine_facts import Facts, Looking, Measured, Missing
 from gpurun.remote.messages import (
     MOST_LINE_BYTES,
+    MOST_MANIFEST_BYTES,
     Asked,
     Ended,
     Lease,
     Left,
     Manifest,
+    ManifestFile,
     Piece,
     Polled,
     SetUp,
     Shipped,
-    Sized,
     Started,
     Status,
     refusal_in,
     understood,
     understood_manifest,
 )
+from gpurun.remote.small_files import TakeFile, gather
 from gpurun.remote.upload import send
 
 AGENT = Path(__file__).parent / "agent"
@@ -222,16 +224,18 @@ class FarSide:
 
         FarRefusal when a single one of them is not acceptable, or they announce more than `most_bytes` in all.
         """
+        arriving = Whole(MOST_MANIFEST_BYTES)
         try:
-            line, content = self.ask("manifest", timeout_s=_PART_S)
+            self.ask("manifest", sink=arriving, timeout_s=_PART_S)
         except FarRefusal as refusal:
             if refusal.reason == "no_manifest":
                 return Manifest()
             raise
-        sized = understood(Sized, line)
-        if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
-            raise FarRefusal("nonsense", "The instance's manifest did not arrive whole.")
-        return understood_manifest(content, most_bytes)
+        return understood_manifest(arriving.content(), most_bytes)
+
+    def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
+        """Have many small files handed over (`remote.small_files`); those that are not there any more."""
+        return gather(self, files, take)
 
     def fetch(
         self, name: str, size_bytes: int, sha256: str, into: Path, *,

@@ -17,7 +17,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
-from gpurun.remote.messages import MOST_LINE_BYTES, Piece, check_name, refusal_in, understood
+from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, place_of, refusal_in, understood
 from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, notes_of
 
 # A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
@@ -64,8 +64,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     digest never held; StoreFull: the file could not be stored; files that were verified before stay as they are.
     HeldElsewhere, a MachineLost: somebody else is at it.
     """
-    parts = check_name(wanted.name)
-    target = into.joinpath(*parts)
+    target = place_of(into, wanted.name)
     if holds(target, wanted):
         return target
     try:
@@ -76,7 +75,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
             if holds(target, wanted):  # The one that was waited for has brought it.
                 partial.remove()
                 return target
-            _fill(partial, wanted, pulls, room=lambda: _room_in(into))
+            _fill(partial, wanted, pulls, room=lambda: room_in(into))
             partial.settle(target)
         fsync_folder(target.parent)
     except OSError as error:
@@ -103,9 +102,9 @@ def noted_bytes(into: Path, sha256: str) -> int:
         return 0
 
 
-def _room_in(folder: Path) -> int:
+def room_in(folder: Path) -> int:
     """How much may come: a full disk stops more than a download, so a twentieth of it, at most 10 GB, stays free."""
-    usage = shutil.disk_usage(folder)
+    usage = shutil.disk_usage(folder if folder.exists() else folder.parent)
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
 
@@ -275,6 +274,31 @@ class Arriving:
         if piece.offset != self._offset or piece.bytes > self._most:
             raise FarRefusal("nonsense", f"The instance answered another part of {piece.name!r} than was asked for.")
         self.left_bytes = piece.bytes
+
+
+class Whole:
+    """What answers with a line about its length and digest and then so many bytes, kept until all are here."""
+
+    def __init__(self, most: int) -> None:
+        self.line = bytearray()
+        self._most, self._content, self._has_line = most, bytearray(), False
+
+    def __call__(self, block: bytes) -> None:
+        """Take what has come next; FarRefusal `nonsense` where that is more than makes sense."""
+        if not self._has_line:
+            head, newline, block = block.partition(b"\n")
+            self.line += head
+            self._has_line = bool(newline)
+        self._content += block
+        if len(self.line) > MOST_LINE_BYTES or len(self._content) > self._most:
+            raise FarRefusal("nonsense", f"The instance answered more than {self._most:,} bytes.")
+
+    def content(self) -> bytes:
+        """All of it; FarRefusal `nonsense` where it is not what was announced."""
+        sized, content = understood(Sized, bytes(self.line)), bytes(self._content)
+        if sized.bytes != len(content) or sized.sha256 != hashlib.sha256(content).hexdigest():
+            raise FarRefusal("nonsense", "The instance's answer did not arrive whole.")
+        return content
 
 
 class Gets(Protocol):

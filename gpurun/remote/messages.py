@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
+from gpurun.core.artifact_names import ANY_NAME, MOST_PATH_BYTES, path_of, raw_name
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.machine_facts import Count, Sha256, Text, Wall
 from gpurun.remote.machine_facts import Said as _Said
 
 MOST_LINE_BYTES = 1 << 20
-MOST_MANIFEST_BYTES = 8 << 20
-MOST_MANIFEST_FILES = 10_000
+MOST_MANIFEST_BYTES = 256 << 20
+MOST_MANIFEST_FILES = 1_000_000
 # Whether there is room for it is seen file by file: one may fit where all do not.
 MOST_ANNOUNCED_BYTES = 1 << 50
+MOST_GATHERED = 8192
+"""How many small files one call asks for."""
 MOST_CHECKPOINTS = 16  # The trainer keeps three.
+
+Name = Annotated[str, Field(max_length=3 * MOST_PATH_BYTES)]  # Each byte of a path may be written as %XX.
 
 _PART = re.compile(r"[A-Za-z0-9._=+@,-]{1,80}")
 _MOST_PARTS = 9
+ANY_NAME_BELOW = tuple(f"{folder}/" for folder in ANY_NAME)
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
@@ -117,7 +125,7 @@ class Status(_Said):
 class Piece(_Said):
     """Where the raw bytes that follow belong: `size` is the whole file's."""
 
-    name: Text
+    name: Name
     offset: Count
     bytes: Count
     size: Count
@@ -160,6 +168,13 @@ class Left(_Said):
     killed: Count
 
 
+class Gathered(_Said):
+    """How many bytes of small files follow, and the places of those in the list that are not there."""
+
+    bytes: Count
+    left: Annotated[tuple[Count, ...], FailFast(), Field(max_length=MOST_GATHERED)]
+
+
 class Sized(_Said):
     """The length and digest of what follows."""
 
@@ -179,14 +194,22 @@ class _Refused(_Said):
     error: No
 
 
-class ManifestFile(_Said):
-    """A finished file: its name below `out/`, and what it must weigh and hash to."""
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid", strict=True))
+class ManifestFile:
+    """A finished file: its name below `out/`, percent-encoded, and what it must weigh and hash to.
 
-    name: Text
+    There may be a million of them: a model of each would take three times the room.
+    """
+
+    name: Name
     bytes: Count
     sha256: Sha256
     kind: Literal["weights", "optimizer", "state", "sample", "compile_cache", "checkpoint", "output"]
     step: Count
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain data, for a record."""
+        return {"name": self.name, "bytes": self.bytes, "sha256": self.sha256, "kind": self.kind, "step": self.step}
 
 
 class Best(_Said):
@@ -239,14 +262,24 @@ def refusal_in(line: bytes) -> FarRefusal | None:
 def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
     """MANIFEST.json as the trainer wrote it; one bad name, size or double makes all of it `bad_manifest`."""
     manifest = understood(Manifest, content, MOST_MANIFEST_BYTES)
-    taken: set[str] = set()
+    demand_sound(manifest, most_bytes)
+    return manifest
+
+
+def demand_sound(manifest: Manifest, most_bytes: int) -> None:
+    """FarRefusal `bad_manifest` where its names could not lie side by side in one folder, or it announces too much."""
+    taken, folders = set[str](), set[str]()
     for file in manifest.files:
         check_name(file.name)
-        folded = file.name.lower()
+        folded = file.name if file.name.startswith(ANY_NAME_BELOW) else file.name.lower()
         if folded in taken:
-            raise FarRefusal("bad_manifest", f"The instance's manifest names {file.name!r} twice.")
+            raise FarRefusal("bad_manifest", f"The instance's manifest names {file.name[:100]!r} twice.")
         taken.add(folded)
-    if any(name[:end] in taken for name in taken for end in _slashes(name)):
+        folder = folded.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    if not folders.isdisjoint(taken):
         raise FarRefusal("bad_manifest", "The instance's manifest has a name that is a file and a folder.")
     if len({file.step for file in manifest.files if file.kind in ("weights", "optimizer", "state")}) > MOST_CHECKPOINTS:
         raise FarRefusal("bad_manifest", f"The instance's manifest has more than {MOST_CHECKPOINTS} checkpoints.")
@@ -255,20 +288,30 @@ def understood_manifest(content: bytes, most_bytes: int) -> Manifest:
             "bad_manifest",
             f"The instance's manifest announces {manifest.total_bytes:,} bytes; at most {most_bytes:,} fit.",
         )
-    return manifest
 
 
-def _slashes(name: str) -> list[int]:
-    """Where a name has its slashes."""
-    return [place for place, letter in enumerate(name) if letter == "/"]
+def check_name(name: str) -> None:
+    """FarRefusal `bad_manifest` for a name that leads out of its folder, or out of its own list (FORMATS.md).
 
-
-def check_name(name: str) -> tuple[str, ...]:
-    """A far name as path parts that are harmless on every file system; FarRefusal `bad_manifest` otherwise."""
-    parts = tuple(name.split("/"))
-    harmless = len(parts) <= _MOST_PARTS and all(
-        _PART.fullmatch(part) and part[0] != "." and part[-1] != "." and not _DEVICE.fullmatch(part) for part in parts
-    )
+    What a command leaves may have any name that Linux allows, percent-encoded; other names are plain ones.
+    """
+    try:
+        harmless = bool(raw_name(name)) if name.startswith(ANY_NAME_BELOW) else _is_plain(name)
+    except ValueError:
+        harmless = False
     if not harmless:
         raise FarRefusal("bad_manifest", f"The instance's manifest has the name {name[:100]!r}.")
-    return parts
+
+
+def place_of(folder: Path, name: str) -> Path:
+    """Where a file of that name lies below a folder; FarRefusal as `check_name`."""
+    check_name(name)
+    return path_of(folder, name) if name.startswith(ANY_NAME_BELOW) else folder / name
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is harmless on every file system."""
+    parts = name.split("/")
+    return len(parts) <= _MOST_PARTS and all(
+        _PART.fullmatch(part) and part[0] != "." and part[-1] != "." and not _DEVICE.fullmatch(part) for part in parts
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpurun.core.artifact_names import shown
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
@@ -196,11 +197,14 @@ def tell_pace(data: Mapping[str, Any]) -> str:
 
 def _collected(data: Mapping[str, Any]) -> str:
     files, missing = data.get("files"), data.get("missing")
-    count = f" {format_files(len(files))}" if isinstance(files, list | tuple) else ""
+    listed, lost_files = data.get("listed"), data.get("missing_files")
+    here = listed["files"] if isinstance(listed, dict) else len(files) if isinstance(files, list | tuple) else None
+    count = f" {format_files(here)}" if isinstance(here, int) else ""
     lost = ""
     if isinstance(missing, list | tuple) and missing:
         more = " and more" if missing[_MOST_NAMED:] else ""
-        lost = f", {len(missing)} MISSING: {safe_line(', '.join(map(str, missing[:_MOST_NAMED])))}{more}"
+        number = lost_files["files"] if isinstance(lost_files, dict) else len(missing)
+        lost = f", {number} MISSING: {', '.join(shown(str(name)) for name in missing[:_MOST_NAMED])}{more}"
     return f"collected{count}, digests verified{lost}"
 
 
@@ -268,7 +272,9 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             return f"{ended}: {_line(event.message)}" if event.message else ended
     if event.kind == "output":
         name, size = _text(event.said, "name", "a file"), whole(event.said.get("bytes"))
-        return f"output {_line(name)} ({format_bytes(size or 0)}) is finished"
+        more = whole(event.said.get("files"))
+        what = f"{format_files(more)} such as {shown(name)}" if more else f"{shown(name)}"
+        return f"output {what} ({format_bytes(size or 0)}) is finished"
     return event.kind
 
 

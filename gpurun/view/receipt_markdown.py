@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+from gpurun.core.artifact_names import shown
 from gpurun.core.clock import utc
 from gpurun.core.job_terms import terms_in
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN
-from gpurun.view.receipt_screen import files_home, log_lines, receipt_pairs, sample_text, signature_word, times_of
+from gpurun.view.receipt_files import files_home
+from gpurun.view.receipt_screen import log_lines, receipt_pairs, sample_text, signature_word, times_of
 from gpurun.view.styled_text import Span
 
 _MOST_FILES = 200
@@ -72,10 +74,11 @@ def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
 def file_rows(told: Predicate) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return what came home, by "checkpoint" and "output": names with digests, and of very many how many more."""
     rows = []
-    for title, files in files_home(told):
-        shown = [(file["name"], file["sha256"]) for file in files[:_MOST_FILES]]
-        more = [(f"and {len(files) - _MOST_FILES} more, in receipt.json", "")] if files[_MOST_FILES:] else []
-        rows += [(title.lower().removesuffix("s"), [*shown, *more])] if files else []
+    for home in files_home(told):
+        names = [(shown(file["name"]), file["sha256"]) for file in home.files[:_MOST_FILES]]
+        more = home.more(_MOST_FILES)
+        rest = [(f"and {more} more, in {'collected.list' if home.unnamed else 'receipt.json'}", "")] if more else []
+        rows += [(home.title.lower().removesuffix("s"), [*names, *rest])] if home.files else []
     return rows
 
 

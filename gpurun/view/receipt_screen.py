@@ -13,9 +13,10 @@ from gpurun.core.clock import local_time
 from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import FileAtHome, Machine, Predicate, Receipt, Runtime, on_gpu
+from gpurun.core.receipt_record import Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
+from gpurun.view.receipt_files import cells_home, files_missing
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
 from gpurun.view.table import fields
@@ -123,8 +124,8 @@ def receipt_pairs(told: Predicate, *, now: float, shutdown: str, then: str = "")
         ("Cost", _cost(told)),
         ("Result", [Span(_result(told), "title")]),
         ("Why", _why(told)),
-        *((name, _files(files)) for name, files in files_home(told)),
-        ("Not home", [Span(str(one), "bad") for one in told["checkpoint"].get("missing") or ()]),
+        *cells_home(told),
+        ("Not home", files_missing(told)),
         (name, [Span(said, look), _proof(told), evidence, closed]),
         ("Warnings", [Span(one, "warn") for one in told["training"].get("warnings", {"lines": []})["lines"]]),
         ("Incidents", [Span(incident, "warn") for incident in incidents]),
@@ -152,19 +153,6 @@ def _when(wall: float | None, now: float) -> str:
 def log_lines(told: Predicate) -> list[str]:
     """The lines of the trainer's log that the receipt quotes."""
     return [safe_line(text) for text in told["training"]["log"]["lines"]]
-
-
-def files_home(told: Predicate) -> list[tuple[str, list[FileAtHome]]]:
-    """Return what came home, but for the samples: the checkpoints, and what a command left besides."""
-    files = [file for file in told["checkpoint"]["files"] if file["kind"] != "sample"]
-    outputs = [file for file in files if file["kind"] == "output"]
-    return [("Checkpoints", [file for file in files if file["kind"] != "output"]), ("Outputs", outputs)]
-
-
-def _files(files: list[FileAtHome]) -> list[Cell]:
-    """The first of many files, and how many more there are."""
-    shown: list[Cell] = [f"{file['name']} {short_hash(file['sha256'])}" for file in files[:_MOST_FILES]]
-    return [*shown, f"and {len(files) - _MOST_FILES} more"] if files[_MOST_FILES:] else shown
 
 
 def _recipe(told: Predicate) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from gpurun.core.money import usd
 from gpurun.remote.key_pairs import make_keys
+from tests.any_names import NASTY, below, possible, script
 from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
 from tests.emulators import guests
 from tests.emulators.guests import Guest, Meter
@@ -165,3 +166,23 @@ def test_on_a_box_of_ones_own_nothing_of_it_is_left(tmp_path: Path) -> None:
             assert receipt(user, "fox-41")["teardown"]["is"] == "user_operated"
         assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
     assert not list(Path("/dev/shm").glob("gpurun-*"))
+
+
+@pytest.mark.slow
+def test_files_of_any_name_and_very_many_come_home_though_the_supervisor_is_killed(user: User, tmp_path: Path) -> None:
+    files = possible([*NASTY, *(b"frames/%d/img %04d.png" % (number % 3, number) for number in range(1_500))])
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "train.py").write_text(f"{script(files)}\nimport time\ntime.sleep(4)\n")
+    words = ("--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--detach", *user.cloud.asks)
+    begun = user.types("run", *words, "--name", "elk-1", "--upload", str(tmp_path / "lab"), "--", "python", "train.py")
+    assert begun.returncode == 0, begun.stderr + user.said("elk-1")
+    artifacts = user.home / "runs" / "elk-1" / "artifacts" / "outputs"
+    end = time.monotonic() + 120
+    while not list(artifacts.glob("frames/*/*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    kill_supervisors(user.home)
+    resumed = user.types("resume", "elk-1")
+    assert resumed.returncode == 0, resumed.stderr + user.said("elk-1")
+    assert below(artifacts) == files
+    assert user.cloud.alive() == []
+    assert user.tells("audit", "elk-1")[1]["ok"] is True

@@ -94,10 +94,7 @@ def test_the_latest_comes_first_then_the_best_and_the_one_before_stays_there(wor
 
 
 def listing(*files: tuple[str, str, int], latest: int | None, best: int | None) -> Manifest:
-    found = [
-        ManifestFile.model_validate({"name": name, "bytes": 1, "sha256": "0" * 64, "kind": kind, "step": step})
-        for name, kind, step in files
-    ]
+    found = [ManifestFile(name=name, bytes=1, sha256="0" * 64, kind=kind, step=step) for name, kind, step in files]
     return Manifest(latest=latest, best=Best(step=best, val_loss=2.0) if best else None, files=tuple(found))
 
 
@@ -396,7 +393,7 @@ def test_what_is_larger_than_the_planned_model_can_make_it_stays_there_and_the_r
 
     def with_it(most: int) -> Manifest:
         listed = manifest(most)
-        return listed.model_copy(update={"files": (*listed.files, ManifestFile.model_validate(large))})
+        return listed.model_copy(update={"files": (*listed.files, ManifestFile(**large))})
 
     world.far.manifest = with_it  # type: ignore[method-assign]
     assert world.drive() is ExitCode.COLLECT_FAILED

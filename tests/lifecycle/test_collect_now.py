@@ -28,9 +28,18 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Choices, Plan
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.lifecycle.artifacts import on_demand
-from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, STUCK_S, Background
+from gpurun.lifecycle.artifacts.downloader import STUCK_S, Background
 from gpurun.lifecycle.artifacts.inventory import Inventory
-from gpurun.lifecycle.artifacts.on_demand import OVER_PLAN, UNREACHABLE, Brought, Only, Salvaged, bring_now, copy_out
+from gpurun.lifecycle.artifacts.on_demand import (
+    OVER_PLAN,
+    PATIENCE_S,
+    UNREACHABLE,
+    Brought,
+    Only,
+    Salvaged,
+    bring_now,
+    copy_out,
+)
 from gpurun.lifecycle.context import RETRY_S
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Best, Manifest, ManifestFile
@@ -308,11 +317,9 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
     """An optimiser's state without its weights is no checkpoint, and a finished one that was lost was finished."""
     kinds = {"model": "weights", "optim": "optimizer"}
     names = [f"{step:06d}.{part}" for step in (20, 30) for part in kinds]
+    sha256 = hashlib.sha256(b"x").hexdigest()
     files = [
-        ManifestFile.model_validate(
-            {"name": f"checkpoints/{name}.safetensors", "bytes": 1, "sha256": hashlib.sha256(b"x").hexdigest(),
-             "kind": kinds[name[7:]], "step": int(name[:6])}
-        )
+        ManifestFile(f"checkpoints/{name}.safetensors", 1, sha256, kinds[name[7:]], int(name[:6]))  # type: ignore[arg-type]
         for name in names
         if name not in lost
     ]  # fmt: skip
@@ -321,7 +328,7 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
     for file in files:
         (sight.folder.artifacts / file.name).write_bytes(b"x")
     collected = {
-        "files": [file.model_dump(mode="json") for file in files],
+        "files": [file.as_json() for file in files],
         "missing": [f"checkpoints/{name}.safetensors" for name in lost],
         "latest": 30,
         "best": {"step": 20, "val_loss": 2.0},
@@ -390,16 +397,16 @@ def test_a_file_that_is_in_the_way_is_not_replaced_and_nothing_else_is_copied(se
 def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path: Path) -> None:
     folder, to = finished_run(session.home, "fox-41"), tmp_path / "to"
     (told,) = [one for one in collect(session, "fox-41", only="all").data["here"] if one["name"] == WEIGHTS]
-    whole = ManifestFile.model_validate(told | {"sha256": "0" * 64})
+    whole = ManifestFile(**(told | {"sha256": "0" * 64}))
     with pytest.raises(CollectFailed) as refused:
         copy_out(folder.artifacts, [whole], to)
     assert refused.value.code == "collect.altered"
-    huge = whole.model_copy(update={"bytes": 1 << 60})
+    huge = replace(whole, bytes=1 << 60)
     with pytest.raises(CollectFailed, match="copies need 1,152,921,504,606,846,976 bytes") as full:
         copy_out(folder.artifacts, [huge], to)
     assert full.value.code == "collect.disk_full"
     with pytest.raises(CollectFailed, match="No such file"):
-        copy_out(folder.artifacts, [whole.model_copy(update={"name": "checkpoints/gone.bin"})], to)
+        copy_out(folder.artifacts, [replace(whole, name="checkpoints/gone.bin")], to)
     with pytest.raises(CollectFailed, match="Not a directory"):
         copy_out(folder.artifacts, [whole], folder.journal / "below")
     assert not [path for path in to.rglob("*") if path.is_file()]

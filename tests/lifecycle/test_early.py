@@ -308,7 +308,7 @@ def test_what_an_earlier_gpurun_has_noted_in_four_files_is_known_and_stands_in_o
     names = instance.save(10)
     manifest = instance.far.manifest(MOST_ANNOUNCED_BYTES)
     (folder.path / "manifest.json").write_text(manifest.model_dump_json())
-    whole = [file.model_dump(mode="json") for file in manifest.files]
+    whole = [file.as_json() for file in manifest.files]
     brought = {"step": 10, "files": names, "whole": whole, "bytes_per_s": 9.5}
     (folder.path / "newest.json").write_text(json.dumps(brought))
     (folder.path / "kept.json").write_text('["mine"]')

@@ -28,7 +28,7 @@ from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import open_run
 from gpurun.ledger.signing import payload_of
-from gpurun.lifecycle.artifacts import downloader
+from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
 from gpurun.lifecycle.steps import close_run
 from gpurun.planning.command_plan import make_command_plan
@@ -277,7 +277,7 @@ def test_what_was_finished_when_the_time_was_over_comes_home_before_its_folder_g
 def test_a_folder_that_cannot_be_read_is_kept_and_goes_only_where_the_user_says_so(
     home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downloader, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(on_demand, "PATIENCE_S", 0.5)
     folder = away(home, slurm, steps=100_000, until="out/MANIFEST.json")
     slurm.end_job("1", "TIMEOUT")
     late(monkeypatch)

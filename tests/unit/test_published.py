@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpurun.core.artifact_names import path_of, raw_name
+from gpurun.remote.agent.runner import published
 from gpurun.remote.agent.runner.published import Outputs
 from gpurun.remote.messages import understood_manifest
 
@@ -96,17 +100,161 @@ def test_what_was_uploaded_is_no_output_until_the_command_changes_it(tmp_path: P
     assert folder.kinds == {"outputs/log.txt": "output"}
 
 
-def test_caches_links_and_odd_names_stay_there_and_the_last_are_named(tmp_path: Path) -> None:
+NAMES = (
+    b"runs/2026-11-27 00:41:05/model.pt", b"ckpt[best]/m.pt", b"train loss", "模型/权重.pt".encode(), b"#best.pt",
+    b"x" * 255, b".hydra/config.yaml", b"a/b/c/d/e/f/g/h/i/j/k", b"new\nline", b"\x1b[31m", "\u202egnp".encode(),
+    b"bad\xff\xfe", b"100%.txt", b"a%20b", b"Case", b"case", b"CON", b"end.", b"-rf",
+)  # fmt: skip
+
+
+def test_every_name_that_linux_allows_is_published_byte_for_byte(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "**")
-    folder.writes("__pycache__/a.cpython-311.pyc", "x")
-    folder.writes("ok/run-1=a,b@c.txt", "x")
-    folder.writes("best model.pt", "x")
-    (folder.work / "passwd").symlink_to("/etc/passwd")
+    for name in NAMES:
+        path = os.fsencode(folder.work) + b"/" + name
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(name)
     folder.looks(step=0, is_last=True)
-    assert folder.kinds == {"outputs/ok/run-1=a,b@c.txt": "output"}
-    (warning,) = [one for one in folder.told if one["kind"] == "warning"]
-    assert warning["code"] == "outputs.name"
-    assert "best model.pt" in warning["message"]
+    assert {raw_name(name) for name in folder.kinds} == {b"outputs/" + name for name in NAMES}
+    assert all(path_of(folder.out, name).read_bytes() == raw_name(name)[8:] for name in folder.kinds)
+    assert folder.outputs.unpublished == []
+    assert folder.outputs.matched == {"**": len(NAMES)}
+
+
+def test_links_to_files_inside_come_as_files_and_what_leads_elsewhere_is_named(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "**")
+    folder.writes("ckpt/epoch=9.ckpt", "weights")
+    folder.writes("runs/7/a.txt", "x")
+    (folder.work / "last.ckpt").symlink_to("ckpt/epoch=9.ckpt")
+    (folder.work / "latest").symlink_to("runs/7")
+    (tmp_path / "elsewhere").write_text("not the command's")
+    (folder.work / "out.txt").symlink_to(tmp_path / "elsewhere")
+    folder.looks(step=0, is_last=True)
+    assert set(folder.kinds) == {f"outputs/{name}" for name in ("ckpt/epoch=9.ckpt", "runs/7/a.txt", "last.ckpt")}
+    assert (folder.out / "outputs/last.ckpt").read_text() == "weights"
+    assert folder.outputs.left_behind == [("out.txt", len("not the command's"))]
+
+
+@pytest.mark.parametrize(
+    ("globs", "coming", "left"),
+    [
+        (("**",), {"a.txt"}, {".cache": 10, "out": 10, "m.pt": 10}),
+        (("*",), {"a.txt", "out/m.pt", "m.pt"}, {".cache": 10}),
+        ((".cache/**",), {".cache/big"}, {}),
+        (("out*/**", "*.pt"), {"out/m.pt", "m.pt"}, {}),
+    ],
+    ids=["everything", "a star", "named", "several"],
+)
+def test_caches_and_what_is_ignored_stay_with_their_size_unless_a_glob_says_what_comes(
+    tmp_path: Path, globs: tuple[str, ...], coming: set[str], left: dict[str, int]
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / ".gpurunignore").write_text("# no uploads of these\nout/\n*.pt\n!keep.pt\n")
+    folder = Folder(tmp_path, *globs)
+    for name in ("a.txt", ".cache/big", "out/m.pt", "m.pt"):
+        folder.writes(name, "x" * 10)
+        os.utime(folder.work / name)
+    folder.looks(step=0, is_last=True)
+    assert set(folder.kinds) == {f"outputs/{name}" for name in coming}
+    assert dict(folder.outputs.left_behind) == left
+    warnings = [event["message"] for event in folder.told if event.get("code") == "outputs.left"]
+    assert ["out (10 bytes)" in message for message in warnings] == [True] * ("out" in left)
+
+
+def test_what_is_below_the_home_comes_by_a_glob_but_for_folders_with_a_dot_that_it_does_not_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "me").mkdir()
+    folder = Folder(tmp_path, "~/**", "~/.cache/nanochat/**", str(tmp_path / "me/abs/*.pt"))
+    for name in ("checkpoints/m.pt", ".ssh/id", ".cache/nanochat/base.pt", ".cache/pip/x", "abs/m.pt"):
+        folder.writes(f"../me/{name}", "x")
+        os.utime(tmp_path / "me" / name)
+    (tmp_path / "me/stolen").symlink_to("/etc/passwd")
+    folder.looks(step=0, is_last=True)
+    assert set(folder.kinds) == {f"home/{name}" for name in ("checkpoints/m.pt", ".cache/nanochat/base.pt", "abs/m.pt")}
+    assert folder.outputs.matched == {"~/**": 2, "~/.cache/nanochat/**": 1, str(tmp_path / "me/abs/*.pt"): 1}
+    with pytest.raises(OSError, match="neither below the home"):
+        Folder(tmp_path / "me", "/srv/out/**")
+
+
+def test_a_file_that_is_still_written_at_the_end_comes_as_it_was_or_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What outlives the command appends to one file, and rewrites another from its beginning."""
+    folder = Folder(tmp_path, "**")
+    folder.writes("log", "line 1")
+    folder.writes("state", "aaaaaa")
+    real = published.digest_of
+
+    def meanwhile(source: str, out: Any, most: int = 1 << 62) -> str:
+        digest = real(source, out, most)
+        name = Path(source).name
+        if name in ("log", "state", ".publishing"):
+            with (folder.work / "log").open("a") as log:
+                log.write("more")
+            (folder.work / "state").write_text(f"{time.monotonic_ns() % 10**6:06}")
+        return digest
+
+    monkeypatch.setattr(published, "digest_of", meanwhile)
+    folder.looks(step=0, is_last=True)
+    assert [name for name, _, _ in folder.outputs.unpublished] == ["outputs/state"]
+    assert (folder.out / "outputs/log").read_text().startswith("line 1")
+    assert set(folder.kinds) == {"outputs/log"}
+
+
+def test_more_files_than_come_home_are_told_before_and_named_by_count_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "MOST_FILES", 10)
+    folder = Folder(tmp_path, "**")
+    for place in range(8):
+        folder.writes(f"{place}", "x")
+    folder.looks(step=0, times=2)
+    assert [event["code"] for event in folder.told if event["kind"] == "warning"] == ["outputs.many"]
+    for place in range(8, 13):
+        folder.writes(f"{place}", "xx")
+    folder.looks(step=0, is_last=True)
+    assert len(folder.kinds) == 10
+    (over,) = folder.outputs.unpublished
+    assert over[:2][0].startswith("3 more files")
+
+
+def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file_come_as_they_are_last(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "**")
+    folder.writes("a", "file")
+    folder.writes("b/c", "in a folder")
+    folder.looks(step=0, times=2)
+    (folder.work / "a").unlink()
+    shutil.rmtree(folder.work / "b")
+    folder.writes("a/c", "in a folder")
+    folder.writes("b", "file")
+    folder.looks(step=0, is_last=True)
+    assert set(folder.kinds) == {"outputs/a/c", "outputs/b"}
+    assert (folder.out / "outputs/b").read_text() == "file"
+
+
+def test_a_checkpoint_that_cannot_be_read_whole_does_not_take_its_other_files_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, checkpoints="ckpt-*")
+    for name in ("ckpt-1/a", "ckpt-1/b", "ckpt-2/a", "ckpt-2/b"):
+        folder.writes(name, name)
+    real = published.linked
+
+    def broken(source: str, target: str, stamp: Any) -> Any:
+        if source.endswith("ckpt-2/b"):
+            raise OSError(5, "Input/output error")
+        return real(source, target, stamp)
+
+    monkeypatch.setattr(published, "linked", broken)
+    folder.looks(step=0, is_last=True)
+    assert folder.kinds == {
+        "outputs/ckpt-1/a": "checkpoint",
+        "outputs/ckpt-1/b": "checkpoint",
+        "outputs/ckpt-2/a": "output",
+    }
+    assert folder.outputs.unpublished == [("outputs/ckpt-2/b", 8, "Input/output error")]
 
 
 def test_what_the_command_removes_is_announced_no_more(tmp_path: Path) -> None:
@@ -133,3 +281,23 @@ def test_a_disk_without_room_for_a_copy_waits_for_the_end_where_none_is_needed(
     assert bool(folder.kinds) is not is_full
     folder.looks(step=0, is_last=True)
     assert folder.kinds == {"outputs/a.bin": "output"}
+
+
+def test_where_the_last_list_cannot_be_written_all_that_is_not_in_the_one_before_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path, "**")
+    folder.writes("early", "x")
+    folder.writes("grows", "x")
+    folder.looks(step=0, times=2)
+    folder.writes("late", "xx")
+    folder.writes("grows", "xyz")
+
+    def broken(self: Outputs) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Outputs, "write", broken)
+    folder.looks(step=0, is_last=True)
+    assert sorted(folder.outputs.unpublished) == [
+        ("outputs/grows", 3, "Input/output error"), ("outputs/late", 2, "Input/output error"),
+    ]  # fmt: skip

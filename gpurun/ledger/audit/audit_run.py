@@ -11,6 +11,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from gpurun.core.artifact_names import path_of
+from gpurun.core.collected_record import files_of
 from gpurun.core.journal_records import Record
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, open_regular, read_regular
@@ -345,10 +347,17 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
 def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -> None:
     """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
     collected = named(records, "salvage.observed") or named(records, "collect.observed")
-    files = collected[-1]["data"]["files"] if collected else []
+    try:
+        files = files_of(folder, collected[-1]["data"]) if collected else []
+    except ValueError as error:
+        found.problems.append(f"the list of what was collected cannot be followed: {error}")
+        files = collected[-1]["data"]["files"]
     held = 0
     for file in files:
-        path = folder.artifacts / file["name"]
+        try:
+            path = path_of(folder.artifacts, file["name"])
+        except ValueError:
+            path = folder.artifacts / file["name"]
         if not path.resolve().is_relative_to(folder.artifacts.resolve()):
             found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
         elif not path.is_file():

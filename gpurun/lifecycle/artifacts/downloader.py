@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeVar
@@ -18,22 +19,23 @@ from typing import Protocol, TypeVar
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, TrainingFailed
 from gpurun.core.paths import RunFolder
-from gpurun.core.retry import Retry
 from gpurun.core.trainer_events import Checkpoint, TrainerEvent
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory
-from gpurun.lifecycle.context import PASSING, RETRY_S
 from gpurun.remote.client import FarSide
-from gpurun.remote.download import noted_bytes
+from gpurun.remote.download import noted_bytes, room_in
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, place_of
 from gpurun.remote.resumable_file import HeldElsewhere
+from gpurun.remote.small_files import LEAST_FILES, SMALL_BYTES, TakeFile, batches
 
 # A process that holds a file and has added nothing to it for so long was stopped, as by ^Z.
 STUCK_S = 60.0
-# How long a person waits for a line, or a bucket is waited for, without a byte of progress.
-PATIENCE_S = 60.0
 # How soon the watch tries again what it could not bring, and for how long it waits for a download that it ends.
 AGAIN_S, JOIN_S = 60.0, 3.0
+# After a list that took longer, the next is not asked for before so many times its time is over.
+QUICK_S, REST = 0.5, 10
+LOOK_FILES = 256
+"""After so many small files it is looked whether there is time for more."""
 
 T = TypeVar("T")
 
@@ -48,6 +50,10 @@ class Source(Protocol):
         self, name: str, size_bytes: int, sha256: str, into: Path, *,
         on_progress: Callable[[int], None] | None = None, aside: bool = False,
     ) -> Path: ...  # fmt: skip
+
+    def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
+        """Hand over many small files; those that are not there any more."""
+        ...
 
 
 class Waits:
@@ -87,28 +93,6 @@ class Waits:
                 return answer
 
 
-class Brief(Waits):
-    """Waits for a line as long as something comes within PATIENCE_S, and for somebody else who brings a file."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
-
-    def moved(self) -> None:
-        """See `Waits.moved`."""
-        self._retry.moved()
-
-    def wait(self, error: MachineLost | FarRefusal) -> None:
-        """See `Waits.wait`."""
-        if isinstance(error, FarRefusal) and error.reason not in PASSING:
-            raise error
-        self._retry.wait(error)
-
-    def hold(self, held: Sequence[GpurunError]) -> None:
-        """See `Waits.hold`."""
-        self._retry.moved()  # They come home meanwhile; a process that is stuck is passed by.
-        self._retry.wait(held[0])
-
-
 class Downloader:
     """Files on their way home: those that are `here`, verified, and why each of the `missing` is not.
 
@@ -121,6 +105,7 @@ class Downloader:
     ) -> None:
         self._source, self._inventory, self._waits, self._clock, self._tell = source, inventory, waits, clock, tell
         self.here: dict[str, ManifestFile] = {}
+        self.here_bytes = 0
         self.missing: dict[str, GpurunError] = {}
         self.gone: MachineLost | TrainingFailed | None = None
         self.again_bytes = 0
@@ -129,10 +114,14 @@ class Downloader:
         self._most: dict[str, int] = {}
         self._last: dict[str, int] = {}
 
-    @property
-    def here_bytes(self) -> int:
-        """The size of all that is here."""
-        return sum(file.bytes for file in self.here.values())
+    def _count(self, file: ManifestFile) -> None:
+        """Count a file that is here, verified."""
+        self.here_bytes += file.bytes if file.name not in self.here else 0
+        self.here[file.name] = file
+
+    def _is_settled(self, file: ManifestFile) -> bool:
+        """Whether a file is here or given up."""
+        return file.name in self.here or file.name in self.missing
 
     def bring(self, files: Iterable[ManifestFile]) -> None:
         """Bring files in their order; one that is held up comes after the others."""
@@ -143,7 +132,7 @@ class Downloader:
         waiting = list(files)
         while waiting and self.gone is None:
             try:
-                waiting = [file for file in waiting if not self._is_done(file)]
+                waiting = self._left_of(waiting)
                 held = [why for file in waiting if isinstance(why := self._why[file.name], StoreFull | HeldElsewhere)]
                 yield from (why for why in held if isinstance(why, StoreFull))
                 if held:
@@ -152,18 +141,59 @@ class Downloader:
                 self.gone = gone
         if self.gone is not None:
             self.find(waiting)
-            unfound = (file.name for file in waiting if file.name not in {*self.here, *self.missing})
-            self.missing |= dict.fromkeys(unfound, self.gone)
+            self.missing |= dict.fromkeys((file.name for file in waiting if not self._is_settled(file)), self.gone)
 
     def find(self, files: Iterable[ManifestFile]) -> None:
         """Count what came home before of files that are not fetched any more, or not worth a paid minute."""
         for file in files:
-            if file.name not in {*self.here, *self.missing} and self._inventory.has(file):
-                self.here[file.name] = file
+            if not self._is_settled(file) and self._inventory.has(file):
+                self._count(file)
+
+    def _left_of(self, waiting: list[ManifestFile]) -> list[ManifestFile]:
+        """Bring files in their order, many small ones in one stream; what is not done after that."""
+        left: list[ManifestFile] = []
+        for is_small, run in groupby(waiting, key=lambda file: file.bytes < SMALL_BYTES):
+            files = [file for file in run if not self._is_settled(file)]
+            for some in batches(files) if is_small and len(files) >= LEAST_FILES else ():
+                self._gather(some)
+            left += [file for file in files if not self._is_done(file)]
+        return left
+
+    def _gather(self, files: Sequence[ManifestFile]) -> None:
+        """Bring small files together; what does not come so is fetched by itself afterwards, with its own reason."""
+
+        def take(file: ManifestFile, content: bytes) -> None:
+            if len(self.here) % LOOK_FILES == 0:
+                self._waits.demand_time(file, None)
+            if self._inventory.put(file, content):
+                came.append(file)
+                self._waits.moved()
+                self._count(file)
+                self._tell(file, 0)
+
+        came: list[ManifestFile] = []
+        self.find(files)
+        if sum(file.bytes for file in files) > room_in(self._inventory.artifacts):
+            return
+        while left := [file for file in files if not self._is_settled(file)]:
+            try:
+                self._waits.demand_time(left[0], None)
+                for file in left:
+                    self._inventory.demand_planned(file)
+                gone = FarRefusal("no_such_file", "it is not there any more as it was announced")
+                self.missing |= dict.fromkeys((file.name for file in self._source.gather(left, take)), gone)
+            except MachineLost as lost:
+                self._waits.wait(lost)
+                continue
+            except (FarRefusal, CollectFailed, OSError) as error:
+                logging.info("many files did not come together: %s", error)
+            break
+        if came:
+            os.sync()  # Once for all of them, and before anything counts on it.
 
     def _is_done(self, file: ManifestFile) -> bool:
         """Whether a file is here or given up; otherwise the others come first, and it is tried again after them."""
-        while True:
+        while not self._is_settled(file):
             most = self._most.get(file.name)
             try:
                 self._waits.demand_time(file, self._why.get(file.name))
@@ -180,19 +210,19 @@ class Downloader:
                     self._waits.wait(error)
                 except FarRefusal as refusal:
                     self.missing[file.name] = refusal
-                    return True
+                    continue
                 if self._most.get(file.name) == most:  # It may be this file alone that does not come.
                     return False
                 continue
             except CollectFailed as error:  # However late it is, what is here with the right digest counts.
                 if self._inventory.has(file):
-                    self.here[file.name] = file
+                    self._count(file)
                 else:
                     self.missing[file.name] = error
             else:
                 self._waits.moved()
-                self.here[file.name] = file
-            return True
+                self._count(file)
+        return True
 
     def _fetch(self, file: ManifestFile) -> None:
         """Fetch one file, unless it is here; past the process that has it open, where that is stuck."""
@@ -238,6 +268,7 @@ class Background:
         self._budget = budget
         self._clock = clock
         self._told, self._over = threading.Event(), threading.Event()
+        self._listing_s = 0.0
         self._thread = threading.Thread(target=self._work, daemon=True)
 
     def __enter__(self) -> Background:
@@ -265,6 +296,8 @@ class Background:
         wait_s: float | None = None
         while not self._over.is_set():
             self._told.wait(wait_s)
+            if self._listing_s > QUICK_S:  # A list that takes long is not asked for again and again.
+                self._over.wait(REST * self._listing_s)
             self._told.clear()
             try:
                 if not self._over.is_set():
@@ -282,8 +315,10 @@ class Background:
 
     def bring(self, far: FarSide) -> None:
         """Fetch what is finished, the latest first; before and after that, let go of what newer ones have replaced."""
+        began_mono = self._clock.monotonic()
         manifest = far.manifest(MOST_ANNOUNCED_BYTES)
         self._inventory.remember(manifest)
+        self._listing_s = self._clock.monotonic() - began_mono
         self._remove_replaced(manifest)
         files = self._affordable(manifest)
         before = self._inventory.memory
@@ -303,7 +338,9 @@ class Background:
         if self._budget.limit_bytes is not None:
             latest = [file for file in manifest.files if file.step == manifest.latest]
             return latest if self._budget.take(latest, by_step=manifest.latest or 0) else []
-        return sorted(manifest.files, key=lambda file: (file.step != manifest.latest, file.name))
+        return sorted(
+            manifest.files, key=lambda file: (file.step != manifest.latest, file.bytes >= SMALL_BYTES, file.name)
+        )
 
     def _let_go(self, manifest: Manifest, here: set[str]) -> None:
         """Name the newest checkpoint if all of it is `here`, verified; remove the older ones that it has replaced."""
@@ -317,10 +354,10 @@ class Background:
         artifacts = self._inventory.artifacts
         with self._inventory.alone() as noted:
             needed = {file.name for file in (*manifest.files, *noted.whole)}
-            if not noted.whole or not all((artifacts / file.name).is_file() for file in noted.whole):
+            if not noted.whole or not all(place_of(artifacts, file.name).is_file() for file in noted.whole):
                 return
             for name in {*noted.files} - needed - {*noted.kept}:
-                (artifacts / name).unlink(missing_ok=True)
+                place_of(artifacts, name).unlink(missing_ok=True)
             self._inventory.write(noted, files=tuple(name for name in noted.files if name in needed))
 
 

@@ -6,9 +6,12 @@ are read as long as there is no `inventory.json`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -16,29 +19,69 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gpurun.core.artifact_names import make_room_for_names
+from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, files_of, missing_of
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import RunFolder, read_regular, write_atomic
+from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.core.untrusted import parse_json, read_object
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes, most_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
 from gpurun.remote.interface import FarRefusal
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, understood_manifest
+from gpurun.remote.messages import (
+    ANY_NAME_BELOW,
+    MOST_ANNOUNCED_BYTES,
+    Manifest,
+    ManifestFile,
+    place_of,
+    understood_manifest,
+)
 from gpurun.remote.resumable_file import forget_others
+from gpurun.remote.small_files import SMALL_BYTES
 
 # The files of a checkpoint; a command's are of one kind. Without the state the weights are of little use; the
 # optimiser is needed only to go on.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 _BUCKET = "bucket"
+LISTED = 1000
+"""Of so many files each stands in the record itself."""
+
+
+def told_files(folder: RunFolder, files: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a record about what is at home and what is not; of very many the list is written first.
+
+    OSError where this disk does not take the list.
+    """
+    told: dict[str, Any] = {"files": list(files[:LISTED]), "missing": list(missing[:LISTED])}
+    if len(files) > LISTED:
+        lines = "".join(f"{f['sha256']} {f['bytes']} {f['kind']} {f['step']} {f['name']}\n" for f in by_name(files))
+        told["listed"] = {"files": len(files), "bytes": sum(int(file["bytes"]) for file in files)}
+        told["listed"] |= _written(folder, HERE, lines)
+    if len(missing) > NAMED:
+        told["missing_files"] = {"files": len(missing)}
+        told["missing_files"] |= _written(folder, MISSING, "".join(f"{name}\n" for name in sorted(missing)))
+    return told
+
+
+def by_name(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The files in the order of their list."""
+    return sorted(files, key=lambda file: str(file["name"]))
+
+
+def _written(folder: RunFolder, name: str, text: str) -> dict[str, str]:
+    content = text.encode("ascii", "backslashreplace")
+    write_atomic(folder.path / name, content)
+    return {"sha256": hashlib.sha256(content).hexdigest()}
 
 
 class Memory(BaseModel):
     """The content of `inventory.json`.
 
-    `manifest` is the last list of finished files that the machine gave. `files` came home while training went on, and
+    `manifest` is the last list of finished files that the machine gave, where an earlier gpurun noted it here: it lies
+    in `manifest.json` now, as it may be long. `files` came home while training went on, and
     of the newest checkpoint that came so the `whole` one is named, with its `step`; `bytes_per_s` is how fast the last
     one came. `kept` was asked for by a person, and no later checkpoint replaces it here. `left` has by digest what was
     asked of a machine that charges for each byte; it is None where that cannot be told any more.
@@ -61,6 +104,8 @@ class Inventory:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._path = folder.path / "inventory.json"
+        self._listed = folder.path / "manifest.json"
+        self._verified: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     @property
     def artifacts(self) -> Path:
@@ -84,13 +129,39 @@ class Inventory:
 
     def has(self, file: ManifestFile) -> bool:
         """Whether that very file is at home, by its digest."""
-        return holds(self.artifacts / file.name, Wanted(file.name, file.bytes, file.sha256))
+        path, known = place_of(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
+        if known is not None and known == _stamp(path):  # Its digest was read by this very process.
+            return True
+        before = _stamp(path)
+        if before is None or not holds(path, Wanted(file.name, file.bytes, file.sha256)):
+            return False
+        self._verified[file.name, file.sha256] = before
+        return True
+
+    def put(self, file: ManifestFile, content: bytes) -> bool:
+        """Store a small file whole, if its digest holds; it is on the disk for good after `sync` alone."""
+        if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
+            return False
+        path, room = place_of(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
+        part = room / f"{os.getpid()}.{threading.get_ident()}.part"
+        make_private(room)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as out:
+                out.write(content)
+            make_private(path.parent)
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        if (stamp := _stamp(path)) is not None:
+            self._verified[file.name, file.sha256] = stamp
+        return True
 
     @property
     def memory(self) -> Memory:
         """What is noted; nothing where there is no note, or none that can be understood."""
         try:
-            return Memory.model_validate_json(read_regular(self._path))
+            return Memory.model_validate_json(read_regular(self._path, MOST_BYTES))
         except FileNotFoundError:
             return _memory_of_old(self.folder.path)
         except (OSError, ValueError):
@@ -122,34 +193,51 @@ class Inventory:
         What has arrived of files that were replaced over there can never be completed: its room is given back.
         """
         forget_others(self.artifacts / PARTIAL_FOLDER, {file.sha256 for file in manifest.files})
-        self.note(manifest=manifest.model_dump(mode="json"))
+        self.expect(manifest)
+        with self.alone():
+            write_atomic(self._listed, manifest.model_dump_json().encode())
+
+    def expect(self, manifest: Manifest) -> None:
+        """Note which of these files this computer cannot hold under their names (`core.artifact_names`)."""
+        if names := [file.name for file in manifest.files if file.name.startswith(ANY_NAME_BELOW)]:
+            make_room_for_names(self.artifacts, names)
 
     def remembered(self) -> Manifest | None:
         """What the machine had finished when it was heard last, `with_whole`; None when it never told."""
-        told = self.memory.manifest
         try:
-            listed = understood_manifest(json.dumps(told).encode(), MOST_ANNOUNCED_BYTES) if told else None
+            content = read_regular(self._listed, MOST_BYTES)
+        except OSError:
+            noted = self.memory.manifest
+            content = json.dumps(noted).encode() if noted else b""
+        try:
+            return self.with_whole(understood_manifest(content, MOST_ANNOUNCED_BYTES)) if content else None
         except FarRefusal:
             return None
-        return self.with_whole(listed) if listed else None
 
     def with_whole(self, listed: Manifest) -> Manifest:
         """The same, with the newest checkpoint that is here whole: later ones may have replaced it there."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
-        here = [file for file in more if _size_of(self.artifacts / file.name) == file.bytes]
+        here = [file for file in more if _size_of(place_of(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
-        """What the collect step has on record; without one, what came home before it, each digest checked."""
-        collected = (one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED)
-        return next(collected, None) or self._counted_early(self.remembered() or Manifest())
+        """What the collect step has on record; without one, what came home before it, each digest checked.
+
+        Either with all files and the names of all that are missing, however many they are.
+        """
+        collected = (record.data for record in reversed(records) if record.event is Event.COLLECT_OBSERVED)
+        if (data := next(collected, None)) is None:
+            return self._counted_early(self.remembered() or Manifest())
+        with suppress(ValueError):
+            return {**data, "files": files_of(self.folder, data), "missing": missing_of(self.folder, data)}
+        return dict(data)
 
     def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
         here = {file.name: file for file in manifest.files if self.has(file)}
         due = wanted(manifest) if all(file.name in here for file in newest(manifest)) else manifest.files
         return {
-            "files": [file.model_dump(mode="json") for file in here.values()],
+            "files": [file.as_json() for file in here.values()],
             "missing": [file.name for file in due if file.name not in here],
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
@@ -161,12 +249,22 @@ class Inventory:
         So it is after `gpurun collect` and `gpurun destroy`, or a lid that stayed closed until the lease was over.
         """
         records = read_journal(self.folder.journal).records
-        if any(one.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for one in records):
+        if any(record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED) for record in records):
             return
         found = self.counted(records)
         if found["files"]:
             yield Event.SALVAGE_INTENDED, {"folder": ""}
-            yield Event.SALVAGE_OBSERVED, {**found, "seconds": 0.0, "brought": 0}
+            told = {**found, **told_files(self.folder, found["files"], found["missing"])}
+            yield Event.SALVAGE_OBSERVED, {**told, "seconds": 0.0, "brought": 0}
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file's content; None for what is not a regular file."""
+    try:
+        facts = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return None
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns) if stat.S_ISREG(facts.st_mode) else None
 
 
 def _size_of(path: Path) -> int:
@@ -204,9 +302,10 @@ def wanted(manifest: Manifest, keep: int = 0) -> list[ManifestFile]:
     rest = {file.name for file in spare(manifest, keep)}
     best = manifest.best.step if manifest.best else None
 
-    def place(file: ManifestFile) -> tuple[int, int, int, str]:
+    def place(file: ManifestFile) -> tuple[int, bool, int, int, str]:
         group = 2 if file.kind not in RANK else 0 if file.step == manifest.latest else 1 if file.step == best else 3
-        return group, -file.step, RANK.get(file.kind, 0), file.name
+        is_large = group == 2 and file.bytes >= SMALL_BYTES  # Small ones travel together.
+        return group, is_large, -file.step, RANK.get(file.kind, 0), file.name
 
     return sorted((file for file in manifest.files if file.name not in rest), key=place)
 

@@ -17,20 +17,24 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from gpurun.core.artifact_names import make_room_for_names
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError
 from gpurun.core.paths import RunFolder, fsync_folder, open_regular
-from gpurun.lifecycle.artifacts.downloader import PATIENCE_S, Brief, Downloader, Tell
+from gpurun.core.retry import Retry
+from gpurun.lifecycle.artifacts.downloader import Downloader, Tell, Waits
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
+from gpurun.lifecycle.context import PASSING, RETRY_S
 from gpurun.lifecycle.job_spec import key_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.download import Wanted, holds
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, check_name
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, place_of
 from gpurun.remote.s3.address import parse_address
-from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, read_pushed
+from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, gather_pushed, read_pushed
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_retry import patiently
+from gpurun.remote.small_files import TakeFile
 
 Only = Literal["last", "best", "all"]
 ONLY: tuple[Only, ...] = ("last", "best", "all")
@@ -38,10 +42,34 @@ UNREACHABLE = "collect.unreachable"
 OVER_PLAN = "collect.over_plan"
 CHECKPOINT = ("weights", "optimizer", "state")
 TRIES = 3
+# How long a person waits for a line, or a bucket is waited for, without a byte of progress.
+PATIENCE_S = 60.0
 _BLOCK_BYTES = 1 << 20
 
 # Which files of a manifest are wanted.
 Choose = Callable[[Manifest], Sequence[ManifestFile]]
+
+
+class Brief(Waits):
+    """Waits for a line as long as something comes within PATIENCE_S, and for somebody else who brings a file."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._retry = Retry(clock, RETRY_S, limit_s=PATIENCE_S)
+
+    def moved(self) -> None:
+        """See `Waits.moved`."""
+        self._retry.moved()
+
+    def wait(self, error: MachineLost | FarRefusal) -> None:
+        """See `Waits.wait`."""
+        if isinstance(error, FarRefusal) and error.reason not in PASSING:
+            raise error
+        self._retry.wait(error)
+
+    def hold(self, held: Sequence[GpurunError]) -> None:
+        """See `Waits.hold`."""
+        self._retry.moved()  # They come home meanwhile; a process that is stuck is passed by.
+        self._retry.wait(held[0])
 
 
 @dataclass(frozen=True)
@@ -93,7 +121,8 @@ def bring_now(
                 raise CollectFailed("collect.cannot_store", what, hint=hint) from error
     for why in downloads.missing.values():
         raise _unreachable(why) if isinstance(why, MachineLost) else why
-    left = [file for file in manifest.files if file not in files and not inventory.has(file)]
+    chosen_names = {file.name for file in files}
+    left = [file for file in manifest.files if file.name not in chosen_names and not inventory.has(file)]
     return Brought(manifest, tuple(files), tuple(left))
 
 
@@ -171,7 +200,9 @@ def bring_pushed(
     pushed = patiently(clock, PATIENCE_S, read)
     if pushed is None:
         return Salvaged(Manifest(), (), {}, (), 0)
-    downloads = Downloader(_InBucket(bucket, place, pushed), Inventory(folder), Brief(clock), clock, tell)
+    inventory = Inventory(folder)
+    inventory.expect(pushed.manifest)
+    downloads = Downloader(_InBucket(bucket, place, pushed), inventory, Brief(clock), clock, tell)
     downloads.bring(choose(pushed.manifest))
     return Salvaged(pushed.manifest, (*downloads.here.values(),), downloads.missing, pushed.left_out, pushed.seq)
 
@@ -189,6 +220,11 @@ class _InBucket:
         file = Wanted(name, size_bytes, sha256, on_progress, aside)
         return fetch_pushed(self._bucket, self._place, self._pushed, file, into)
 
+    def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
+        """See `Source.gather`."""
+        gather_pushed(self._bucket, self._place, self._pushed, files, take)
+        return []
+
 
 def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> None:
     """Copy files into a folder under their own names; a copy that is there already is left alone.
@@ -197,12 +233,14 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
     be written, or is not what came home; then nothing of it is left.
     """
     try:
-        places = {folder.joinpath(*check_name(file.name)): file for file in files}
+        folder.mkdir(parents=True, exist_ok=True)
+        make_room_for_names(folder, (file.name for file in files))
+        places = {place_of(folder, file.name): file for file in files}
         missing = {place: file for place, file in places.items() if not _is_there(place, file)}
         _check_room(folder, sum(file.bytes for file in missing.values()))
         for place, file in missing.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(artifacts / file.name, place, file)
+            _copy(place_of(artifacts, file.name), place, file, folder)
     except OSError as error:
         what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
         hint = f"Mend that, or name another folder with --to. What came home is in {artifacts}."
@@ -227,8 +265,9 @@ def _check_room(folder: Path, needed_bytes: int) -> None:
         raise StoreFull("collect.disk_full", what, hint="Free some space, or name another folder with --to.")
 
 
-def _copy(source: Path, place: Path, file: ManifestFile) -> None:
-    part, digest = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.part"), hashlib.sha256()
+def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
+    # Not beside it: its own name may leave no room for more.
+    part, digest = folder / f".gpurun.{os.getpid()}.{threading.get_ident()}.part", hashlib.sha256()
     try:
         with open_regular(source) as content, part.open("wb") as out:
             while block := content.read(_BLOCK_BYTES):

@@ -6,10 +6,10 @@ from functools import partial
 
 from gpurun.core.errors import GpurunError
 from gpurun.core.records import Instance, InstanceState
-from gpurun.lifecycle.artifacts.downloader import Brief, Downloader
+from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail
-from gpurun.lifecycle.artifacts.on_demand import Salvaged
+from gpurun.lifecycle.artifacts.on_demand import Brief, Salvaged
 from gpurun.lifecycle.context import Context
 from gpurun.planning.transfer import home_bytes
 from gpurun.remote.client import FarSide
@@ -49,7 +49,9 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
         waits.until_done(far.install_agent)
         waits.until_done(partial(_brought_log, far, context))
         manifest = waits.until_done(partial(far.manifest, MOST_ANNOUNCED_BYTES))
-        downloads = Downloader(far, Inventory(context.folder), waits, context.clock)
+        inventory = Inventory(context.folder)
+        inventory.expect(manifest)
+        downloads = Downloader(far, inventory, waits, context.clock)
         with far.many_lanes():
             downloads.bring([*wanted(manifest), *spare(manifest)])
         return Salvaged(manifest, (*downloads.here.values(),), downloads.missing, (), 0)

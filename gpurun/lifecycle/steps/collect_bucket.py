@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
+from gpurun.core.collected_record import NAMED
 from gpurun.core.errors import GpurunError
 from gpurun.core.journal_records import Event, RunState
 from gpurun.ledger.journal import read_journal
-from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare
+from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare, told_files
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import bring_home
@@ -30,8 +32,11 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
     except GpurunError as error:
         is_whole = False
         yield Event.INCIDENT, {"code": error.code, "message": f"nothing came from {where}: {error.what}"}
-    for name, why in found.missing.items():
+    for name, why in islice(found.missing.items(), NAMED):
         yield Event.INCIDENT, {"code": why.code, "message": f"{name} did not come from {where}: {why.what}"}
+    if len(found.missing) > NAMED:
+        more = f"{len(found.missing) - NAMED} more files did not come from {where}"
+        yield Event.INCIDENT, {"code": "salvage.more", "message": more}
     seconds = round(context.clock.monotonic() - started, 3)
     told = {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)}
     if is_shared:
@@ -42,8 +47,8 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
 def _at_home(found: Salvaged, inventory: Inventory) -> dict[str, object]:
     """What is at home now: what came from the bucket, and what had come before."""
     before = inventory.counted(read_journal(inventory.folder.journal).records)
-    files = {str(one["name"]): one for one in before["files"]}
-    files |= {one.name: one.model_dump(mode="json") for one in found.here}
+    files = {str(file["name"]): file for file in before["files"]}
+    files |= {file.name: file.as_json() for file in found.here}
     named = {*found.left_out, *(one.name for one in found.manifest.files)}
     is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then what it names no more was replaced.
     lost = (name for name in before["missing"] if name in named or not is_newer)
@@ -53,8 +58,7 @@ def _at_home(found: Salvaged, inventory: Inventory) -> dict[str, object]:
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]
     bests = [before["best"], found.manifest.best.model_dump(mode="json") if found.manifest.best else None]
     return {
-        "files": [files[name] for name in sorted(files)],
-        "missing": sorted(missing),
+        **told_files(inventory.folder, [files[name] for name in sorted(files)], sorted(missing)),
         "latest": max(steps, default=None),  # Which of the two lists is the newer one depends on what was lost when.
         "best": min((one for one in bests if one), key=lambda one: float(one["val_loss"]), default=None),
     }

@@ -10,7 +10,7 @@ from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.artifacts.downloader import Downloader
-from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, wanted
+from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import folder_way
@@ -54,8 +54,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     yield (
         Event.COLLECT_OBSERVED,
         {
-            "files": [file.model_dump(mode="json") for file in downloads.here.values()],
-            "missing": list(downloads.missing),
+            **told_files(context.folder, [file.as_json() for file in downloads.here.values()], list(downloads.missing)),
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
             "seconds": round(context.clock.monotonic() - started, 3),

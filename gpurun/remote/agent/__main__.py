@@ -32,6 +32,7 @@ VERBS = {
     "poll": "job_status",
     "manifest": "job_status",
     "get": "job_status",
+    "gather": "job_status",
     "stop": "job_control",
     "shorten": "job_control",
     "end": "end_early",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 
 from gpurun.remote.agent.job_state import blank, ensure_keeper
@@ -12,12 +11,16 @@ from gpurun.remote.agent.system import MOST_JSON_BYTES, Refusal, at, part, read,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Iterator, List, Tuple
+
     from gpurun.remote.agent.system import Answer, Json
 
 ENDED = ("exit_code", "signal", "stop_reason", "oom_kills", "memory_bytes", "shm_bytes")
 """What the status has of the job's end; an older agent's has the first three."""
 TAILS = {"events.jsonl": "out", "trainer.log": "out", "agent.log": "agent"}
-NAME = r"{0}(/{0}){{0,8}}".format(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]{0,79}")
+MANIFEST = "MANIFEST.json"
+MOST_MANIFEST_BYTES = 256 << 20
+LEAST_BLOCK_BYTES = 1 << 20
 
 
 def poll(root: str, options: Json) -> Answer:
@@ -61,17 +64,82 @@ def manifest(root: str, _: Json) -> Answer:
     """The list of finished files, as the trainer wrote it."""
     import hashlib
 
-    content = part(at(root, "out", "MANIFEST.json"), 0, MOST_JSON_BYTES)[0]
+    content = listed(root)
     if not content:
         raise Refusal("no_manifest", "no file is finished yet")
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}, content
 
 
+def listed(root: str) -> bytes:
+    """The whole list of finished files; empty before there is one."""
+    return b"".join(map(bytes, stream(at(root, "out", MANIFEST), 0, MOST_MANIFEST_BYTES)[0]))
+
+
+def finished(root: str, name: str) -> str:
+    """The path of a finished file by its name, which is percent-encoded; Refusal for one that leads out of `out`.
+
+    The list, which may be long, is read only for a name without a folder: beside it lie files that are none of it.
+    """
+    raw = raw_name(name)
+    if b"/" not in raw:
+        entries = json.loads(listed(root) or b'{"files": []}')["files"]
+        raw = raw if name in [entry["name"] for entry in entries] else b""
+    if not raw:
+        raise Refusal("no_such_file", "%r is not in the manifest" % name)
+    return os.path.join(root, "out", os.fsdecode(raw))
+
+
+def raw_name(name: str) -> bytes:
+    """The bytes of a name below `out`; none for one that is written in another way, or leads elsewhere."""
+    from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+    raw = unquote_to_bytes(name)
+    leads_out = b"\0" in raw or any(part in (b"", b".", b"..") for part in raw.split(b"/"))
+    return b"" if leads_out or quote_from_bytes(raw, safe="/=+@,") != name else raw
+
+
 def get(root: str, options: Json) -> Answer:
     """A part of a finished file, however long."""
     name, offset = options["name"], int(options["offset"])
-    listed = (read(root, "out", "MANIFEST.json") or {"files": []})["files"]
-    if not re.fullmatch(NAME, name) or name not in {entry["name"] for entry in listed}:
-        raise Refusal("no_such_file", "%r is not in the manifest" % name)
-    blocks, length, size = stream(at(root, "out", name), offset, int(options["most"]))
+    path = finished(root, name)
+    if not os.path.isfile(path):
+        raise Refusal("no_such_file", "%r is not there any more" % name)
+    blocks, length, size = stream(path, offset, int(options["most"]))
     return {"name": name, "offset": offset, "bytes": length, "size": size}, blocks
+
+
+def gather(root: str, _: Json) -> Answer:
+    """Many small files one after the other, framed by the list that home has of them: lines of bytes and name come in.
+
+    The answer says which of them, by their place, are not there with that size; all others follow whole.
+    """
+    import sys
+
+    paths, left, total = [], [], 0
+    for place, line in enumerate(sys.stdin.buffer.read(MOST_JSON_BYTES).decode("ascii").splitlines()):
+        size, _, name = line.partition(" ")
+        path = finished(root, name)
+        try:
+            is_there = os.lstat(path).st_size == int(size)
+        except OSError:
+            is_there = False
+        if is_there:
+            paths.append((path, int(size)))
+            total += int(size)
+        else:
+            left.append(place)
+    return {"bytes": total, "left": left}, gathered(paths)
+
+
+def gathered(paths: List[Tuple[str, int]]) -> Iterator[bytes]:
+    """Their content in blocks of some size; it ends early where one is not as long any more."""
+    block = b""
+    for path, size in paths:
+        content = b"".join(map(bytes, stream(path, 0, size)[0]))
+        block += content
+        if len(block) >= LEAST_BLOCK_BYTES or len(content) != size:
+            yield block
+            block = b""
+        if len(content) != size:
+            return
+    yield block

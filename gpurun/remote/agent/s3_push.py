@@ -10,15 +10,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 import threading
 import time
 from contextlib import suppress
 from functools import partial
 
-from gpurun.remote.agent.job_status import NAME
+from gpurun.remote.agent.job_status import finished, listed, raw_name
 from gpurun.remote.agent.presigned import put_object
-from gpurun.remote.agent.system import MOST_JSON_BYTES, at, monotonic, part, read, say, write
+from gpurun.remote.agent.system import at, monotonic, part, read, say, stream, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +27,15 @@ if TYPE_CHECKING:
 
     Place = List[int]  # slot, offset in it, bytes
 
-ORDER, STATE = "push.json", "pushed.json"
+ORDER, STATE, PLACES = "push.json", "pushed.json", "pushed_places.json"
+REST = 2
 LOOK_S, AGAIN_S, MOST_AGAIN_S = 1.0, 2.0, 60.0
 BLOCK_BYTES = 1 << 20
 AT_ONCE = 4
 # Files that are smaller share one slot.
 SMALL_BYTES = 1 << 20
+# Before there are so many slots of small files, those that are new go into another one.
+MOST_SMALL_SLOTS = 8
 # What matters most is pushed first, and gets a slot first.
 RANK = {"state": 0, "checkpoint": 0, "weights": 1, "optimizer": 2}
 # How long after the trainer's end what is not pushed yet is tried.
@@ -54,18 +56,22 @@ def begin(root: str) -> Pusher:
 class Pusher:
     """Looks at the manifest, and pushes what is new in it, until the trainer has ended and all is there.
 
-    `sure` in its state is where each file of the last head is, `maybe` the slots of heads that may have arrived, and
-    `left` the bytes that have left for the slots.
+    `sure` is where each file of the last head is. In its state `slots` are those of that head, `maybe` the slots of
+    heads that may have arrived, and `left` the bytes that have left for the slots.
     """
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.work, daemon=True)
-        self.said = ""
+        self.said, self.took_s = "", 0.0
         self.plan: Optional[Plan] = None
         self.spending = threading.Lock()
-        self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "sure": {}, "maybe": []}
+        self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "maybe": []}
+        placed = places_noted(root)  # In a file of its own, written once a head: it may be long.
+        self.sure: Dict[str, List[Place]] = placed["sure"] if placed else self.state.pop("sure", {})
+        if placed and placed["seq"] > self.state["seq"]:  # A head went out, and this process ended right after it.
+            self.state.update(seq=placed["seq"], manifest=placed["manifest"])
 
     def finish(self) -> None:
         """Wait for the last push once the trainer has ended; not for ever, and not after a request to stop at once."""
@@ -81,7 +87,7 @@ class Pusher:
 
         Of a command without checkpoints, all that it has left.
         """
-        content = part(at(self.root, "out", "MANIFEST.json"), 0, MOST_JSON_BYTES)[0]
+        content = listed(self.root)
         if not content or hashlib.sha256(content).hexdigest() != self.state["manifest"]:
             return False
         manifest = json.loads(content)
@@ -89,15 +95,17 @@ class Pusher:
         files = manifest["files"]
         wanted = [one for one in files if one["kind"] in RANK and one["step"] in steps]
         wanted = files if manifest["latest"] is None else wanted
-        return bool(wanted) and all(key_of(one) in self.state["sure"] for one in wanted)
+        return bool(wanted) and all(key_of(one) in self.sure for one in wanted)
 
     def work(self) -> None:
         """Push again and again; what goes wrong is tried again, more and more seldom."""
         pause_s = AGAIN_S
         while True:
             is_last = self.over.is_set()  # Asked first: what the trainer left before its end is seen after it.
+            began = monotonic()
             try:
                 self.push()
+                self.took_s = monotonic() - began
             except Exception as error:  # noqa: BLE001 - nobody would begin it again
                 self.say("%s: %s" % (type(error).__name__, error))
                 pause_s = min(MOST_AGAIN_S, 2 * pause_s)
@@ -109,7 +117,7 @@ class Pusher:
             if is_last:
                 return
             pause_s = AGAIN_S
-            self.over.wait(LOOK_S)
+            self.over.wait(max(LOOK_S, REST * self.took_s))  # A long list is not sent again and again.
 
     def say(self, what: str) -> None:
         """Write to the agent's log, once for each trouble."""
@@ -119,7 +127,7 @@ class Pusher:
 
     def push(self) -> None:
         """Push what the manifest has and the last head has not; then the new head."""
-        content = part(at(self.root, "out", "MANIFEST.json"), 0, MOST_JSON_BYTES)[0]
+        content = listed(self.root)
         digest = hashlib.sha256(content).hexdigest()
         if not content or digest == self.state["manifest"]:
             return
@@ -127,7 +135,7 @@ class Pusher:
         if order is None:
             raise Later("there is no whole order to push by")
         if self.plan is None or self.plan.digest != digest:
-            self.plan = Plan(digest, json.loads(content), order, self.state)
+            self.plan = Plan(digest, json.loads(content), order, self.state, self.sure)
         plan = self.plan
         plan.check_whole()
         if not self.is_paid_for(plan, order):
@@ -140,7 +148,9 @@ class Pusher:
         body = json.dumps(dict(head, manifest=plan.listed), sort_keys=True).encode()
         signed = hmac.new(order["key"].encode(), body, hashlib.sha256).hexdigest().encode() + b"\n" + body
         put_object(order["head"], lambda: iter([signed]), len(signed))
-        self.note(dict(self.state, seq=seq, manifest=digest, sure=plan.kept, maybe=[]))
+        self.sure = plan.kept
+        write(at(self.root, "agent", PLACES), {"seq": seq, "manifest": digest, "sure": self.sure})
+        self.note(dict(self.state, seq=seq, manifest=digest, slots=sorted(plan.slots), maybe=[]))
         self.said = ""
 
     def is_paid_for(self, plan: Plan, order: Json) -> bool:
@@ -167,16 +177,18 @@ class Pusher:
 class Plan:
     """Where each file of one manifest goes; what the last head has stays where it is."""
 
-    def __init__(self, digest: str, manifest: Json, order: Json, state: Json) -> None:
+    def __init__(
+        self, digest: str, manifest: Json, order: Json, state: Json, sure: Dict[str, List[Place]]
+    ) -> None:  # fmt: skip
         self.digest, self.manifest = digest, manifest
         self.slot_bytes: int = order["slot_bytes"]
         self.places: Dict[str, List[Place]] = {}
         self.todo: List[Tuple[int, List[Tuple[str, int, int]]]] = []
         self.left_out: List[str] = []
-        sure: Dict[str, List[Place]] = state["sure"]
-        taken = {slot for places in sure.values() for slot, _, _ in places} | set(state["maybe"])
+        taken = {slot for places in sure.values() for slot, _, _ in places}
+        taken |= {*state["maybe"], *state.get("slots", ())}
         self.free = [slot for slot in range(len(order["slots"])) if slot not in taken]
-        named = [one for one in manifest["files"] if re.fullmatch(NAME, one["name"])]
+        named = [entry for entry in manifest["files"] if raw_name(entry["name"])]
         # Each byte is charged: the newest alone, beside what is there.
         if order.get("most_bytes") is not None and manifest["latest"] is not None:
             new = [one for one in named if one["step"] == manifest["latest"] or key_of(one) in sure]
@@ -207,21 +219,27 @@ class Plan:
         self.places[entry["name"]] = places
 
     def put_small(self, entries: List[Json], sure: Dict[str, List[Place]]) -> None:
-        """Put all small files into one slot, one after the other; where none is new they stay where they are."""
-        if all(key_of(one) in sure for one in entries):
-            self.places.update({one["name"]: sure[key_of(one)] for one in entries})
-            return
-        slot, offset = self.free.pop(0) if self.free else -1, 0
-        pieces: List[Tuple[str, int, int]] = []
-        for one in entries:
+        """Put the small files that are new one after the other into slots; once those are many, all small ones again.
+
+        What an old slot has of files that are replaced is given back so.
+        """
+        known = {one["name"]: sure[key_of(one)] for one in entries if key_of(one) in sure}
+        slots = {slot for places in known.values() for slot, _, _ in places}
+        new = [one for one in entries if one["name"] not in known]
+        if new and len(slots) >= MOST_SMALL_SLOTS:
+            known, new = {}, entries
+        self.places.update(known)
+        slot, offset = -1, self.slot_bytes
+        for one in new:
+            if (slot < 0 or offset + one["bytes"] > self.slot_bytes) and self.free:
+                slot, offset = self.free.pop(0), 0
+                self.todo.append((slot, []))
             if slot < 0 or offset + one["bytes"] > self.slot_bytes:
                 self.left_out.append(one["name"])
                 continue
             self.places[one["name"]] = [[slot, offset, one["bytes"]]]
-            pieces.append((one["name"], 0, one["bytes"]))
+            self.todo[-1][1].append((one["name"], 0, one["bytes"]))
             offset += one["bytes"]
-        if pieces:
-            self.todo.append((slot, pieces))
 
     @property
     def slots(self) -> Set[int]:
@@ -283,6 +301,15 @@ class Plan:
             raise troubles[0]
 
 
+def places_noted(root: str) -> Optional[Json]:
+    """Where the files of the last head are, as it was noted then; None before there was one."""
+    content = b"".join(map(bytes, stream(at(root, "agent", PLACES), 0, 1 << 32)[0]))
+    try:
+        return dict(json.loads(content)) if content else None
+    except ValueError:
+        return None
+
+
 def key_of(entry: Json) -> str:
     """A file's name and content."""
     return "%s %s" % (entry["name"], entry["sha256"])
@@ -295,7 +322,7 @@ def blocks(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> It
     """
     for name, offset, length in pieces:
         while length:
-            block = part(at(root, "out", *name.split("/")), offset, min(BLOCK_BYTES, length))[0]
+            block = part(finished(root, name), offset, min(BLOCK_BYTES, length))[0]
             if not block:
                 raise Later("%s is no longer there" % name)
             gone.append(len(block))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,12 +15,20 @@ from gpurun.core.errors import CollectFailed
 from gpurun.remote.download import Wanted, fetch
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
 from gpurun.remote.machine_facts import Count, Text
-from gpurun.remote.messages import Manifest, understood, understood_manifest
+from gpurun.remote.messages import (
+    MOST_MANIFEST_FILES,
+    Manifest,
+    ManifestFile,
+    Name,
+    demand_sound,
+    understood,
+)
 from gpurun.remote.s3.push_slots import SLOTS, head_key, slot_key
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
+from gpurun.remote.small_files import Cutter, TakeFile
 
-MOST_HEAD_BYTES = 16 << 20
+MOST_HEAD_BYTES = 512 << 20
 
 Place = Annotated[tuple[Annotated[int, Field(ge=0, lt=SLOTS)], Count, Count], Field()]
 
@@ -33,7 +41,7 @@ class _Head(BaseModel):
     v: Literal[1]
     seq: Count
     run: Text
-    left_out: Annotated[tuple[Text, ...], Field(max_length=10_000)]
+    left_out: Annotated[tuple[Name, ...], Field(max_length=MOST_MANIFEST_FILES)]
     places: dict[str, Annotated[tuple[Place, ...], Field(max_length=SLOTS)]]
     manifest: Manifest
 
@@ -64,7 +72,8 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
         raise CollectFailed("collect.bucket_altered", what, hint=hint)
     try:
         head = understood(_Head, body, MOST_HEAD_BYTES)
-        manifest = understood_manifest(head.manifest.model_dump_json().encode(), most_bytes)
+        manifest = head.manifest
+        demand_sound(manifest, most_bytes)
         if head.run != run:
             raise FarRefusal("nonsense", f"It is that of {head.run!r}.")
         for file in manifest.files:
@@ -93,6 +102,30 @@ def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: Wanted, in
             raise MachineLost(lost.what) from lost
 
     return fetch(wanted, into, pull)
+
+
+def gather_pushed(
+    bucket: Bucket, folder: str, pushed: Pushed, files: Sequence[ManifestFile], take: TakeFile
+) -> None:  # fmt: skip
+    """Have small files handed over: those that lie side by side in a slot come in one request. MachineLost as above."""
+    placed = sorted((pushed.places[file.name], file.name, file) for file in files if len(pushed.places[file.name]) == 1)
+    runs: list[tuple[int, int, list[ManifestFile]]] = []
+    end = (-1, 0)
+    for (place, *_), _, file in placed:
+        slot, start, size = place
+        if end != (slot, start):
+            runs.append((slot, start, []))
+        runs[-1][2].append(file)
+        end = slot, start + size
+    try:
+        for slot, start, some in runs:
+            cutter = Cutter(some, take)
+            cutter(b"")
+            if not cutter.is_done:
+                for block in bucket.stream(slot_key(folder, slot), start, sum(file.bytes for file in some)):
+                    cutter(block)
+    except BucketLost as lost:
+        raise MachineLost(lost.what) from lost
 
 
 def _within(places: tuple[tuple[int, int, int], ...], offset: int, most: int) -> Iterator[tuple[int, int, int]]:

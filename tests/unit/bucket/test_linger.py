@@ -75,7 +75,7 @@ class Rented:
         return any(self.is_over for _ in ticks(SystemClock(), 0.05, limit_s))
 
     def pushed(self) -> bool:
-        path = self.root / "agent" / "pushed.json"
+        path = self.root / "agent" / "pushed_places.json"
         return path.exists() and bool(json.loads(path.read_bytes())["sure"])
 
     @property

@@ -119,7 +119,7 @@ HOSTILE = [
         b"\xff\xfe",
         b"{" * 9999,
     ),
-    *(b"[" * 200_000, manifest(*[entry(name=f"f{i}") for i in range(10_001)]), b" " * (9 << 20) + manifest()),
+    *(b"[" * 200_000, b'{"v": 1, "files": [' + b"{}," * 1_000_001 + b"{}]}"),
     *(manifest(*[entry(name=f"f{i}", bytes=600) for i in range(2)]), manifest(entry())[:-1]),
 ]
 

@@ -1,184 +1,309 @@
 """The outputs of a command: found by glob while it runs, copied once they are finished, listed in MANIFEST.json.
 
 A file is finished when its size and time are the same at two looks and after it was copied: so a checkpoint that is
-written in place comes home whole or not at all.
+written in place comes home whole or not at all. At the last look, when nothing writes any more, all that there is is
+linked, which needs no room; what could not be published then is named. Names are percent-encoded in the manifest.
 """
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
-import re
 import shutil
-import stat
+import time
+from urllib.parse import quote
+
+from gpurun.remote.agent.runner.matching import STAYS, Walk, new_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Stamp = tuple[int, int]
+    from gpurun.remote.agent.runner.matching import Found, Stamp
+
     Tell = Callable[..., None]
 
-FOLDER = "outputs"
-PART = re.compile(r"[A-Za-z0-9_=+@,-][A-Za-z0-9._=+@,-]{0,79}")
-MOST_PARTS = 8
-MOST_FILES = 5000
+PLAIN = "/=+@,"
+"""What stands for itself in a manifest, beside letters, digits and `-._~`; every other byte is %XX."""
+MOST_FILES, MOST_MANIFEST_BYTES = 1_000_000, 256 << 20
+ENTRY_BYTES = 190
+"""What an entry of the manifest takes at most beside its name."""
+NEAR = 0.8
+"""At which share of either limit it is told that it is near."""
 BLOCK_BYTES = 1 << 20
 SPARE_BYTES = 1 << 30
 """What a copy leaves free on the disk: a command that finds none would fail for its outputs' sake."""
+RESERVED_BYTES, FOLDER_BYTES = 1 << 20, 4 << 10
+QUICK_S, REST = 0.5, 10
+"""After a look that took longer, the next one is not begun before so many times its time is over."""
+MOST_EVENTS = 20
+"""Of more files that one look publishes, one event has their number."""
+TOLD_BYTES = 1 << 20
+PARTIAL, RESERVE, MANIFEST = ".publishing", ".reserve", "MANIFEST.json"
+
+
+class Published:
+    """One file of the manifest."""
+
+    __slots__ = ("bytes", "kind", "sha256", "stamp", "step")
+
+    def __init__(self, stamp: Stamp, sha256: str, step: int) -> None:
+        self.bytes, self.sha256, self.kind, self.step, self.stamp = stamp[0], sha256, "output", step, stamp
 
 
 class Outputs:
-    """What a command leaves below `work`, published into `out`; `tell` writes an event."""
+    """What a command leaves, published into `out`; `tell` writes an event.
+
+    After the last look `unpublished` has name, bytes and reason of finished files that are not in the manifest,
+    `left_behind` what stays by rule, with its bytes, and `matched` how many new files each glob has matched.
+    """
 
     def __init__(self, work: str, out: str, order: dict[str, Any], tell: Tell) -> None:
         self.work, self.out, self.tell = work, out, tell
-        self.patterns: list[str] = list(order["outputs"])
-        self.checkpoints: str = order["checkpoints"]
+        patterns, checkpoints = list(order["outputs"]), str(order["checkpoints"])
+        self.walk = Walk(work, os.path.dirname(out), patterns, checkpoints)
         self.looks: dict[str, Stamp] = {}
-        self.published: dict[str, dict[str, Any]] = {}
+        self.published: dict[str, Published] = {}
+        self.manifest_bytes = 0
         self.latest: int | None = None
         self.newest: list[str] = []
         self.warned: set[str] = set()
         self.is_changed = False
-        os.makedirs(os.path.join(out, FOLDER), exist_ok=True)
+        self.unpublished: list[tuple[str, int, str]] = []
+        self.left_behind: list[tuple[str, int]] = []
+        self.matched: dict[str, int] = dict.fromkeys([glob.text for glob in self.walk.globs], 0)
+        self.why: dict[str, str] = {}
+        self.over: dict[str, int] = {}
+        self.told: list[tuple[str, int, int]] = []
+        self.took_s, self.looked_s = 0.0, -1e9
+        self.reserved_bytes = 0
+        os.makedirs(out, exist_ok=True)
+        self.reserve(0)
+        self.began_wall = time.time()
         # What was uploaded is no output, unless the command changes it.
-        self.before: dict[str, Stamp] = {name: stamp for name, stamp in self.found().items() if stamp}
-
-    def found(self) -> dict[str, Stamp]:
-        """Every regular file that a glob matches, with its size and time."""
-        names: dict[str, Stamp] = {}
-        for pattern in [*self.patterns, *([self.checkpoints] if self.checkpoints else [])]:
-            for name in self.below(pattern):
-                try:
-                    facts = os.lstat(os.path.join(self.work, name))
-                except OSError:
-                    continue  # It was removed meanwhile.
-                if stat.S_ISREG(facts.st_mode):
-                    names[name] = facts.st_size, facts.st_mtime_ns
-        return names
-
-    def below(self, pattern: str) -> list[str]:
-        """The files that a glob matches, and all below the folders that it matches, relative to the command's own."""
-        paths = []
-        for path in glob.glob(os.path.join(glob.escape(self.work), pattern), recursive=True):
-            if not os.path.isdir(path) or os.path.islink(path):
-                paths.append(path)
-            elif not pattern.endswith("**"):  # Which has named them already.
-                paths += [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
-        names = [os.path.relpath(path, self.work) for path in paths]
-        return [name for name in names if "__pycache__" not in name.split("/")]
-
-    def units(self) -> list[list[str]]:
-        """The checkpoints that there are, each the files that belong to it, the newest last."""
-        if not self.checkpoints:
-            return []
-        units = []
-        for path in glob.glob(os.path.join(glob.escape(self.work), self.checkpoints), recursive=True):
-            name = os.path.relpath(path, self.work)
-            files = self.below(glob.escape(name)) if os.path.isdir(path) else [name]
-            files = [one for one in files if one in self.looks and self.looks[one] != self.before.get(one)]
-            if files:
-                units.append((max(self.looks[one][1] for one in files), sorted(files)))
-        return [files for _, files in sorted(units)]
+        self.walk.before = self.walk.find(1 << 62).files
+        self.walk.held = self.published
 
     def look(self, step: int, is_last: bool = False) -> None:
         """Publish what is finished; at the last look, when nothing writes any more, all that there is."""
-        before, self.looks = self.looks, self.found()
-        new = {name: stamp for name, stamp in self.looks.items() if stamp != self.before.get(name)}
-        self.warn_names(new)
-        finished = {n: s for n, s in new.items() if is_plain(n) and (is_last or before.get(n) == s)}
-        units = self.units()
-        whole = next((files for files in reversed(units) if finished.keys() >= set(files)), [])
-        if whole:
-            self.publish_checkpoint(whole, finished, step, is_last)
+        began_s = time.monotonic()
+        if not is_last and self.took_s > QUICK_S and began_s - self.looked_s < REST * self.took_s:
+            return
+        if is_last:
+            remove(os.path.join(self.out, RESERVE))  # From here on its room is that of folders, links and the list.
+            self.why.clear()
+        try:
+            self.publish_all(step, is_last)
+        except Exception as error:
+            if not is_last:
+                raise
+            self.name_unlisted(getattr(error, "strerror", None) or "%s: %s" % (type(error).__name__, error))
+        self.looked_s = time.monotonic()
+        self.took_s = self.looked_s - began_s
+
+    def name_unlisted(self, why: str) -> None:
+        """Name what is not on the disk's list as it is now: that one could not be replaced."""
+        listed = digests_listed(os.path.join(self.out, MANIFEST))
+        for name, stamp in self.looks.items():
+            entry = self.published.get(name)
+            if not entry or entry.stamp != stamp or listed.get(encoded(name)) != entry.sha256:
+                self.unpublished.append((name, stamp[0], why))
+
+    def publish_all(self, step: int, is_last: bool) -> None:
+        """Look at all that is there, and publish what is finished of it."""
+        found, before = self.walk.find(MOST_FILES), self.looks
+        self.over.clear()
+        self.looks = new = found.files
+        for glob, count in zip(self.walk.globs, found.matched):  # noqa: B905 - Python 3.8 has no `strict`
+            self.matched[glob.text] = max(self.matched[glob.text], count)
+        listing_bytes = sum(len(encoded(name)) + ENTRY_BYTES for name in new)
+        if not is_last:
+            self.reserve(listing_bytes + FOLDER_BYTES * len({os.path.dirname(name) for name in new}))
+        finished = new if is_last else {name: stamp for name, stamp in new.items() if before.get(name) == stamp}
+        units = [sorted(files) for _, files in sorted((max(new[n][1] for n in u), u) for u in found.units.values())]
+        whole = self.publish_newest(units, finished, step, is_last)
         growing = {name for files in units if not finished.keys() >= set(files) for name in files}
         others = sorted(finished.keys() - set(whole) - growing, key=lambda name: -finished[name][1])
-        for name in others[:MOST_FILES]:
+        for name in others:
             if self.publish(name, finished[name], step, is_last):
-                self.note(name, "output", self.published[name]["step"])
-        gone = [name for name in self.published if name not in self.looks and name not in self.newest]
+                self.note(name, "output", self.published[name].step)
+        gone = [name for name in self.published if name not in new and name not in self.newest]
         for name in gone:
-            del self.published[name]
+            self.forget(name)
         if self.is_changed or gone:
             self.write()
             self.is_changed = False
         for name in gone:
-            remove(os.path.join(self.out, FOLDER, name))
+            remove(os.path.join(self.out, name))
+        self.tell_published()
+        self.warn_limits(len(found.files) + found.over_files, listing_bytes)
+        if is_last:
+            self.sum_up(found)
 
-    def publish_checkpoint(self, names: list[str], stamps: dict[str, Stamp], step: int, is_last: bool) -> None:
+    def publish_newest(
+        self, units: list[list[str]], finished: dict[str, Stamp], step: int, is_last: bool
+    ) -> list[str]:  # fmt: skip
+        """Publish the newest whole checkpoint; one that cannot be published at the end makes way for the one before."""
+        for files in reversed(units):
+            if finished.keys() >= set(files):
+                if self.publish_checkpoint(files, finished, step, is_last):
+                    return files
+                if not is_last:
+                    return files  # It is tried again, all of it or nothing.
+        return []
+
+    def publish_checkpoint(self, names: list[str], stamps: dict[str, Stamp], step: int, is_last: bool) -> bool:
         """Publish the newest checkpoint, all of it or nothing; the one before is an output from then on."""
-        held = {name: self.published[name]["stamp"] for name in names if name in self.published}
+        held = {name: self.published[name].stamp for name in names if name in self.published}
         if self.newest == names and held == {name: stamps[name] for name in names}:
-            return
+            return True
         step = step if self.latest is None else max(step, self.latest + 1)
         if not all(self.publish(name, stamps[name], step, is_last) for name in names):
-            return
+            return False
         self.latest, before, self.newest = step, self.newest, names
         for name in before:
-            self.note(name, "output", self.published[name]["step"])
+            if name in self.published:
+                self.note(name, "output", self.published[name].step)
         for name in names:
             self.note(name, "checkpoint", step)
-        size = sum(self.published[name]["bytes"] for name in names)
-        self.tell("checkpoint", step=step, bytes=size, name=os.path.commonpath(names) if len(names) > 1 else names[0])
+        size = sum(self.published[name].bytes for name in names)
+        common = os.path.commonpath(names) if len(names) > 1 else names[0]
+        self.tell("checkpoint", step=step, bytes=size, name=short(common))
+        return True
 
     def note(self, name: str, kind: str, step: int) -> None:
         """Note what a published file is."""
         entry = self.published[name]
-        self.is_changed = self.is_changed or (entry["kind"], entry["step"]) != (kind, step)
-        entry.update(kind=kind, step=step)
+        self.is_changed = self.is_changed or (entry.kind, entry.step) != (kind, step)
+        entry.kind, entry.step = kind, step
 
     def publish(self, name: str, stamp: Stamp, step: int, is_last: bool) -> bool:
         """Copy one file, which at the last look needs no room; whether it is there as it is now."""
         kept = self.published.get(name)
-        if kept and kept["stamp"] == stamp:
+        if kept and kept.stamp == stamp:
             return True
-        source, target = os.path.join(self.work, name), os.path.join(self.out, FOLDER, name)
-        partial = os.path.join(self.out, ".publishing")
-        if not is_last and shutil.disk_usage(self.out).free < stamp[0] + SPARE_BYTES:
-            self.warn("outputs.no_room", "%s waits for the end: this disk has no room for a copy of it" % name)
+        size = len(encoded(name)) + ENTRY_BYTES
+        if not kept and (len(self.published) >= MOST_FILES or self.manifest_bytes + size > MOST_MANIFEST_BYTES):
+            self.over[name] = stamp[0]
             return False
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        source, partial = self.walk.source(name), os.path.join(self.out, PARTIAL)
+        if not is_last and shutil.disk_usage(self.out).free < stamp[0] + SPARE_BYTES:
+            self.warn("outputs.no_room", "%s waits for the end: this disk has no room for a copy of it" % words(name))
+            return False
         remove(partial)
         try:
-            digest = linked(source, partial) if is_last else copied(source, partial)
-            facts = os.lstat(source)
-        except OSError as error:
-            self.warn("outputs.unreadable", "%s cannot be read: %s" % (name, error.strerror))
+            digest, stamp = linked(source, partial, stamp) if is_last else copied(source, partial, stamp)
+            self.put(partial, name)
+        except Moved:
+            self.why[name] = "it was still being written"
             return False
-        if (facts.st_size, facts.st_mtime_ns) != stamp:
-            return False  # It was written meanwhile.
-        os.replace(partial, target)
-        self.published[name] = {"bytes": stamp[0], "sha256": digest, "kind": "output", "step": step, "stamp": stamp}
+        except OSError as error:
+            remove(partial)  # On a full disk half a copy would take the room of the list.
+            self.why[name] = error.strerror or str(error)
+            self.warn("outputs.unreadable", "%s cannot be published: %s" % (words(name), self.why[name]))
+            return False
+        if not kept:
+            self.manifest_bytes += size
+        self.published[name] = Published(stamp, digest, step)
         self.is_changed = True
-        self.tell("output", step=step, name=name, bytes=stamp[0])
+        self.told.append((name, stamp[0], step))
         return True
 
+    def put(self, partial: str, name: str) -> None:
+        """Give a copy its name; a folder or file that is in its way is one that the command has replaced."""
+        target = os.path.join(self.out, name)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(partial, target)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            parts = name.split("/")
+            above = ["/".join(parts[:end]) for end in range(2, len(parts))]
+            for path in [one for one in above if os.path.isfile(os.path.join(self.out, one))]:
+                self.forget(path)
+                remove(os.path.join(self.out, path))
+            if os.path.isdir(target):
+                for other in [one for one in self.published if one.startswith(name + "/")]:
+                    self.forget(other)
+                shutil.rmtree(target)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.replace(partial, target)
+
+    def forget(self, name: str) -> None:
+        """Take a file out of the list."""
+        if self.published.pop(name, None):
+            self.manifest_bytes -= len(encoded(name)) + ENTRY_BYTES
+            self.is_changed = True
+
     def write(self) -> None:
-        """Replace MANIFEST.json."""
-        files = [
-            {"name": "%s/%s" % (FOLDER, name), **{key: one[key] for key in ("bytes", "sha256", "kind", "step")}}
-            for name, one in sorted(self.published.items())
-        ]
-        path = os.path.join(self.out, "MANIFEST.json")
+        """Replace MANIFEST.json, entry by entry: it may be large."""
+        path = os.path.join(self.out, MANIFEST)
         with open(path + ".tmp", "w") as file:
-            json.dump({"v": 1, "latest": self.latest, "best": None, "files": files}, file)
+            file.write('{"v": 1, "latest": %s, "best": null, "files": [' % json.dumps(self.latest))
+            comma = "\n"
+            for name, entry in sorted((encoded(name), entry) for name, entry in self.published.items()):
+                told = (comma, name, entry.bytes, entry.sha256, entry.kind, entry.step)
+                file.write('%s{"name": "%s", "bytes": %d, "sha256": "%s", "kind": "%s", "step": %d}' % told)
+                comma = ",\n"
+            file.write("]}")
             file.flush()
             os.fsync(file.fileno())
         os.replace(path + ".tmp", path)
 
-    def warn_names(self, names: dict[str, Stamp]) -> None:
-        """Say which files do not come home for their names, and that there are too many."""
-        odd = sorted(name for name in names if not is_plain(name))
-        if odd:
-            what = "%s and %d more" % (ascii(odd[0]), len(odd) - 1) if len(odd) > 1 else ascii(odd[0])
-            self.warn("outputs.name", "%s has a name that other systems cannot hold, and stays there" % what)
-        if len(names) > MOST_FILES:
-            what = "the outputs are %d files; the %d newest come home: pack the others into one"
-            self.warn("outputs.many", what % (len(names), MOST_FILES))
+    def reserve(self, size: int) -> None:
+        """Keep so much room for the last list, and for the folders and links of the files in it, as the disk has it."""
+        wanted = RESERVED_BYTES + 2 * size
+        if wanted <= self.reserved_bytes:
+            return
+        try:
+            with open(os.path.join(self.out, RESERVE), "ab") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, 2 * wanted)
+                else:
+                    file.write(bytes(2 * wanted - self.reserved_bytes))
+            self.reserved_bytes = 2 * wanted
+        except OSError:
+            return  # The disk is full already; what is reserved is kept.
+
+    def tell_published(self) -> None:
+        """One event for each file; of very many, one for all."""
+        if len(self.told) <= MOST_EVENTS:
+            for name, size, step in self.told:
+                self.tell("output", step=step, name=short(name), bytes=size)
+        else:
+            name, _, step = self.told[-1]
+            size = sum(size for _, size, _ in self.told)
+            self.tell("output", step=step, name=short(name), bytes=size, files=len(self.told))
+        self.told = []
+
+    def sum_up(self, found: Found) -> None:
+        """Say what there is that does not come home, and why."""
+        here = {name: entry.stamp for name, entry in self.published.items()}
+        left = {name: stamp for name, stamp in found.files.items() if here.get(name) != stamp and name not in self.over}
+        why = {name: self.why.get(name, "it could not be published") for name in left}
+        self.unpublished = [(name, stamp[0], why[name]) for name, stamp in left.items()]
+        over_files, over_bytes = len(self.over) + found.over_files, sum(self.over.values()) + found.over_bytes
+        if over_files:
+            limit = "more than %d files or %d MB of list come home" % (MOST_FILES, MOST_MANIFEST_BYTES >> 20)
+            self.unpublished.append(("%d more files" % over_files, over_bytes, limit))
+        named = []
+        for rule, paths in found.left.items():
+            sums = [new_bytes(path, self.began_wall) for _, path in paths]
+            size = sum(size for _, size in sums)
+            if any(files for files, _ in sums):
+                what = words(paths[0][0].partition("/")[2]) if len(paths) == 1 else rule
+                self.left_behind.append((what, size))
+                if size >= TOLD_BYTES or rule not in STAYS:  # A few bytes of cache are not worth a warning.
+                    named.append("%s (%s bytes)" % (what, format(size, ",")))
+        if named:
+            self.warn("outputs.left", "what stays by rule and does not come home: %s" % ", ".join(named))
+
+    def warn_limits(self, files: int, size: int) -> None:
+        """Say that there are nearly, or already, more files than can come home."""
+        if files >= NEAR * MOST_FILES or size >= NEAR * MOST_MANIFEST_BYTES:
+            what = "the outputs are %d files; %d, or %d MB of list, are the most that come home: pack them into fewer"
+            self.warn("outputs.many", what % (files, MOST_FILES, MOST_MANIFEST_BYTES >> 20))
 
     def warn(self, code: str, message: str) -> None:
         """Say it once."""
@@ -187,34 +312,79 @@ class Outputs:
             self.tell("warning", code=code, message=message)
 
 
-def is_plain(name: str) -> bool:
-    """Whether a name may stand in a manifest."""
-    parts = name.split("/")
-    return len(parts) <= MOST_PARTS and all(PART.fullmatch(one) and one[-1] != "." for one in parts)
+class Moved(OSError):
+    """A file was written, or replaced, while it was copied."""
 
 
-def copied(source: str, target: str) -> str:
-    """Copy a file; its digest."""
+def encoded(name: str) -> str:
+    """A name as it stands in the manifest: its bytes, percent-encoded."""
+    return quote(os.fsencode(name), safe=PLAIN)
+
+
+def words(name: str) -> str:
+    """A name for a message."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
+def short(name: str) -> str:
+    """A name for an event."""
+    return encoded(name)[-400:]
+
+
+def digests_listed(path: str) -> dict[str, str]:
+    """The digests by name in the manifest as it is on the disk."""
+    try:
+        with open(path, "rb") as file:
+            return {entry["name"]: entry["sha256"] for entry in json.load(file)["files"]}
+    except (OSError, ValueError):
+        return {}
+
+
+def copied(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
+    """Copy a file as it is at one moment; its digest. Moved when it was written meanwhile."""
     with open(target, "wb") as out:
-        return digest(source, out)
+        digest = digest_of(source, out)
+    if stamp_of(source) != stamp:
+        raise Moved
+    return digest, stamp
 
 
-def linked(source: str, target: str) -> str:
-    """Give a file that nobody writes any more a second name, or copy it where that cannot be; its digest."""
+def linked(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
+    """Give a file a second name, or copy it where that cannot be, as on another disk; its digest.
+
+    One that is still written, by what outlives the command, is copied up to its size now, if that part stands still.
+    """
     try:
         os.link(source, target)
+        digest = digest_of(target, None)
+        if stamp_of(source) == stamp:
+            return digest, stamp
+        remove(target)
     except OSError:
-        return copied(source, target)
-    return digest(source, None)
+        remove(target)
+    with open(target, "wb") as out:
+        digest = digest_of(source, out, stamp[0])
+    if os.path.getsize(target) != stamp[0] or (
+        stamp_of(source) != stamp and digest_of(source, None, stamp[0]) != digest
+    ):
+        raise Moved
+    return digest, stamp
 
 
-def digest(source: str, out: Any) -> str:
-    """The sha256 of a file, which is written to `out` meanwhile, if there is one."""
-    found = hashlib.sha256()
+def stamp_of(path: str) -> Stamp:
+    """The size and time of a file."""
+    facts = os.lstat(path)
+    return facts.st_size, facts.st_mtime_ns
+
+
+def digest_of(source: str, out: Any, most: int = 1 << 62) -> str:
+    """The sha256 of a file, or of its beginning, which is written to `out` meanwhile, if there is one."""
+    found, left = hashlib.sha256(), most
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as file:
-        for block in iter(lambda: file.read(BLOCK_BYTES), b""):
+        while left and (block := file.read(min(BLOCK_BYTES, left))):
             found.update(block)
+            left -= len(block)
             if out is not None:
                 out.write(block)
     return found.hexdigest()

@@ -1,0 +1,172 @@
+"""The names of what a run leaves: percent-encoded in every record, byte for byte on the disk where that can hold them.
+
+A file that this computer's file system cannot hold under its name (a twin in capitals, a letter that it refuses, a path
+that is too long) lies at `renamed/DIGEST-END`: the first 16 hex digits of the sha256 of its name, and the end of that
+in plain letters. `outputs.names.json` beside it has which is where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from gpurun.core.paths import make_private, read_regular, write_atomic
+from gpurun.core.untrusted import safe_line
+
+ANY_NAME = ("outputs", "home", "workspace")
+"""The folders of a manifest below which a name may be whatever Linux allows; elsewhere it is plain."""
+RENAMED, MAPPING = "renamed", "outputs.names.json"
+PLAIN = "/=+@,"
+MOST_PART_BYTES, MOST_PATH_BYTES = 255, 4096
+
+_SIMPLE = re.compile(r"[A-Za-z0-9._=+@,~-]+(?:/[A-Za-z0-9._=+@,~-]+)*")
+_DEVICE = re.compile(r"(?:^|/)(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\.[^/]*)?(?:/|$)|[. ](?:/|$)", re.IGNORECASE)
+_HARD = (b"a:b", b"\xff", b"a\nb", b'a"b', b"a\\b", b"a ", b"aux", b"a.", b"\x01", b"e\xcc\x81")
+
+
+def raw_name(name: str) -> bytes:
+    """Return the bytes of a name as it stands in a record; ValueError for one that no file below a folder can have."""
+    if _SIMPLE.fullmatch(name) and "/." not in name and name[0] != "." and len(name) <= MOST_PART_BYTES:
+        return name.encode("ascii")
+    raw = unquote_to_bytes(name)
+    parts = raw.split(b"/")
+    if quote_from_bytes(raw, safe=PLAIN) != name or b"\0" in raw or len(raw) >= MOST_PATH_BYTES:
+        raise ValueError(name)
+    if any(part in (b"", b".", b"..") or len(part) > MOST_PART_BYTES for part in parts):
+        raise ValueError(name)
+    return raw
+
+
+def shown(name: str) -> str:
+    """A name for the screen: as people write it, and harmless."""
+    return name if _SIMPLE.fullmatch(name) else safe_line(unquote_to_bytes(name).replace(b"\n", b" "))
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Where a file of that name lies below a folder; ValueError as `raw_name`."""
+    return folder / (renamed(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
+
+
+def renamed(name: str) -> str:
+    """Where a file lies whose name the file system cannot hold."""
+    raw = raw_name(name)
+    end = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[0][-60:])
+    suffix = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[2][-20:])
+    return f"{RENAMED}/{hashlib.sha256(raw).hexdigest()[:16]}-{(end + b'.' + suffix).decode('ascii')}"
+
+
+def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
+    """Note which files of a whole list are renamed below a folder; asked again with more, it adds to that."""
+    known, wanted = _renamed_in(folder), set(names)
+    try:
+        make_private(folder)
+        with _Trial(folder) as trial:
+            bad = {name for name in wanted if len(name) > trial.safe_bytes and trial.is_too_long(name)}
+            if not trial.is_open:
+                bad |= {name for name in wanted if _is_odd(name) and not trial.holds(name)}
+            if trial.folds:
+                bad |= _twins(sorted(wanted))
+    except OSError:  # A disk that is full holds none of them; it is tried again with the next list.
+        return
+    if bad - known:
+        told = {"v": 1, "names": {name: renamed(name) for name in sorted(bad | known)}}
+        write_atomic(folder / MAPPING, json.dumps(told, indent=1).encode())
+
+
+def _is_odd(name: str) -> bool:
+    """Whether a file system may refuse a name."""
+    return not _SIMPLE.fullmatch(name) or bool(_DEVICE.search(name))
+
+
+def _twins(names: list[str]) -> set[str]:
+    """The names that a file system which folds letters takes for another one, or for the folder of another one."""
+    folded = {name: _folded(name) for name in names}
+    folders = {above for place in set(folded.values()) for above in _above(place)}
+    seen, twins = set[str](), set[str]()
+    for name, place in folded.items():
+        if place in seen or place in folders:
+            twins.add(name)
+        seen.add(place)
+    return twins
+
+
+def _folded(name: str) -> str:
+    if "%" not in name:
+        return name.lower()
+    return unicodedata.normalize("NFC", unquote_to_bytes(name).decode("utf-8", "surrogateescape")).casefold()
+
+
+def _above(place: str) -> Iterable[str]:
+    """The folders above a place."""
+    end = place.rfind("/")
+    while end > 0:
+        yield place[:end]
+        end = place.rfind("/", 0, end)
+
+
+class _Trial:
+    """What the file system of a folder can hold: tried out in a folder of its own there, and not guessed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._part_bytes = os.pathconf(folder, "PC_NAME_MAX")
+        self._path_bytes = os.pathconf(folder, "PC_PATH_MAX") - len(os.fsencode(folder)) - 2
+        self.safe_bytes = min(self._part_bytes, self._path_bytes)
+        self._parts: dict[bytes, bool] = {}
+
+    def __enter__(self) -> _Trial:
+        self._room = tempfile.TemporaryDirectory(prefix=".names-", dir=self._folder)
+        self._top = os.fsencode(self._room.name)
+        self.is_open = all(self._takes(part) for part in _HARD)
+        (Path(self._room.name) / "twin").touch()
+        self.folds = os.path.lexists(os.path.join(self._top, b"TWIN"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.cleanup()
+
+    def is_too_long(self, name: str) -> bool:
+        """Whether the path, or a part of it, is longer than this file system has room for."""
+        raw = raw_name(name)
+        return len(raw) > self._path_bytes or any(len(part) > self._part_bytes for part in raw.split(b"/"))
+
+    def holds(self, name: str) -> bool:
+        """Whether each part of a name comes out of this file system as it went in."""
+        return self.is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
+
+    def _takes(self, part: bytes) -> bool:
+        if part not in self._parts:
+            path = os.path.join(self._top, part)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                self._parts[part] = part in os.listdir(self._top)
+                os.unlink(path)
+            except OSError:
+                self._parts[part] = False
+        return self._parts[part]
+
+
+def _renamed_in(folder: Path) -> frozenset[str]:
+    """The names that are renamed below a folder."""
+    try:
+        facts = os.stat(folder / MAPPING, follow_symlinks=False)
+    except OSError:
+        return frozenset()
+    return _mapping(folder / MAPPING, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=8)
+def _mapping(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
+    """The names in a mapping; where each is follows from it. The time and size say which state of the file it was."""
+    try:
+        return frozenset(map(str, json.loads(read_regular(path))["names"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return frozenset()

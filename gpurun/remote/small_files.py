@@ -1,0 +1,104 @@
+"""Many small files in one stream, which the list that was verified before frames: no archive is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from gpurun.remote.interface import FarRefusal
+from gpurun.remote.messages import MOST_GATHERED, MOST_LINE_BYTES, Gathered, ManifestFile, refusal_in, understood
+
+SMALL_BYTES = 1 << 20
+"""A file that is smaller travels with others, where there are enough of them."""
+LEAST_FILES = 16
+MOST_BYTES = 64 << 20
+_GATHER_S = 300.0
+
+# Takes a file and all of its content.
+TakeFile = Callable[[ManifestFile, bytes], None]
+
+
+def batches(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
+    """The files as they travel together."""
+    found: list[list[ManifestFile]] = []
+    size = 0
+    for file in files:
+        if not found or len(found[-1]) == MOST_GATHERED or size + file.bytes > MOST_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(file)
+        size += file.bytes
+    return found
+
+
+class Cutter:
+    """Cuts a stream into the files that it has, one after the other, and hands each over once it is whole."""
+
+    def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
+        self._files, self._take, self._place = files, take, 0
+        self._held = bytearray()
+
+    def __call__(self, block: bytes) -> None:
+        """Take what has come next; FarRefusal `nonsense` where more comes than the files have."""
+        self._held += block
+        while self._place < len(self._files) and len(self._held) >= self._files[self._place].bytes:
+            file = self._files[self._place]
+            content = bytes(self._held[: file.bytes])
+            del self._held[: file.bytes]
+            self._place += 1
+            self._take(file, content)
+        if self._place == len(self._files) and self._held:
+            raise FarRefusal("nonsense", "More came than the files have that were asked for.")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have come."""
+        return self._place == len(self._files)
+
+
+class Gathering:
+    """What `gather` answers, as it comes: its line, and then the files one after the other."""
+
+    def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
+        self.line = bytearray()
+        self.left: tuple[int, ...] = ()
+        self._files, self._take = files, take
+        self.cutter: Cutter | None = None
+
+    def __call__(self, block: bytes) -> None:
+        """Take what has come next; FarRefusal `nonsense` for what was not asked for."""
+        if self.cutter is None:
+            head, newline, block = block.partition(b"\n")
+            self.line += head
+            if len(self.line) > MOST_LINE_BYTES:
+                raise FarRefusal("nonsense", f"The instance answered {len(self.line)} bytes without an end of line.")
+            if not newline:
+                return
+            if refusal_in(bytes(self.line)) is not None:
+                self.cutter = Cutter((), self._take)
+                return
+            reply = understood(Gathered, bytes(self.line))
+            left = set(reply.left)
+            coming = [file for place, file in enumerate(self._files) if place not in left]
+            if reply.bytes != sum(file.bytes for file in coming):
+                raise FarRefusal("nonsense", "The instance announces another size than its list has.")
+            self.left, self.cutter = reply.left, Cutter(coming, self._take)
+        self.cutter(block)
+
+
+class Gathers(Protocol):
+    """A far side, as far as this needs it."""
+
+    def ask(self, verb: str, *, stdin: list[bytes], sink: Gathering, timeout_s: float) -> tuple[bytes, bytes]:
+        """One call of the agent, whose answer goes into the sink."""
+        ...
+
+
+def gather(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
+    """Have many files handed over as they come; those that are not there any more as their list has them."""
+    sink = Gathering(files, take)
+    names = "".join(f"{file.bytes} {file.name}\n" for file in files).encode("ascii")
+    far.ask("gather", stdin=[names], sink=sink, timeout_s=_GATHER_S)
+    if sink.cutter is None or not sink.cutter.is_done:
+        raise FarRefusal("nonsense", "The instance sends less than it announced.")
+    return [file for place, file in enumerate(files) if place in set(sink.left)]

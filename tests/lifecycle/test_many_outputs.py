@@ -1,0 +1,56 @@
+"""A command that leaves more files than a receipt names, under names of every kind: a person runs it and goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.any_names import NASTY, below, possible, script
+from tests.lifecycle.test_commands_here import Person
+
+MANY = 1_100
+
+
+@pytest.fixture
+def person(own_home: Path, tmp_path: Path) -> Person:
+    return Person(own_home, tmp_path / "lab")
+
+
+def test_more_files_than_a_receipt_names_are_all_held_by_it(person: Person) -> None:
+    """A small run's receipt is as it was; of more, the first thousand stand in it and a digest over the list of all."""
+    files = possible([*NASTY, *(b"frames/img %04d.png" % number for number in range(MANY))])
+    (person.folder / "train.py").write_text(script(files))
+    done = person.runs(
+        "--checkpoint-glob", "runs/*/model.pt", "--resume-arg", "--resume {}", "--", "python", "train.py"
+    )
+    assert done.returncode == 0, done.stderr
+    artifacts = person.home / "runs/fox-41/artifacts"
+    assert below(artifacts / "outputs") == files
+    told = person.receipt()["checkpoint"]
+    assert (len(told["files"]), told["listed"]["files"], told["missing"]) == (1000, len(files), [])
+    assert told["files"][0]["kind"] == "checkpoint"
+    subjects = json.loads(person.types("receipt", "fox-41", "--json").stdout)["data"]["statement"]["subject"]
+    assert {"name": "collected.list", "digest": {"sha256": told["listed"]["sha256"]}} in subjects
+    assert max(map(len, (person.home / "runs/fox-41/journal.jsonl").read_bytes().splitlines())) < 1 << 20
+    assert person.holds()
+    shown = person.types("receipt", "fox-41").stdout
+    assert "runs/2026-11-27 00:41:05/model.pt" in shown
+    assert "\x1b" not in shown
+    collected = person.types("collect", "fox-41", "--only", "all", "--to", str(person.home.parent / "copy"))
+    assert collected.returncode == 0, collected.stderr
+    assert below(person.home.parent / "copy" / "outputs") == files
+
+    again = person.runs("--from", "fox-41", "--", "python", "-c", "import sys; print(sys.argv)", name="fox-42")
+    assert again.returncode == 0, again.stderr
+    log = (person.home / "runs/fox-42/run.log").read_text()
+    assert "'--resume', 'runs/2026-11-27 00:41:05/model.pt'" in log
+
+    last = artifacts / "outputs/frames/img 1099.png"
+    last.write_bytes(b"another one")
+    assert "img%201099.png is not the file that was collected" in person.types("audit", "fox-41").stdout
+    last.write_bytes(files[b"frames/img 1099.png"])
+    listed = person.home / "runs/fox-41/collected.list"
+    listed.write_text(listed.read_text().replace("1099", "1098"))
+    assert "collected.list is not the list that was written" in person.types("audit", "fox-41").stdout
