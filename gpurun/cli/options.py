@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.durations import hold_s, queue_s, setup_limit_s, silence_s
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from gpurun.core.run_plan import Request as Request
 else:  # The help of `plan` needs no more of it, and the real one loads pydantic.
     Request = object
-
-MOST_SETUP_MINUTES = 24 * 60
-_LEAST_SILENCE_S, _MOST_SILENCE_S = 300, 24 * 3600
-_MOST_QUEUE_S = 30 * 24 * 3600
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -160,11 +156,12 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             accept_cpu=typed["accept_cpu"],
             image=typed["image"],
             setup=_script(typed["setup"]),
-            setup_limit_s=_limit_s(typed["setup_limit"]),
+            setup_limit_s=setup_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
             log_to=_trackers(typed["log_to"]),
-            give_up_after_s=_seconds(typed["give_up_after"]),
-            queue_s=_queue_s(typed["queue"]),
+            give_up_after_s=silence_s(typed["give_up_after"]),
+            hold_s=hold_s(typed["hold_on_failure"]),
+            queue_s=queue_s(typed["queue"]),
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
             slow_network=typed["slow_network"],
         ),
@@ -242,34 +239,6 @@ def _script(path: str) -> str:
         raise UsageError("usage.setup", f"--setup {path} cannot be read: {why}.", hint=hint) from None
 
 
-def span_s(text: str) -> int | None:
-    """The seconds of `90s`, `10m`, `1h` or `2d`; None where it is no span of time."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else None
-
-
-def _seconds(text: str) -> int:
-    """The seconds of --give-up-after, 0 where it was not typed."""
-    from gpurun.core.errors import UsageError
-
-    seconds = span_s(text) or 0
-    if text and not _LEAST_SILENCE_S <= seconds <= _MOST_SILENCE_S:
-        what = f"--give-up-after {text!r} is no time to wait for a silent machine: 5m at least, and at most a day."
-        raise UsageError("usage.give_up_after", what, hint="Write minutes or hours: --give-up-after 45m")
-    return seconds
-
-
-def _queue_s(text: str) -> int:
-    """The seconds of --queue, 0 where it was not typed."""
-    from gpurun.core.errors import UsageError
-
-    seconds = span_s(text) or 0
-    if text and not 60 <= seconds <= _MOST_QUEUE_S:
-        what = f"--queue {text!r} is no time for a job to wait: 1m at least, and at most 30d."
-        raise UsageError("usage.queue", what, hint="Write hours or days: --queue 12h")
-    return seconds
-
-
 def _gpu_hours(hours: float | None) -> float | None:
     """The hours of --max-gpu-hours, checked."""
     from gpurun.core.errors import UsageError
@@ -287,18 +256,6 @@ def _trackers(text: str) -> tuple[str, ...]:
     from gpurun.cli.curve_log import checked_trackers
 
     return checked_trackers(text)
-
-
-def _limit_s(minutes: float | None) -> int:
-    """The seconds of --setup-limit, 0 where it was not typed."""
-    from gpurun.core.errors import UsageError
-
-    if minutes is None:
-        return 0
-    if not 0 < minutes <= MOST_SETUP_MINUTES:
-        what = f"--setup-limit {minutes:g} is no time for a script: it must be above 0, and at most a day."
-        raise UsageError("usage.setup_limit", what, hint="Write minutes: --setup-limit 30")
-    return ceil(60 * minutes)
 
 
 def flag(name: str, help_text: str) -> Any:
@@ -337,6 +294,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     ),
     "log_to": (Annotated[str, typer.Option("--log-to", metavar="TRACKERS", hidden=True)], ""),
     "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
+    "hold_on_failure": (Annotated[str, typer.Option("--hold-on-failure", metavar="MINUTES|off", hidden=True)], "15m"),
     "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),

@@ -16,6 +16,7 @@ from gpurun.core.job import Command
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
+from gpurun.core.uplink import Uplink
 
 CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 
@@ -39,7 +40,8 @@ class Choices(Frozen):
     `accept_skipped`: train on a folder of which more is passed over than read. `give_up_after_s`: how long a machine
     that trains may be silent before it is given up (0: to its lease). `log_to`: trackers that get its figures.
     `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most that a job on
-    a cluster may take: hours times GPUs, a node without any counted as one.
+    a cluster may take: hours times GPUs, a node without any counted as one. `hold_s`: for how long at most a machine is
+    kept whose end would take away what is not at home (0: not at all).
     """
 
     region: str | None = None
@@ -54,6 +56,7 @@ class Choices(Frozen):
     warm: bool = False
     accept_skipped: bool = False
     give_up_after_s: int = 0
+    hold_s: int = 900
     queue_s: int = 0
     max_gpu_hours: float | None = None
     slow_network: bool = False
@@ -74,19 +77,6 @@ class Box(Frozen):
     jump: str = ""
     jump_host_key: str = ""
     python: str = ""
-
-
-class Uplink(Frozen):
-    """How fast this computer sends, and in the plan's words what that rests on."""
-
-    bits_per_s: float = 20e6
-    basis: str = "assumed"
-
-    @property
-    def words(self) -> str:
-        """`20 Mbit/s, assumed`."""
-        mbit = self.bits_per_s / 1e6
-        return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
 
 
 class Quoted(Frozen):

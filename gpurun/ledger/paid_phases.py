@@ -24,6 +24,8 @@ _BEGINS: dict[str, str] = {
     Event.TRAIN_OBSERVED: "collect",
     Event.COLLECT_INTENDED: "collect",
     Event.COLLECT_OBSERVED: "destroy",
+    Event.HOLD_INTENDED: "hold",
+    Event.HOLD_OBSERVED: "destroy",
     Event.DESTROY_INTENDED: "destroy",
     Event.STEP_FAILED: "other",
 }

@@ -312,7 +312,7 @@ def _says(upper: Micros | None, rentals: Sequence[Rental]) -> str:
 
 def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
-    failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
+    failed = _failed_step(records)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
     told: Training = {
         "outcome": seen.data["outcome"] if seen else "none",
@@ -332,6 +332,17 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
         looks, busy, own, most_mib = (plain_data(seen.data["gpu_tally"].get(key)) for key in _TALLY)
         told["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
     return told
+
+
+def _failed_step(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The last step that failed, but for a collect of which all came home while the machine was held."""
+    place, home = 0, False
+    for record in records:
+        if record.event is Event.HOLD_INTENDED:
+            place = record.seq
+        home = home or (bool(place) and record.event is Event.COLLECT_OBSERVED and not record.data["missing"])
+    failed = (one.data for one in reversed(records) if one.event is Event.STEP_FAILED)
+    return next((one for one in failed if not (home and one["step"] == "collect")), None)
 
 
 def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> CheckpointTold:

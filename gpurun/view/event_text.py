@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpurun.core.clock import local_minute
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
@@ -34,6 +35,7 @@ BEGINS = {
     "ship.intended": "ship",
     "train.intended": "run",
     "collect.intended": "collect",
+    "hold.intended": "collect",
     "destroy.intended": "destroy",
     "salvage.intended": "collect",
     "receipt.observed": "receipt",
@@ -55,6 +57,7 @@ ENDS = {
     "ship.observed": "ship",
     "train.observed": "run",
     "collect.observed": "collect",
+    "hold.observed": "collect",
     "salvage.observed": "collect",
     "death.proven": "destroy",
     "run.closed": "receipt",
@@ -79,7 +82,7 @@ def is_alarming(record: Record) -> bool:
         return record.data.get("finishes") is False
     if str(record.event) == "train.observed":
         return record.data.get("outcome") in FELL
-    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown")
+    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown", "hold.intended")
 
 
 def _text(data: Mapping[str, Any], key: str, otherwise: str = "") -> str:
@@ -188,6 +191,22 @@ def _collected(data: Mapping[str, Any]) -> str:
     return f"collected{count}, digests verified{lost}"
 
 
+def _clock(data: Mapping[str, Any]) -> str:
+    """The minute until which a machine is held, by this computer's clock."""
+    until_wall = number(data.get("until_wall"))
+    return UNKNOWN if until_wall is None else local_minute(until_wall, now=until_wall)
+
+
+def _unheld(data: Mapping[str, Any]) -> str:
+    """Why a machine is held no longer."""
+    how = {
+        "home": "all that was missing is at home",
+        "gone": "it runs no more",
+        "over": "its time is over",
+    }.get(_text(data, "how"), "it was ended")
+    return f"the machine is held no longer: {how}"
+
+
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
     "stage.intended": _staging,
@@ -206,6 +225,8 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
     "collect.intended": lambda d: "bringing the checkpoints home",
     "collect.observed": _collected,
+    "hold.intended": lambda d: f"the machine is held until {_clock(d)}: {_text(d, 'message')}",
+    "hold.observed": _unheld,
     "destroy.intended": lambda d: "ending the machine",
     "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",

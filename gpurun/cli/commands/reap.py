@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from gpurun.cli.options import Providers, span_s
+from gpurun.cli.durations import span_s
+from gpurun.cli.options import Providers
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb

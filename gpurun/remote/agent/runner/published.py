@@ -43,6 +43,8 @@ class Outputs:
         self.latest: int | None = None
         self.newest: list[str] = []
         self.warned: set[str] = set()
+        self.listed: dict[str, Stamp] = {}
+        self.left_behind: list[tuple[str, int]] = []
         self.is_changed = False
         os.makedirs(os.path.join(out, FOLDER), exist_ok=True)
         # What was uploaded is no output, unless the command changes it.
@@ -71,6 +73,23 @@ class Outputs:
                 paths += [os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files]
         names = [os.path.relpath(path, self.work) for path in paths]
         return [name for name in names if "__pycache__" not in name.split("/")]
+
+    @property
+    def new(self) -> dict[str, Stamp]:
+        """What the globs match of the last look and was not there before."""
+        return {name: stamp for name, stamp in self.looks.items() if stamp != self.before.get(name)}
+
+    @property
+    def unpublished(self) -> list[tuple[str, int, str]]:
+        """What is finished and not listed, with why."""
+        left = {name: stamp for name, stamp in self.new.items() if self.listed.get(name) != stamp}
+        return [(name, stamp[0], "it could not be listed") for name, stamp in sorted(left.items())]
+
+    @property
+    def matched(self) -> dict[str, int]:
+        """How many new files each glob matches."""
+        new, globs = self.new, [*self.patterns, *([self.checkpoints] if self.checkpoints else [])]
+        return {pattern: len(new.keys() & set(self.below(pattern))) for pattern in globs}
 
     def units(self) -> list[list[str]]:
         """The checkpoints that there are, each the files that belong to it, the newest last."""
@@ -169,6 +188,7 @@ class Outputs:
             file.flush()
             os.fsync(file.fileno())
         os.replace(path + ".tmp", path)
+        self.listed = {name: one["stamp"] for name, one in self.published.items()}
 
     def warn_names(self, names: dict[str, Stamp]) -> None:
         """Say which files do not come home for their names, and that there are too many."""
