@@ -127,7 +127,8 @@ def _ready(data: Mapping[str, Any]) -> str:
 
 def _ended(data: Mapping[str, Any]) -> str:
     """How training ended; of one that fell, in whose words there are."""
-    why = _text(data, "message") if data.get("outcome") in FELL else ""
+    is_told = data.get("outcome") in FELL or "elsewhere" in (data.get("outputs") or {})
+    why = _text(data, "message") if is_told else ""
     ended = f"training ended: {_text(data, 'outcome', 'ended')} ({_text(data, 'reason', 'no reason')})"
     return f"{ended}: {why}" if why else ended
 
@@ -188,6 +189,8 @@ def _collected(data: Mapping[str, Any]) -> str:
     if isinstance(missing, list | tuple) and missing:
         more = " and more" if missing[_MOST_NAMED:] else ""
         lost = f", {len(missing)} MISSING: {safe_line(', '.join(map(str, missing[:_MOST_NAMED])))}{more}"
+    if not files and not lost:
+        return "collected no files: there were none"
     return f"collected{count}, digests verified{lost}"
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 from gpurun.remote.agent.runner.elsewhere import MOST_NAMED
 from gpurun.remote.agent.runner.elsewhere import look as look_elsewhere
@@ -27,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Iterable
 
+LAST_WORDS_BYTES = 1 << 20
 LOOK_S, TICK_S, IDLE_S, EVENT_S = 2.0, 0.1, 0.5, 0.5
 NOTHING_S = 300.0
 """How long a command may run before it is said that its globs match nothing."""
@@ -38,13 +40,24 @@ END_S = 8.0
 
 
 class Events:
-    """Appends to events.jsonl."""
+    """Appends to events.jsonl; for its last words there is room even on a disk that the command has filled."""
 
     def __init__(self, out: str) -> None:
+        self.room = os.path.join(out, ".room")
+        try:
+            with open(self.room, "wb") as file:
+                file.write(os.urandom(LAST_WORDS_BYTES))  # A disk that packs zeros would keep no room for them.
+        except OSError:
+            self.free()
         self.began = time.monotonic()
         self.lock = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.file = os.open(os.path.join(out, "events.jsonl"), flags, 0o644)
+
+    def free(self) -> None:
+        """Give back the room that was kept for the end."""
+        with suppress(OSError):
+            os.unlink(self.room)
 
     def tell(self, kind: str, **more: Any) -> None:
         """Write one event; a disk that is full must not end the command."""
@@ -269,6 +282,7 @@ class Command:
         self.log.flush(is_last=True)
         self.curve.flush()
         self.looker.join()
+        self.events.free()
         if left:
             what = "the command has ended and left %s running, which was ended: run it in the foreground"
             self.events.tell("warning", code="command.left_running", message=what % ", ".join(left[:5]))
