@@ -17,7 +17,7 @@ from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.lifecycle.notices import Noticed
-from gpurun.remote.interface import MachineLost
+from gpurun.remote.interface import FarRefusal, MachineLost
 from tests.lifecycle.scripted_cloud import FINISHED, WEIGHTS, World
 
 DAMAGED = WEIGHTS[2][0]
@@ -102,6 +102,20 @@ def test_what_a_later_collect_brings_ends_the_hold_and_counts_as_if_it_had_come_
     told = receipt(world)
     assert (told["checkpoint"]["missing"], told["training"]["failed_step"]) == ([], None)
     assert {one["name"] for one in told["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
+    proven_and_audited(world)
+
+
+def test_what_could_not_even_be_listed_may_come_while_it_is_held(home: Home) -> None:
+    world = World(home)
+    world.far.broken["manifest"] = FarRefusal("nonsense", "its list makes no sense")
+
+    def mended() -> None:
+        world.far.broken.clear()
+        collect(world)
+
+    while_held(world, mended)
+    assert world.drive() == ExitCode.DONE
+    assert {one["name"] for one in receipt(world)["checkpoint"]["files"]} >= {name for name, _, _ in WEIGHTS}
     proven_and_audited(world)
 
 

@@ -14,10 +14,11 @@ from gpurun.core.errors import GpurunError
 from gpurun.core.journal_records import Event, RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
-from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import ManifestFile
+from gpurun.planning.transfer import more_kept
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, ManifestFile
 from gpurun.view.number_format import format_bytes, format_files
 
 LOOK_S, CALL_S = 2.0, 30.0
@@ -46,6 +47,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
             if _is_gone(state, context):
                 how = "gone"
                 break
+            lacking = lacking.listed(state, context)
         context.clock.sleep(min(left_s, LOOK_S))
     yield Event.HOLD_OBSERVED, {"how": how, "seconds": round(context.clock.monotonic() - started_mono, 3)}
 
@@ -57,7 +59,7 @@ def _is_gone(state: RunState, context: Context) -> bool:
         context.reach(instance).poll({})
     except MachineLost:
         return bool(context.is_down(instance))
-    except (FarRefusal, GpurunError):
+    except GpurunError:
         return False
     return False
 
@@ -83,6 +85,20 @@ class _Lacking:
         names = tuple(str(name) for name in collected.get("missing", ()))
         files = tuple(announced[name] for name in names if name in announced)
         return cls(dict(collected), files, names, inventory)
+
+    def listed(self, state: RunState, context: Context) -> _Lacking:
+        """The same once the machine lists what the collect step could not have listed; another collect brings that."""
+        if self.collected:
+            return self
+        try:
+            manifest = context.reach(instance_of(state)).manifest(MOST_ANNOUNCED_BYTES)
+        except GpurunError:
+            return self
+        files = tuple(wanted(manifest, more_kept(context.plan)))
+        told = manifest.model_dump(mode="json", include={"latest", "best"})
+        return _Lacking(
+            {**told, "files": [], "seconds": 0.0}, files, tuple(file.name for file in files), self.inventory
+        )
 
     def told(self, state: RunState) -> dict[str, object]:
         """What the hold is for, in figures and in words."""
