@@ -169,6 +169,36 @@ def test_on_a_box_of_ones_own_nothing_of_it_is_left(tmp_path: Path) -> None:
     assert not list(Path("/dev/shm").glob("gpurun-*"))
 
 
+BACKGROUND = """\
+mkdir -p ~/checkpoints && echo weights > ~/checkpoints/last.pt
+nohup python3 -c 'while True: pass' > train.log 2>&1 &
+echo started
+"""
+
+
+def test_on_a_box_what_trains_in_the_background_is_exit_6_and_what_lies_elsewhere_stays(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "identity")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "run.sh").write_text(BACKGROUND)
+    with Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box:
+        box.wait_ready()
+        place = f"{box.user}@{box.host}:{box.port}"
+        asks = ("--host", place, "--identity", str(tmp_path / "identity" / "client"), "--gpu", "cpu")
+        with somebody(Cloud("ssh", {}, Meter(time.time), list, asks), tmp_path / "home") as user:
+            done = user.types(
+                "run", "--provider", "ssh", *asks, "--yes", "--json", "--name", "fox-41",
+                "--upload", str(tmp_path / "lab"), "--", "bash", "run.sh",
+            )  # fmt: skip
+            assert done.returncode == 6, done.stdout + done.stderr + user.said()
+            told = receipt(user, "fox-41")["training"]
+            assert (told["outcome"], told["reason"], told["exit_code"]) == ("failed", "still_working", 0)
+            assert "was still working when the command ended" in told["message"]
+            assert "~/checkpoints/last.pt (8 B); they did not come home and stay where they are" in told["message"]
+            assert "hold.intended" not in user.events()
+            assert user.tells("audit")[1]["ok"] is True
+        assert (box.root / "home/ubuntu/checkpoints/last.pt").read_text() == "weights\n"
+
+
 ELSEWHERE = """\
 mkdir -p ~/checkpoints out && echo here > out/log.txt
 head -c 2000000 /dev/urandom > ~/checkpoints/last.pt

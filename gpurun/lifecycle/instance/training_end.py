@@ -11,6 +11,7 @@ from pathlib import Path
 from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import Left, Outputs, Start, Stop, events_of
 from gpurun.lifecycle.context import Context
+from gpurun.providers.base import Traits
 from gpurun.remote.messages import Status
 from gpurun.view.number_format import format_bytes, format_files
 
@@ -37,7 +38,7 @@ def outcome_of(status: Status, context: Context) -> dict[str, object]:
         return ended
     is_here = context.provider.traits.is_this_computer
     ended["outputs"] = outputs.record | ({"kept": True} if is_here else {})
-    faults = [_elsewhere(outputs.elsewhere, is_here=is_here)] if outputs.elsewhere.files else []
+    faults = [_elsewhere(outputs.elsewhere, context.provider.traits)] if outputs.elsewhere.files else []
     if ended["outcome"] == "done" and ended["reason"] != "rehearsal":
         faults = [*_working(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
         if _reason(outputs, is_here=is_here):
@@ -70,20 +71,26 @@ def _unmatched(flags: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _elsewhere(left: Left, *, is_here: bool) -> str:
+def _elsewhere(left: Left, traits: Traits) -> str:
     """Where results lie that no collect brings, and the cure."""
     told = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
     names = [f"{name} ({format_bytes(size)})" for name, size in left.first[:_MOST_SHOWN]]
     told += ", ".join(names) + (" and more" if left.files > len(names) else "")
-    cure = f"--outputs '{_folder_of(left.first[0][0])}/**' brings such files" if left.first else ""
-    if is_here:
+    cure = _cure(left.first[0][0] if left.first else "")
+    if traits.is_this_computer:
         return f"{told}; they stay there on this computer. A rented machine would lose them: {cure}"
-    return f"{told}; they did not come home: {cure}, or have the command write below its own folder"
+    place = "did not come home" if traits.takes_files else "did not come home and stay where they are"
+    return f"{told}; they {place}: {cure}"
 
 
-def _folder_of(name: str) -> str:
-    """The folder of a file; one that lies in a root itself is named by that root."""
-    return name.rpartition("/")[0] or name
+def _cure(name: str) -> str:
+    """What brings such a file: a glob, where one may name its place, or another place."""
+    folder = name.rpartition("/")[0]
+    is_below_home = name.startswith("~/") and not name.startswith("~/.")
+    if not is_below_home and not name.startswith("/workspace/"):
+        return "have the command write below its own folder"
+    glob = name if folder in ("~", "/workspace") else f"{folder}/**"
+    return f"--outputs '{glob}' brings such files, or have the command write below its own folder"
 
 
 def last_words(events: Path) -> tuple[Stop | None, Outputs | None]:
