@@ -23,12 +23,13 @@ MONITORS = frozenset((
 """What people leave running beside a training; its end loses nothing."""
 
 
-def end_left_running() -> Tuple[List[str], List[str]]:
+def end_left_running(*, is_stopped: bool) -> Tuple[List[str], List[str]]:
     """Kill what the command has left behind, which is this process's children since it ended.
 
     The names of all, and of those that were still at work: a training in the background, say, and no idle leftover.
+    Of a command that was stopped this is not asked: its work was ended on purpose.
     """
-    working = still_working() if children() else []
+    working = still_working() if children() and not is_stopped else []
     names: List[str] = []
     for _ in range(50):  # What the children leave is adopted in turn.
         left = children()

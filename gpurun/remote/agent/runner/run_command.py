@@ -276,7 +276,7 @@ class Command:
             if self.asked_s and time.monotonic() - self.asked_s > self.order["grace_s"]:
                 self.send(signal.SIGKILL)
             time.sleep(TICK_S)
-        left, working = end_left_running()
+        left, working = end_left_running(is_stopped=bool(self.asked_s))
         self.over.set()
         self.reader.join(IDLE_S * 4)
         self.log.flush(is_last=True)
@@ -289,7 +289,7 @@ class Command:
         self.publish(is_last=True)
         if not self.outputs.published:
             self.warn_nothing()
-        self.tell_outputs([] if self.asked_s else working)
+        self.tell_outputs(working)
         code = self.child.returncode
         reason = "signal" if self.asked_s else "failed" if code else "done"
         how = "the command ended " + ("by signal %d" % -code if code < 0 else "with exit code %d" % code)
