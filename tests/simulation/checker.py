@@ -14,13 +14,14 @@ from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, cost_of, total
 from gpurun.ledger.audit import audit
 from gpurun.providers.fake import Box, FakeCloud, Fault
+from tests.simulation.plans import LEASE
 from tests.simulation.play import Played
 
 MAY_BE_BILLING = 9
 _LOOKS_S = 2 * 5.0 + 2.0
 # A duplicate that could be seen for so long must be gone before anything is shipped to the first.
 _SEEN_S = 30.0
-_HOLD_SLACK_S = 40.0
+_HOLD_SLACK_S, _LEASE_SLACK_S = 40.0, 5.0
 
 
 def check(played: Played) -> list[str]:
@@ -167,12 +168,16 @@ def success_is_true(played: Played) -> Iterator[str]:
 
 
 def what_is_not_home_is_held(played: Played) -> Iterator[str]:
-    """P11: a machine is asked to end over what is not at home only after it was held, once, and no longer than told."""
+    """P11: a machine is asked to end over what is not at home only after it was held, once, and no longer than told.
+
+    Where its lease was over before all had come nothing is left to hold it with.
+    """
     lacking, held = False, False
     for at_s, record in _timed(played):
         match record.event:
             case Event.CREATE_INTENDED:
                 lacking, held, until_s = False, False, 0.0
+                lease_over_s = at_s + LEASE.total_s - LEASE.destroy_s - _LEASE_SLACK_S
             case Event.COLLECT_OBSERVED:
                 lacking = bool(record.data["missing"]) and not record.data.get("remembered")
             case Event.STOP_REQUESTED if record.data["how"] == "destroy":
@@ -183,7 +188,7 @@ def what_is_not_home_is_held(played: Played) -> Iterator[str]:
                 held, until_s = True, at_s + record.data["until_wall"] - record.wall
             case Event.HOLD_OBSERVED if at_s > until_s + _HOLD_SLACK_S and not _proof_was_late(played):
                 yield f"it was held until {at_s:.0f} s, and {until_s:.0f} s was told"
-            case Event.DESTROY_ASKED if lacking and not held:
+            case Event.DESTROY_ASKED if lacking and not held and at_s < lease_over_s and not _cap_excused(played):
                 yield f"a machine was asked to end at {at_s:.0f} s over what was not at home"
 
 
