@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.cli.result import Result
+from gpurun.cli.run_status import held_word
 from gpurun.cli.session import Session
 from gpurun.core.artifact_names import shown
 from gpurun.core.collected_record import files_of, missing_of
@@ -37,7 +38,7 @@ from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.view.number_format import format_bytes, format_files
 
 # The machine is there and may have finished files; before it has nothing, and afterwards it is being ended.
-_ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
+_ALIVE = (Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD)
 _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY)
 _TELL_S = 5.0
 _MOST_NAMED = 6
@@ -63,10 +64,13 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     elif phase not in _ALIVE:
         return _of_the_past(session, sight, wanted)
     far = Reach(sight.folder, sight.plan, session.clock)(instance or instance_of(sight.state))
+    held = _held(sight)
     try:
         budget = EgressBudget.of(sight.folder, sight.plan)
         brought = bring_now(far, sight.folder, wanted, session.clock, _telling(session), budget)
     except (CollectFailed, UsageError) as error:
+        if held and error.code == "checkpoint.none":
+            return Result(data=_data(sight, wanted, Manifest(), (), ()), text="\n".join(held))
         if error.code not in (UNREACHABLE, OVER_PLAN) or not _place_of(sight):
             raise
         session.say(f"{error.what} What it has pushed to the bucket is taken instead.")
@@ -115,8 +119,28 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
         lines.append(
             "That does not come home by itself, unless the newest turns out to be damaged: --only all brings it."
         )
-    lines.append("The run goes on.")
+    going_on = "Training goes on." if sight.state.phase is Phase.TRAINING else "The run goes on."
+    lines += _held(sight) or [going_on]
     return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
+
+
+def _held(sight: Sight) -> list[str]:
+    """Of a machine that is held: until when, what for, what else lies on it, and how to reach it by hand."""
+    state, instance = sight.state, sight.state.instance
+    if state.phase is not Phase.HELD or instance is None:
+        return []
+    ended = next((one.data for one in reversed(sight.records) if one.event is Event.TRAIN_OBSERVED), {})
+    lines = [f"The machine is {held_word(state)}; gpurun destroy {sight.folder.name} ends it now."]
+    for kind, told in (("elsewhere", "Outside of what comes home"), ("unpublished", "Finished and not listed there")):
+        left = (ended.get("outputs") or {}).get(kind) or {}
+        names = ", ".join(f"{one['name']} ({format_bytes(one['bytes'])})" for one in left.get("first", ()))
+        if names:
+            more = " and more" if left["files"] > len(left["first"]) else ""
+            lines.append(f"{told}: {names}{more}.")
+    if (address := instance.address) is not None and address.kind == "ssh":
+        login = f"-i {sight.folder.ssh / 'client'} -P {address.port} {address.user}@{address.host}"
+        lines.append(f"By hand: scp -r {login}:PATH .")
+    return lines
 
 
 def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:

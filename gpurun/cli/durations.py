@@ -41,6 +41,14 @@ def silent_s(text: str) -> int:
     return 0 if text == "off" else _within(text, 60, 86400, "usage.silent", wrong, hint)
 
 
+def hold_s(text: str) -> int:
+    """Return the seconds of --hold-on-failure, which is minutes, a span of time, or `off`."""
+    wrong = f"--hold-on-failure {text!r} is not a time to hold a machine: 1m at least, and at most a day."
+    span = f"{text}m" if text.isascii() and text.isdigit() else text
+    hint = "Write --hold-on-failure 15m, or off."
+    return 0 if text == "off" else _within(span, 60, 86400, "usage.hold_on_failure", wrong, hint)
+
+
 def setup_limit_s(minutes: float) -> int:
     """Return the seconds of --setup-limit."""
     from gpurun.core.errors import UsageError

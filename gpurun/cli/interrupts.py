@@ -76,6 +76,9 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
     if phase is Phase.TRAINED:
         session.say(f"The {terms_of(sight.plan).files} are coming home; that goes on without this terminal.")
         return True
+    if phase is Phase.HELD:
+        session.say(f"The machine is held: {sight.state.hold_why}. That goes on without this terminal.")
+        return True
     if phase in (Phase.COLLECTED, Phase.DESTROYING):
         rate = format_rate(sight.plan.offer.rate_micros_per_hour)
         session.say(f"Being destroyed; leaving could leave {rate} running. Ctrl-C again leaves.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.durations import give_up_after_s, idle_s, queue_s, setup_limit_s, silent_s
+from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, queue_s, setup_limit_s, silent_s
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -163,6 +163,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             give_up_after_s=give_up_after_s(typed["give_up_after"]) if typed["give_up_after"] else 0,
             idle_s=idle_s(typed["idle"]) if typed["idle"] else None,
             silent_s=silent_s(typed["silent"]) if typed["silent"] else None,
+            hold_s=hold_s(typed["hold_on_failure"]),
             queue_s=queue_s(typed["queue"]) if typed["queue"] else 0,
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
             slow_network=typed["slow_network"],
@@ -299,6 +300,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
     "idle": (Annotated[str, typer.Option("--idle", metavar="DURATION", hidden=True)], ""),
     "silent": (Annotated[str, typer.Option("--silent", metavar="DURATION", hidden=True)], ""),
+    "hold_on_failure": (Annotated[str, typer.Option("--hold-on-failure", metavar="MINUTES|off", hidden=True)], "15m"),
     "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpurun.core.journal_records import Event, Phase
+from gpurun.core.clock import local_minute
+from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.money import Figure
 from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse
@@ -100,11 +101,17 @@ def state_word(sight: Sight) -> str:
     if gave_up(sight):
         return "not proven gone"
     if sight.unfinished:
-        word = _WORDS.get(state.phase, str(state.phase))
+        word = held_word(state) if state.phase is Phase.HELD else _WORDS.get(state.phase, str(state.phase))
         return word if sight.owner else f"{word}, nobody drives it"
     begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
     nothing = "cut off" if begun else "never started"
     return "failed" if state.failure or state.outcome in ("failed", "lost") else state.outcome or nothing
+
+
+def held_word(state: RunState) -> str:
+    """Until when a machine is held, for what its end would take away."""
+    until_wall = state.hold_until_wall or 0.0
+    return f"held until {local_minute(until_wall, now=until_wall)}"
 
 
 def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
@@ -126,6 +133,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
         "owner": sight.owner,
         "may_be_billing": row.may_be_billing,
         "deadline_wall": state.deadline_wall,
+        "held_until_wall": state.hold_until_wall if state.phase is Phase.HELD else None,
         "exit_code": state.exit_code,
         "damage": sight.damage or (sight.plan_lost.what if sight.plan_lost else None),
     }

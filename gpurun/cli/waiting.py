@@ -10,10 +10,11 @@ from pathlib import Path
 from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.result import Result
+from gpurun.cli.run_status import held_word
 from gpurun.cli.session import Session
 from gpurun.cli.viewer import Viewer, abandoned, last_words, left_running
 from gpurun.core.errors import ExitCode, GpurunError, Interrupted
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.runs import Sight, gave_up, look
@@ -47,7 +48,21 @@ class _UntilReady(Viewer):
 
 
 class _UntilEnd(Viewer):
-    """Follows a run in silence until it is over; a signal ends the waiting and leaves the run."""
+    """Follows a run in silence until it is over; a signal ends the waiting and leaves the run.
+
+    Of a machine that is held, which somebody may want to do something about, it says so once.
+    """
+
+    _is_told = False
+
+    def _turn(self) -> Result | None:
+        left = super()._turn()
+        if not self._is_told and any(record.event is Event.HOLD_INTENDED for record in self._records):
+            self._is_told = True
+            state = look(self._session.home, self._folder.name).state
+            if state.phase is Phase.HELD:
+                self._session.say(f"{self._folder.name} is {held_word(state)}: {state.hold_why}.")
+        return left
 
     def _answer(self, number: int) -> Result | None:
         name = self._folder.name

@@ -24,6 +24,7 @@ class Phase(StrEnum):
     TRAINING = "training"
     TRAINED = "trained"
     COLLECTED = "collected"
+    HELD = "held"
     DESTROYING = "destroying"
     GONE = "gone"
     SETTLED = "settled"
@@ -50,6 +51,8 @@ class Event(StrEnum):
     STOP_REQUESTED = "stop.requested"
     COLLECT_INTENDED = "collect.intended"
     COLLECT_OBSERVED = "collect.observed"
+    HOLD_INTENDED = "hold.intended"
+    HOLD_OBSERVED = "hold.observed"
     DESTROY_INTENDED = "destroy.intended"
     DESTROY_ASKED = "destroy.asked"
     DEATH_READ = "death.read"
@@ -182,6 +185,10 @@ class RunState(Frozen):
     `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
     `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
     `silent_since_wall` is when its job wrote last, while that is long ago and it runs.
+    `hold_s` is for how long at most the machine is held for what is not at home, 0 where its end takes nothing away;
+    `elsewhere` counts the results that no collect brings, `unpublished` those that the machine could not list.
+    `held_at` is when the hold began, `hold_until_wall` until when it lasts, `hold_why` what it is for; `earlier` is the
+    failure from before the one of the collect step.
     `rated` says that the measured rate is on record. `signal` names the signal that asked for the `stop`, if one did.
     """
 
@@ -214,6 +221,13 @@ class RunState(Frozen):
     stop: str = ""
     signal: str = ""
     failure: dict[str, Any] | None = None
+    earlier: dict[str, Any] | None = None
+    hold_s: float = 0.0
+    held_at: Moment | None = None
+    hold_until_wall: float | None = None
+    hold_why: str = ""
+    elsewhere: int = 0
+    unpublished: int = 0
     teardown: Teardown | None = None
     asked: dict[str, Asked] = Field(default_factory=dict)
     extras: dict[str, Extra] = Field(default_factory=dict)

@@ -35,7 +35,9 @@ class Frozen(BaseModel):
             raise ValidationError.from_exception_data(
                 cls.__name__, [{"type": PydanticCustomError("malformed", "{why}", {"why": str(error)}), "input": None}]
             ) from None
-        return cls.model_validate(value)
+        return cls.model_validate_json(
+            json.dumps(value)
+        )  # Of JSON a list may be a tuple, which of Python's data none is.
 
 
 def canonical(data: Any) -> bytes:

@@ -18,6 +18,7 @@ from gpurun.core.made_before import Quoted as Quoted
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
+from gpurun.core.uplink import Uplink
 
 CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 
@@ -41,7 +42,8 @@ class Choices(Frozen):
     `give_up_after_s`: how long a machine may be silent while it trains (0: to its lease). `log_to`: trackers of its
     figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most for
     a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of its login's variables for the job. `idle_s`,
-    `silent_s`: how long its job may be idle or silent before it is ended (0: to its lease; None: not said).
+    `silent_s`: how long its job may be idle or silent before it is ended (0: to its lease; None: not said). `hold_s`:
+    for how long at most a machine is kept whose end would take away what is not at home (0: not at all).
     """
 
     region: str | None = None
@@ -58,6 +60,7 @@ class Choices(Frozen):
     give_up_after_s: int = 0
     idle_s: int | None = None
     silent_s: int | None = None
+    hold_s: int = 900
     queue_s: int = 0
     max_gpu_hours: float | None = None
     slow_network: bool = False
@@ -84,19 +87,6 @@ class Box(Frozen):
     jump: str = ""
     jump_host_key: str = ""
     python: str = ""
-
-
-class Uplink(Frozen):
-    """How fast this computer sends, and in the plan's words what that rests on."""
-
-    bits_per_s: float = 20e6
-    basis: str = "assumed"
-
-    @property
-    def words(self) -> str:
-        """`20 Mbit/s, assumed`."""
-        mbit = self.bits_per_s / 1e6
-        return f"{mbit:{'.0f' if mbit >= 10 else '.2g'}} Mbit/s, {self.basis}"
 
 
 class Request(Frozen):

@@ -17,6 +17,7 @@ from gpurun.core.untrusted import LINE_BYTES, Malformed, lines_of, number, parse
 _LONGEST_S = 1e12
 _LATEST_WALL = 32_503_680_000.0  # The year 3000: what calendars can format.
 _MOST_CHARS = 16 << 10
+_MOST_NAMED, _NAME_CHARS = 20, 400
 # What a terminal would obey: C0 but for tab and line ends, DEL, C1, what turns the direction of text, halves of pairs.
 _COMMANDS = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -116,6 +117,52 @@ class Stop(TrainerEvent):
     train_s: float | None
 
 
+@dataclass(frozen=True)
+class Left:
+    """Files that stay where they are: how many, their bytes, and the first of them by name with bytes each."""
+
+    files: int
+    bytes: int
+    first: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as data."""
+        first = [{"name": name, "bytes": size} for name, size in self.first]
+        return {"files": self.files, "bytes": self.bytes, "first": first}
+
+
+@dataclass(frozen=True)
+class Outputs(TrainerEvent):
+    """What a command has left when it ended, in files and bytes; where nothing of a kind is there, it is empty.
+
+    `published` come home. `unpublished` are finished and could not be listed, `left_behind` stay by rule, `elsewhere`
+    lie outside of what comes home. `unmatched` are the flags whose globs no new file matches, `still_working` the
+    processes that were at work when it ended.
+    """
+
+    published: Left
+    matched: Mapping[str, int]
+    unmatched: tuple[str, ...]
+    unpublished: Left
+    left_behind: Left
+    elsewhere: Left
+    still_working: tuple[str, ...]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same as data, for the journal: only what is not empty, but for what was published."""
+        kinds = {name: getattr(self, name) for name in ("unpublished", "left_behind", "elsewhere")}
+        words = {name: list(getattr(self, name)) for name in ("unmatched", "still_working")}
+        return {
+            "files": self.published.files,
+            "bytes": self.published.bytes,
+            "matched": dict(self.matched),
+            **{name: left.record for name, left in kinds.items() if left.files},
+            **{name: told for name, told in words.items() if told},
+        }
+
+
 def parse(line: bytes | str) -> TrainerEvent | None:
     """The event of a line; None for whatever is not an object with a `kind`. Never raises."""
     if not line or len(line) > LINE_BYTES:
@@ -182,6 +229,27 @@ def _text(value: Any) -> str:
     return _written(value) or ""
 
 
+def _left(value: Any) -> Left:
+    """Files that stay; what is not such an object is none, and a count is never below what is named."""
+    told = value if isinstance(value, dict) else {}
+    named = [one for one in _some(told.get("first")) if isinstance(one, dict) and isinstance(one.get("name"), str)]
+    first = tuple((plain_line(one["name"], _NAME_CHARS), whole(one.get("bytes")) or 0) for one in named)
+    return Left(max(whole(told.get("files")) or 0, len(first)), whole(told.get("bytes")) or 0, first)
+
+
+def _matched(value: Any) -> dict[str, int]:
+    told = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
+    return {plain_line(str(glob), _NAME_CHARS): whole(count) or 0 for glob, count in told}
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    return tuple(plain_line(one, _NAME_CHARS) for one in _some(value) if isinstance(one, str))
+
+
+def _some(value: Any) -> list[Any]:
+    return value[:_MOST_NAMED] if isinstance(value, list) else []
+
+
 _EVERY: dict[str, Callable[[Any], Any]] = {"wall": _wall, "elapsed_s": _seconds, "step": whole}
 _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], Any]]]] = {
     "start": (
@@ -202,5 +270,10 @@ _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], A
     "sample": (Sample, {"prompt": _text, "text": _written}),
     "checkpoint": (Checkpoint, {"bytes": whole, "stall_s": _seconds}),
     "warning": (Alert, {"code": _name, "message": _text}),
+    "outputs": (
+        Outputs,
+        dict.fromkeys(("published", "unpublished", "left_behind", "elsewhere"), _left)
+        | {"matched": _matched, "unmatched": _words, "still_working": _words},
+    ),
     "stop": (Stop, {"reason": _name, "message": _text, "train_s": number}),
 }

@@ -102,6 +102,15 @@ class _Collected(_Brought):
     egress_micros: int | None = None
 
 
+class _Held(Frozen):
+    until_wall: float
+    message: str
+
+
+class _HoldOver(Frozen):
+    how: str
+
+
 class _Read(Frozen):
     state: str
     listed: bool
@@ -164,6 +173,8 @@ FORMS: dict[Event, type[Frozen]] = {
     Event.STOP_REQUESTED: _Stop,
     Event.COLLECT_OBSERVED: _Collected,
     Event.SALVAGE_OBSERVED: _Brought,
+    Event.HOLD_INTENDED: _Held,
+    Event.HOLD_OBSERVED: _HoldOver,
     Event.DEATH_READ: _Read,
     Event.DEATH_PROVEN: _Proven,
     Event.STEP_FAILED: _Failed,

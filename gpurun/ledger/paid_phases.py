@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from gpurun.core.journal_records import Event
-from gpurun.core.receipt_record import Planned
+from gpurun.core.clock import utc
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.receipt_record import UNKNOWN, Planned, Timeline
 from gpurun.core.trainer_events import Checkpoint, Evaluation, Start, Step, TrainerEvent
 from gpurun.core.untrusted import number, plain_data
-from gpurun.ledger.rental import Rental
+from gpurun.ledger.rental import MEASURED, Rental, last_of
 
 # What goes on after each record; a record that is not here changes nothing about that.
 _BEGINS: dict[str, str] = {
@@ -24,6 +25,8 @@ _BEGINS: dict[str, str] = {
     Event.TRAIN_OBSERVED: "collect",
     Event.COLLECT_INTENDED: "collect",
     Event.COLLECT_OBSERVED: "destroy",
+    Event.HOLD_INTENDED: "hold",
+    Event.HOLD_OBSERVED: "destroy",
     Event.DESTROY_INTENDED: "destroy",
     Event.STEP_FAILED: "other",
 }
@@ -145,6 +148,27 @@ def planned(intent: Mapping[str, Any], plan: Mapping[str, Any]) -> Planned:
         "is": "planned",
         "limits_s": {name: lease[key] for name, key in _LEASE.items() if name != "setup" or lease.get(key)},
         "training_s": plain_data((guess or {}).get("train_s")),
+    }
+
+
+def timeline(records: Sequence[Record]) -> Timeline:
+    """Return when things were seen here: the first asking, and the last of everything else."""
+    asked = next((one for one in records if one.event is Event.CREATE_INTENDED), None)
+
+    def seen(event: Event) -> str:
+        record = last_of(records, event)
+        return utc(record.wall) if record else UNKNOWN
+
+    return {
+        "is": MEASURED,
+        "asked": utc(asked.wall) if asked else UNKNOWN,
+        "exists": seen(Event.CREATE_OBSERVED),
+        "ready": seen(Event.READY_OBSERVED),
+        "shipped": seen(Event.SHIP_OBSERVED),
+        "train_start": seen(Event.TRAIN_STARTED),
+        "train_end": UNKNOWN if records[0].data.get("imported") else seen(Event.TRAIN_OBSERVED),
+        "collected": seen(Event.COLLECT_OBSERVED),
+        "gone": seen(Event.DEATH_PROVEN),
     }
 
 

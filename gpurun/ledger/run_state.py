@@ -15,7 +15,10 @@ from gpurun.core.stop_request import STRENGTH
 from gpurun.core.untrusted import number
 
 TALK_S = 120.0
-WORKING = (Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED)
+_MOST_NAMED = 20
+WORKING = (
+    Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD,
+)  # fmt: skip
 """While something of a machine is still wanted: until its end is asked for."""
 
 
@@ -29,6 +32,7 @@ class Step(StrEnum):
     START = "start"
     WATCH = "watch"
     COLLECT = "collect"
+    HOLD = "hold"
     DESTROY = "destroy"
     SALVAGE = "salvage"
     SETTLE = "settle"
@@ -79,8 +83,14 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
             return Step.DESTROY if state.stop == "destroy" or lease_over else Step.WATCH
         case Phase.TRAINED:
             given_up = state.stop == "destroy" or lease_over or failed_in == Step.COLLECT
+            if failed_in == Step.COLLECT and is_to_hold(state) and not lease_over:
+                return Step.HOLD
             return Step.DESTROY if given_up else Step.COLLECT
-        case Phase.COLLECTED | Phase.DESTROYING:
+        case Phase.COLLECTED:
+            return Step.HOLD if is_to_hold(state) and not lease_over else Step.DESTROY
+        case Phase.HELD:
+            return Step.DESTROY if state.stop == "destroy" or lease_over else Step.HOLD
+        case Phase.DESTROYING:
             return Step.DESTROY
         case Phase.GONE:
             is_given_up = state.stop == "destroy" and state.reason != "lease"  # By somebody who wanted nothing of it.
@@ -91,6 +101,19 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.CLOSED:
             # Only what was closed too early, by a gpurun that did so, is settled once more.
             return Step.SETTLE if state.may_be_billing else None
+
+
+def is_to_hold(state: RunState) -> bool:
+    """Whether the machine is to be held: its end would take away what is finished there and not at home."""
+    is_wanted = state.stop != "destroy" and state.outcome != "lost"
+    may_hold = state.hold_s > 0 and state.held_at is None and state.instance is not None
+    return may_hold and is_wanted and (state.elsewhere > 0 or is_lacking(state))
+
+
+def is_lacking(state: RunState) -> bool:
+    """Whether finished files did not come home, and not because the machine is gone."""
+    failure = state.failure or {}
+    return failure.get("step") == Step.COLLECT and failure.get("exit_code") == int(ExitCode.COLLECT_FAILED)
 
 
 def exit_code_of(state: RunState) -> ExitCode:
@@ -105,7 +128,7 @@ def exit_code_of(state: RunState) -> ExitCode:
         return ExitCode.BUDGET_STOP
     if state.stop == "destroy" or (state.stop and not state.outcome) or (state.signal and state.outcome == "stopped"):
         return ExitCode.TERMINATED if state.signal == "SIGTERM" else ExitCode.INTERRUPTED
-    return ExitCode.DONE
+    return ExitCode.TRAINING_FAILED if state.elsewhere else ExitCode.DONE
 
 
 def _run_opened(state: RunState, record: Record) -> dict[str, Any]:
@@ -131,6 +154,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "timer_shares_key": data.get("timer_shares_key"),
         "armed": False,
         "ends_wall": None,
+        "hold_s": data.get("hold_s", 0.0),
         "asked": {**state.asked, data["token"]: _asked(record)},
     }
 
@@ -190,8 +214,12 @@ def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
 
 
 def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
+    outputs = record.data.get("outputs") or {}
+    counts = {key: int((outputs.get(key) or {}).get("files", 0)) for key in ("elsewhere", "unpublished")}
+    if outputs.get("kept"):  # They lie where the machine's end takes nothing away, on this computer.
+        counts["elsewhere"] = 0
     ended = {"outcome": record.data["outcome"], "reason": record.data["reason"]}
-    return {"phase": Phase.TRAINED, "silent_since_wall": None, **ended}
+    return {"phase": Phase.TRAINED, "silent_since_wall": None, **ended, **counts}
 
 
 def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:
@@ -203,20 +231,40 @@ def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:
 
 def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
     """What did not come home is a failure by this record alone, so that a crash right after it makes no success."""
-    missing = record.data.get("missing")
+    missing, phase = record.data.get("missing"), Phase.HELD if state.phase is Phase.HELD else Phase.COLLECTED
     if not missing:
+        # What came while the machine was held counts as if it had come at first.
+        mended = {"failure": state.earlier} if is_lacking(state) and phase is Phase.HELD else {}
         # What a machine that is lost had finished last is only remembered: the bucket may have newer checkpoints.
         here: dict[str, Any] = {"pushed": "", "shared": "empty" if state.shared else ""}
-        return {"phase": Phase.COLLECTED} | ({} if record.data.get("remembered") else here)
-    count = record.data.get("missing_files", {}).get("files", len(missing))
+        return {"phase": phase, **mended} | ({} if record.data.get("remembered") else here)
     failure = {
         "step": str(Step.COLLECT),
         "code": "collect.missing",
-        "message": f"{count} of the files that the instance announced did not come home.",
-        "hint": "What was verified is in artifacts/; the receipt names it.",
+        "message": f"{_count(record)} files that are finished on the machine did not come home{_named(record)}.",
+        "hint": "What was verified is in artifacts/; the receipt names it, and what is missing.",
         "exit_code": int(ExitCode.COLLECT_FAILED),
     }
-    return {"phase": Phase.COLLECTED, "failure": failure}
+    return {"phase": phase, "failure": failure, "earlier": state.earlier or state.failure}
+
+
+def _count(record: Record) -> int:
+    """How many files are missing; of those that the machine could not list only the first are named."""
+    unpublished, missing = record.data.get("unpublished") or {}, record.data["missing"]
+    named = int(record.data.get("missing_files", {}).get("files", len(missing)))
+    return named + max(0, int(unpublished.get("files", 0)) - len(unpublished.get("first", ())))
+
+
+def _named(record: Record) -> str:
+    """Their size and the first of their names, where the record has them."""
+    size, names = record.data.get("missing_bytes"), [str(name) for name in record.data["missing"]]
+    told = f" ({size:,} bytes)" if isinstance(size, int) else ""
+    return f"{told}: {', '.join(names[:_MOST_NAMED])}{' and more' if names[_MOST_NAMED:] else ''}"
+
+
+def _hold_intended(state: RunState, record: Record) -> dict[str, Any]:
+    why, until_wall = str(record.data.get("message", "")), float(record.data["until_wall"])
+    return {"phase": Phase.HELD, "held_at": Moment.of(record), "hold_until_wall": until_wall, "hold_why": why}
 
 
 def _salvage_observed(state: RunState, record: Record) -> dict[str, Any]:
@@ -230,6 +278,9 @@ def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
     if record.data["step"] == Step.COLLECT:
         # What was lost on the way home matters more to a script than why training ended.
         failed["failure"] = dict(record.data)
+        failed["earlier"] = state.failure if state.failure and not is_lacking(state) else state.earlier
+    if record.data["step"] == Step.HOLD:
+        failed["phase"] = Phase.COLLECTED
     if record.data["step"] == Step.WATCH:
         failed["phase"] = Phase.TRAINED
     if record.data["step"] == Step.SALVAGE:
@@ -299,6 +350,8 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.TRAIN_OBSERVED: _train_observed,
     Event.STOP_REQUESTED: _stop_requested,
     Event.COLLECT_OBSERVED: _collect_observed,
+    Event.HOLD_INTENDED: _hold_intended,
+    Event.HOLD_OBSERVED: _to(Phase.COLLECTED),
     Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
     Event.DEATH_PROVEN: _death_proven,
     Event.SALVAGE_OBSERVED: _salvage_observed,

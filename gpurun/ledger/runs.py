@@ -53,8 +53,8 @@ class Sight:
 _NOTED = frozenset(
     {
         "create.duplicate", "create.duplicate_gone", "create.late", "create.late_gone", "leftover", "leftover_gone",
-        "machine.ends_itself", "machine.not_told", "machine.unwatched", "box.results_left", "box.not_left",
-        "account.vouched",
+        "machine.ends_itself", "machine.not_told", "machine.unwatched", "box.results_left", "box.work_left",
+        "box.not_left", "account.vouched",
     }
 )  # fmt: skip
 _TRIES = (Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ)

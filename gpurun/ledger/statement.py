@@ -29,13 +29,12 @@ from gpurun.core.receipt_record import (
     Statement,
     Subject,
     TeardownTold,
-    Timeline,
     Training,
     Verdict,
 )
 from gpurun.core.untrusted import plain_data, plain_line, read_object
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
-from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned
+from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, figure_of, last_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -84,7 +83,7 @@ def build_statement(
         "gpurun": {"version": opened["gpurun_version"]},
         "platform": plain_data(opened.get("platform", UNKNOWN)),
         "instance": instance,
-        "timeline": _timeline(records),
+        "timeline": timeline(records),
         "runtime": _runtime(folder, rentals, divided, is_seen=not is_imported),
         "cost": _cost(opened, rentals),
         "training": _training(records, evidence),
@@ -211,27 +210,6 @@ def _instance(records: Sequence[Record], rentals: Sequence[Rental]) -> Machine |
     return machine
 
 
-def _timeline(records: Sequence[Record]) -> Timeline:
-    """When things were seen here; the first asking, and the last of everything else."""
-    asked = next((one for one in records if one.event is Event.CREATE_INTENDED), None)
-
-    def seen(event: Event) -> str:
-        record = last_of(records, event)
-        return utc(record.wall) if record else UNKNOWN
-
-    return {
-        "is": MEASURED,
-        "asked": utc(asked.wall) if asked else UNKNOWN,
-        "exists": seen(Event.CREATE_OBSERVED),
-        "ready": seen(Event.READY_OBSERVED),
-        "shipped": seen(Event.SHIP_OBSERVED),
-        "train_start": seen(Event.TRAIN_STARTED),
-        "train_end": UNKNOWN if records[0].data.get("imported") else seen(Event.TRAIN_OBSERVED),
-        "collected": seen(Event.COLLECT_OBSERVED),
-        "gone": seen(Event.DEATH_PROVEN),
-    }
-
-
 def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSplit | None, *, is_seen: bool) -> Runtime:
     """Seconds, by the widest reading of this laptop's clocks, where they went, and what the plan had for it.
 
@@ -327,7 +305,7 @@ def _says(rentals: Sequence[Rental]) -> str:
 
 def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
-    failed = next((one.data for one in reversed(records) if one.event is Event.STEP_FAILED), None)
+    failed = _failed_step(records)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
     told: Training = {
         "outcome": seen.data["outcome"] if seen else "none",
@@ -347,6 +325,17 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
         looks, busy, own, most_mib = (plain_data(seen.data["gpu_tally"].get(key)) for key in _TALLY)
         told["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
     return told
+
+
+def _failed_step(records: Sequence[Record]) -> dict[str, Any] | None:
+    """The last step that failed, but for a collect of which all came home while the machine was held."""
+    place, home = 0, False
+    for record in records:
+        if record.event is Event.HOLD_INTENDED:
+            place = record.seq
+        home = home or (bool(place) and record.event is Event.COLLECT_OBSERVED and not record.data["missing"])
+    failed = (one.data for one in reversed(records) if one.event is Event.STEP_FAILED)
+    return next((one for one in failed if not (home and one["step"] == "collect")), None)
 
 
 def _checkpoint(collected: Record | None, files: list[FileAtHome]) -> CheckpointTold:

@@ -123,6 +123,17 @@ class Context:
         state = self.latest(state)
         return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
 
+    def hold_left_s(self, state: RunState) -> float:
+        """Until a held machine is held no longer, by whichever clock says less, and never past its lease."""
+        state = self.latest(state)
+        if state.held_at is None or state.hold_until_wall is None:
+            return 0.0
+        whole_s, now_wall = state.hold_until_wall - state.held_at.wall, self.clock.wall()
+        left_s = min(whole_s, state.hold_until_wall - now_wall)
+        if state.held_at.boot_id == boot_id():
+            left_s = min(left_s, whole_s - (self.clock.monotonic() - state.held_at.mono))
+        return min(left_s, self.seconds_left(state))
+
     @property
     def collect_s(self) -> float:
         """What is kept of the lease for bringing home: as planned, or longer where this run's checkpoints came slower.

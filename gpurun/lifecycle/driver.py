@@ -34,6 +34,7 @@ from gpurun.lifecycle.steps import (
     collect_files,
     create_machine,
     destroy_machine,
+    hold_machine,
     stage_shards,
     upload_files,
 )
@@ -63,6 +64,7 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.START: run.start,
     Step.WATCH: run.watch,
     Step.COLLECT: collect_files.collect,
+    Step.HOLD: hold_machine.hold,
     Step.DESTROY: destroy_machine.destroy,
     Step.SALVAGE: salvage,
     Step.SETTLE: close_run.settle,
@@ -72,7 +74,7 @@ AGAIN_S, PAUSE_S = 30.0, 3.0
 TICK_S = 0.2
 LEAVE_S = 4.0
 """So long a step may take to end by itself once its machine is to be destroyed; then a call that hangs is left."""
-_LEFT_FOR_AN_END = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT)
+_LEFT_FOR_AN_END = (Step.AWAIT_READY, Step.SHIP, Step.START, Step.WATCH, Step.COLLECT, Step.HOLD)
 # What no later life of a supervisor would find out again.
 _KNOWN_ONCE = (Event.COLLECT_OBSERVED, Event.STEP_FAILED)
 

@@ -25,9 +25,10 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, open_regular, read_regular, write_atomic
 from gpurun.core.receipt_record import UNKNOWN
 from gpurun.core.records import Frozen, Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request, Uplink
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.core.trainer_events import Start, Stop, events_of
 from gpurun.core.untrusted import number, plain_line
+from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, inspect_data
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed

@@ -40,6 +40,7 @@ SPENT_SHARE = 0.8
 _TOLD: Mapping[str, str] = {
     Event.TRAIN_STARTED: "started",
     Event.TRAIN_OBSERVED: "trained",
+    Event.HOLD_INTENDED: "held",
     Event.RUN_CLOSED: "finished",
 }
 

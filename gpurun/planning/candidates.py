@@ -10,7 +10,8 @@ from gpurun.core.clock import local_time
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import format_usd, usd
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request, Uplink
+from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.core.uplink import Uplink
 from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS

@@ -16,7 +16,8 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, Validat
 
 from gpurun.core.paths import Home, read_regular
 from gpurun.core.records import Frozen, Offer
-from gpurun.core.run_plan import Request, Uplink
+from gpurun.core.run_plan import Request
+from gpurun.core.uplink import Uplink
 from gpurun.planning.catalog import card_of
 from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, read_model
 

@@ -13,7 +13,7 @@ from gpurun import __version__
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.job import WORK, Command
 from gpurun.core.records import digest_of
-from gpurun.core.run_plan import Plan
+from gpurun.core.run_plan import Mode, Plan
 from gpurun.core.untrusted import read_object
 from gpurun.planning.initial_weights import weights_of
 from gpurun.planning.transfer import save_s
@@ -23,6 +23,9 @@ from gpurun.remote.client import AGENT, EACH_NODE, TORCHRUN
 _PACKAGE = "bundle/gpurun/remote/agent"
 _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable", "imports")
 """What of a command its runner reads on the machine; values of secrets are nowhere in it."""
+
+LOOK_S, HERE_LOOK_S = 20.0, 3.0
+"""For how long a command's results are looked for outside of its folder; here nothing of them is lost."""
 
 CHANGED = "changed trainer"
 
@@ -125,6 +128,7 @@ def work_digest(plan: Plan) -> str:
 def _with_command(plan: Plan, command: Command) -> dict[str, Path | bytes]:
     """What a command needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
     order = command.model_dump(mode="json", include=set(_ORDER)) | {"argv": command.words}
+    order["look_s"] = LOOK_S if plan.mode is Mode.PAID else HERE_LOOK_S
     own = Path(plan.data.beside)
     place = Path(plan.data.folder) if plan.data.folder else own / "data"
     data: dict[str, Path | bytes] = {"data": place} if place.is_dir() else {}

@@ -14,7 +14,8 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
-from gpurun.core.run_plan import CHECKPOINT_BYTES, DataSummary, Plan, Request, Uplink
+from gpurun.core.run_plan import CHECKPOINT_BYTES, DataSummary, Plan, Request
+from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, demand_public_name
 from gpurun.planning.catalog import terms_of

@@ -64,6 +64,16 @@ class Traits:
     teardown: Teardown
     console_url: str
 
+    @property
+    def takes_files(self) -> bool:
+        """Whether the end of a machine takes away what lies on it; a box and a cluster's folder outlive a run."""
+        return self.teardown is Teardown.DESTROYED or self.is_this_computer
+
+    @property
+    def is_this_computer(self) -> bool:
+        """Whether it runs here, so that all that lies outside of a run's folder is at home already."""
+        return self.teardown is Teardown.PROCESSES_KILLED_HOST_KEPT
+
 
 class Provider(Protocol):
     """One cloud. Every verb may raise `Unknown` (no clear answer) or a `SetupError` (key or permission)."""

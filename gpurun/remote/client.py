@@ -208,15 +208,16 @@ class FarSide:
             raise FarRefusal("nonsense", "The instance answered another part of its log than was asked for.")
         return said, content
 
-    def farewell(self, *, keep_results: bool = False) -> int:
+    def farewell(self, *, keep_results: bool = False, keep_work: bool = False) -> int:
         """End the trainer at once and remove the run's whole folder; how many of its processes were ended.
 
-        With `keep_results` what the trainer has written stays. It may be asked again, and where the disk is full: the
-        agent is put there only where it is missing.
+        With `keep_results` what the trainer has written stays, with `keep_work` a command's own folder. It may be asked
+        again, and where the disk is full: the agent is put there only where it is missing.
         """
         if self._agent_amiss():
             self.install_agent()
-        kept = ("--keep", "out") if keep_results else ()
+        names = [name for name, is_kept in (("out", keep_results), ("bundle", keep_work)) if is_kept]
+        kept = ("--keep", ",".join(names)) if names else ()
         return understood(Left, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.artifact_names import shown
+from gpurun.core.clock import local_minute
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
@@ -36,6 +37,7 @@ BEGINS = {
     "ship.intended": "ship",
     "train.intended": "run",
     "collect.intended": "collect",
+    "hold.intended": "collect",
     "destroy.intended": "destroy",
     "salvage.intended": "collect",
     "receipt.observed": "receipt",
@@ -57,6 +59,7 @@ ENDS = {
     "ship.observed": "ship",
     "train.observed": "run",
     "collect.observed": "collect",
+    "hold.observed": "collect",
     "salvage.observed": "collect",
     "death.proven": "destroy",
     "run.closed": "receipt",
@@ -87,7 +90,7 @@ def is_alarming(record: Record) -> bool:
         return record.data.get("finishes") is False
     if str(record.event) == "train.observed":
         return record.data.get("outcome") in FELL
-    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown")
+    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown", "hold.intended")
 
 
 def _text(data: Mapping[str, Any], key: str, otherwise: str = "") -> str:
@@ -136,7 +139,8 @@ def _ready(data: Mapping[str, Any]) -> str:
 def _ended(data: Mapping[str, Any], terms: JobTerms) -> str:
     """Return how the work ended, with the reason where that says more; of one that failed, in its own words."""
     outcome, reason = _text(data, "outcome", "ended"), _text(data, "reason")
-    why = _text(data, "message") if data.get("outcome") in FELL else ""
+    is_worded = outcome in FELL or "elsewhere" in (data.get("outputs") or {})
+    why = _text(data, "message") if is_worded else ""
     ended = f"{terms.work} ended: {outcome}" + (f" ({reason})" if reason not in ("", outcome) else "")
     return f"{ended}: {why}" if why else ended
 
@@ -205,7 +209,25 @@ def _collected(data: Mapping[str, Any]) -> str:
         more = " and more" if missing[_MOST_NAMED:] else ""
         number = lost_files["files"] if isinstance(lost_files, dict) else len(missing)
         lost = f", {number} MISSING: {', '.join(shown(str(name)) for name in missing[:_MOST_NAMED])}{more}"
+    if not files and not lost:
+        return "collected no files: there were none"
     return f"collected{count}, digests verified{lost}"
+
+
+def _clock(data: Mapping[str, Any]) -> str:
+    """The minute until which a machine is held, by this computer's clock."""
+    until_wall = number(data.get("until_wall"))
+    return UNKNOWN if until_wall is None else local_minute(until_wall, now=until_wall)
+
+
+def _unheld(data: Mapping[str, Any]) -> str:
+    """Why a machine is held no longer."""
+    how = {
+        "home": "all that was missing is at home",
+        "gone": "it runs no more",
+        "over": "its time is over",
+    }.get(_text(data, "how"), "it was ended")
+    return f"the machine is held no longer: {how}"
 
 
 _OF_THE_JOB: dict[str, Callable[[Mapping[str, Any], JobTerms], str]] = {
@@ -228,6 +250,8 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "ship.observed": _shipped,
     "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
     "collect.observed": _collected,
+    "hold.intended": lambda d: f"the machine is held until {_clock(d)}: {_text(d, 'message')}",
+    "hold.observed": _unheld,
     "destroy.intended": lambda d: "ending the machine",
     "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",

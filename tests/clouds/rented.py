@@ -83,6 +83,13 @@ class User:
         assert any(supervisors(self.home) for _ in ticks(SystemClock(), 0.02, 60)), self.said()
         return begun
 
+    def resumes(self, name: str) -> subprocess.Popen[bytes]:
+        """`gpurun resume`, as soon as the run has a supervisor again."""
+        command, silent = [sys.executable, "-m", "gpurun.cli.app", "resume", name], subprocess.DEVNULL
+        begun = subprocess.Popen(command, env=self.environment(), stdin=silent, stdout=silent, stderr=silent)
+        assert any(supervisors(self.home) for _ in ticks(SystemClock(), 0.02, 60)), self.said(name)
+        return begun
+
     def _training(self, *more: str, name: str = "fox-41") -> list[str]:
         return ["train", "mini-gpt", "--provider", self.cloud.name, "--max-cost", "5", "--yes", "--json",
                 "--name", name, *self.cloud.asks, *SMALL, *more]  # fmt: skip

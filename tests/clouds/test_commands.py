@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from gpurun.remote.key_pairs import make_keys
 from tests.any_names import NASTY, below, possible, script
 from tests.clouds.rented import CLOUDS, Cloud, User, kill_supervisors, somebody
 from tests.emulators import guests
-from tests.emulators.guests import Guest, Meter
+from tests.emulators.guests import Faults, Guest, Meter
 from tests.users_scripts import COURSE, HUGGING_FACE, NANOGPT
 
 pytestmark = pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
@@ -186,3 +188,131 @@ def test_files_of_any_name_and_very_many_come_home_though_the_supervisor_is_kill
     assert below(artifacts) == files
     assert user.cloud.alive() == []
     assert user.tells("audit", "elk-1")[1]["ok"] is True
+
+
+BACKGROUND = """\
+mkdir -p ~/checkpoints && echo weights > ~/checkpoints/last.pt
+nohup python3 -c 'while True: pass' > train.log 2>&1 &
+echo started
+"""
+
+
+def test_on_a_box_what_trains_in_the_background_is_exit_6_and_what_lies_elsewhere_stays(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "identity")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "run.sh").write_text(BACKGROUND)
+    with Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box:
+        box.wait_ready()
+        place = f"{box.user}@{box.host}:{box.port}"
+        asks = ("--host", place, "--identity", str(tmp_path / "identity" / "client"), "--gpu", "cpu")
+        with somebody(Cloud("ssh", {}, Meter(time.time), list, asks), tmp_path / "home") as user:
+            done = user.types(
+                "run", "--provider", "ssh", *asks, "--yes", "--json", "--name", "fox-41",
+                "--upload", str(tmp_path / "lab"), "--", "bash", "run.sh",
+            )  # fmt: skip
+            assert done.returncode == 6, done.stdout + done.stderr + user.said()
+            told = receipt(user, "fox-41")["training"]
+            assert (told["outcome"], told["reason"], told["exit_code"]) == ("failed", "still_working", 0)
+            assert "was still working when the command ended" in told["message"]
+            assert "~/checkpoints/last.pt (8 B); they did not come home and stay where they are" in told["message"]
+            assert "hold.intended" not in user.events()
+            assert user.tells("audit")[1]["ok"] is True
+        assert (box.root / "home/ubuntu/checkpoints/last.pt").read_text() == "weights\n"
+
+
+ELSEWHERE = """\
+mkdir -p ~/checkpoints out && echo here > out/log.txt
+head -c 2000000 /dev/urandom > ~/checkpoints/last.pt
+echo scratch > /tmp/epoch.ckpt
+echo cache > ~/.cache.txt
+"""
+
+
+def elsewhere(user: User, name: str, *more: str) -> Any:
+    folder = user.home.parent / f"lab-{name}"
+    folder.mkdir()
+    (folder / "run.sh").write_text(ELSEWHERE)
+    return user.types(
+        "run", "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--name", name, *user.cloud.asks,
+        "--upload", str(folder), *more, "--", "bash", "run.sh",
+    )  # fmt: skip
+
+
+def state_of(user: User, name: str) -> Any:
+    return next(run for run in user.tells("ps", "--all")[1]["data"]["runs"] if run["run"] == name)
+
+
+def until(true: Any, limit_s: float = 120.0) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.2)
+
+
+def test_results_outside_of_its_folder_are_named_and_held_until_they_are_saved_by_hand(
+    user: User, tmp_path: Path
+) -> None:
+    begun = elsewhere(user, "elk-1", "--detach")
+    assert begun.returncode == 0, begun.stderr + user.said("elk-1")
+    until(lambda: state_of(user, "elk-1")["phase"] == "held")
+    until_wall = state_of(user, "elk-1")["held_until_wall"]
+    assert "held until" in user.types("ps").stdout
+    kill_supervisors(user.home)
+    resumed = user.resumes("elk-1")
+    assert state_of(user, "elk-1")["held_until_wall"] == until_wall
+    told = user.types("collect", "elk-1").stdout
+    assert "~/checkpoints/last.pt (2 MB)" in told
+    assert "/tmp/epoch.ckpt" in told
+    assert ".cache.txt" not in told
+    (by_hand,) = [line.removeprefix("By hand: ") for line in told.splitlines() if line.startswith("By hand: ")]
+    words = by_hand.replace(":PATH", ":checkpoints/last.pt").split()
+    options = ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={tmp_path / 'known'}"]
+    subprocess.run([words[0], *options, *words[1:-1], str(tmp_path)], check=True, stdin=subprocess.DEVNULL)
+    assert (tmp_path / "last.pt").stat().st_size == 2_000_000
+    assert user.cloud.alive() != []
+    destroyed = user.types("destroy", "elk-1", "--yes")
+    assert destroyed.returncode == 6, destroyed.stderr + user.said("elk-1")
+    assert resumed.wait(60) == 6
+    assert user.cloud.alive() == []
+    ended = receipt(user, "elk-1")
+    assert (ended["training"]["reason"], ended["training"]["exit_code"]) == ("outputs_elsewhere", 0)
+    assert "--outputs '~/checkpoints/**'" in ended["training"]["message"]
+    assert user.cloud.meter.total_micros() <= usd(10)
+    assert user.tells("audit")[1]["ok"] is True
+
+
+@pytest.mark.slow
+def test_a_hold_that_is_over_ends_the_machine_with_proof(user: User) -> None:
+    done = elsewhere(user, "elk-2", "--hold-on-failure", "1")
+    assert done.returncode == 6, done.stderr + user.said("elk-2")
+    assert user.cloud.alive() == []
+    told = receipt(user, "elk-2")
+    assert 55 <= told["runtime"]["phases_s"]["hold"] <= 65
+    assert told["teardown"]["is"] == "destroyed"
+    assert user.tells("audit")[1]["ok"] is True
+
+
+FULL = """\
+mkdir out && head -c 3000000 /dev/urandom > out/ckpt.pt && sha256sum out/ckpt.pt
+cat /dev/zero > fill 2>/dev/null
+rm -f fill.log; echo "the disk is full" > out/last.txt; exit 0
+"""
+
+
+@pytest.mark.xdist_group("command on runpod")
+def test_a_disk_that_the_command_fills_loses_nothing_that_is_finished(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "run.sh").write_text(FULL)
+    with (
+        CLOUDS["runpod"](tmp_path / "cloud", faults=Faults(disk_mb=60)) as cloud,  # type: ignore[call-arg]
+        somebody(cloud, tmp_path / "home") as user,
+    ):
+        done = user.types(
+            "run", "--provider", "runpod", "--max-cost", "5", "--yes", "--json", "--name", "emu-1", *cloud.asks,
+            "--outputs", "out/**", "--upload", str(tmp_path / "lab"), "--hold-on-failure", "1", "--", "bash", "run.sh",
+        )  # fmt: skip
+        log = (user.home / "runs/emu-1/run.log").read_text()
+        assert done.returncode == 0, done.stderr + user.said("emu-1")
+        brought = user.home / "runs/emu-1/artifacts/outputs/out/ckpt.pt"
+        assert hashlib.sha256(brought.read_bytes()).hexdigest() == log.split()[0]
+        assert cloud.alive() == []

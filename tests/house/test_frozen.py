@@ -13,7 +13,8 @@ EXIT_CODES = {
 EVENTS = """
     run.opened stage.intended stage.observed create.intended create.observed create.refused create.unknown
     ready.observed ship.intended ship.observed train.intended train.started rate.observed train.observed stop.requested
-    collect.intended collect.observed destroy.intended destroy.asked death.read death.proven salvage.intended
+    collect.intended collect.observed hold.intended hold.observed
+    destroy.intended destroy.asked death.read death.proven salvage.intended
     salvage.observed step.failed incident receipt.observed run.closed journal.repaired
 """
 

@@ -12,7 +12,8 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Mode, Plan, Uplink
+from gpurun.core.run_plan import Mode, Plan
+from gpurun.core.uplink import Uplink
 from gpurun.planning import staging
 from gpurun.planning.jobs import job_for
 from gpurun.planning.staging import with_stage

@@ -12,7 +12,8 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.journal_records import Phase, RunState
-from gpurun.core.run_plan import Choices, Uplink
+from gpurun.core.run_plan import Choices
+from gpurun.core.uplink import Uplink
 from gpurun.lifecycle.connect import lost
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.steps import upload_files as room

@@ -30,15 +30,21 @@ class Person:
     """Somebody in a folder of scripts."""
 
     def __init__(self, home: Path, folder: Path) -> None:
-        self.home, self.folder = home, folder
-        folder.mkdir()
+        self.home, self.folder, self.house = home, folder, folder.with_name("house")
+        for place in (folder, self.house / "tmp"):
+            place.mkdir(parents=True)
 
     def types(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gpurun.cli.app", *words]
         return subprocess.run(
-            command, cwd=self.folder, env={**os.environ, **more}, capture_output=True, text=True, timeout=120,
-            stdin=subprocess.DEVNULL,
+            command, cwd=self.folder, env={**os.environ, **self.places, **more}, capture_output=True, text=True,
+            timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
+
+    @property
+    def places(self) -> dict[str, str]:
+        """A home and a folder for temporary files of their own: what others write there meanwhile is not theirs."""
+        return {"HOME": str(self.house), "TMPDIR": str(self.house / "tmp")}
 
     def runs(self, *words: str, name: str = "fox-41", **more: str) -> subprocess.CompletedProcess[str]:
         return self.types("run", "--provider", "local", "--name", name, "--json", *words, **more)
@@ -178,6 +184,41 @@ def test_a_script_that_fails_is_told_of_by_what_it_said_itself(person: Person) -
     assert [
         word for word in ("None", "lr —", "compile", "In training", "trainer", "smoke", "700 ") if word in shown
     ] == []
+    assert person.holds()
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "code", "reason", "said"),
+    [
+        pytest.param(
+            "nohup python -c 'while True: pass' > train.log 2>&1 &\necho started", (), 6, "still_working",
+            "was still working when the command ended", id="trains in the background",
+        ),
+        pytest.param(
+            "mkdir runs; echo x > runs/m.pt", ("--outputs", "out/**"), 6, "no_outputs",
+            "no new file matches --outputs out/**", id="outputs match nothing",
+        ),
+        pytest.param(
+            "echo x > log.txt", ("--checkpoint-glob", "ckpt*.pt"), 6, "no_outputs",
+            "--checkpoint-glob ckpt*.pt", id="no checkpoint",
+        ),
+        pytest.param("echo fine", (), 0, "done", "", id="writes no file"),
+        pytest.param(
+            "mkdir -p ~/checkpoints; echo x > ~/checkpoints/last.pt", (), 0, "done",
+            "~/checkpoints/last.pt (2 B); they stay there on this computer", id="writes elsewhere, here",
+        ),
+    ],
+)  # fmt: skip
+def test_done_means_that_something_was_done(
+    person: Person, script: str, more: tuple[str, ...], code: int, reason: str, said: str
+) -> None:
+    (person.folder / "run.sh").write_text(script)
+    done = person.runs(*more, "--", "bash", "run.sh")
+    assert done.returncode == code, done.stdout + done.stderr
+    told = person.receipt()["training"]
+    assert (told["outcome"], told["reason"]) == ("failed" if code else "done", reason)
+    assert said in told["message"]
+    assert said in done.stdout + person.types("receipt", "fox-41").stdout
     assert person.holds()
 
 

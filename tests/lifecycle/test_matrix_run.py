@@ -22,7 +22,8 @@ from gpurun.ledger.run_state import _EFFECTS
 from gpurun.ledger.runs import look
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.log_copy import MOST_DRAIN_S
-from gpurun.lifecycle.steps.watch_training import POLL_S, _last_stop
+from gpurun.lifecycle.instance.training_end import last_words
+from gpurun.lifecycle.steps.watch_training import POLL_S
 from gpurun.remote.client import Chunk, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.machine_facts import Facts
@@ -231,7 +232,7 @@ def test_one_line_of_events_that_is_a_tree_of_millions_takes_no_memory(tmp_path:
     events.write_bytes(b"[" + b"{}," * 1_000_000 + b'{}]\n{"kind": "stop", "reason": "done"}\n')
     tracemalloc.start()
     try:
-        stop = _last_stop(events)
+        stop, _ = last_words(events)
         assert stop is not None
         assert stop.reason == "done"
         assert tracemalloc.get_traced_memory()[1] < 10 << 20

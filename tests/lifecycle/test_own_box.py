@@ -25,7 +25,7 @@ def world(tmp_path: Path) -> World:
     box = Box(target="me@lab:22", identity="/k", host_key="ssh-ed25519 AAAA", trusted="given")
     world.folder.plan.write_text(world.plan.model_copy(update={"box": box}).to_json())
     world.far.left = []  # type: ignore[attr-defined]
-    world.far.farewell = lambda *, keep_results: world.far.left.append(keep_results) or 1  # type: ignore
+    world.far.farewell = lambda *, keep_results, keep_work: world.far.left.append(keep_results) or 1  # type: ignore
     return world
 
 

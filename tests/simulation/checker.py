@@ -14,19 +14,21 @@ from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, cost_of, total
 from gpurun.ledger.audit import audit
 from gpurun.providers.fake import Box, FakeCloud, Fault
+from tests.simulation.plans import LEASE
 from tests.simulation.play import Played
 
 MAY_BE_BILLING = 9
 _LOOKS_S = 2 * 5.0 + 2.0
 # A duplicate that could be seen for so long must be gone before anything is shipped to the first.
 _SEEN_S = 30.0
+_HOLD_SLACK_S, _LEASE_SLACK_S = 40.0, 5.0
 
 
 def check(played: Played) -> list[str]:
     """Every breach of a promise; empty when all were kept."""
     judges = (
         intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
-        it_ends, success_is_true, books_hold,
+        it_ends, success_is_true, what_is_not_home_is_held, books_hold,
     )  # fmt: skip
     return [f"{judge.__name__}: {breach}" for judge in judges for breach in judge(played)]
 
@@ -158,8 +160,36 @@ def success_is_true(played: Played) -> Iterator[str]:
     if played.closed and played.outcomes[-1].exit_code == 0:
         home = {path.name for path in played.folder.artifacts.rglob("*.safetensors")}
         as_wished = "stopped" if played.scenario.has("stop", "stop now") else "done"
-        if played.outcomes[-1].state.outcome not in ("done", as_wished) or len(home) != 3:
+        counts = (
+            (3, 4) if played.scenario.has("collect") else (3,)
+        )  # Who collects all has the one before the latest too.
+        if played.outcomes[-1].state.outcome not in ("done", as_wished) or len(home) not in counts:
             yield f"exit 0 with {played.outcomes[-1].state.outcome!r} and {len(home)} files"
+
+
+def what_is_not_home_is_held(played: Played) -> Iterator[str]:
+    """P11: a machine is asked to end over what is not at home only after it was held, once, and no longer than told.
+
+    Where its lease was over before all had come nothing is left to hold it with.
+    """
+    lacking, held = False, False
+    for at_s, record in _timed(played):
+        match record.event:
+            case Event.CREATE_INTENDED:
+                lacking, held, until_s = False, False, 0.0
+                lease_over_s = at_s + LEASE.total_s - LEASE.destroy_s - _LEASE_SLACK_S
+            case Event.COLLECT_OBSERVED:
+                lacking = bool(record.data["missing"]) and not record.data.get("remembered")
+            case Event.STOP_REQUESTED if record.data["how"] == "destroy":
+                lacking = False
+            case Event.HOLD_INTENDED:
+                if held:
+                    yield f"it was held again at {at_s:.0f} s"
+                held, until_s = True, at_s + record.data["until_wall"] - record.wall
+            case Event.HOLD_OBSERVED if at_s > until_s + _HOLD_SLACK_S and not _proof_was_late(played):
+                yield f"it was held until {at_s:.0f} s, and {until_s:.0f} s was told"
+            case Event.DESTROY_ASKED if lacking and not held and at_s < lease_over_s and not _cap_excused(played):
+                yield f"a machine was asked to end at {at_s:.0f} s over what was not at home"
 
 
 def books_hold(played: Played) -> Iterator[str]:

@@ -6,6 +6,7 @@ everything that is bad ends after an hour.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from gpurun.providers.fake import PROFILES, Fault
@@ -40,7 +41,7 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     dice = Random(seed)
     names = tuple(dice.choice(list(PROFILES)) for _ in range(dice.choice((1, 1, 1, 2, 3))))
-    return Scenario(
+    drawn = Scenario(
         seed=seed,
         profiles=names,
         train_s=dice.choice((5.0, 20.0, 20.0, 60.0, 1e6)),
@@ -50,6 +51,14 @@ def draw(seed: int) -> Scenario:
         ending=dice.choice(("resumed", "resumed", "never returns", "reaped elsewhere")),
         machines=dice.choice((1, 1, 2)),
     )
+    return _damaged(drawn, dice) if dice.random() < 0.3 else drawn
+
+
+def _damaged(drawn: Scenario, dice: Random) -> Scenario:
+    """The same with a file that does not arrive as it is, so that the machine is held; somebody may collect it."""
+    spoiled, at = replace(drawn, damaged=True), dice.randint(60, 250)
+    is_collected = dice.random() < 0.5 and at not in {deed.at for deed in drawn.deeds}
+    return spoiled.plus(Deed(at, "collect")) if is_collected else spoiled
 
 
 def _strikes(dice: Random, names: tuple[str, ...]) -> tuple[Strike, ...]:

@@ -25,6 +25,7 @@ class Nemesis:
     """Counts calls and points, and strikes. `points` are all places that were passed; `next_faults` come first."""
 
     def __init__(self, scenario: Scenario, clock: LaptopClock, do: Callable[[Deed], None]) -> None:
+        self.scenario = scenario
         self._faults = {(strike.verb, strike.nth): strike.fault for strike in scenario.strikes}
         self._deeds = {deed.at: deed for deed in scenario.deeds}
         self._weather = list(scenario.weather)

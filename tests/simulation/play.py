@@ -21,6 +21,8 @@ from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import replay
 from gpurun.ledger.runs import open_run
+from gpurun.lifecycle.artifacts.inventory import EgressBudget
+from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import Provider
@@ -28,7 +30,7 @@ from gpurun.providers.fake import PROFILES, FakeCloud
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import Started
 from tests.lifecycle.drive import TINY
-from tests.lifecycle.scripted_cloud import ScriptedFar
+from tests.lifecycle.scripted_cloud import WEIGHTS, ScriptedFar
 from tests.simulation.laptop import LaptopClock, TrueClock
 from tests.simulation.nemesis import Endless, Killed, Nemesis
 from tests.simulation.plans import LEASE, RUN, make_plan
@@ -79,6 +81,8 @@ class SimulatedFar(ScriptedFar):
     def __init__(self, cloud: FakeCloud, box_id: str, nemesis: Nemesis, train_s: float) -> None:
         super().__init__(cloud)
         self._box_id, self._nemesis, self.train_s = box_id, nemesis, train_s
+        if nemesis.scenario.damaged:
+            self.flips[WEIGHTS[-1][0]] = 1 << 30
         self._soft_stop_wall = float("inf")
 
     def start(self, job: Mapping[str, Any]) -> Started:
@@ -205,6 +209,15 @@ class Stage:
         played.outcomes.append(outcome)
         return outcome
 
+    def collect(self) -> None:
+        """`gpurun collect` in another process, over a line that is whole again."""
+        folder = self.played.folder
+        for far in self._fars.values():
+            far.flips.clear()
+            with contextlib.suppress(GpurunError):
+                budget = EgressBudget.of(folder, self.played.plan)
+                bring_now(far, folder, "all", self.laptop, lambda *_: None, budget)
+
     def _reach(self, instance: Instance) -> SimulatedFar:
         if instance.id not in self._fars:
             cloud = self.played.clouds[instance.provider]
@@ -227,6 +240,8 @@ class Stage:
             case "kill and reboot":
                 self._off_s = deed.amount
                 self.laptop.reboot()
+            case "collect":
+                self.collect()
             case "reap elsewhere":
                 self.reap_elsewhere()
             case "reap all":

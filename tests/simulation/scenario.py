@@ -10,8 +10,9 @@ from gpurun.providers.fake import Fault
 
 Ending = Literal["resumed", "never returns", "reaped elsewhere"]
 Deeds = Literal[
-    "stop", "stop now", "destroy", "kill", "kill and reboot", "sleep", "doze", "jump", "reap elsewhere", "reap all"
-]
+    "stop", "stop now", "destroy", "kill", "kill and reboot", "sleep", "doze", "jump", "reap elsewhere", "reap all",
+    "collect",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class Weather:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`."""
+    """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
+
+    With `damaged` a file of the latest checkpoint arrives with another digest until somebody collects by hand.
+    """
 
     seed: int
     profiles: tuple[str, ...]
@@ -53,6 +57,7 @@ class Scenario:
     weather: tuple[Weather, ...] = ()
     ending: Ending = "resumed"
     machines: int = 1
+    damaged: bool = False
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""
@@ -66,6 +71,8 @@ class Scenario:
             yield replace(self, ending="resumed")
         if self.machines > 1:
             yield replace(self, machines=1)
+        if self.damaged:
+            yield replace(self, damaged=False)
 
     def plus(self, *more: Strike | Deed | Weather) -> Scenario:
         """The scenario, grown."""

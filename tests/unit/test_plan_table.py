@@ -17,7 +17,8 @@ from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import format_usd, parse_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Choices, Estimate, Plan, Request, Uplink
+from gpurun.core.run_plan import Choices, Estimate, Plan, Request
+from gpurun.core.uplink import Uplink
 from gpurun.planning import catalog
 from gpurun.planning.budget import candidates, rental_cost
 from gpurun.planning.candidates import WEAK, quote

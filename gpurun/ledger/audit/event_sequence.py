@@ -26,6 +26,8 @@ _NEEDS: dict[str, str] = {
     Event.TRAIN_OBSERVED: Event.TRAIN_STARTED,
     Event.COLLECT_INTENDED: Event.TRAIN_STARTED,
     Event.COLLECT_OBSERVED: Event.COLLECT_INTENDED,
+    Event.HOLD_INTENDED: Event.COLLECT_INTENDED,
+    Event.HOLD_OBSERVED: Event.HOLD_INTENDED,
     Event.DESTROY_INTENDED: Event.CREATE_INTENDED,
     Event.DESTROY_ASKED: Event.DESTROY_INTENDED,
     Event.DEATH_READ: Event.DESTROY_ASKED,
@@ -218,8 +220,22 @@ def _end_problems(records: Sequence[Json], place: int) -> Iterator[str]:
     if event == Event.RUN_CLOSED:
         if Event.RECEIPT_OBSERVED not in before:
             yield "there was no receipt before it"
-        if records[place]["data"]["exit_code"] == 0 and Event.STEP_FAILED in before:
+        if records[place]["data"]["exit_code"] == 0 and _has_failed(records[:place]):
             yield "a run in which a step failed cannot have ended well"
         return
     if Event.RUN_CLOSED in before:
         yield "the run was closed before it"
+
+
+def _has_failed(records: Sequence[Json]) -> bool:
+    """Whether a step failed, but for a collect of which all came home while the machine was held."""
+    failed = [(place, record) for place, record in enumerate(records) if record["event"] == Event.STEP_FAILED]
+    held = [place for place, record in enumerate(records) if record["event"] == Event.HOLD_INTENDED]
+    mended = [place for place in _collected(records) if held and place > held[-1]]
+    return any(record["data"]["step"] != "collect" or not mended or place > mended[-1] for place, record in failed)
+
+
+def _collected(records: Sequence[Json]) -> list[int]:
+    """The places of the records by which all that was finished is at home."""
+    collected = (place for place, record in enumerate(records) if record["event"] == Event.COLLECT_OBSERVED)
+    return [place for place in collected if not records[place]["data"]["missing"]]

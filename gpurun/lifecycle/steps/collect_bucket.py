@@ -40,7 +40,8 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
     seconds = round(context.clock.monotonic() - started, 3)
     told = {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)}
     if is_shared:
-        told |= {"shared": "empty" if is_whole and not found.missing else "kept"}
+        lacks_nothing = is_whole and not found.missing and not state.unpublished
+        told |= {"shared": "empty" if lacks_nothing else "kept"}
     yield Event.SALVAGE_OBSERVED, told
 
 
@@ -52,7 +53,8 @@ def _at_home(found: Salvaged, inventory: Inventory) -> dict[str, object]:
     named = {*found.left_out, *(one.name for one in found.manifest.files)}
     is_newer = (found.manifest.latest or -1) >= (before["latest"] or 0)  # Then what it names no more was replaced.
     lost = (name for name in before["missing"] if name in named or not is_newer)
-    missing = {*lost, *found.missing, *found.left_out} - files.keys()
+    unlisted = (f"outputs/{one['name']}" for one in (before.get("unpublished") or {}).get("first", ()))
+    missing = {*lost, *found.missing, *found.left_out, *unlisted} - files.keys()
     if all(one.name in files for one in newest(found.manifest)):  # The one before the latest is missed by nobody then.
         missing -= {one.name for one in spare(found.manifest)}
     steps = [step for step in (before["latest"], found.manifest.latest) if step is not None]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.transfer_progress import moving
+from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
 from gpurun.lifecycle.connect import Patience
@@ -19,6 +21,10 @@ from gpurun.planning.transfer import more_kept
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from gpurun.view.number_format import format_bytes, format_files
+
+MOST_NAMED = 20
+LEASE_OVER = "collect.lease_over"
 
 
 def collect(state: RunState, context: Context) -> Iterator[Note]:
@@ -31,7 +37,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     instance, patience, inventory = instance_of(state), Patience(state, context), Inventory(context.folder)
     # A job's files need no job: it may be over.
     far = (state.shared and folder_way(instance, context)) or context.reach(instance)
-    manifest, gone = _listed(far, inventory, patience)
+    manifest, gone = _listed(far, inventory, patience, state)
     keep = more_kept(context.plan)
     due, rest = wanted(manifest, keep), spare(manifest, keep)
     budget = EgressBudget.of(context.folder, context.plan)
@@ -50,21 +56,30 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             yield from _no_room(downloads, rest)
             budget.note(rest)
     done = {*downloads.here, *downloads.missing}
+    unpublished = _unpublished(context) if gone is None else {}
+    lost = [str(file["name"]) for file in unpublished.get("first", ())]
+    missing_bytes = sum(file.bytes for file in (*due, *rest) if file.name in downloads.missing)
     left = [file.name for file in rest if file.name not in done]  # With the latest at home nobody misses them.
     yield (
         Event.COLLECT_OBSERVED,
         {
-            **told_files(context.folder, [file.as_json() for file in downloads.here.values()], list(downloads.missing)),
+            **told_files(
+                context.folder,
+                [file.as_json() for file in downloads.here.values()],
+                [*downloads.missing, *(name for name in lost if name not in downloads.missing)],
+            ),
             "latest": manifest.latest,
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
             "seconds": round(context.clock.monotonic() - started, 3),
             **({"left": left} if left else {}),
+            **({"missing_bytes": missing_bytes + unpublished.get("bytes", 0)} if downloads.missing or lost else {}),
+            **({"unpublished": unpublished} if unpublished else {}),
             **_egress(context, budget, downloads.again_bytes),
             **({"remembered": True} if gone is not None else {}),
         },
     )
     if gone is not None or downloads.missing:
-        raise gone or _failed(next(iter(downloads.missing.values())))
+        raise gone or _failed(next(iter(downloads.missing.values())), downloads.missing, missing_bytes, state)
 
 
 def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[Note]:
@@ -76,14 +91,33 @@ def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[N
             yield Event.INCIDENT, {"code": full.code, "message": f"{full.what} {full.hint}"}
 
 
-def _failed(why: GpurunError) -> GpurunError:
+def _unpublished(context: Context) -> dict[str, Any]:
+    """What the command had finished and could not list, as it is on record; empty for nothing."""
+    records = read_journal(context.folder.journal).records
+    ended = next((one.data for one in reversed(records) if one.event is Event.TRAIN_OBSERVED), {})
+    return dict((ended.get("outputs") or {}).get("unpublished") or {})
+
+
+def _failed(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:
     """What the far side would not give, or gave as nonsense, as what it means here: something did not come home."""
-    if not isinstance(why, FarRefusal):
+    if not isinstance(why, FarRefusal | CollectFailed):
         return why
-    return CollectFailed(why.code, why.what, hint="What came home before is kept, and the instance destroyed.")
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    shown = ", ".join([*names][:MOST_NAMED]) + more
+    what = f"{why.what} Not at home: {format_files(len(names))}, {format_bytes(size_bytes)} ({shown})."
+    return CollectFailed(why.code, what if names else why.what, hint=_hint(why, state))
 
 
-def _listed(far: FarSide, inventory: Inventory, patience: Patience) -> tuple[Manifest, TrainingFailed | None]:
+def _hint(why: GpurunError, state: RunState) -> str:
+    """What to do: while the machine is held, a collect may still bring it."""
+    hint = "What came home before is kept." if isinstance(why, FarRefusal) else why.hint
+    is_held = state.hold_s and why.code != LEASE_OVER
+    return f"{hint} While the machine is held: gpurun collect {state.run}" if is_held else hint
+
+
+def _listed(
+    far: FarSide, inventory: Inventory, patience: Patience, state: RunState
+) -> tuple[Manifest, TrainingFailed | None]:
     """What is finished over there; of a machine that is gone, what it told last, and the error that says so."""
     try:
         # Not bounded by the room here: what fits is brought, and for the rest there may be room later.
@@ -92,7 +126,7 @@ def _listed(far: FarSide, inventory: Inventory, patience: Patience) -> tuple[Man
             inventory.remember(manifest)
         return inventory.with_whole(manifest), None
     except FarRefusal as refusal:
-        raise _failed(refusal) from refusal
+        raise _failed(refusal, (), 0, state) from refusal
     except TrainingFailed as gone:
         known = inventory.remembered()
         if known is None:

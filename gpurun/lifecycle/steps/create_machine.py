@@ -249,6 +249,7 @@ def _intent(order: Order, context: Context) -> dict[str, object]:
         "least_billed_s": terms_of(plan.offer.provider).least_billed_s,
         "worst_micros": plan.worst_micros,
         "lease": plan.lease.model_dump(mode="json"),
+        "hold_s": plan.choices.hold_s if context.provider.traits.takes_files else 0,
         "timer_shares_key": isinstance(context.provider, Guarded) and context.provider.guard_shares_key,
     }
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from gpurun.core.clock import local_time, ticks
 from gpurun.core.errors import GpurunError, SetupError
+from gpurun.core.job import WORK
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import format_usd
 from gpurun.ledger.journal import read_journal
@@ -18,6 +19,7 @@ from gpurun.providers.base import Guarded
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES
+from gpurun.view.number_format import format_files
 
 LEAVE_S = 60.0
 ANSWER_S = 10.0
@@ -65,10 +67,15 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
         try:
             far = context.reach(instance_of(state))
             kept = "" if is_unwanted else _only_there(far, context)
-            far.farewell(keep_results=bool(kept))
+            unlisted = 0 if is_unwanted else state.unpublished
+            far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
         except GpurunError as error:  # Its host key is another, or ours is gone: no reason to keep the run open.
             lost = error.what.rstrip(".")
             continue
+        if unlisted:
+            told = f"{format_files(unlisted)} that the command finished and could not list are"
+            told = f"{told} kept on the box, in ~/.gpurun/{state.token}/{WORK}"
+            yield from once((Event.INCIDENT, {"code": "box.work_left", "message": told}), context)
         if kept:
             told = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
             yield from once((Event.INCIDENT, {"code": "box.results_left", "message": told}), context)

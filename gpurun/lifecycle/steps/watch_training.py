@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from math import ceil
-from pathlib import Path
 
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros
 from gpurun.core.records import digest_of
-from gpurun.core.run_plan import Mode
-from gpurun.core.trainer_events import EventLines, Start, Stop, TrainerEvent, events_of
+from gpurun.core.trainer_events import EventLines, Stop, TrainerEvent, events_of
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, is_behind
@@ -26,16 +24,15 @@ from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import last_status
 from gpurun.lifecycle.instance.silence import Outage, Silence
 from gpurun.lifecycle.instance.terminate import once
-from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, limits_of, secrets_of
+from gpurun.lifecycle.instance.training_end import UNHEARD, lost_training, outcome_of
+from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter
 from gpurun.planning.transfer import home_bytes, save_s
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import Status
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.remote.ssh import HostKeyMismatch
-from gpurun.view.number_format import format_bytes, format_duration
 
 POLL_S, ENDING_POLL_S = 0.5, 0.1
 LATE_SHARE = 0.1
@@ -45,20 +42,6 @@ PAUSE_S = 30.0
 MARGIN = 1.05
 """A cap that is advised holds a little more than was measured."""
 GRACE_S = 15.0  # For the agent to end the trainer and to say so.
-_UNHEARD: dict[str, object] = {
-    "outcome": "stopped",
-    "reason": "lease",
-    "exit_code": None,
-    "message": "the lease left no more time; how the work ended was not heard",
-    "ended_wall": None,
-}
-NOT_OURS = {
-    "idle": "it wrote nothing for {idle}, and no card and no core was seen at work, so it was stopped (--idle)",
-    "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
-    "hang": "the trainer stood still and was ended; its log says where each process stood",
-    "preempted": "the provider takes the machine back; what was saved in time comes home",
-    "signal": "somebody or something on the machine told it to stop before it was done",
-}
 
 
 def start(state: RunState, context: Context) -> Iterator[Note]:
@@ -126,7 +109,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
                 yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
             yield from outage.lasts(lost, is_said_to_run=why is not None)
             if outage.is_given_up:
-                yield Event.TRAIN_OBSERVED, _lost(f"{outage.words}; it is given up, as --give-up-after has it")
+                yield Event.TRAIN_OBSERVED, lost_training(f"{outage.words}; it is given up, as --give-up-after has it")
                 return
             context.clock.sleep(POLL_S)
             continue
@@ -152,10 +135,10 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             if left := drain.left(poll):
                 message = f"{left} stay on the machine: no more is fetched once training has ended"
                 yield from once((Event.INCIDENT, {"code": "log.left", "message": message}), context)
-            yield Event.TRAIN_OBSERVED, {**_outcome(poll.status, context), **seen}
+            yield Event.TRAIN_OBSERVED, {**outcome_of(poll.status, context), **seen}
             return
         if hearing.is_silent():
-            yield Event.TRAIN_OBSERVED, _lost(f"the agent has been silent for {SILENCE_S:.0f} s")
+            yield Event.TRAIN_OBSERVED, lost_training(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
         context.clock.sleep(hearing.pause_s())
     if context.seconds_left(state) > 0:
@@ -168,16 +151,16 @@ def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
     message = f"the machine {instance_of(state).id} runs no more: {why}"
     if (status := last_status(instance_of(state), context)) is None:
         yield Event.INCIDENT, {"code": "machine.lost", "message": message}
-    yield Event.TRAIN_OBSERVED, _lost(message) if status is None else _outcome(status, context)
+    yield Event.TRAIN_OBSERVED, lost_training(message) if status is None else outcome_of(status, context)
 
 
 def _last_word(tail: Tail, context: Context) -> dict[str, object]:
     """What became of the training, as far as one more look tells, once only the time to collect is left."""
     try:
         status = tail.bring().status
-        return _outcome(status, context) if status.state == "exited" else _UNHEARD
+        return outcome_of(status, context) if status.state == "exited" else UNHEARD
     except (GpurunError, OSError):
-        return _UNHEARD
+        return UNHEARD
 
 
 def _reserve_s(context: Context) -> float:
@@ -192,72 +175,6 @@ def _tell(far: FarSide, how: str) -> str:
     except (MachineLost, FarRefusal):
         return ""
     return how
-
-
-def _outcome(status: Status, context: Context) -> dict[str, object]:
-    """What became of the training, and of one that failed what the agent saw of the machine's memory."""
-    outcome = _ended(status, context)
-    if outcome["outcome"] != "failed":
-        return outcome
-    room = {key: size for key in ("memory_bytes", "shm_bytes") if (size := getattr(status, key)) is not None}
-    if not status.oom_kills:
-        return {**outcome, **room}
-    killed = "a process" if status.oom_kills == 1 else f"{status.oom_kills} processes"
-    had = f" of {format_bytes(status.memory_bytes)}" if status.memory_bytes else ""
-    message = f"{outcome['message']}; the kernel killed {killed} there, as the memory{had} was used up"
-    return {**outcome, "message": message, **room, "oom_kills": status.oom_kills}
-
-
-def _ended(status: Status, context: Context) -> dict[str, object]:
-    """What became of the training, by the agent's report and the trainer's last event."""
-    last = _last_stop(context.folder.events)
-    exit_code, reason = status.exit_code, status.stop_reason or ""
-    if reason in NOT_OURS:
-        limits = {name: format_duration(seconds) for name, seconds in limits_of(context.plan.choices).items()}
-        return _failed(status, reason, NOT_OURS[reason].format(**limits))
-    if exit_code == 0 or (exit_code is None and last):  # None: the keeper was killed, but the trainer had said its end.
-        outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
-    else:
-        outcome = "stopped" if reason else "failed"
-    if reason == "lease" and context.plan.command and context.plan.mode is Mode.REHEARSAL:
-        return {**_failed(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
-    if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
-        return _failed(status, "signal", NOT_OURS["signal"])
-    told = (last.message if last else "") or _seen(status)
-    return {
-        "outcome": outcome,
-        "reason": reason if outcome == "stopped" else last.reason if last else "",
-        "exit_code": exit_code,
-        "message": "" if outcome == "done" else told,
-        "ended_wall": status.wall,
-    }
-
-
-def _seen(status: Status) -> str:
-    """How a job ended that has not said so itself."""
-    if status.signal is not None:
-        return f"it was ended by signal {status.signal}"
-    if status.exit_code is None:
-        return "it has ended; how was not seen, as after a restart of the machine"
-    return f"it ended with exit code {status.exit_code}"
-
-
-def _failed(status: Status, reason: str, message: str) -> dict[str, object]:
-    told = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
-    return {**told, "ended_wall": status.wall}
-
-
-def _lost(message: str) -> dict[str, object]:
-    return {"outcome": "lost", "reason": "lost", "exit_code": None, "message": message, "ended_wall": None}
-
-
-def _last_stop(events: Path) -> Stop | None:
-    """The trainer's last `stop` event since its last `start`, if any."""
-    stop: Stop | None = None
-    for event in events_of(events):
-        if isinstance(event, Start | Stop):
-            stop = event if isinstance(event, Stop) else None
-    return stop
 
 
 class Hearing:

@@ -26,7 +26,7 @@ WAIT_S = 20
 def farewell(root: str, options: Json) -> Answer:
     """End the trainer, the keeper and what --setup began at once; then remove the run's whole folder.
 
-    With `--keep out` what the trainer has written stays: nobody else has it.
+    With `--keep out` what the trainer has written stays, with `bundle` a command's own folder: nobody else has it.
     """
     check_own(root)
     killed = len(trainers(root) | setups(root))
@@ -34,7 +34,7 @@ def farewell(root: str, options: Json) -> Answer:
     drop_secrets(root)
     stop(root, {"now": True, "reason": "farewell"})
     # Where the disk is full there is room again by this, before anything more is written.
-    kept = ("out",) if options.get("keep") == "out" else ()
+    kept = tuple(name for name in str(options.get("keep") or "").split(",") if name in ("out", "bundle"))
     remove(root, {"bundle", "data", "out"}.difference(kept))
     # The keeper ends last, and by itself: it alone knows the children that the trainer's processes left behind.
     if lock(root, "keeper.lock", WAIT_S) is None:

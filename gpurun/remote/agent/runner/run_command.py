@@ -18,31 +18,49 @@ import threading
 import time
 from contextlib import suppress
 
+from gpurun.remote.agent.runner.elsewhere import MOST_NAMED
+from gpurun.remote.agent.runner.elsewhere import look as look_elsewhere
 from gpurun.remote.agent.runner.last_words import LastWords
+from gpurun.remote.agent.runner.left_running import end_left_running
 from gpurun.remote.agent.runner.masked import begun, forms_of, mask
 from gpurun.remote.agent.runner.progress_lines import Progress
-from gpurun.remote.agent.runner.published import Outputs
+from gpurun.remote.agent.runner.published import Outputs, encoded, words
 from gpurun.remote.agent.runner.told_events import NAME, ToldEvents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Iterable
 
+LAST_WORDS_BYTES = 1 << 20
 LOOK_S, TICK_S, IDLE_S, EVENT_S = 2.0, 0.1, 0.5, 0.5
 NOTHING_S = 300.0
 """How long a command may run before it is said that its globs match nothing."""
 MOST_HELD_BYTES = 64 << 10
 MOST_WORDS = 300
+MOST_CHARS, MOST_EVENT_BYTES = 400, 48 << 10
+END_S = 8.0
+"""Of the time that a stopped command has beside its grace, so much is for its outputs and the look elsewhere."""
 
 
 class Events:
-    """Appends to events.jsonl."""
+    """Appends to events.jsonl; for its last words there is room even on a disk that the command has filled."""
 
     def __init__(self, out: str) -> None:
+        self.room = os.path.join(out, ".room")
+        try:
+            with open(self.room, "wb") as file:
+                file.write(os.urandom(LAST_WORDS_BYTES))  # A disk that packs zeros would keep no room for them.
+        except OSError:
+            self.free()
         self.began = time.monotonic()
         self.lock = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.file = os.open(os.path.join(out, "events.jsonl"), flags, 0o644)
+
+    def free(self) -> None:
+        """Give back the room that was kept for the end."""
+        with suppress(OSError):
+            os.unlink(self.room)
 
     def tell(self, kind: str, **more: Any) -> None:
         """Write one event; a disk that is full must not end the command."""
@@ -188,6 +206,7 @@ class Command:
         self.curve = Curve(self.events, told, order["total_steps"])
         self.log = Log([os.environ[name] for name in order["secrets"] if os.environ.get(name)], self.curve)
         self.outputs = Outputs(work, out, order, self.tell_file)
+        self.began_wall, self.root = time.time(), root
         self.events.tell("start", steps=order["total_steps"] or None, python=sys.version.split()[0])
         self.child = subprocess.Popen(
             [sys.executable if word == "{python}" else word for word in order["argv"]],
@@ -245,6 +264,37 @@ class Command:
             message = "nothing new matches %s yet; its folder has %s" % (", ".join(globs), there)
             self.events.tell("warning", code="outputs.none", message=message)
 
+    def tell_outputs(self, working: list[str]) -> None:
+        """Say what there is at the end: what comes home, what does not and why, and what was still at work."""
+        outputs, limit_s = self.outputs, self.order["look_s"]
+        if self.asked_s:  # It is killed once its time to end is over, and has its last word to say.
+            limit_s = min(limit_s, max(1.0, self.asked_s + self.order["grace_s"] + END_S - time.monotonic()))
+        named = [*outputs.published, *(name for name, _, _ in outputs.unpublished)]
+        passed_by = [self.root, os.path.join(self.root, "data"), *map(outputs.walk.source, named)]
+        try:
+            elsewhere = look_elsewhere(self.began_wall, passed_by, limit_s)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the command's own end is told
+            outputs.warn("outputs.not_looked_for", "%s: %s" % (type(error).__name__, error))
+            elsewhere = counted([])
+        told = {
+            "step": self.curve.progress.step,
+            "published": dict(counted((name, entry.bytes) for name, entry in outputs.published.items()), first=[]),
+            "matched": dict(sorted(outputs.matched.items())[:MOST_NAMED]),
+            "unmatched": self.unmatched(),
+            "unpublished": counted((encoded(name), size) for name, size, _ in outputs.unpublished),
+            "left_behind": counted(outputs.left_behind),
+            "elsewhere": elsewhere,
+            "still_working": working,
+        }
+        self.events.tell("outputs", **within_a_line(told))
+
+    def unmatched(self) -> list[str]:
+        """The flags that the user gave and whose globs no new file matches."""
+        flags = [("--outputs", self.order["outputs"]), ("--checkpoint-glob", [self.order["checkpoints"]])]
+        given = [(flag, globs) for flag, globs in flags if globs not in (["**"], [""])]
+        matched = self.outputs.matched
+        return ["%s %s" % (flag, ",".join(globs)) for flag, globs in given if not any(map(matched.get, globs))]
+
     def stop(self, *_: Any) -> None:
         """Ask it to stop, with all that it has started in its session."""
         self.asked_s = self.asked_s or time.monotonic()
@@ -267,7 +317,7 @@ class Command:
                 self.send(signal.SIGKILL)
             self.curve.take_told()
             time.sleep(TICK_S)
-        left = end_left_running()
+        left, working = end_left_running(is_stopped=bool(self.asked_s))
         self.over.set()
         self.reader.join(IDLE_S * 4)
         self.log.flush(is_last=True)
@@ -275,12 +325,14 @@ class Command:
             pass
         self.curve.flush()
         self.looker.join()
+        self.events.free()
         if left:
             what = "the command has ended and left %s running, which was ended: run it in the foreground"
             self.events.tell("warning", code="command.left_running", message=what % ", ".join(left[:5]))
         self.publish(is_last=True)
         if not self.outputs.published:
             self.warn_nothing()
+        self.tell_outputs(working)
         code = self.child.returncode
         reason = "signal" if self.asked_s else "failed" if code else "done"
         how = "the command ended " + ("by signal %d" % -code if code < 0 else "with exit code %d" % code)
@@ -299,33 +351,20 @@ def command_environment(root: str) -> dict[str, str]:
     return dict(os.environ, PATH=os.path.dirname(sys.executable) + os.pathsep + there, **more)
 
 
-def end_left_running() -> list[str]:
-    """Kill what the command has left behind, which is this process's children since it ended; their names."""
-    names: list[str] = []
-    for _ in range(50):  # What the children leave is adopted in turn.
-        left = children()
-        if not left:
-            break
-        names += [name for name in left.values() if name not in names]
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(TICK_S / 2)
-    return names
+def counted(files: Iterable[tuple[str, int]]) -> dict[str, Any]:
+    """How many files, their bytes, and the first of them by name."""
+    listed = list(files)
+    first = [{"name": words(name)[-MOST_CHARS:], "bytes": size} for name, size in listed[:MOST_NAMED]]
+    return {"files": len(listed), "bytes": sum(size for _, size in listed), "first": first}
 
 
-def children() -> dict[int, str]:
-    """The live children of this process, by their names."""
-    found = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        try:
-            with open("/proc/%s/stat" % entry) as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
-        except (OSError, ValueError):
-            continue
-        if rest.split()[1] == str(os.getpid()) and rest.split()[0] not in "ZX":
-            found[int(entry)] = name
-    return found
+def within_a_line(told: dict[str, Any]) -> dict[str, Any]:
+    """The same with fewer names where they are so long that a reader would take no such line."""
+    for most in (MOST_NAMED // 2, MOST_NAMED // 4, 0):
+        if len(json.dumps(told)) > MOST_EVENT_BYTES:
+            for left in [one for one in told.values() if isinstance(one, dict) and "first" in one]:
+                left["first"] = left["first"][:most]
+    return told
 
 
 def main() -> int:

@@ -1,0 +1,129 @@
+"""Keep a machine for a while whose end would take away what is finished there and not at home.
+
+The lease pays for it: nothing is reserved, no deadline moves, and the machine's own timer knows nothing of it. The
+moment of its end is on record, so that a supervisor that is started again holds no longer than the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpurun.core.collected_record import files_of, missing_of
+from gpurun.core.errors import GpurunError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.run_state import is_lacking
+from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
+from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.planning.transfer import more_kept
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, ManifestFile
+from gpurun.view.number_format import format_bytes, format_files
+
+LOOK_S, CALL_S = 2.0, 30.0
+MARGIN_S = 2.0
+"""So long before the lease a hold ends: its end is the hold's, and no stop by the lease."""
+_MOST_NAMED = 20
+_OF_FILES = ("files", "missing", "listed", "missing_files", "missing_bytes")
+
+
+def hold(state: RunState, context: Context) -> Iterator[Note]:
+    """Hold the machine until all that was missing is at home, its time is over, or it runs no more."""
+    lacking = _Lacking.of(state, context)
+    if state.held_at is None:
+        left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
+        yield Event.HOLD_INTENDED, {"until_wall": round(context.clock.wall() + left_s, 3), **lacking.told(state)}
+    started_mono, call_mono, how = context.clock.monotonic(), float("-inf"), "over"
+    while (left_s := context.hold_left_s(state)) > 0:
+        context.raise_if_stopped(state)
+        if (collected := lacking.at_home()) is not None:
+            yield Event.COLLECT_OBSERVED, collected
+            lacking = _Lacking.of(state, context)
+            if not state.elsewhere:
+                how = "home"
+                break
+        if context.clock.monotonic() - call_mono >= CALL_S:
+            call_mono = context.clock.monotonic()
+            if _is_gone(state, context):
+                how = "gone"
+                break
+            lacking = lacking.listed(state, context)
+        context.clock.sleep(min(left_s, LOOK_S))
+    yield Event.HOLD_OBSERVED, {"how": how, "seconds": round(context.clock.monotonic() - started_mono, 3)}
+
+
+def _is_gone(state: RunState, context: Context) -> bool:
+    """Whether the machine runs no more. It is called now and then: one that waits for a client hears that one lives."""
+    instance = instance_of(state)
+    try:
+        context.reach(instance).poll({})
+    except MachineLost:
+        return bool(context.is_down(instance))
+    except GpurunError:
+        return False
+    return False
+
+
+@dataclass(frozen=True)
+class _Lacking:
+    """What is finished on the machine and not at home: files that a collect may still bring, and others by name."""
+
+    collected: dict[str, Any]
+    files: tuple[ManifestFile, ...]
+    names: tuple[str, ...]
+    inventory: Inventory
+    here: set[str] = field(default_factory=set)
+    """Names of those that were found at home: each digest is computed once."""
+
+    @classmethod
+    def of(cls, state: RunState, context: Context) -> _Lacking:
+        """By what the collect step has on record, and what the machine announced last."""
+        records = read_journal(context.folder.journal).records
+        collected = next((one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED), None) or {}
+        inventory = Inventory(context.folder)
+        announced = {file.name: file for file in getattr(inventory.remembered(), "files", ())}
+        names = tuple(missing_of(context.folder, collected)) if collected else ()
+        files = tuple(announced[name] for name in names if name in announced)
+        return cls(dict(collected), files, names, inventory)
+
+    def listed(self, state: RunState, context: Context) -> _Lacking:
+        """The same once the machine lists what the collect step could not have listed; another collect brings that."""
+        if self.collected:
+            return self
+        try:
+            manifest = context.reach(instance_of(state)).manifest(MOST_ANNOUNCED_BYTES)
+        except GpurunError:
+            return self
+        files = tuple(wanted(manifest, more_kept(context.plan)))
+        told = manifest.model_dump(mode="json", include={"latest", "best"})
+        return _Lacking(
+            {**told, "files": [], "seconds": 0.0}, files, tuple(file.name for file in files), self.inventory
+        )
+
+    def told(self, state: RunState) -> dict[str, object]:
+        """What the hold is for, in figures and in words."""
+        size = sum(file.bytes for file in self.files)
+        count = max(len(self.names), state.unpublished)
+        what = []
+        if is_lacking(state):
+            named = f", {format_bytes(size)}" if size else ""
+            what.append(f"{format_files(count)}{named} did not come home" if count else "its files did not come home")
+        if state.elsewhere:
+            what.append(f"{format_files(state.elsewhere)} lie outside of what comes home")
+        cure = f"gpurun collect {state.run} brings what can come and names the rest; gpurun destroy {state.run} ends it"
+        return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
+                "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
+
+    def at_home(self) -> dict[str, object] | None:
+        """The record of a collect once every missing file is here, by its digest; None before, and without any."""
+        for file in self.files:
+            if file.name not in self.here and self.inventory.has(file):
+                self.here.add(file.name)
+        if not self.names or self.here != {*self.names}:
+            return None
+        folder = self.inventory.folder
+        files = [*files_of(folder, self.collected), *(file.as_json() for file in self.files)]
+        rest = {key: value for key, value in self.collected.items() if key not in _OF_FILES}
+        return {**rest, **told_files(folder, files, [])}
