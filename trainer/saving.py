@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
-from trainer.distributed import Alone, Processes
+from trainer.distributed import ParallelStrategy, Processes
 from trainer.errors import Refused
 from trainer.events import Reporter
 from trainer.optim import load_optimizer_tensors
@@ -247,7 +247,7 @@ def restore_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    parallel: Alone,
+    parallel: ParallelStrategy,
     processes: Processes,
     device: torch.device,
     put_back: Callable[[Mapping[str, Any]], None],
