@@ -18,7 +18,7 @@ from torch import Tensor
 from gpurun.planning.memory import Way
 from tests.bench.recipes import measured_recipe
 from trainer.data import plan_batch
-from trainer.distributed import Alone, Device, Processes, Replicas, Shards
+from trainer.distributed import Device, FullyShardedParallel, ParallelStrategy, Processes, SingleProcess
 from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard, make_optimizer
 from trainer.recipe import ModelConfig
@@ -100,6 +100,22 @@ class _Tokens:
         return (*ids, torch.ones(())) if in_pairs else tuple(ids)
 
 
+class _Buckets(ParallelStrategy):
+    """Stands in for DDP, whose reducer takes no fake tensors: gradients lie in flat tensors that stay."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self._flat = torch.zeros(sum(parameter.numel() for parameter in self._parameters))
+        for parameter, part in zip(
+            self._parameters, self._flat.split([p.numel() for p in self._parameters]), strict=True
+        ):
+            parameter.grad = part.view_as(parameter)
+
+    def clear(self) -> None:
+        """Set the gradient to zero, where it lies."""
+        self._flat.zero_()
+
+
 class _Arrived:
     def wait(self) -> None:
         """Return at once."""
@@ -148,7 +164,9 @@ def _run(
     run.task, run.feed, run.plan, run.progress = _Tokens(config), None, plan_batch(recipe, count), Progress()
     run.model = net
     run.scale, run.spikes = LossScale(precision == "fp16"), SpikeGuard(7.0)
-    run.parallel = (Shards if shared else Replicas)(net, processes) if count > 1 else Alone(net)
+    run.parallel = SingleProcess(net)
+    if count > 1:
+        run.parallel = FullyShardedParallel(net, processes) if shared else _Buckets(net)
     run.optimizer = make_optimizer(net, recipe.optim, processes)
     return run
 

@@ -1,7 +1,8 @@
 """Which tokens every step sees: a pure function of the seed and the position, whatever the number of processes.
 
 The shards of a split are one long row of tokens, cut into windows. Sample i of the run is window p[i % windows], where
-p is a permutation drawn afresh for every epoch i // windows. There is no other state: to resume is to count on.
+p is a permutation drawn afresh for every epoch i // windows, or no permutation at all where the recipe's order is
+"in_order". There is no other state: to resume is to count on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import Refused
-from trainer.recipe import Recipe
+from trainer.recipe import Order, Recipe
 from trainer.shards import Shard, spare_memory_bytes, windows_in
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 VALIDATION_SEED = 0
-"""The validation samples are a fixed draw from the whole split: its first ones may all be of one odd document."""
+"""Permuted validation samples are a fixed draw from the whole split: its first ones may all be of one odd document."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,17 @@ class TokenRow:
 
 
 class Samples:
-    """The windows of a split in an order that the seed decides, drawn afresh for every epoch."""
+    """The windows of a split as they lie there, or in an order that the seed decides, drawn afresh for every epoch."""
 
-    def __init__(self, row: TokenRow, context: int, seed: int, name: str) -> None:
-        self._row, self._context, self._seed = row, context, seed
+    def __init__(self, row: TokenRow, context: int, seed: int, name: str, order: Order = "permuted") -> None:
+        self._row, self._context, self._seed, self._is_permuted = row, context, seed, order == "permuted"
         self.windows = windows_in(row.tokens, context, name)
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def _window(self, sample: int) -> int:
         epoch, place = divmod(sample, self.windows)
+        if not self._is_permuted:
+            return place
         if epoch != self._epoch:
             # RandomState, not Generator: numpy promises that its stream never changes.
             state = np.random.RandomState((self._seed + epoch) % 2**32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
@@ -26,17 +26,15 @@ if TYPE_CHECKING:
     from trainer.translation.model import Translator
 
 __all__ = [
-    "BEGINNING", "COLLECTIVE_LIMIT_S", "Alone", "Device", "Processes", "Replicas", "Shards", "choose_device",
-    "fits_replicated", "joined", "leave", "memory_peak_bytes", "peak_flops", "precision_of_card", "prepare_allocator",
-    "shared",
+    "BEGINNING", "COLLECTIVE_LIMIT_S", "DataParallel", "Device", "FullyShardedParallel", "ParallelStrategy",
+    "Processes", "SingleProcess", "choose_device", "fits_replicated", "joined", "leave", "memory_peak_bytes",
+    "peak_flops", "precision_of_card", "prepare_allocator", "shared",
 ]  # fmt: skip
 
 BEGINNING = "TRAINER_BEGINNING"
 """The variable by which a process knows that trainer/launch.py would begin again; each beginning of all has a value."""
 COLLECTIVE_LIMIT_S = 600.0
 """How long a process may let the others wait for it: then torch ends them all."""
-BUCKET_BYTES = 25 * 1024 * 1024
-"""How much of the gradient travels at once: torch's own DDP sends as much."""
 REPLICA_BYTES = 18
 """Bytes a parameter where each process holds all: weights, two moments, gradient in fp32, and weights in 16 bits."""
 USABLE_SHARE = 0.75
@@ -230,22 +228,32 @@ def fits_replicated(parameters: int, card_bytes: int) -> bool:
     return REPLICA_BYTES * parameters <= USABLE_SHARE * card_bytes
 
 
-class Alone:
-    """One process: nothing is shared."""
+class ParallelStrategy:
+    """How the processes of a run share a model; the defaults are those of a process that holds all of it."""
 
     kind: ClassVar[str | None] = None
     """What the `start` event calls it."""
     is_collective = False
     """Whether every forward needs all processes: then none may leave a step, an evaluation or a sample alone."""
+    retries_a_step = False
+    """Whether a step whose memory ran out can be taken again here, in smaller portions."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        """What a training step calls."""
         self._parameters = list(model.parameters())
 
-    def before_micro_step(self, last: bool) -> None:
-        """Say that a forward and its backward come next; `last` is the one after which the step's gradient is whole."""
+    def loss(self, inputs: Sequence[Tensor], device: Device, *, is_last: bool) -> Tensor:
+        """Return a micro-batch's loss; after the backward of the step's last one the gradient is that of all."""
+        self.before_micro_step(is_last)
+        with device.autocast():
+            return self.model(*(tensor.to(device.torch) for tensor in inputs))  # type: ignore[no-any-return]
 
-    def finish(self) -> None:
-        """Return when the gradient of the step is whole; each process calls it once a step, also after an error."""
+    def before_micro_step(self, last: bool) -> None:
+        """Prepare for a forward and its backward, the step's last one or not."""
+
+    def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
+        """Do what must be done before the first step, by the loss of some inputs; nothing moves."""
 
     def clear(self) -> None:
         """Drop the gradient."""
@@ -261,77 +269,38 @@ class Alone:
         return dict(tensors)
 
 
-class Replicas(Alone):
-    """Data parallel: each process holds all, and gradients are averaged while backward still computes earlier ones.
+class SingleProcess(ParallelStrategy):
+    """One process that shares nothing."""
 
-    They live in flat buckets, filled from the last layer to the first. A bucket travels when it is full, in the order
-    of the buckets: so a process in which a micro-step failed can still send what the others wait for, and then all
-    learn of it and take the step again. Their layout never changes: torch's DDP lays its own out again after its first
-    backward, and a run that goes on would sum in another order than one that was not stopped (docs/adr/0008).
+    retries_a_step = True
+
+
+class DataParallel(ParallelStrategy):
+    """torch's DDP: each process holds all, and gradients are averaged while backward still computes earlier ones.
+
+    DDP lays its buckets out again after its first backward, and another layout rounds sums differently. After a warm-up
+    a resumed run adds in the order of one that never stopped (docs/adr/0008).
     """
 
     kind = "ddp"
 
-    def __init__(self, model: nn.Module, processes: Processes) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        from torch.nn.parallel import DistributedDataParallel
+
         super().__init__(model)
-        self._count = processes.count
-        self._buckets: list[Tensor] = []
-        self._missing: list[int] = []
-        self._sizes: list[int] = []
-        self._sent: list[dist.Work] = []
-        self._sending = False
-        group: list[nn.Parameter] = []
-        for parameter in reversed(self._parameters):
-            group.append(parameter)
-            if sum(p.numel() * p.element_size() for p in group) >= BUCKET_BYTES:
-                self._add_bucket(group)
-                group = []
-        if group:
-            self._add_bucket(group)
+        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False)
 
-    def _add_bucket(self, group: list[nn.Parameter]) -> None:
-        """Lay the gradients of some parameters into one flat tensor."""
-        first, number = group[0], len(self._buckets)
-        flat = torch.zeros(sum(p.numel() for p in group), dtype=first.dtype, device=first.device)
-        for parameter, part in zip(group, flat.split([p.numel() for p in group]), strict=True):
-            parameter.grad = part.view_as(parameter)
-            parameter.register_post_accumulate_grad_hook(lambda _: self._ready(number))
-        self._buckets.append(flat)
-        self._sizes.append(len(group))
-
-    def _ready(self, number: int) -> None:
-        """Count a gradient that is complete, and send the buckets that are."""
-        if self._sending:
-            self._missing[number] -= 1
-            while len(self._sent) < len(self._buckets) and self._missing[len(self._sent)] == 0:
-                self._send()
-
-    def _send(self) -> None:
-        work = dist.all_reduce(self._buckets[len(self._sent)], async_op=True)
-        assert work is not None
-        self._sent.append(work)
+    def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
+        """Let DDP lay out its buckets as they stay, which it does after its first backward."""
+        self.loss(inputs, device, is_last=True).backward()
+        self.clear()
 
     def before_micro_step(self, last: bool) -> None:
         """Let the gradients travel in the last backward of a step, and only there."""
-        self._sending, self._missing = last, list(self._sizes)
-
-    def finish(self) -> None:
-        """Send what has not been sent, wait for all of it, and divide the sums."""
-        self._sending = False
-        while len(self._sent) < len(self._buckets):
-            self._send()
-        for work, flat in zip(self._sent, self._buckets, strict=True):
-            work.wait()
-            flat /= self._count
-        self._sent.clear()
-
-    def clear(self) -> None:
-        """Set the gradient to zero, where it lies."""
-        for flat in self._buckets:
-            flat.zero_()
+        self.model.require_backward_grad_sync = last  # type: ignore[assignment]
 
 
-class Shards(Alone):
+class FullyShardedParallel(ParallelStrategy):
     """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the rest.
 
     Every forward and backward is a collective, so that a process which runs out of memory leaves the others waiting:
@@ -353,11 +322,10 @@ class Shards(Alone):
         for name in model.collective_methods:
             register_fsdp_forward_method(model, name)
         super().__init__(model)
-        self._model = model
 
     def before_micro_step(self, last: bool) -> None:
         """Let backward sum the gradients over the processes in the last micro-step of a step, and only there."""
-        self._model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Gather one tensor after the other from its parts: a card that needs parts cannot hold the whole of all."""
@@ -382,10 +350,10 @@ class Shards(Alone):
 
 def shared(
     model: GPT | Translator, processes: Processes, *, wanted: str, parameters: int, card_bytes: int | None
-) -> Alone:
+) -> ParallelStrategy:
     """Let the processes share a model in the way that is wanted; under "auto" the first one's card decides for all."""
     if not processes.several:
-        return Alone(model)
+        return SingleProcess(model)
     fits = processes.from_first(lambda: card_bytes is None or fits_replicated(parameters, card_bytes))
     is_whole = wanted == "ddp" or (wanted == "auto" and fits)
-    return Replicas(model, processes) if is_whole else Shards(model, processes)
+    return DataParallel(model) if is_whole else FullyShardedParallel(model, processes)

@@ -54,11 +54,11 @@ class TextTask:
     def open(cls, recipe: Recipe, folder: Path, data: TokenData, processes: Processes) -> TextTask:
         """Cut the shards into windows; read the items, where the recipe wants some."""
         context, here, items = recipe.model.context, processes.local_count, recipe.eval.hellaswag_items
-        val = Samples(TokenRow(data.val, here), context, VALIDATION_SEED, "val")
+        train = Samples(TokenRow(data.train, here), context, recipe.train.seed, "train", recipe.data.order)
+        val = Samples(TokenRow(data.val, here), context, VALIDATION_SEED, "val", recipe.eval.order)
         windows = min(val.windows, max(1, recipe.eval.tokens // context))
         return cls(
-            data=data, train_samples=Samples(TokenRow(data.train, here), context, recipe.train.seed, "train"),
-            val_samples=val, eval_windows=windows, eval_tokens=windows * context,
+            data=data, train_samples=train, val_samples=val, eval_windows=windows, eval_tokens=windows * context,
             items=read_items(folder, items, data.tokenizer.vocab_size) if items else (),
         )  # fmt: skip
 

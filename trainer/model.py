@@ -129,6 +129,7 @@ class GPT(nn.Module):
         compile that takes several times as long.
         """
         self.compiled = True
+        torch._dynamo.config.optimize_ddp = False  # It would cut each block's graph once more.
         for block in self.h:
             block.forward = torch.compile(block.forward, dynamic=False)
 

@@ -38,6 +38,8 @@ GROWTH_STEPS = 2000
 """Steps without an overflow after which the scale is doubled."""
 SMALLEST = 1.0
 """Below this fp16 has no use for a scale: what overflows then has diverged."""
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""The state of AdamW and of Muon that has its parameter's shape; another optimiser's may have any."""
 SPIKE_WINDOW = 128
 """Steps that are remembered; before there are so many, nothing is a spike."""
 
@@ -113,8 +115,8 @@ class Muon(torch.optim.Optimizer):
             del made
             kept = 1 - group["lr"] * group["weight_decay"]
             if self._cautious:  # Where the step takes a weight away from zero, decay would only undo a part of it.
-                towards = [update * weight > 0 for update, weight in zip(updates, weights, strict=True)]
-                torch._foreach_mul_(weights, [torch.where(each, kept, 1.0) for each in towards])
+                towards_zero = torch.stack(weights).mul_(updates) > 0  # One launch for the stack, not one a matrix.
+                torch._foreach_mul_(weights, torch.where(towards_zero, kept, 1.0).unbind())
             else:
                 torch._foreach_mul_(weights, kept)
             size = 0.2 * math.sqrt(max(stack[0].shape))
@@ -246,31 +248,38 @@ def make_optimizer(model: nn.Module, config: OptimConfig, processes: Processes =
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by parameter name: `h.0.mlp.c_fc.weight.exp_avg` and so on."""
+    """Return the optimiser's state by parameter name: `h.0.mlp.c_fc.weight.exp_avg` and so on, a number as a tensor."""
     return {
-        f"{name}.{key}": value
+        f"{name}.{key}": torch.as_tensor(value)
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimiser its state back, on its own device; KeyError where a parameter has none, ValueError where it
-    is of another shape.
+    """Give the optimiser back what `optimizer_tensors` saved, whatever its keys are, each on its parameter's device.
 
-    One that had never moved when it was saved, since every step so far was skipped, has no tensors at all: it is fresh.
+    KeyError where a parameter has no state, ValueError where AdamW's or Muon's has another shape. An optimiser that had
+    never moved when it was saved, since every step so far was skipped, has no tensors at all: it is fresh.
     """
     if not tensors:
         return
+    saved: dict[str, dict[str, Tensor]] = {}
+    for full_name, value in tensors.items():
+        name, _, key = full_name.rpartition(".")
+        saved.setdefault(name, {})[key] = value
     names = {parameter: name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
-        keys = ("momentum_buffer",) if "momentum" in group else ("step", "exp_avg", "exp_avg_sq")
+        on_card = group.get("fused") or group.get("capturable")
         for parameter in group["params"]:
-            state: dict[str, Any] = {key: tensors[f"{names[parameter]}.{key}"] for key in keys}
+            state = saved[names[parameter]]
             for key, value in state.items():
-                if value.shape != (parameter.shape if key != "step" else ()):
+                expected = parameter.shape if key in MOMENTS else () if key == "step" else value.shape
+                if value.shape != expected:
                     raise ValueError(f"{names[parameter]}.{key} has the shape {list(value.shape)}")
-            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+            # torch wants the count of steps on the CPU, unless a step is one kernel.
+            places = {key: "cpu" if key == "step" and not on_card else parameter.device for key in state}
+            optimizer.state[parameter] = {key: value.to(places[key]) for key, value in state.items()}
 
 
 @dataclass

@@ -58,6 +58,7 @@ Turned = Annotated[float, Must(lambda x: 0 < x <= 1, "above 0 and at most 1")]
 Text = Annotated[str, Must(len, "the name of a text")]
 InsideData = Annotated[str, Must(_INSIDE.fullmatch, "a name inside the data folder")]
 Challenge = Annotated[str, Must(re.compile(r"(\w[\w.-]{3,63}:[0-9a-f]{64})?", re.A).fullmatch, "a WORD:KEYID")]
+Order = Literal["permuted", "in_order"]
 Overlay = Mapping[str, Any]
 
 
@@ -88,6 +89,7 @@ class DataConfig:
     vocab_size: Trained = 0  # Tokens of a vocabulary that is trained on the text ("bpe"); 0: 8,192.
     val_fraction: HeldOut = 0.1
     limit_mb: Count = 0  # 0: all of the text.
+    order: Order = "permuted"  # In which training reads the windows of the text.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,7 @@ class EvalConfig:
 
     every: Whole
     tokens: Whole
+    order: Order = "permuted"  # Whether the tokens are drawn from the whole split, or its first ones.
     hellaswag_items: Count = 0  # Items of data/hellaswag.jsonl that are answered each time; 0: none.
 
 
@@ -314,6 +317,7 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str, tuple[Any, ...], str], ...] = (
     (_PRESET, _NMT, "data.tokenizer", _PAIRS, 'the preset {} reads sentence pairs: "char-pairs" or "word-pairs"'),
     (_PRESET, _NMT, "train.compile", (False,), "the preset {} meets other lengths in every batch; set it to false"),
     (_PRESET, _NMT, "train.init_from", ("",), "the preset {} starts from weights of its own"),
+    *((_PRESET, _NMT, f"{table}.order", ("permuted",), "the preset {} draws its pairs") for table in ("data", "eval")),
     (_PRESET, _NMT, "eval.hellaswag_items", (0,), "the preset {} continues no text; set it to 0"),
     (_PRESET, _NMT, "sample.top_k", (0,), "the preset {} searches for its translations and draws none; set it to 0"),
     (_PRESET, _GPT, "data.tokenizer", _NO_PAIRS, 'model.preset is {}; only "encoder-decoder" reads sentence pairs'),

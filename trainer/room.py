@@ -1,8 +1,8 @@
 """Which micro-batch fits on a card: every checkpoint carries it, and until the next one is made a note does.
 
-The note is for several processes. One whose memory ran out where no step can be taken again (in a model in parts, the
-optimiser, an evaluation) leaves `out/room.json` and ends; the others, which may wait for it on their cards, see that
-and end too, and trainer/launch.py begins again. Where nobody would, as under plain torchrun, the run ends.
+A single process takes the step again in smaller portions. Of several, the one whose memory ran out leaves
+`out/room.json` and ends; the others, which may wait for it on their cards, see that and end too, and trainer/launch.py
+begins again from the newest checkpoint. Under plain torchrun, which would not, the run ends.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
-from trainer.distributed import Alone, Processes
+from trainer.distributed import ParallelStrategy, Processes
 from trainer.errors import Refused
 from trainer.events import Reporter
 from trainer.optim import load_optimizer_tensors
@@ -176,8 +176,8 @@ def _refuse_another_run(state: Mapping[str, Any], recipe: Recipe, data: TokenDat
         raise Refused(f"the checkpoint of step {state['step']} was trained with other values of {', '.join(keys)}")
 
 
-def _unfit(step: int, error: Exception) -> Refused:
-    return Refused(f"the checkpoint of step {step} does not fit the recipe's model: {error}")
+def _unfit(step: int, what: str, error: Exception) -> Refused:
+    return Refused(f"the checkpoint of step {step} does not fit the {what}: {error}")
 
 
 def _earlier_step(data: Path) -> int | None:
@@ -227,7 +227,7 @@ def restore_model(
             _refuse_another_run(found[0].state, recipe, data)
             model.load_state_dict(found[0].model)
         except _UNFIT as error:
-            raise _unfit(step, error) from error
+            raise _unfit(step, "recipe's model", error) from error
         return damaged, found[0].state, {name: (t.dtype, t.shape) for name, t in found[0].optimizer.items()}
 
     damaged, state, layout = processes.from_first(choose)
@@ -247,7 +247,7 @@ def restore_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    parallel: Alone,
+    parallel: ParallelStrategy,
     processes: Processes,
     device: torch.device,
     put_back: Callable[[Mapping[str, Any]], None],
@@ -264,10 +264,12 @@ def restore_optimizer(
         tensors.update(parallel.split({name: tensor}, model))
 
     def load() -> None:
+        what = "trainer's optimiser"
         try:
             load_optimizer_tensors(model, optimizer, tensors)
+            what = "trainer's state"
             put_back(restored.state)
         except _UNFIT as error:
-            raise _unfit(restored.state["step"], error) from error
+            raise _unfit(restored.state["step"], what, error) from error
 
     processes.agree(load)

@@ -90,6 +90,8 @@ def train(run: Run) -> str:
 def take_all_steps(run: Run) -> str:
     """Take all steps, and after each do what is due."""
     first = run.progress.step
+    if first < run.recipe.train.steps:
+        run.parallel.warm_up(run.task.train_samples.read(0, run.plan.micro_batch), run.device)
     try:
         while run.progress.step < run.recipe.train.steps:
             began = time.perf_counter()
@@ -136,27 +138,25 @@ def take_step(run: Run) -> tuple[dict[str, float], bool]:
 def gradient(run: Run) -> tuple[float, float, float] | None:
     """Compute the batch's clipped gradient; return (loss, processes asked to stop, norm before clipping).
 
-    None if memory ran out, in any process.
+    None if memory ran out and the step can be taken again.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=run.device.torch)
-    is_full = accumulate(run, loss_sum)
-    run.parallel.finish()
-    if is_full and not run.processes.several:
+    if accumulate(run, loss_sum):
         return None
     # Filled on the card: a tensor made here would be copied there, and the copy waits for the whole backward.
-    told = [torch.full_like(loss_sum, float(flag)) for flag in (run.stop_asked.is_set(), is_full)]
-    totals = run.processes.summed(torch.stack([loss_sum / run.processes.count, *told]))
+    stop_flag = torch.full_like(loss_sum, float(run.stop_asked.is_set()))
+    totals = run.processes.summed(torch.stack([loss_sum / run.processes.count, stop_flag]))
     parameters = list(run.model.parameters())
     run.scale.unscale(parameters)
     norm = torch.nn.utils.clip_grad_norm_(parameters, run.recipe.optim.grad_clip or math.inf)
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of sharded gradients
     # The one place where the step waits for the card.
-    loss, asked, anywhere_full, grad_norm = torch.cat([totals, norm.double().view(1)]).tolist()
-    return None if anywhere_full else (loss, asked, grad_norm)
+    loss, asked, grad_norm = torch.cat([totals, norm.double().view(1)]).tolist()
+    return loss, asked, grad_norm
 
 
 def accumulate(run: Run, loss_sum: Tensor) -> bool:
-    """Run all micro-steps, adding to `loss_sum` in place; return whether memory ran out."""
+    """Run all micro-steps, adding to `loss_sum` in place; return whether the step is to be taken again with less."""
     plan, processes, seed = run.plan, run.processes, run.recipe.train.seed
     if run.feed is None:  # This process's micro-batches, from this step to the last.
         steps, samples = range(run.progress.step, run.recipe.train.steps), run.task.train_samples
@@ -169,13 +169,11 @@ def accumulate(run: Run, loss_sum: Tensor) -> bool:
                 # Its masks depend on the position alone: there is no random state to save, and resuming is exact.
                 micro = index * processes.count + processes.rank
                 torch.manual_seed(position_seed(seed, run.progress.step, micro))
-            run.parallel.before_micro_step(index == plan.accumulation - 1)
-            with run.device.autocast():
-                loss = run.model(*inputs) / plan.accumulation
+            loss = run.parallel.loss(inputs, run.device, is_last=index == plan.accumulation - 1) / plan.accumulation
             run.scale.scaled(loss).backward()
             loss_sum += loss.detach().double()
     except torch.OutOfMemoryError:
-        if run.parallel.is_collective:
+        if not run.parallel.retries_a_step:
             raise
         return True
     return False

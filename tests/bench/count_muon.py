@@ -1,5 +1,7 @@
 """How many kernels a step of Muon launches on a card: `python tests/bench/count_muon.py`, for a Markdown table.
 
+Ours is the optimiser of recipes/modern-124m.toml, by its file; 355M has its keys with more and wider layers.
+
 Counted from the operations on tensors that hold nothing: each that is no view is a launch, and one on a list of tensors
 is as many as torch cuts it into (at most 320 blocks of 65,536 elements, and 48 tensors, at once).
 """
@@ -7,7 +9,7 @@ is as many as torch cuts it into (at most 320 blocks of 65,536 elements, and 48 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainer.distributed import Processes
 from trainer.model import GPT
 from trainer.optim import Muon, block_matrices
-from trainer.recipe import ModelConfig, OptimConfig
+from trainer.recipe_file import read_recipe
 
-MODERN: Mapping[str, Any] = {"preset": "modern", "bias": False, "tied": False, "context": 1024, "vocab_size": 50304}
-SHAPES = {"124M": (12, 12, 768), "355M": (24, 16, 1024)}
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "modern-124m.toml"
+SHAPES = {"124M": {}, "355M": {"layers": 24, "heads": 8, "width": 1024}}
 
 
 class _Launches(TorchDispatchMode):
@@ -46,12 +48,12 @@ class _Launches(TorchDispatchMode):
 
 def launches(shape: str, whose: str) -> int:
     """Return the launches of a step of `ours` or `torch`'s Muon on the matrices of a `modern` model."""
-    layers, heads, width = SHAPES[shape]
+    recipe = read_recipe(RECIPE)
     with torch.device("meta"):
-        matrices = block_matrices(GPT(ModelConfig(layers=layers, heads=heads, width=width, **MODERN)))
+        matrices = block_matrices(GPT(replace(recipe.model, **SHAPES[shape])))
     optimizer: torch.optim.Optimizer = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
     if whose == "ours":
-        optimizer = Muon(matrices, OptimConfig(kind="muon", lr=1e-3), Processes())
+        optimizer = Muon(matrices, recipe.optim, Processes())
     for matrix in matrices:
         matrix.grad = torch.empty_like(matrix)
     optimizer.step()  # The first one makes the moments.

@@ -34,7 +34,10 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
             "dropout": 0.1, "bias": True, "tied": True, "softcap": 0.0, "rotary": 1.0,
             "value_mix": False,
         },
-        "data": {"source": "stdlib", "tokenizer": "char", "vocab_size": 0, "val_fraction": 0.1, "limit_mb": 0},
+        "data": {
+            "source": "stdlib", "tokenizer": "char", "vocab_size": 0, "val_fraction": 0.1, "limit_mb": 0,
+            "order": "permuted",
+        },
         "optim": {
             "kind": "adamw", "lr": 1e-2, "muon_lr": 0.0, "embed_lr": 0.0, "head_lr": 0.0, "beta1": 0.9, "beta2": 0.95,
             "eps": 1e-8, "weight_decay": 0.1, "muon_weight_decay": 0.0, "cautious": False,
@@ -46,7 +49,7 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
             "precision": "fp32", "compile": False, "parallel": "auto", "init_from": "", "spike": "warn", "spike_z": 7.0,
             "label_smoothing": 0.0, "log_every": 1, "checkpoint_every": 10, "keep_checkpoints": 0,
         },
-        "eval": {"every": 10, "tokens": 256, "hellaswag_items": 0},
+        "eval": {"every": 10, "tokens": 256, "order": "permuted", "hellaswag_items": 0},
         "sample": {"prompts": ["the "], "tokens": 8, "temperature": 0.8, "top_k": 0, "beams": 1, "length_penalty": 0.6},
         "hardware": {"gpu": "1xA100", "disk_gb": 10, "on_cpu": "as_written"},
         "rehearsal": {

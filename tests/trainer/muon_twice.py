@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import write_tensors
-from trainer.distributed import Processes, Replicas, Shards, leave
+from trainer.distributed import DataParallel, Device, FullyShardedParallel, Processes, leave
 from trainer.model import GPT
 from trainer.optim import make_optimizer
 from trainer.recipe import parse_recipe
+
+DEVICE = Device(torch.device("cpu"), "fp32", None)
 
 
 def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
@@ -25,13 +27,11 @@ def muon_in_one_of_two(rank: int, folder: Path, record: dict[str, Any]) -> None:
     for kind in ("whole", "parts"):
         torch.manual_seed(0)
         model, processes = GPT(recipe.model), Processes(rank, rank, 2, 2, several=True)
-        shared = Replicas(model, processes) if kind == "whole" else Shards(model, processes)
+        shared = DataParallel(model) if kind == "whole" else FullyShardedParallel(model, processes)
         optimizer = make_optimizer(model, recipe.optim, processes)
         for step in range(3):
             ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(2 * step + rank))
-            shared.before_micro_step(True)
-            model(ids[:, :-1], ids[:, 1:]).backward()
-            shared.finish()
+            shared.loss((ids[:, :-1], ids[:, 1:]), DEVICE, is_last=True).backward()
             optimizer.step()
             shared.clear()
         with (folder / f"{kind}-{rank}").open("wb") as file:

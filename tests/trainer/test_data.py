@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Train, events, recipe_record, shard_entry, write_data, write_shard
+from conftest import ROOT, TEXT, Train, events, recipe_record, shard_entry, write_data, write_shard
 
 from trainer import data as data_module
 from trainer import shards as shards_module
 from trainer.data import Samples, TokenRow, ahead, position_seed, sample_starts
+from trainer.distributed import Processes
 from trainer.errors import Refused
+from trainer.evaluate import TextTask
+from trainer.recipe_file import read_recipe
 from trainer.shards import Shard, TokenData, open_data
 
 
@@ -66,6 +69,20 @@ def test_every_epoch_shows_every_window_once_in_another_order(tmp_path: Path) ->
     assert [start // 4 for start in second] == np.random.RandomState(43).permutation(29).tolist()
     again = Samples(row(tmp_path), 4, 42, "train").read(40, 5)[0]
     assert torch.equal(again, ids[40:45])
+
+
+def test_the_published_recipe_reads_both_splits_in_a_row(tmp_path: Path) -> None:
+    recipe = read_recipe(ROOT / "recipes/modern-124m.toml", rehearse=True)
+    folder = write_data(tmp_path / "data", TEXT * 3)
+    data = open_data(folder, "char", ("the ",))
+    task = TextTask.open(recipe, folder, data, Processes())
+    context = recipe.model.context
+    for samples, shards in ((task.train_samples, data.train), (task.val_samples, data.val)):
+        tokens = np.concatenate([shard.loaded() for shard in shards]).astype(np.int64)
+        ids, targets = samples.read(0, 3)
+        assert ids.flatten().tolist() == tokens[: 3 * context].tolist()
+        assert targets.flatten().tolist() == tokens[1 : 3 * context + 1].tolist()
+        assert torch.equal(samples.read(samples.windows, 3)[0], ids)  # The next epoch begins at the start, too.
 
 
 def test_any_number_of_processes_shares_out_the_same_samples() -> None:

@@ -130,10 +130,11 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     ("parallel", "where", "step", "resumed"),
     [
         ("fsdp", f"{IN_ONE} and calls >= 8", 7, 5),
+        ("ddp", f"{IN_ONE} and calls >= 9", 7, 5),
         ("fsdp", "not self.training", 5, None),
-        ("ddp", 'not self.training and calls > 6 and os.environ["RANK"] == "1"', 10, 5),
+        ("ddp", 'not self.training and calls > 7 and os.environ["RANK"] == "1"', 10, 5),
     ],
-    ids=["a step of one", "an evaluation of both", "an evaluation of one replica"],
+    ids=["a step of one", "a step of one replica", "an evaluation of both", "an evaluation of one replica"],
 )
 def test_memory_that_runs_out_in_several_processes_costs_no_token(
     tmp_path: Path, data: Path, straight: Path, parallel: str, where: str, step: int, resumed: int | None

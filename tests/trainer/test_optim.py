@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -243,9 +245,19 @@ def test_muon_leaves_equal_weights_in_all_processes_whole_or_in_parts(tmp_path: 
     assert not torch.equal(whole["h.0.mlp.c_fc.weight"], drawn["h.0.mlp.c_fc.weight"])
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_the_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind: str) -> None:
-    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim={"kind": kind}))
+OTHERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=1e-2, momentum=0.9),
+    "rmsprop": partial(torch.optim.RMSprop, lr=1e-3, centered=True),
+    "adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+    "adafactor": torch.optim.Adafactor,  # Its moments have other shapes than their weights.
+    "radam": partial(torch.optim.RAdam, lr=1e-3),
+}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", *OTHERS])
+def test_any_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind: str) -> None:
+    own = {} if kind in OTHERS else {"kind": kind}
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim=own))
     ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(1))
 
     def steps(model: GPT, optimizer: torch.optim.Optimizer, count: int) -> None:
@@ -256,11 +268,16 @@ def test_the_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind:
 
     torch.manual_seed(0)
     straight = GPT(recipe.model)
-    first = make_optimizer(straight, recipe.optim)
+    make = (
+        (lambda model: OTHERS[kind](model.parameters()))
+        if kind in OTHERS
+        else partial(make_optimizer, config=recipe.optim)
+    )
+    first = make(straight)
     steps(straight, first, 2)
     other = GPT(recipe.model)
     other.load_state_dict(straight.state_dict())
-    second = make_optimizer(other, recipe.optim)
+    second = make(other)
     load_optimizer_tensors(other, second, {k: v.clone() for k, v in optimizer_tensors(straight, first).items()})
     steps(straight, first, 2)
     steps(other, second, 2)

@@ -63,7 +63,7 @@ def test_nothing_of_the_run_is_changed(out: Path, data: Path) -> None:
         ({"step": 10}, "does not say that it is of"),
         ({"data": {"tokenizer": "0" * 64}}, "other values of data.json"),
         ({"recipe": {}}, "its recipe is none"),
-        ({"recent": "nothing"}, "does not fit the recipe's model"),
+        ({"recent": "nothing"}, "does not fit the trainer's state"),
     ],
 )
 def test_a_state_that_lies_is_refused_in_a_sentence(out: Path, data: Path, lie: dict[str, Any], says: str) -> None:
