@@ -19,10 +19,20 @@ def own_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+_held_bytes = 0
+
+
 def forget_own_peak() -> None:
     """Let the peak begin again from what is held now, so that what went before hides nothing (Linux only)."""
+    global _held_bytes
     if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    _held_bytes = own_peak_bytes()
+
+
+def own_growth_bytes() -> int:
+    """Return by how much the peak lies above what was held when it was forgotten."""
+    return own_peak_bytes() - _held_bytes
 
 
 def tree_bytes(pid: int, *, shared_once: bool = False) -> int:

@@ -130,7 +130,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     """What was typed of the flags of RENTING, as a Request has it, with the settings' defaults."""
     from gpurun.core.job import checked_globs
     from gpurun.core.money import parse_usd
-    from gpurun.core.run_plan import Choices
+    from gpurun.core.run_plan import HOLD_S, Choices
     from gpurun.planning.catalog import parse_gpu
 
     settings, price = session.settings, typed["price_per_hour"]
@@ -163,7 +163,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             give_up_after_s=give_up_after_s(typed["give_up_after"]) if typed["give_up_after"] else 0,
             idle_s=idle_s(typed["idle"]) if typed["idle"] else None,
             silent_s=silent_s(typed["silent"]) if typed["silent"] else None,
-            hold_s=hold_s(typed["hold_on_failure"]),
+            hold_s=hold_s(typed["hold_on_failure"]) if typed["hold_on_failure"] else HOLD_S,
             queue_s=queue_s(typed["queue"]) if typed["queue"] else 0,
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
             slow_network=typed["slow_network"],
@@ -300,7 +300,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
     "idle": (Annotated[str, typer.Option("--idle", metavar="DURATION", hidden=True)], ""),
     "silent": (Annotated[str, typer.Option("--silent", metavar="DURATION", hidden=True)], ""),
-    "hold_on_failure": (Annotated[str, typer.Option("--hold-on-failure", metavar="MINUTES|off", hidden=True)], "15m"),
+    "hold_on_failure": (Annotated[str, typer.Option("--hold-on-failure", metavar="MINUTES|off", hidden=True)], ""),
     "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),

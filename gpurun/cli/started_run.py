@@ -90,13 +90,11 @@ def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
     from gpurun.core.run_plan import Mode
     from gpurun.planning.rehearsal_venv import is_built
 
-    python = plan.command.python if plan.command else ""
-    works = ["the script of --setup"] if plan.choices.setup else []
-    works += (
-        [f"what installs {', '.join(plan.command.pip)}"]
-        if plan.command and python and not is_built(Path(python))
-        else []
-    )
+    works = []
+    if plan.choices.setup:
+        works.append("the script of --setup")
+    if plan.command and plan.command.python and not is_built(Path(plan.command.python)):
+        works.append(f"what installs {', '.join(plan.command.pip)}")
     if yes or plan.mode is Mode.PAID or not works:
         return
     question = f"Run {' and '.join(works)} on this machine? [y/N]"

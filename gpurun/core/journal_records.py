@@ -186,7 +186,8 @@ class RunState(Frozen):
     `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
     `silent_since_wall` is when its job wrote last, while that is long ago and it runs.
     `hold_s` is for how long at most the machine is held for what is not at home, 0 where its end takes nothing away;
-    `elsewhere` counts the results that no collect brings, `unpublished` those that the machine could not list.
+    `elsewhere` counts the results that no collect brings, `unpublished` has `files`, `bytes` and the `first` of those
+    that the machine could not list.
     `held_at` is when the hold began, `hold_until_wall` until when it lasts, `hold_why` what it is for; `earlier` is the
     failure from before the one of the collect step.
     `rated` says that the measured rate is on record. `signal` names the signal that asked for the `stop`, if one did.
@@ -227,7 +228,7 @@ class RunState(Frozen):
     hold_until_wall: float | None = None
     hold_why: str = ""
     elsewhere: int = 0
-    unpublished: int = 0
+    unpublished: dict[str, Any] = Field(default_factory=dict)
     teardown: Teardown | None = None
     asked: dict[str, Asked] = Field(default_factory=dict)
     extras: dict[str, Extra] = Field(default_factory=dict)

@@ -23,6 +23,10 @@ from gpurun.core.uplink import Uplink
 CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 
 
+HOLD_S = 900
+"""For how long a machine is held for what is not at home, unless its user says otherwise."""
+
+
 class Mode(StrEnum):
     """What kind of run this is: paid for, on this machine, the free rehearsal of a paid one, or a notebook's."""
 
@@ -60,7 +64,7 @@ class Choices(Frozen):
     give_up_after_s: int = 0
     idle_s: int | None = None
     silent_s: int | None = None
-    hold_s: int = 900
+    hold_s: int = HOLD_S
     queue_s: int = 0
     max_gpu_hours: float | None = None
     slow_network: bool = False

@@ -9,8 +9,7 @@ from typing import Literal
 
 from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
-from gpurun.core.paths import RunFolder, write_atomic
-from gpurun.core.untrusted import read_object
+from gpurun.core.paths import RunFolder, read_regular, write_atomic
 
 How = Literal["save", "now", "destroy"]
 _HOW: dict[str, How] = {"save": "save", "now": "now", "destroy": "destroy"}
@@ -35,7 +34,7 @@ class StopRequest:
 def read_stop_request(folder: RunFolder) -> StopRequest | None:
     """The request that stands, if any. A file that cannot be read is the mildest one: somebody wanted a stop."""
     try:
-        said = read_object(folder.control)
+        said = json.loads(read_regular(folder.control))
         how, same_account = _HOW[said["how"]], said.get("same_account") is True
         return StopRequest(
             how,

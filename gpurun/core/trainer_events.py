@@ -125,6 +125,11 @@ class Left:
     bytes: int
     first: tuple[tuple[str, int], ...] = ()
 
+    def ending_in(self, suffixes: tuple[str, ...]) -> Left:
+        """Return those of the named ones that end so."""
+        first = tuple((name, size) for name, size in self.first if name.lower().endswith(suffixes))
+        return Left(len(first), sum(size for _, size in first), first)
+
     @property
     def record(self) -> dict[str, Any]:
         """The same as data."""

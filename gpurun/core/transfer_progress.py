@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Literal, Protocol
 
-from pydantic import TypeAdapter
-
 from gpurun.core.clock import Clock
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import read_object
@@ -84,8 +82,8 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
 def read_moving(folder: RunFolder, now_wall: float) -> Moving | None:
     """The transfer that goes on in a run, if there is one."""
     try:
-        told = TypeAdapter(Moving).validate_python(read_object(folder.moving))
+        told = Moving(**read_object(folder.moving))
         is_fresh = abs(now_wall - told.wall) < STALE_S and told.total > 0
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None
     return told if is_fresh else None

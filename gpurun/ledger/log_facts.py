@@ -16,6 +16,7 @@ from typing import Any
 
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
+from gpurun.core.receipt_rules import rules_of
 from gpurun.core.trainer_events import Alert, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
@@ -191,7 +192,7 @@ def verdict_of(opened: Mapping[str, Any], machine: Machine | None, device: str, 
         trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
         return _with_limits(NOT_A_PROVIDER, plain_line(f"asked {endpoint} in place of {provider}; {trained}"))
     if device != "cuda":
-        return _with_limits(_without_gpu(outcome), _smoke_sentence(device, outcome))
+        return _with_limits(_without_gpu(opened, outcome), _smoke_sentence(device, outcome))
     if opened["mode"] == "paid" and machine is not None and _is_told(machine):
         return _with_limits(RENTED, RENTED_SENTENCE)
     return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
@@ -210,7 +211,7 @@ def command_verdict(
         says = plain_line(f"asked {endpoint} in place of {opened['provider']}; {says}")
         return _with_limits(NOT_A_PROVIDER, says)
     if not is_on_gpu:
-        return _with_limits(_without_gpu(outcome), says)
+        return _with_limits(_without_gpu(opened, outcome), says)
     is_rented = opened["mode"] == "paid" and machine is not None and _is_told(machine)
     return _with_limits(RENTED if is_rented else BY_ITS_WORD, says)
 
@@ -222,9 +223,12 @@ def older_verdict(device: str, outcome: str) -> Verdict:
     return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
 
 
-def _without_gpu(outcome: str) -> str:
-    """Return the verdict of a run without a GPU: one that failed, was cut off or never started tested nothing."""
-    return SMOKE if outcome in ("done", "stopped") else NOT_DONE
+def _without_gpu(opened: Mapping[str, Any], outcome: str) -> str:
+    """Return the verdict of a run without a GPU: one that failed, was cut off or never started tested nothing.
+
+    Rules 1 called that a smoke test, too.
+    """
+    return SMOKE if outcome in ("done", "stopped") or rules_of(opened) < 2 else NOT_DONE
 
 
 def _with_limits(kind: str, says: str) -> Verdict:

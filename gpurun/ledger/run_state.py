@@ -215,11 +215,11 @@ def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
 
 def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
     outputs = record.data.get("outputs") or {}
-    counts = {key: int((outputs.get(key) or {}).get("files", 0)) for key in ("elsewhere", "unpublished")}
-    if outputs.get("kept"):  # They lie where the machine's end takes nothing away, on this computer.
-        counts["elsewhere"] = 0
+    # Those that are kept lie on this computer, where the machine's end takes nothing away.
+    elsewhere = 0 if outputs.get("kept") else int((outputs.get("elsewhere") or {}).get("files", 0))
+    left = {"elsewhere": elsewhere, "unpublished": dict(outputs.get("unpublished") or {})}
     ended = {"outcome": record.data["outcome"], "reason": record.data["reason"]}
-    return {"phase": Phase.TRAINED, "silent_since_wall": None, **ended, **counts}
+    return {"phase": Phase.TRAINED, "silent_since_wall": None, **ended, **left}
 
 
 def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:

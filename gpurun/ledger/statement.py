@@ -32,6 +32,7 @@ from gpurun.core.receipt_record import (
     Training,
     Verdict,
 )
+from gpurun.core.receipt_rules import rules_of
 from gpurun.core.untrusted import plain_data, plain_line, read_object
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
@@ -66,7 +67,8 @@ def build_statement(
     evidence = read_evidence(folder)
     opened, rentals = records[0].data, rentals_of(records)
     is_imported = bool(opened.get("imported"))
-    divided = None if "command" in opened else evidence.split
+    # Rules 1 divided a command's time as if it were a training.
+    divided = None if "command" in opened and rules_of(opened) > 1 else evidence.split
     instance = _instance(records, rentals)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []

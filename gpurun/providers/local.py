@@ -6,6 +6,7 @@ token, reached only through its agent, and proven gone by reading it back. It co
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -22,7 +23,6 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home, make_private
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.core.secrets import child_environment
-from gpurun.core.untrusted import read_object
 from gpurun.providers.base import Rejected, Traits, Unknown
 from gpurun.providers.local_guard import INSTANCE_FILE
 from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_all, processes_of
@@ -179,7 +179,7 @@ class LocalProvider:
 def _facts_in(folder: Path) -> dict[str, Any]:
     """What the guard wrote down; nothing when that was never there, or is no longer what a guard writes."""
     try:
-        facts = read_object(folder / INSTANCE_FILE)
+        facts = json.loads((folder / INSTANCE_FILE).read_bytes())
         return {
             "run": str(facts["run"]),
             "guard": int(facts["guard"]),

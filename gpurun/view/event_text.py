@@ -9,7 +9,7 @@ from gpurun.core.artifact_names import shown
 from gpurun.core.clock import local_minute
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros, format_rate, format_usd
-from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Sample, Start, Step, Stop, TrainerEvent
+from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Outputs, Sample, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
     UNKNOWN,
@@ -291,6 +291,9 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             return f"sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
         case Alert():
             return f"warning {event.code}: {_line(event.message)}"
+        case Outputs():
+            left = event.published
+            return f"left {format_files(left.files)} ({format_bytes(left.bytes)})" if left.files else "left no files"
         case Stop():
             ended = _STOPS.get(event.reason, f"stopped: {event.reason}")
             return f"{ended}: {_line(event.message)}" if event.message else ended

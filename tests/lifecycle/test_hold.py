@@ -206,7 +206,7 @@ def test_results_that_lie_elsewhere_are_exit_6_named_and_held_though_all_else_is
 
 def test_what_the_machine_finished_and_could_not_list_is_exit_11_and_held(home: Home) -> None:
     world = World(home)
-    outputs(world, unpublished={"files": 31, "bytes": 9_000, "first": [{"name": "a.pt", "bytes": 300}]})
+    outputs(world, unpublished={"files": 31, "bytes": 9_000, "first": [{"name": "outputs/a.pt", "bytes": 300}]})
     assert world.drive() == ExitCode.COLLECT_FAILED
     failure = world.state.failure
     assert failure is not None

@@ -42,7 +42,8 @@ def test_more_files_than_a_receipt_names_are_all_held_by_it(person: Person) -> N
     assert collected.returncode == 0, collected.stderr
     assert below(person.home.parent / "copy" / "outputs") == files
 
-    again = person.runs("--from", "fox-41", "--", "python", "-c", "import sys; print(sys.argv)", name="fox-42")
+    saves = "import pathlib, sys; print(sys.argv); pathlib.Path(sys.argv[-1]).write_bytes(b'more')"
+    again = person.runs("--from", "fox-41", "--", "python", "-c", saves, name="fox-42")
     assert again.returncode == 0, again.stderr
     log = (person.home / "runs/fox-42/run.log").read_text()
     assert "'--resume', 'runs/2026-11-27 00:41:05/model.pt'" in log

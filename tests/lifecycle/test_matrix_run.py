@@ -22,7 +22,7 @@ from gpurun.ledger.run_state import _EFFECTS
 from gpurun.ledger.runs import look
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.log_copy import MOST_DRAIN_S
-from gpurun.lifecycle.instance.training_end import last_words
+from gpurun.lifecycle.instance.job_signs import last_words
 from gpurun.lifecycle.steps.watch_training import POLL_S
 from gpurun.remote.client import Chunk, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost

@@ -216,7 +216,9 @@ def test_a_silent_machine_is_told_of_once_with_since_when_what_its_provider_says
         in message
     )
     assert message.endswith("The last try: no route to host")
-    assert again == "the machine answers again, after 10 m 03 s"
+    assert again in {
+        f"the machine answers again, after 10 m {s:02} s" for s in (3, 4)
+    }  # Its last try may have been at 10 m.
 
 
 def test_a_line_that_is_cut_for_a_minute_and_a_lid_that_was_closed_are_no_silence(world: World) -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import resource
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +25,7 @@ from gpurun.ledger.evidence.card import INDEX, pack_card
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.remote.client import FarSide
 from tests.command_line import gpurun
+from tests.memory import forget_own_peak, own_growth_bytes
 from tests.security.test_far_hostile import Answers, entry, manifest, sized
 from tests.security.test_fuzz import NASTY, altered, plain, torn
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
@@ -45,14 +44,14 @@ many = pytest.mark.parametrize("many", [FEW, pytest.param(MANY, marks=pytest.mar
 def check(*words: str) -> str:
     """Run a verb as a user does: a documented exit code that is no bug's, within its time and memory."""
     began = time.process_time()
+    forget_own_peak()
     done = gpurun(*words)
     said = done.stdout + done.stderr
     assert "gpurun itself failed" not in said, (words, said)
     assert "Traceback" not in said, (words, said)
     assert done.returncode in {*map(int, ExitCode)} - {int(ExitCode.BUG)}, (words, done.returncode, said)
     assert time.process_time() - began < MOST_S, words
-    unit = 1024 if sys.platform == "linux" else 1
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit < MOST_BYTES, words
+    assert own_growth_bytes() < MOST_BYTES, words
     return said
 
 

@@ -33,7 +33,7 @@ _DRAWN = ("gpurun/view/", "gpurun/planning/")
 
 WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/remote/agent/public_files.py": (
-        ("if not is_public(str(address[0])):", "if False:"),
+        ("if not all(is_public(address) for address in found):", "if False:"),
         ("demand_https(newurl)", "pass"),
         ("demand_https(request.full_url)", "pass"),
     ),
@@ -202,8 +202,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/steps/upload_files.py": (("if isinstance(free, int) and needed > free:", "if False:"),),
     "gpurun/ledger/rental.py": (
         ("times(total(", "(lambda a, b: a)(total("),
-        ("round(max(0.0, min(waits)), 3)", "round(max(0.0, max(waits)), 3)"),
-        ("is_limited = alive_s == 0 or", "is_limited ="),
+        ("max(0, min(waits))", "max(0, max(waits))"),
+        ("is_limited = alive_ms == 0 or", "is_limited ="),
     ),
     "gpurun/providers/slurm/provider.py": (
         ("minutes = order.lease_s // 60", "minutes = -(-order.lease_s // 60)"),

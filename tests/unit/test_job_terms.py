@@ -16,6 +16,7 @@ import view_samples as samples
 from gpurun.core.job_terms import COMMAND
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
+from gpurun.core.receipt_rules import RULES
 from gpurun.ledger.log_facts import NOT_DONE, SMOKE, command_verdict, verdict_of
 from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
@@ -140,7 +141,7 @@ def home(tmp_path: Path) -> Home:
     [("done", SMOKE), ("stopped", SMOKE), ("failed", NOT_DONE), ("lost", NOT_DONE), ("none", NOT_DONE)],
 )
 def test_what_failed_or_never_started_is_no_smoke_test(outcome: str, word: str) -> None:
-    opened = {"provider": "local", "mode": "local"}
+    opened = {"rules": RULES, "provider": "local", "mode": "local"}
     assert verdict_of(opened, None, "cpu", outcome)["is"] == word
     assert command_verdict(opened, None, {}, outcome)["is"] == word
     assert command_verdict(opened, None, {"looks": 9, "busy": 9, "own": 9}, outcome)["is"].startswith("gpu")

@@ -26,7 +26,6 @@ from gpurun.core.filelock import exclusive
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
-from gpurun.core.untrusted import parse_json, read_object
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes, most_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
@@ -277,11 +276,9 @@ def _memory_of_old(folder: Path) -> Memory:
     with suppress(OSError, ValueError):
         memory = Memory.model_validate_json(read_regular(folder / "newest.json"))
     with suppress(OSError, ValueError, TypeError):
-        told["manifest"] = read_object(folder / "manifest.json")
-    with suppress(OSError, ValueError, TypeError):
-        told["kept"] = tuple(map(str, parse_json(read_regular(folder / "kept.json"))))
+        told["kept"] = tuple(map(str, json.loads(read_regular(folder / "kept.json"))))
     try:
-        told["left"] = {str(key): int(size) for key, size in read_object(folder / "left.json").items()}
+        told["left"] = {str(key): int(size) for key, size in json.loads(read_regular(folder / "left.json")).items()}
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, AttributeError):

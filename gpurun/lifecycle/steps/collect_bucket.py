@@ -40,7 +40,7 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
     seconds = round(context.clock.monotonic() - started, 3)
     told = {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)}
     if is_shared:
-        lacks_nothing = is_whole and not found.missing and not state.unpublished
+        lacks_nothing = is_whole and not found.missing and not state.unpublished.get("files")
         told |= {"shared": "empty" if lacks_nothing else "kept"}
     yield Event.SALVAGE_OBSERVED, told
 

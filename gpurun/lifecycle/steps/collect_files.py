@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.transfer_progress import moving
-from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
 from gpurun.lifecycle.connect import Patience
@@ -56,7 +54,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
             yield from _no_room(downloads, rest)
             budget.note(rest)
     done = {*downloads.here, *downloads.missing}
-    unpublished = _unpublished(context) if gone is None else {}
+    unpublished = state.unpublished if gone is None else {}
     lost = [str(file["name"]) for file in unpublished.get("first", ())]
     missing_bytes = sum(file.bytes for file in (*due, *rest) if file.name in downloads.missing)
     left = [file.name for file in rest if file.name not in done]  # With the latest at home nobody misses them.
@@ -89,13 +87,6 @@ def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[N
         if full.what not in told:
             told.add(full.what)
             yield Event.INCIDENT, {"code": full.code, "message": f"{full.what} {full.hint}"}
-
-
-def _unpublished(context: Context) -> dict[str, Any]:
-    """What the command had finished and could not list, as it is on record; empty for nothing."""
-    records = read_journal(context.folder.journal).records
-    ended = next((one.data for one in reversed(records) if one.event is Event.TRAIN_OBSERVED), {})
-    return dict((ended.get("outputs") or {}).get("unpublished") or {})
 
 
 def _failed(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:

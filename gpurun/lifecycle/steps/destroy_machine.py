@@ -67,7 +67,7 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
         try:
             far = context.reach(instance_of(state))
             kept = "" if is_unwanted else _only_there(far, context)
-            unlisted = 0 if is_unwanted else state.unpublished
+            unlisted = 0 if is_unwanted else int(state.unpublished.get("files", 0))
             far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
         except GpurunError as error:  # Its host key is another, or ours is gone: no reason to keep the run open.
             lost = error.what.rstrip(".")

@@ -105,7 +105,7 @@ class _Lacking:
     def told(self, state: RunState) -> dict[str, object]:
         """What the hold is for, in figures and in words."""
         size = sum(file.bytes for file in self.files)
-        count = max(len(self.names), state.unpublished)
+        count = max(len(self.names), int(state.unpublished.get("files", 0)))
         what = []
         if is_lacking(state):
             named = f", {format_bytes(size)}" if size else ""

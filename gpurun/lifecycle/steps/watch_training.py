@@ -22,9 +22,8 @@ from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, is_behind
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import last_status
-from gpurun.lifecycle.instance.silence import Outage, Silence
+from gpurun.lifecycle.instance.job_signs import UNHEARD, Outage, Silence, lost_training, outcome_of
 from gpurun.lifecycle.instance.terminate import once
-from gpurun.lifecycle.instance.training_end import UNHEARD, lost_training, outcome_of
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
 from gpurun.planning.throughput import Measured, Meter

@@ -16,7 +16,7 @@ from gpurun.data.prepare import Order, prepare
 from gpurun.data.refusals import MOST_ROW_BYTES
 from gpurun.data.shard_folder import inspect_data
 from tests.command_line import gpurun
-from tests.memory import forget_own_peak, own_peak_bytes
+from tests.memory import forget_own_peak, own_growth_bytes
 
 MOST_MEMORY_BYTES = 1 << 30
 LETTERS = b"a" * (1 << 20)
@@ -66,7 +66,7 @@ def test_a_row_that_unpacks_to_gigabytes_is_named_with_its_bound(name: str, tmp_
         prepare(Order(str(path), "char", tmp_path / "out"), lambda _: None)
     assert refused.value.code == "data.row_too_long"
     assert f"{path}, {where}: it has more than 64 MB" in refused.value.what
-    assert own_peak_bytes() < MOST_MEMORY_BYTES
+    assert own_growth_bytes() < MOST_MEMORY_BYTES
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_row_of_five_million_empty_objects_is_refused_before_it_is_parsed(text
     forget_own_peak()
     with pytest.raises(UsageError, match="2,000,000 members"):
         prepare(Order(str(path), "char", tmp_path / "out"), lambda _: None)
-    assert own_peak_bytes() < MOST_MEMORY_BYTES
+    assert own_growth_bytes() < MOST_MEMORY_BYTES
 
 
 def test_commas_of_a_long_text_are_no_members(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_an_array_is_read_row_by_row(tmp_path: Path) -> None:
     forget_own_peak()
     made = prepare(Order(str(path), "char", tmp_path / "out"), lambda _: None)
     assert made.manifest["source"]["documents"] == 9000
-    assert own_peak_bytes() < MOST_MEMORY_BYTES
+    assert own_growth_bytes() < MOST_MEMORY_BYTES
 
 
 def test_a_parquet_page_is_judged_by_the_size_that_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_a_parquet_row_has_its_bound_and_one_word_repeated_by_a_dictionary_takes
     pa.default_memory_pool().release_unused()
     forget_own_peak()
     assert sum(1 for _ in rows(path, [0], "text")) == 2000
-    assert own_peak_bytes() < MOST_MEMORY_BYTES
+    assert own_growth_bytes() < MOST_MEMORY_BYTES
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.6"])
@@ -165,7 +165,7 @@ def test_an_npy_header_that_declares_gigabytes_or_nests_is_no_shard(tmp_path: Pa
         with pytest.raises(GpurunError) as refused:
             inspect_data(shards)
         assert refused.value.code in ("data.npy", "data.truncated")
-        assert own_peak_bytes() < MOST_MEMORY_BYTES
+        assert own_growth_bytes() < MOST_MEMORY_BYTES
         done = gpurun("data", "adopt", str(shards), "--tokenizer", "gpt2", "--out", str(tmp_path / "adopted"))
         assert done.returncode in (2, 4)
         assert "itself failed" not in done.stderr

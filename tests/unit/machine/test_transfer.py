@@ -226,7 +226,7 @@ def test_a_server_that_runs_few_programs_on_a_connection_gets_more_connections(
     (place.folder / "out" / "big").write_bytes(content := random.Random(5).randbytes(12 << 20))
     digest = hashlib.sha256(content).hexdigest()
     entry = ManifestFile(name="big", bytes=len(content), sha256=digest, kind="sample", step=1)
-    manifest = {"v": 1, "latest": 1, "best": None, "files": [entry.model_dump()]}
+    manifest = {"v": 1, "latest": 1, "best": None, "files": [entry.as_json()]}
     (place.folder / "out" / "MANIFEST.json").write_text(json.dumps(manifest))
     with far.many_lanes():
         assert far.fetch("big", len(content), digest, tmp_path / "home").read_bytes() == content

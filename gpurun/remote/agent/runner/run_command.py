@@ -93,25 +93,31 @@ class Curve:
         return self.progress.step
 
     def take(self, line: str) -> None:
-        """Hear a line."""
+        """Hear a line, unless the command has written an event by then."""
         with self.lock:
             found = None if self.is_told else self.progress.take(line)
             if found is not None:
+                self.hear_told()
+            if found is not None and not self.is_told:
                 self.put(found)
 
     def take_told(self) -> bool:
         """Hear what the command has written into $GPURUN_EVENTS since; whether there was anything."""
         with self.lock:
-            told = self.told.read()
-            for found in told:
-                self.is_told, self.progress.step = True, found["step"]
-                self.progress.set_total(found.pop("total_steps", self.progress.total))
-                self.put(found)
-            if self.told.malformed and not self.is_warned:
-                self.is_warned = True
-                message = "a line of $GPURUN_EVENTS is no JSON object with a step and figures: " + self.told.malformed
-                self.events.tell("warning", code="events.malformed", message=message)
-            return bool(told)
+            return self.hear_told()
+
+    def hear_told(self) -> bool:
+        """The same; the lock is held."""
+        told = self.told.read()
+        for found in told:
+            self.is_told, self.progress.step = True, found["step"]
+            self.progress.set_total(found.pop("total_steps", self.progress.total))
+            self.put(found)
+        if self.told.malformed and not self.is_warned:
+            self.is_warned = True
+            message = "a line of $GPURUN_EVENTS is no JSON object with a step and figures: " + self.told.malformed
+            self.events.tell("warning", code="events.malformed", message=message)
+        return bool(told)
 
     def put(self, found: dict[str, Any]) -> None:
         """Write what was told, or let a step wait for the next one."""
@@ -330,8 +336,6 @@ class Command:
             what = "the command has ended and left %s running, which was ended: run it in the foreground"
             self.events.tell("warning", code="command.left_running", message=what % ", ".join(left[:5]))
         self.publish(is_last=True)
-        if not self.outputs.published:
-            self.warn_nothing()
         self.tell_outputs(working)
         code = self.child.returncode
         reason = "signal" if self.asked_s else "failed" if code else "done"
