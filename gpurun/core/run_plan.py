@@ -338,7 +338,11 @@ class Plan(Frozen):
     @property
     def steps(self) -> int:
         """How many steps it is to take; 0 where nobody has said it."""
-        return self.command.total_steps if self.command else int(self.resolved.get("train", {}).get("steps", 0))
+        if self.command:
+            return self.command.total_steps
+        train = self.resolved.get("train")
+        steps = train.get("steps") if isinstance(train, dict) else 0
+        return steps if isinstance(steps, int) else 0
 
     @property
     def disk_gb(self) -> int:

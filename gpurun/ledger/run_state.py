@@ -215,7 +215,7 @@ def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
 
 def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
     outputs = record.data.get("outputs") or {}
-    # Those that are kept lie on this computer, where the machine's end takes nothing away.
+    # Those that are kept lie where the machine's end takes nothing away.
     elsewhere = 0 if outputs.get("kept") else int((outputs.get("elsewhere") or {}).get("files", 0))
     left = {"elsewhere": elsewhere, "unpublished": dict(outputs.get("unpublished") or {})}
     ended = {"outcome": record.data["outcome"], "reason": record.data["reason"]}

@@ -51,25 +51,28 @@ def outcome_of(status: Status, context: Context) -> dict[str, object]:
     if outputs is None:
         return ended
     traits = context.provider.traits
-    is_here = traits.is_this_computer
-    if is_here or not traits.takes_files:  # Others are at work there, too: only what is named as weights is believed.
+    is_kept = traits.is_this_computer or not traits.takes_files
+    if is_kept:  # Others are at work there, too: only what is named as weights is believed to be the command's.
         outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(WEIGHTS))
-    ended["outputs"] = outputs.record | ({"kept": True} if is_here else {})
+    ended["outputs"] = outputs.record | ({"kept": True} if is_kept else {})
     faults = [_elsewhere(outputs.elsewhere, traits)] if outputs.elsewhere.files else []
     if ended["outcome"] == "done" and ended["reason"] != "rehearsal":
         faults = [*_working(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
-        if _reason(outputs, is_here=is_here):
-            ended |= {"outcome": "failed", "reason": _reason(outputs, is_here=is_here)}
+        if reason := _reason(outputs, is_kept=is_kept):
+            ended |= {"outcome": "failed", "reason": reason}
     return ended | {"message": "; ".join(filter(None, (str(ended["message"]), *faults)))}
 
 
-def _reason(outputs: Outputs, *, is_here: bool) -> str:
-    """The word for why a command that ended well has not done what it was run for; "" where it has."""
+def _reason(outputs: Outputs, *, is_kept: bool) -> str:
+    """Return why a command that ended well has not done what it was run for, in a word; "" where it has.
+
+    What `is_kept` where it lies is not lost.
+    """
     if outputs.still_working:
         return "still_working"
     if outputs.unmatched:
         return "no_outputs"
-    return "outputs_elsewhere" if outputs.elsewhere.files and not is_here else ""
+    return "outputs_elsewhere" if outputs.elsewhere.files and not is_kept else ""
 
 
 def _working(names: tuple[str, ...]) -> list[str]:
@@ -96,8 +99,8 @@ def _elsewhere(left: Left, traits: Traits) -> str:
     cure = _cure(left.first[0][0] if left.first else "")
     if traits.is_this_computer:
         return f"{told}; they stay there on this computer. A rented machine would lose them: {cure}"
-    place = "did not come home" if traits.takes_files else "did not come home and stay where they are"
-    return f"{told}; they {place}: {cure}"
+    stay = "" if traits.takes_files else " and stay where they are"
+    return f"{told}; they did not come home{stay}: {cure}"
 
 
 def _cure(name: str) -> str:

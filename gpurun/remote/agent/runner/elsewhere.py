@@ -114,7 +114,7 @@ def listed(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os.stat
                     continue
                 if stat.S_ISDIR(facts.st_mode):
                     folders.append(entry.path)
-                elif stat.S_ISREG(facts.st_mode):
+                elif stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid():
                     files.append((entry.path, facts))
     except OSError:  # Another user's, or gone meanwhile.
         pass
