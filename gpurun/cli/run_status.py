@@ -36,7 +36,7 @@ def ways_on(sights: list[Sight], now: float) -> Iterator[str]:
     """Of every run that may be billing: what is known of it, and the next command."""
     for sight in sights:
         if _is_red(sight, now):
-            told, name = gave_up(sight), sight.folder.name
+            told, name = gave_up(sight, now), sight.folder.name
             alone = f"{name} is past its deadline under its supervisor" if sight.owner else f"Nobody drives {name}"
             told = f"{name}: {told} Its supervisor goes on asking" if told else alone
             yield f"{told}: gpurun resume {name}, or gpurun destroy {name}"

@@ -87,7 +87,7 @@ class Viewer:
             self._ring()
             return None
         if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
-            return abandoned(look(self._session.home, self._folder.name))
+            return abandoned(look(self._session.home, self._folder.name), self._session.clock.wall())
         if not owned:
             sight = look(self._session.home, self._folder.name)
             if not sight.unfinished:
@@ -126,7 +126,7 @@ class Viewer:
     def _undriven(self, sight: Sight) -> Result | None:
         """What to do about a run that is not over and that nobody drives; a Result where it is to be left."""
         if gave_up(sight) or self._restarts >= RESTARTS:
-            return abandoned(sight)
+            return abandoned(sight, self._session.clock.wall())
         # It was killed. The journal says where it was, and being driven again is the only way on.
         self._restarts += 1
         start_supervisor(self._folder, self._session.home, self._session.clock)
@@ -186,10 +186,10 @@ def left_while_destroying(sight: Sight) -> Result:
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 
-def abandoned(sight: Sight) -> Result:
+def abandoned(sight: Sight, now: float | None = None) -> Result:
     """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
     name = sight.folder.name
-    told = gave_up(sight) or f"The supervisor of {name} ended before the run did: {last_words(sight)}"
+    told = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {last_words(sight)}"
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
             "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"

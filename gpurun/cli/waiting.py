@@ -39,7 +39,7 @@ class _UntilReady(Viewer):
 
     def _undriven(self, sight: Sight) -> Result | None:
         if gave_up(sight):
-            return abandoned(sight)
+            return abandoned(sight, self._session.clock.wall())
         name = sight.folder.name
         what = f"The supervisor of {name} ended while its machine was awaited: {last_words(sight)}"
         error = GpurunError("detach.undriven", what, hint=f"gpurun resume {name}, or gpurun destroy {name}")

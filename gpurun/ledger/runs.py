@@ -60,15 +60,18 @@ _NOTED = frozenset(
 _TRIES = (Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ)
 
 
-def gave_up(sight: Sight) -> str:
-    """Why a supervisor could not prove an end, or not look, where that is the last that is known of it; else "".
+def gave_up(sight: Sight, now: float | None = None) -> str:
+    """Return why a supervisor could not prove an end, or not look, where that is the last known of it; else "".
 
-    `train`, `ps` and `audit` say this, whether the next try is under way or not.
+    `train`, `ps` and `audit` say this, whether the next try is under way or not. By `now` a time at which the machine
+    was to end may be over.
     """
     is_at_work = sight.state.phase in (*WORKING, Phase.COLLECTED) and sight.state.phase is not Phase.CREATING
     for record in reversed(sight.records) if sight.state.may_be_billing and not is_at_work else ():
         if record.event is Event.INCIDENT and not _is_noted(str(record.data["code"])):
-            return f"{str(record.data['message']).rstrip('.')}."
+            is_over = now is not None and sight.state.ends_wall is not None and sight.state.ends_wall <= now
+            over = " That time is over, and it was not seen to end: it may be billing." if is_over else ""
+            return f"{str(record.data['message']).rstrip('.')}.{over}"
         if record.event is not Event.INCIDENT and record.event not in _TRIES:
             return ""
     return ""

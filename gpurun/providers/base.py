@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from gpurun.core.clock import Clock
@@ -49,12 +50,24 @@ class Throttled(Unknown):
     """No answer but "too many requests", for as long as it was waited for."""
 
 
+class EndsBy(StrEnum):
+    """Who ends a machine at its deadline, where nobody at home does."""
+
+    PROVIDER = "provider"
+    """The provider itself, by a time limit of its own, whatever runs on the machine."""
+    MACHINE = "machine"
+    """A program on the machine, which its root can stop."""
+    REQUEST = "request"
+    """Such a program, and only once the provider takes its request."""
+
+
 @dataclass(frozen=True)
 class Traits:
     """How a provider behaves in time; all of it is waiting, none of it is trust.
 
     `settle_s`: how long an instance may stay invisible after a create whose answer was lost.
     `death_reads` reads that say GONE, spread over `death_spread_s`, prove a death, together with absence from the list.
+    `ends_by`: on whom an end at the deadline depends; only the provider's own time limit bounds a cost unseen.
     """
 
     settle_s: float
@@ -63,6 +76,7 @@ class Traits:
     death_spread_s: float
     teardown: Teardown
     console_url: str
+    ends_by: EndsBy = EndsBy.REQUEST
 
     @property
     def takes_files(self) -> bool:

@@ -23,7 +23,7 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home, make_private
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.core.secrets import child_environment
-from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.local_guard import INSTANCE_FILE
 from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_all, processes_of
 
@@ -42,6 +42,7 @@ class LocalProvider:
         death_spread_s=0.0,
         teardown=Teardown.PROCESSES_KILLED_HOST_KEPT,
         console_url="",
+        ends_by=EndsBy.MACHINE,
     )
 
     def __init__(self, home: Home, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from gpurun.core.machine_token import parse
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, fsync_folder, make_private, write_atomic
 from gpurun.core.records import Account, Address, Frozen, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
-from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.ssh_login import Login, parse_host
 
 __all__ = ["Login", "SshBox", "SshProvider", "parse_host"]
@@ -72,6 +72,7 @@ class SshProvider:
         death_spread_s=0.0,
         teardown=Teardown.USER_OPERATED,
         console_url="",
+        ends_by=EndsBy.MACHINE,
     )
 
     def __init__(self, home: Home, clock: Clock, box: SshBox | None = None) -> None:

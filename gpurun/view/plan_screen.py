@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.clock import local_minute
-from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_usd, left_of
+from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_rate, format_usd, left_of
 from gpurun.view.candidate_table import candidates_table, death
 from gpurun.view.number_format import (
     format_bytes,
@@ -177,6 +177,9 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if plan.cap_micros is not None:
         left = left_of(plan.cap_micros, plan.worst_micros)
         worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
+    if not lease.queue_s:  # A scheduler ends what it starts.
+        hourly = format_rate(offer.rate_micros_per_hour)
+        worst.append(f"if {offer.provider} ends nothing at the deadline, {hourly} more until it does")
     if plan.command:
         return [("Worst case", worst)]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]

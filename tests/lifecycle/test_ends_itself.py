@@ -19,7 +19,7 @@ from gpurun.core.money import cost_of, total, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import gave_up, look
 from gpurun.lifecycle.job_spec import ends_unwatched, job_of
 from gpurun.lifecycle.steps.destroy_machine import ANSWER_S
 from gpurun.providers.fake import Fault
@@ -118,14 +118,34 @@ def test_train_ps_and_audit_say_the_same_of_it(
     assert world.drive() == "destroy.not_gone"
     session = Session(home=world.home)
     seen = look(world.home, "fox-41")
-    train, listed = abandoned(seen), ps(session, all_runs=False)
+    train, listed = abandoned(seen, session.clock.wall()), ps(session, all_runs=False)
     monkeypatch.setattr("sys.argv", ["gpurun", "audit", "--json", "--home", str(world.home.root)])
     assert run_app(build_app()) == 9
     audited = json.loads(capsys.readouterr().out)["errors"][0]["message"]
     assert train.errors[0].what == audited
     assert audited in listed.after
-    assert "its own timer took it: it ends" in audited
+    assert "its own timer took it: at " in audited
     assert (train.exit_code, listed.exit_code) == (9, 9)
+
+
+def test_that_it_will_end_itself_is_a_plan_that_names_who_must_grant_it_until_its_time_is_over(world: World) -> None:
+    """It said "It ends at 01:22:35, at most $1.31 in all" five minutes later, of a machine that lived."""
+    world.far.during = lambda: deaf(world.cloud)
+    assert world.drive() == "destroy.not_gone"
+    (ends_wall,) = [one["ends_wall"] for one in world.all_of(Event.INCIDENT) if one["code"] == "machine.ends_itself"]
+    seen = look(world.home, "fox-41")
+    before, after = gave_up(seen, ends_wall - 1), gave_up(seen, ends_wall)
+    assert f"it will ask {world.cloud.name} to end it; if that is granted, it costs at most $" in before
+    assert after == f"{before} That time is over, and it was not seen to end: it may be billing."
+
+
+def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
+    """The provider refused the pod's own end for minutes: $48.43 was billed, and $39.75 signed, "kept"."""
+    lost_in_training(world)
+    assert world.drive() == 7
+    predicate = json.loads(b64decode(json.loads(world.folder.receipt.read_bytes())["payload"]))["predicate"]
+    assert predicate["cost"]["rentals"][0]["end_is"] == "unseen"
+    assert world.all_of(Event.DESTROY_INTENDED)[0]["timer"] is False
 
 
 @pytest.mark.parametrize("since", [True, False])

@@ -93,10 +93,10 @@ def bounded_money(played: Played) -> Iterator[str]:
     cap = played.plan.cap_micros or 0
     if played.closed:
         bound = _receipt(played)["cost"]["upper_bound_micros"]
-        by_timer = any(one.get("end_is") == "its own timer" for one in _receipt(played)["cost"]["rentals"])
-        # A timer that asks its provider does so for as long as an outage lasts, of which this laptop may know nothing.
-        if metered > bound and not _ended_unseen(played) and not (by_timer and played.scenario.has("silent")):
+        if metered > bound and not _ended_unseen(played):
             yield f"the receipt says at most {bound} micros, the meter {metered}"
+        if metered > cap and _receipt(played)["cost"]["cap_kept"] and not _ended_unseen(played):
+            yield f"the receipt says that the cap of {cap} micros was kept, the meter {metered}"
         yield from _close_bound(played, bound, metered)
     if metered > cap and not _cap_excused(played):
         yield f"the cap is {cap} micros, the meter says {metered}"
@@ -124,7 +124,7 @@ def timers_hold(played: Played) -> Iterator[str]:
         elif (
             box.ends_s is not None
             and box.died_s > box.ends_s + cloud.profile.dying_s
-            and not played.scenario.has("silent")
+            and not played.scenario.has("silent", "ends refused")
         ):
             yield f"{box.id} outlived its own timer of {box.ends_s:.0f} s until {box.died_s:.0f} s"
 
@@ -211,7 +211,8 @@ def _cap_excused(played: Played) -> bool:
     """
     strange = played.scenario.has(Fault.TWICE, Fault.DEARER)
     unarmed = any(box.ends_s is None for _, box in _boxes(played))
-    return strange or (unarmed and _proof_was_late(played)) or played.scenario.has("silent")
+    is_deaf = played.scenario.has("silent", "ends refused")
+    return strange or (unarmed and _proof_was_late(played)) or is_deaf
 
 
 def _ended_unseen(played: Played) -> bool:
@@ -225,7 +226,9 @@ def _ended_unseen(played: Played) -> bool:
 def _proof_was_late(played: Played) -> bool:
     """Whether nobody looked, nobody answered or a clock was set, so that the receipt must assume the most."""
     absent = ("kill", "kill and reboot", "sleep", "doze", "jump")
-    return played.scenario.has(*absent, "silent", "revoked", Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN)
+    return played.scenario.has(
+        *absent, "silent", "ends refused", "revoked", Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN
+    )
 
 
 def _boxes(played: Played) -> list[tuple[FakeCloud, Box]]:

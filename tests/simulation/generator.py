@@ -28,7 +28,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
 _MOST_LIES = 2
 _DEEDS: tuple[Deeds, ...] = (
     "stop", "stop now", "destroy", "kill", "kill", "kill", "kill and reboot", "sleep", "doze", "jump",
-    "reap elsewhere", "reap all",
+    "reap elsewhere", "reap all", "guard killed",
 )  # fmt: skip
 _NAPS_S = (30.0, 300.0, 1800.0, 4 * 3600.0)
 _OFF_S = (0.0, 0.0, 60.0, 1800.0)
@@ -91,5 +91,7 @@ def _weather(dice: Random) -> tuple[Weather, ...]:
     found = []
     for _ in range(dice.choice((0, 0, 0, 1, 1, 2))):
         start_s, long_s = dice.uniform(0, 400), dice.choice((20.0, 120.0, 700.0, 2400.0))
-        found.append(Weather(dice.choice(("silent", "revoked", "line down")), start_s, start_s + long_s))
+        found.append(
+            Weather(dice.choice(("silent", "ends refused", "revoked", "line down")), start_s, start_s + long_s)
+        )
     return tuple(found)

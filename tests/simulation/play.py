@@ -122,9 +122,14 @@ class Stage:
         self.nemesis = Nemesis(scenario, self.laptop, self.do)
         self._off_s = 0.0
         self._fars: dict[str, SimulatedFar] = {}
-        silent = [(one.start_s, one.end_s) for one in scenario.weather if one.kind == "silent"]
+        times = {kind: scenario.times_of(kind) for kind in ("silent", "ends refused")}
         made = partial(
-            FakeCloud, nemesis=self.nemesis.fault, passing=self.nemesis.passing, outages=silent, laptop=self.laptop
+            FakeCloud,
+            nemesis=self.nemesis.fault,
+            passing=self.nemesis.passing,
+            outages=times["silent"],
+            refusals=times["ends refused"],
+            laptop=self.laptop,
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
@@ -242,6 +247,9 @@ class Stage:
                 self.laptop.reboot()
             case "collect":
                 self.collect()
+            case "guard killed":
+                for cloud in self.played.clouds.values():
+                    cloud.kill_guards()
             case "reap elsewhere":
                 self.reap_elsewhere()
             case "reap all":

@@ -11,7 +11,7 @@ from gpurun.providers.fake import Fault
 Ending = Literal["resumed", "never returns", "reaped elsewhere"]
 Deeds = Literal[
     "stop", "stop now", "destroy", "kill", "kill and reboot", "sleep", "doze", "jump", "reap elsewhere", "reap all",
-    "collect",
+    "collect", "guard killed",
 ]  # fmt: skip
 
 
@@ -35,9 +35,9 @@ class Deed:
 
 @dataclass(frozen=True)
 class Weather:
-    """From one true second to another, the cloud is silent, the key is revoked, or the line to the machine is down."""
+    """From one true second to another, the cloud is silent or refuses every end, the key is dead, or the line is down."""
 
-    kind: Literal["silent", "revoked", "line down"]
+    kind: Literal["silent", "ends refused", "revoked", "line down"]
     start_s: float
     end_s: float
 
@@ -82,6 +82,10 @@ class Scenario:
             deeds=(*self.deeds, *(one for one in more if isinstance(one, Deed))),
             weather=(*self.weather, *(one for one in more if isinstance(one, Weather))),
         )
+
+    def times_of(self, kind: str) -> list[tuple[float, float]]:
+        """When the weather is bad in this way."""
+        return [(one.start_s, one.end_s) for one in self.weather if one.kind == kind]
 
     def has(self, *kinds: str) -> bool:
         """Whether any of these faults, deeds or weathers is in it."""

@@ -47,6 +47,16 @@ FOUND = {
     "a laptop that is ahead and dies has not bought its machine the minutes by which it was ahead": Scenario(
         0, ("hostile",), train_s=1e6, deeds=(Deed(4, "jump", 90.0), Deed(45, "kill", 1800.0))
     ),
+    "a timer whose provider refuses it at the deadline has not kept the cap": Scenario(
+        0,
+        ("runpod",),
+        train_s=1e6,
+        deeds=(Deed(60, "kill", 1800.0),),
+        weather=(Weather("ends refused", 600.0, 1500.0),),
+    ),
+    "nor has one that root of the machine killed": Scenario(
+        0, ("runpod",), train_s=1e6, deeds=(Deed(50, "guard killed"), Deed(60, "kill")), ending="reaped elsewhere"
+    ),
 }
 
 

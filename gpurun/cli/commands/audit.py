@@ -148,7 +148,7 @@ def _why_red(session: Session, run: str) -> str:
     from gpurun.ledger.runs import gave_up, look
 
     try:
-        return gave_up(look(session.home, run))
+        return gave_up(look(session.home, run), session.clock.wall())
     except GpurunError:  # Its damage is a row of its own.
         return ""
 

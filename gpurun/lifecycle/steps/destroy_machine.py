@@ -15,7 +15,7 @@ from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
 from gpurun.lifecycle.instance.terminate import check_account, end, once
-from gpurun.providers.base import Guarded
+from gpurun.providers.base import EndsBy, Guarded, Provider
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES
@@ -30,8 +30,9 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     """The step: destroy what the journal knows of and whatever else carries the run's token."""
     identifier = state.instance.id if state.instance else ""
     reason = "failure" if state.failure else state.stop or state.outcome or "lease"
-    is_timed = bool(state.armed and state.instance and context.guard_folder(state.instance))
-    intent = {"id": identifier, "token": state.token, "reason": reason, "timer": is_timed}
+    # A timer on the machine is a plan: its root can stop it, and its provider can refuse it.
+    is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
+    intent = {"id": identifier, "token": state.token, "reason": reason, "timer": is_limited}
     yield Event.DESTROY_INTENDED, intent
     if context.plan.box is not None:
         yield from _leave(state, context)
@@ -120,9 +121,16 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
     ends_wall = ended.deadline - state.clock_ahead_s
     now_wall, plan = context.clock.wall(), context.plan
     most = spent_by(read_journal(context.folder.journal).records, ends_wall + plan.lease.kill_allowance_s)
-    when = f"at {local_time(ends_wall, now=now_wall)}, at most {format_usd(most)} in all"
-    message = f"{instance.id} was told over SSH to end itself, and its own timer took it: it ends {when}"
+    message = f"{instance.id} was told over SSH to end itself, and its own timer took it: "
+    message += _how_it_ends(context.provider, local_time(ends_wall, now=now_wall), format_usd(most))
     return [(Event.INCIDENT, {"code": "machine.ends_itself", "message": message, "ends_wall": ends_wall})]
+
+
+def _how_it_ends(provider: Provider, when: str, most: str) -> str:
+    """Return what is to happen at that time, and on whom it depends."""
+    if provider.traits.ends_by is EndsBy.REQUEST:
+        return f"at {when} it will ask {provider.name} to end it; if that is granted, it costs at most {most} in all"
+    return f"it will end itself at {when}, at most {most} in all, unless something on it prevents that"
 
 
 def _shares_key(state: RunState, context: Context) -> bool:

@@ -25,7 +25,7 @@ from gpurun.providers.aws.side_resources import (
     remove_leftover,
 )
 from gpurun.providers.aws.wire import Refused, Told, Wire, everywhere
-from gpurun.providers.base import Rejected, Traits, Unknown
+from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor, no_such_region
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ class AwsProvider:
             death_reads=3,
             death_spread_s=30.0,
             teardown=Teardown.DESTROYED,
+            ends_by=EndsBy.MACHINE,
             console_url=f"https://{region}.console.aws.amazon.com/ec2/home?region={region}#Instances:tag-key=gpurun:run",
         )
 

@@ -24,7 +24,8 @@ class FakeCloud:
     """Six verbs, side resources and a timer; every call takes a little virtual time.
 
     `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
-    called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer.
+    called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer, and
+    in `refusals` no end is granted, whoever asks.
     `account` is the mark of the key's owner, `laptop` the clock of the caller where it may be set apart.
     """
 
@@ -34,6 +35,7 @@ class FakeCloud:
     nemesis: Callable[[str], Fault] = lambda verb: Fault.NONE
     passing: Callable[[str], None] = lambda place: None
     outages: list[tuple[float, float]] = field(default_factory=list)
+    refusals: list[tuple[float, float]] = field(default_factory=list)
     stock: Sequence[Offer] = ()
     account: str = "account:simulated"
     laptop: Clock | None = None
@@ -98,6 +100,8 @@ class FakeCloud:
     def destroy(self, instance_id: str) -> None:
         """Begin a box's end; what is hidden still is not found, and lives on."""
         fault = self._begins("destroy")
+        if self._is_in(self.refusals, self.now):
+            raise Unknown("503 the request could not be processed")
         for box in self.boxes:
             if box.id == instance_id and fault is not Fault.DEAF and self.now >= box.born_s + self.profile.hidden_s:
                 self._end(box, self.now)
@@ -145,6 +149,11 @@ class FakeCloud:
                 return self._epoch + box.ends_s
         return None
 
+    def kill_guards(self) -> None:
+        """What root of every machine can do: its timer ends nothing any more."""
+        for box in self.alive:
+            box.ends_s = None
+
     @property
     def now(self) -> float:
         """True seconds."""
@@ -174,7 +183,7 @@ class FakeCloud:
         waiting = self.script.get(verb)
         fault = waiting.pop(0) if waiting else self.nemesis(verb)
         self.history.append((self.now, verb, fault))
-        if fault is Fault.DROPPED or self._is_out(self.now):
+        if fault is Fault.DROPPED or self._is_in(self.outages, self.now):
             self._time_out(verb)
         if fault is Fault.BUSY:
             self.clock.sleep(self.profile.timeout_s)
@@ -197,8 +206,8 @@ class FakeCloud:
         self.clock.sleep(self.profile.timeout_s)
         raise Unknown(f"504 Gateway Timeout ({verb})")
 
-    def _is_out(self, at_s: float) -> bool:
-        return any(start <= at_s < end for start, end in self.outages)
+    def _is_in(self, times: list[tuple[float, float]], at_s: float) -> bool:
+        return any(start <= at_s < end for start, end in times)
 
     def _view_s(self, fault: Fault) -> float:
         """The moment that an answer is about."""
@@ -243,12 +252,13 @@ class FakeCloud:
             self._make(order, Fault.LATE, at_s)
         for box in self.boxes:
             if box.ends_s is not None and box.ends_s <= self.now and box.died_s is None:
-                self._end(box, self._when_api_answers(box.ends_s))
+                self._end(box, self._when_granted(box.ends_s))
 
-    def _when_api_answers(self, at_s: float) -> float:
-        """A timer that ends its box through the API waits for the end of an outage."""
-        while self.profile.timer_needs_api and self._is_out(at_s):
-            at_s = max(end for start, end in self.outages if start <= at_s < end)
+    def _when_granted(self, at_s: float) -> float:
+        """A timer that ends its box through the API waits for the end of an outage, and asks until it is granted."""
+        times = [*self.outages, *self.refusals]
+        while self.profile.timer_needs_api and self._is_in(times, at_s):
+            at_s = max(end for start, end in times if start <= at_s < end)
         return at_s
 
     def _is_listed(self, box: Box, at_s: float) -> bool:

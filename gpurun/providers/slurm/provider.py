@@ -20,7 +20,7 @@ from gpurun.core.machine_token import parse
 from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.untrusted import last_words, safe_line, safe_text
-from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
+from gpurun.providers.base import EndsBy, NoCapacity, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm.jobs import (
     SINFO,
@@ -78,6 +78,7 @@ class SlurmProvider:
         death_spread_s=10.0,
         teardown=Teardown.RELEASED,
         console_url="",
+        ends_by=EndsBy.PROVIDER,
     )
 
     def __init__(self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None) -> None:
