@@ -54,7 +54,7 @@ _NOTED = frozenset(
     {
         "create.duplicate", "create.duplicate_gone", "create.late", "create.late_gone", "leftover", "leftover_gone",
         "machine.ends_itself", "machine.not_told", "machine.unwatched", "box.results_left", "box.work_left",
-        "box.not_left", "account.vouched",
+        "box.not_left", "account.vouched", "death.denied",
     }
 )  # fmt: skip
 _TRIES = (Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ)

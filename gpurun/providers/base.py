@@ -84,6 +84,11 @@ class Traits:
         return self.teardown is Teardown.DESTROYED or self.is_this_computer
 
     @property
+    def takes_address(self) -> bool:
+        """Whether the end of a machine also ends what answers at its address; a login node outlives a job."""
+        return self.teardown is Teardown.DESTROYED
+
+    @property
     def is_this_computer(self) -> bool:
         """Whether it runs here, so that all that lies outside of a run's folder is at home already."""
         return self.teardown is Teardown.PROCESSES_KILLED_HOST_KEPT

@@ -17,7 +17,7 @@ from gpurun.core.crashpoint import crashpoint
 from gpurun.core.records import canonical
 from gpurun.remote.archive import Codec, Pack
 from gpurun.remote.download import Wanted, Whole, fetch, pull
-from gpurun.remote.interface import FarRefusal, Machine, Reply, Sink, Take
+from gpurun.remote.interface import Answers, FarRefusal, Machine, Reply, Sink, Take
 from gpurun.remote.machine_facts import Facts, Looking, Measured, Missing
 from gpurun.remote.messages import (
     MOST_LINE_BYTES,
@@ -87,6 +87,10 @@ class FarSide:
         self._machine = machine
         self._private = private
         self._python = python
+
+    def answers(self, limit_s: float) -> bool:
+        """Return whether the machine gives a sign of life within so many seconds; False where it cannot be asked."""
+        return isinstance(self._machine, Answers) and self._machine.answers(limit_s)
 
     def install_agent(self) -> None:
         """Put the agent there and read it back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpurun.core.errors import ExitCode, GpurunError
 
@@ -57,6 +57,15 @@ class Reply:
     exit_code: int
     stdout: bytes
     stderr: bytes
+
+
+@runtime_checkable
+class Answers(Protocol):
+    """A machine that can be asked for a sign of life alone."""
+
+    def answers(self, limit_s: float) -> bool:
+        """Return whether the machine itself, and no other at its address, answers within so many seconds."""
+        ...
 
 
 class Machine(Protocol):

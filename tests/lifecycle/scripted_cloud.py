@@ -155,6 +155,13 @@ class ScriptedFar(FarSide):
         self.setup_takes_s, self.setup_begun_s = 0.0, -1.0
         self.setup_limits_s: list[float] = []
 
+    def answers(self, limit_s: float) -> bool:
+        try:
+            self._call("answers")
+        except MachineLost:
+            return False
+        return True
+
     def install_agent(self) -> None:
         self._call("install_agent")
 

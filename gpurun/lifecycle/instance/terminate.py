@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from math import inf
 
 from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, ticks
@@ -16,7 +17,7 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState, digest_of
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import is_noted, read_journal
-from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.context import Context, Note, by_our_clock
 from gpurun.providers.base import HasAccounts, Provider, Unknown
 
 PATIENCE_S = 300.0
@@ -24,6 +25,8 @@ ASK_AGAIN_S = 30.0
 # It is billed until it is gone, and waited for by a person: looked at more often than a machine that boots.
 LOOK_EVERY_S, TICK_S = 5.0, 1.0
 LIST_FIRST_S = 3.0
+KNOCK_S = 2.0
+"""So long a machine that its provider shows as gone has for a sign of life; beside the reading, not after it."""
 REFUSED_S = 60.0
 
 CLUSTER = "cluster:"
@@ -65,14 +68,16 @@ def end(
     check_account: CheckAccount = list,
     begin: Begin = Inline,
     refused: Callable[[Exception], list[Note]] = lambda _: [],
+    knock: Callable[[], bool] = lambda: False,
 ) -> Iterator[Note]:
     """Ask and read until death is proven; only what carries the token is ever asked to end.
 
     What was just asked for may be hidden for `hidden_s` longer: until then, or until it was seen, its absence proves
     nothing, and a request for its end may have gone to nobody. Nor does it prove anything to a key that could not see
     it: unless something that carries the token is seen, `check_account` has to answer first (`account.vouched`).
-    Where the request is not taken, `refused` is done beside it. After five minutes without proof, or one in which the
-    key was refused, it raises MayBeBilling; the caller keeps the run red and tries again later.
+    Where the request is not taken, `refused` is done beside it. A machine that answers a `knock` lives, whatever its
+    provider says, which puts the proof off for twice the settling time at most. After five minutes without proof, or
+    one in which the key was refused, it raises MayBeBilling; the caller keeps the run red and tries again later.
     """
     asking = _Asking(provider, identifier, token, check_account, begin)
     readings: list[Reading] = []
@@ -80,11 +85,10 @@ def end(
     for elapsed in ticks(clock, min(poll_s, TICK_S), PATIENCE_S + hidden_s):
         if not readings and elapsed - asking.asked_s >= ASK_AGAIN_S:
             yield from asking.ask(elapsed, clock.monotonic())
-            if asking.trouble is not None:
-                for note in refused(asking.trouble):
-                    asking.by_itself = str(note[1]["message"])
-                    yield note
-        if isinstance(asking.trouble, SetupError) and elapsed >= REFUSED_S + hidden_s:
+            for note in refused(asking.trouble) if asking.trouble is not None else ():
+                asking.by_itself = str(note[1]["message"])
+                yield note
+        if asking.is_hopeless(elapsed, hidden_s):
             break
         if elapsed < due_s:
             continue
@@ -93,6 +97,7 @@ def end(
             yield from asking.look_whose_key()
             continue
         # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
+        knocking = begin(knock) if len(readings) + 1 >= provider.traits.death_reads else None
         reading = look(provider, identifier, token, round(clock.monotonic() - started, 3))
         if reading.gone and elapsed < hidden_s and not asking.was_seen:
             continue
@@ -100,6 +105,10 @@ def end(
             asking.was_alive(reading, clock.monotonic())
             if readings:  # It was seen gone and is there again: all proof so far is void, and it is asked at once.
                 readings, asking.asked_s = [], float("-inf")
+            continue
+        if knocking is not None and knocking.wait(KNOCK_S) and knocking.result():
+            readings = []
+            yield from asking.was_heard(elapsed, clock.monotonic())
             continue
         readings.append(reading)
         due_s = reading.at_s + _gap_s(provider)
@@ -131,6 +140,8 @@ class _Asking:
     """What came of telling the machine to end itself."""
     alive_mono: float | None = None
     """When the machine was shown alive last."""
+    denied_s: float = inf
+    """When the machine answered for the first time while its provider showed it as gone."""
     found_gone: bool = False
     """Whether it was gone already by the list that was asked for before the first request."""
 
@@ -138,6 +149,18 @@ class _Asking:
         """A reading that does not show it gone; what could not be read shows nothing."""
         if reading.state is not InstanceState.UNKNOWN:
             self.alive_mono, self.found_gone = now_mono, False
+
+    def is_hopeless(self, elapsed: float, hidden_s: float) -> bool:
+        """Whether the key was refused for a minute, or the provider denied for long what answers."""
+        is_refused = isinstance(self.trouble, SetupError) and elapsed >= REFUSED_S + hidden_s
+        return is_refused or elapsed - self.denied_s >= 2 * self.provider.traits.settle_s
+
+    def was_heard(self, elapsed: float, now_mono: float) -> Iterator[Note]:
+        """Take note that the machine answered while its provider showed it as gone; it is asked to end once more."""
+        self.alive_mono, self.found_gone, self.asked_s = now_mono, False, float("-inf")
+        self.denied_s = min(self.denied_s, elapsed)
+        message = f"{self.provider.name} shows {self.identifier} as gone, and the machine answers over SSH"
+        yield Event.INCIDENT, {"code": "death.denied", "message": f"{message} with its own host key: it lives"}
 
     def before(self, now_mono: float) -> dict[str, object]:
         """What is known of the machine's last life, for the books."""
@@ -161,6 +184,8 @@ class _Asking:
         """The error of an end that is not proven, with what would mend it."""
         by_hand = self.provider.traits.console_url or self.token
         what = f"{self.provider.name} does not show {self.identifier or self.token} as gone: {self.answer}."
+        if self.denied_s < inf:
+            what = f"{self.provider.name} shows {self.identifier} as gone, and it answers over SSH: {self.answer}."
         what += f" {self.by_itself}." if self.by_itself else ""
         first = f"{self.trouble.hint} Then: " if isinstance(self.trouble, SetupError) else "Run "
         return MayBeBilling(
@@ -298,6 +323,25 @@ def demand_account(provider: Provider, state: RunState, *, same_account: bool = 
     is_confirmed = same_account and not state.account.startswith(NAMED)
     if not is_confirmed and is_other_account(provider, state.account, state.token):
         raise other_account(provider, state)
+
+
+def knock_of(state: RunState, context: Context, identifier: str) -> Callable[[], bool]:
+    """Return a call that says whether the run's machine still answers at its address, by its pinned host key.
+
+    Always False for one that never answered, for another than the run's own, and where an address outlives a machine.
+    """
+    instance = state.instance
+    is_own = instance is not None and instance.id == identifier and instance.address is not None and state.facts
+    if instance is None or not is_own or not context.provider.traits.takes_address:
+        return lambda: False
+
+    def knock() -> bool:
+        try:
+            return context.reach(by_our_clock(instance, state)).answers(KNOCK_S)
+        except Exception:  # noqa: BLE001 - whatever it was, it is no sign of life.
+            return False
+
+    return knock
 
 
 def check_account(state: RunState, context: Context) -> list[Note]:

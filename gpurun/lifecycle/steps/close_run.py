@@ -26,6 +26,7 @@ from gpurun.lifecycle.instance.terminate import (
     check_account,
     end,
     is_other_account,
+    knock_of,
     living,
     once,
     other_account,
@@ -37,6 +38,7 @@ from gpurun.remote.key_pairs import forget_client_key
 # A firewall group can go only once its machine's network card has, and that takes a cloud a minute or two.
 CLEAR_S = 180.0
 CLEAR_POLL_S = 5.0
+_LATE = "was made after its absence had been believed"
 EMPTY_LISTS = 3  # One list may be an old one.
 
 
@@ -157,13 +159,17 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
     late = list(asked.late)
     for one in _shown(provider, asked.token):
         if one.id not in late:
-            what = f"{one.id} was made after its absence had been believed; it was billed besides"
+            is_own = state.instance is not None and one.id == state.instance.id
+            believed = "lives, and its end had been believed" if is_own else _LATE
+            what = f"{one.id} {believed}; it was billed besides"
             yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id, "token": asked.token}
             late.append(one.id)
     check = _check_account_of(asked, provider, state, context)
     for name in late:
-        for event, data in end(provider, context.clock, name, asked.token, run=context.plan.run, check_account=check):
-            if event is Event.INCIDENT and data["code"] == "account.vouched":
+        knock = knock_of(state, replace(context, provider=provider), name)
+        ending = end(provider, context.clock, name, asked.token, run=context.plan.run, check_account=check, knock=knock)
+        for event, data in ending:
+            if event is Event.INCIDENT and data["code"] in ("account.vouched", "death.denied"):
                 yield from once((event, data), context)
         gone = f"{name} is proven gone"
         yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}

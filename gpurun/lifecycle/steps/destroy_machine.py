@@ -14,7 +14,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
 from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
-from gpurun.lifecycle.instance.terminate import check_account, end, once
+from gpurun.lifecycle.instance.terminate import check_account, end, knock_of, once
 from gpurun.providers.base import EndsBy, Guarded, Provider
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -49,6 +49,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
         check_account=check,
         begin=begin,
         refused=refused,
+        knock=knock_of(state, context, identifier),
     )
     for event, data in ending:
         if event is Event.INCIDENT:

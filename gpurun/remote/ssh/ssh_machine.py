@@ -15,6 +15,7 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.records import Address
 from gpurun.core.untrusted import last_words
 from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
+from gpurun.remote.key_pairs import fingerprint
 from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
 from gpurun.remote.ssh.program import NoRoom, Program, kill_argv, put_argv
 
@@ -98,6 +99,19 @@ class RemoteMachine:
         if reply.exit_code:
             words = last_words(reply.stderr)
             raise FarRefusal(_reason(words), f"{path} cannot be written on {self._where}: {words}.")
+
+    def answers(self, limit_s: float) -> bool:
+        """See `Answers.answers`; a connection of its own, since one that stands may not know yet that it was cut."""
+        from gpurun.remote.ssh.connection import shown_key
+
+        for offer in self._expected.offers:
+            try:
+                line = shown_key(self._address, offer, self._clock, limit_s, self._client_key, self._jump)
+            except MachineLost:
+                return False
+            if line is not None and fingerprint(line) == self._expected.fingerprint:
+                return True
+        return False
 
     def lane(self) -> RemoteMachine:
         """A machine with a connection of its own; see `Machine.lane`."""
