@@ -18,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from gpurun.core.paths import make_private, read_regular, write_atomic
-from gpurun.core.untrusted import safe_line
+from gpurun.core.paths import make_private, write_atomic
+from gpurun.core.untrusted import read_object, safe_line
 
 ANY_NAME = ("outputs", "home", "workspace")
 """The folders of a manifest below which a name may be whatever Linux allows; elsewhere it is plain."""
@@ -167,6 +167,6 @@ def _renamed_in(folder: Path) -> frozenset[str]:
 def _mapping(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
     """The names in a mapping; where each is follows from it. The time and size say which state of the file it was."""
     try:
-        return frozenset(map(str, json.loads(read_regular(path))["names"]))
+        return frozenset(map(str, read_object(path)["names"]))
     except (OSError, ValueError, TypeError, KeyError):
         return frozenset()

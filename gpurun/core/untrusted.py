@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ MAX_LINE_BYTES = 4096
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_ITEMS, _MOST_DEPTH, _MOST_CHARS = 64, 6, 16 << 10
 _DEEPEST, _MOST_MEMBERS = 100, 2_000_000
+_MOST_DIGITS = 100
 _LARGEST = 1e100  # No loss, rate or size comes near; sums and differences of larger ones may be infinite.
 
 # C0, DEL, C1; marks that are invisible or turn the direction of text; halves of pairs; tags; what is no character.
@@ -103,23 +105,51 @@ class Malformed(ValueError):
     """Why foreign JSON cannot be used, in words without their full stop."""
 
 
-def parse_json(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> Any:
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _exact(text: str) -> Decimal | None:
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        return None
+    return value if abs(value.adjusted()) < _MOST_DIGITS else None
+
+
+def _fitting(text: str) -> int | None:
+    value = int(text) if len(text) <= 20 else 1 << 64
+    return value if -(1 << 63) <= value < 1 << 63 else None
+
+
+Numbers = tuple[Callable[[str], Any], Callable[[str], Any]]
+PRICES: Numbers = (_exact, _fitting)
+AS_WRITTEN: Numbers = (float, int)
+
+
+def parse_json(
+    content: bytes | str, most_bytes: int = MOST_RECORD_BYTES, *, numbers: Numbers = (_finite, _fitting)
+) -> Any:
     """Return the value of foreign JSON; Malformed where it is none, too large or nested too deep.
 
     A number that is not finite, or that 64 bits do not hold, is null: the reader of that field sees that it has none.
+    `numbers` reads them otherwise: PRICES those with a point as Decimals, AS_WRITTEN all of them as Python does.
     """
     if len(content) > most_bytes:
         raise Malformed(f"it has more than {most_bytes:,} bytes")
     try:
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         demand_few_members(text)
-        value = json.loads(text, parse_float=_finite, parse_int=_fitting, parse_constant=lambda _: None)
+        value = json.loads(text, parse_float=numbers[0], parse_int=numbers[1], parse_constant=lambda _: None)
     except RecursionError:
         raise Malformed("it is nested too deep") from None
     except UnicodeDecodeError:
         raise Malformed("it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise Malformed(f"it is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    except ValueError:  # Python reads no whole number of more than 4,300 digits.
+        raise Malformed("it has a number that is too long") from None
     if text.count("[") + text.count("{") > _DEEPEST and _is_deep(value):
         raise Malformed("it is nested too deep")
     return value
@@ -140,9 +170,11 @@ def demand_few_members(text: str) -> None:
         raise Malformed(f"it has more than {_MOST_MEMBERS:,} members")
 
 
-def parse_object(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
+def parse_object(
+    content: bytes | str, most_bytes: int = MOST_RECORD_BYTES, *, numbers: Numbers = (_finite, _fitting)
+) -> dict[str, Any]:
     """Return the members of a foreign JSON object; Malformed for any other value too."""
-    value = parse_json(content, most_bytes)
+    value = parse_json(content, most_bytes, numbers=numbers)
     if not isinstance(value, dict):
         raise Malformed("it is not a JSON object")
     return value
@@ -151,16 +183,6 @@ def parse_object(content: bytes | str, most_bytes: int = MOST_RECORD_BYTES) -> d
 def read_object(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
     """Return the members of the JSON object in a file; OSError where it cannot be read, Malformed where it is none."""
     return parse_object(read_regular(path, most_bytes), most_bytes)
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def _fitting(text: str) -> int | None:
-    value = int(text) if len(text) <= 20 else 1 << 64
-    return value if -(1 << 63) <= value < 1 << 63 else None
 
 
 def _is_deep(value: Any) -> bool:

@@ -21,6 +21,7 @@ from gpurun.core.errors import SetupError, VerificationFailed
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
+from gpurun.core.untrusted import AS_WRITTEN, Malformed, parse_object
 from gpurun.ledger.event_schemas import lacks
 from gpurun.ledger.fsync import append_durably, require_durable, unwritable
 from gpurun.ledger.run_lock import RunLock, holder_of
@@ -106,13 +107,13 @@ def read_journal(path: Path) -> Reading:
 def _parse(line: bytes) -> Record | str:
     """A line's record, or why it has none that can be understood."""
     try:
-        record = Record.model_validate(json.loads(line))
+        record = Record.model_validate(parse_object(line, numbers=AS_WRITTEN))
         return lacks(record) or record
     except ValidationError as error:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
-    except (ValueError, RecursionError):
-        return "it is not JSON"
+    except Malformed as error:
+        return str(error)
 
 
 def _break_of(record: Record, number: int, head: str) -> str | None:

@@ -29,6 +29,7 @@ RENTED_SENTENCE = "ran on a rented GPU: the provider told of it, and the log agr
 SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
 STOPPED_SENTENCE = "smoke test stopped early, GPU run still pending"
 NOTHING_SENTENCE = "no training was completed, GPU run still pending"
+UNSHOWN_SENTENCE = "the training ended, and its log and events do not show on which device; GPU run still pending"
 
 _NOT_SHOWN = {
     RENTED: "It does not show who ran it, nor that the provider's answers were signed as they came.",
@@ -236,8 +237,10 @@ def _with_limits(kind: str, says: str) -> Verdict:
 
 
 def _smoke_sentence(device: str, outcome: str) -> str:
-    told = {"done": SMOKE_SENTENCE, "stopped": STOPPED_SENTENCE}.get(outcome, NOTHING_SENTENCE)
-    return told if device == "cpu" else NOTHING_SENTENCE
+    if outcome not in ("done", "stopped"):
+        return NOTHING_SENTENCE
+    on_cpu = {"done": SMOKE_SENTENCE, "stopped": STOPPED_SENTENCE}[outcome]
+    return on_cpu if device == "cpu" else UNSHOWN_SENTENCE
 
 
 def _is_told(machine: Machine) -> bool:

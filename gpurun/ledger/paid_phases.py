@@ -38,10 +38,11 @@ _LEASE = {
     "collect": "collect_s",
     "destroy": "destroy_s",
 }
-# The end of a phase whose record says how long the last parts of it took: setting up, connecting, unpacking.
+# The end of a phase whose record says how long the last parts of it took: setting up, connecting, unpacking, fetching.
 _LAST_PARTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     Event.READY_OBSERVED: ("boot", (("setup", "setup_s"), ("connect", "connect_s"))),
     Event.SHIP_OBSERVED: ("upload", (("unpack", "unpack_s"),)),
+    Event.TRAIN_OBSERVED: ("training", (("collect", "drained_s"),)),
 }
 
 

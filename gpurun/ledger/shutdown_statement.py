@@ -127,7 +127,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
         about = subject[0]["digest"]["sha256"]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise VerificationFailed(
             "shutdown.unreadable",
             f"{path} is no statement about a shutdown: {type(error).__name__}.",

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from gpurun.core.paths import fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.receipt_record import Signature
+from gpurun.core.untrusted import Malformed
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PRIVATE_NAME, PUBLIC_NAME = "ed25519.pem", "ed25519.pub"
@@ -59,7 +60,7 @@ def payload_of(envelope: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(envelope["payload"], validate=True)
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise ValueError("the envelope has no payload") from error
+        raise Malformed("the envelope has no payload") from error
 
 
 def verify(envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey]) -> Signature:

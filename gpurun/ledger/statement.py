@@ -33,7 +33,7 @@ from gpurun.core.receipt_record import (
     Verdict,
 )
 from gpurun.core.receipt_rules import rules_of
-from gpurun.core.untrusted import plain_data, plain_line, read_object
+from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
 from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, figure_of, last_of, rentals_of
@@ -309,6 +309,8 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, seen = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     failed = _failed_step(records)
     seconds = elapsed_s(records, started, seen) if started and seen and seen.seq > started.seq else None
+    if seen and seconds is not None:  # What was fetched after the end was no training.
+        seconds = round(max(0.0, seconds - (number(seen.data.get("drained_s")) or 0.0)), 3)
     told: Training = {
         "outcome": seen.data["outcome"] if seen else "none",
         "reason": plain_line(str(seen.data["reason"])) if seen else "",

@@ -262,7 +262,10 @@ def _spaced(receipt: Path) -> None:
     ("change", "what"),
     [
         (lambda home: rewrite_chain(home, _without_owl), "receipt #2 (elk-33) is not the one in the chain"),
-        (lambda home: home.run("owl-07").receipt.write_text("{}"), "receipt #2 (owl-07) is not the one in the chain"),
+        (
+            lambda home: home.run("owl-07").receipt.write_text("{}"),
+            "receipt #2 (owl-07) is not the one in the chain: it cannot be read: the envelope has no payload",
+        ),
         (lambda home: _spaced(home.run("owl-07").receipt), "receipt #2 (owl-07) is not the one in the chain"),
         (lambda home: home.run("owl-07").receipt.unlink(), "receipt #2 (owl-07) is missing"),
     ],

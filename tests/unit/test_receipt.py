@@ -190,6 +190,21 @@ def test_only_a_run_that_was_done_is_called_complete(home: Home, outcome: str, s
     assert says in predicate(run.play(run.death()))["verdict"]["says"]
 
 
+def test_what_is_fetched_after_the_end_is_no_training_and_a_log_without_a_device_no_failure(home: Home) -> None:
+    """ "DONE · step 20", "no training was completed" and "3 m 13 s of training" stood in one receipt."""
+    run = CloudRun(home, device="cpu")
+    run.folder.log.write_text("")
+    run.write(run.opened(), run.intended(), run.created())
+    for seconds, (event, data) in run.through_training():
+        drained = event is Event.TRAIN_OBSERVED
+        run.clock.sleep(193 if drained else seconds)
+        run.write((event, {**data, "drained_s": 187.0} if drained else data))
+    told = predicate(run.play(run.death()))
+    assert (told["training"]["outcome"], told["training"]["seconds"]["train_s"]) == ("done", 6.0)
+    assert "do not show on which device" in told["verdict"]["says"]
+    assert told["runtime"]["phases_s"]["training"] < 10 < 187 < told["runtime"]["phases_s"]["collect"]
+
+
 # The chain -----------------------------------------------------------------------------------------------------------
 
 

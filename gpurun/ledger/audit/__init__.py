@@ -8,7 +8,6 @@ more than docs/RECEIPTS.md says.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from gpurun.core.errors import UsageError
 from gpurun.core.money import total
 from gpurun.core.paths import RUN_NAME, Home, RunFolder, read_regular
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import finding, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import AuditReport, AuditRow, told_twice
 from gpurun.ledger.audit.strict_lines import GENESIS, Json, chain_lines, journal_lines
@@ -83,17 +82,17 @@ def _unlike(home: Home, link: Json) -> Iterator[str]:
     name, place = str(link["run"]), ("run", "seq", "prev")
     if not RUN_NAME.fullmatch(name):
         return
-    try:
+    faults: list[str] = []
+    with finding(faults.append, "it cannot be read"):
+        if not home.run(name).receipt.exists():
+            yield f"receipt #{link['seq']} ({name}) is missing"
+            return
         content = read_regular(home.run(name).receipt)
-        told = json.loads(payload_of(json.loads(content)))["predicate"]
-        is_it = {key: told[key] for key in place} == {key: link[key] for key in place}
-    except FileNotFoundError:
-        yield f"receipt #{link['seq']} ({name}) is missing"
-        return
-    except (OSError, KeyError, TypeError, ValueError, RecursionError):
-        content, is_it = b"", False
-    if not is_it or hashlib.sha256(content).hexdigest() != link["receipt_sha256"]:
-        yield f"receipt #{link['seq']} ({name}) is not the one in the chain"
+        predicate = parse_object(payload_of(parse_object(content)))["predicate"]
+        is_named = {key: predicate[key] for key in place} == {key: link[key] for key in place}
+        if is_named and hashlib.sha256(content).hexdigest() == link["receipt_sha256"]:
+            return
+    yield ": ".join([f"receipt #{link['seq']} ({name}) is not the one in the chain", *faults])
 
 
 def _whole_head(written: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
-from gpurun.core.untrusted import plain_line
+from gpurun.core.untrusted import finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
@@ -33,7 +32,6 @@ from gpurun.ledger.signing import payload_of, verify
 from gpurun.ledger.spending import spending
 from gpurun.ledger.statement import build_statement
 
-_MALFORMED = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
 _EARLIER = {"run", "step", "steps", "receipt_sha256"}
 _MOST_NAMED = 8
@@ -62,10 +60,8 @@ class _Findings:
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
         """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
-        try:
+        with finding(self.problems.append, f"{what} cannot be followed"):
             check()
-        except _MALFORMED as error:
-            self.problems.append(f"{what} cannot be followed: {type(error).__name__} {error}")
 
     def unsigned(self, told: str) -> None:
         """What nobody has signed could be anybody's: a problem where one key was named, else a warning."""
@@ -119,7 +115,7 @@ def audit_run(
 
 def _cost(found: _Findings, records: Sequence[Json]) -> tuple[Micros | None, Figure]:
     """What everything else shows, once the audit's own computation has come to the same; None where nothing tells."""
-    try:
+    with finding(found.problems.append, "the cost cannot be derived from the journal"):
         own = measured_micros(records)
         if own is None:
             return None, Figure.MEASURED
@@ -128,9 +124,7 @@ def _cost(found: _Findings, records: Sequence[Json]) -> tuple[Micros | None, Fig
             told = f"{format_usd(spent.micros)} and {format_usd(own)}"
             found.problems.append(f"two computations of what it cost do not agree: {told}")
         return max(spent.micros, own), spent.figure
-    except _MALFORMED:
-        found.problems.append("the cost cannot be derived from the journal")
-        return None, Figure.MEASURED
+    return None, Figure.MEASURED
 
 
 def _after_receipt(records: Sequence[Json]) -> Sequence[Json]:
@@ -183,9 +177,9 @@ def _check_receipt(
     if not in_chain:
         found.chain = "bad"
         found.problems.append(f"receipt #{link['seq']} is not the one in the chain")
-    envelope = json.loads(content)
+    envelope = parse_object(content)
     payload = payload_of(envelope)
-    statement: Json = json.loads(payload)
+    statement = parse_object(payload)
     if canonical(statement) != payload:
         found.problems.append("the receipt is not written in canonical form")
     _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
@@ -300,7 +294,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     for name, path in (("request", folder.request), ("plan", folder.plan)) if not found.has_travelled else ():
         if opened[f"{name}_sha256"] != sha256_of(path):
             found.problems.append(f"{name}.json is not the one that the run was opened with")
-    plan = json.loads(read_regular(folder.plan))
+    plan = read_object(folder.plan)
     # The digest of a command is of its values and folders too, which do not travel.
     if found.has_travelled and "command" not in opened and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
         found.problems.append("its recipe is not the one that the run was opened with")

@@ -7,7 +7,6 @@ a set-up that changed torch, a file of which the last lines were lost) is not co
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import statistics
 from collections import defaultdict
@@ -17,9 +16,9 @@ from typing import Any
 
 from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
-from gpurun.core.paths import RunFolder, read_regular
+from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
-from gpurun.core.untrusted import lines_of, plain_line
+from gpurun.core.untrusted import lines_of, plain_line, read_object
 from gpurun.ledger.audit.rentals import named, seconds_between
 from gpurun.ledger.audit.strict_lines import Json
 
@@ -191,10 +190,9 @@ def _time_problems(said: _Said, records: Sequence[Json]) -> Iterator[str]:
 def _state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
     """A checkpoint's own word about itself; empty where it is not here, or no object."""
     try:
-        state = json.loads(read_regular(folder.artifacts / str(file["name"]), MOST_STATE_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return read_object(folder.artifacts / str(file["name"]), MOST_STATE_BYTES)
+    except (OSError, ValueError):
         return {}
-    return state if isinstance(state, dict) else {}
 
 
 def _state_problems(state: Json, said: _Said, plan: Json, name: str) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +13,7 @@ from gpurun.core.money import Micros, cost_of
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Signature
 from gpurun.core.records import canonical
+from gpurun.core.untrusted import Malformed, finding, parse_object
 from gpurun.ledger.audit.strict_lines import Json
 from gpurun.ledger.signing import payload_of, verify
 
@@ -42,17 +42,18 @@ def check_shutdown(
         return Shutdown("yours to end") if is_users else None
     if not is_users:
         return Shutdown("proven", problem="shutdown.json is about a machine that was not the user's to end")
-    try:
-        envelope = json.loads(read_regular(path))
+    faults: list[str] = []
+    with finding(faults.append, "shutdown.json cannot be followed"):
+        envelope = parse_object(read_regular(path))
         payload = payload_of(envelope)
-        told = json.loads(payload)
+        told = parse_object(payload)
         if canonical(told) != payload:
-            raise ValueError("not in canonical form")
+            raise Malformed("it is not in canonical form")
         unlike = _unlike(told, statement["predicate"], folder.name, receipt_sha256)
         keyid, signers = told["predicate"]["signing"]["keyid"], [one["keyid"] for one in envelope["signatures"]]
         signature = verify(envelope, keys) if signers == ([keyid] if keyid else []) else Signature.BAD
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        return Shutdown("yours to end", problem=f"shutdown.json cannot be followed: {type(error).__name__}")
+    if faults:
+        return Shutdown("yours to end", problem=faults[0])
     if unlike:
         return Shutdown("yours to end", problem=f"shutdown.json does not follow from the run: {', '.join(unlike)}")
     if signature is Signature.UNSIGNED:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import read_regular
 from gpurun.core.records import canonical
+from gpurun.core.untrusted import AS_WRITTEN, parse_object
 
 GENESIS = "0" * 64
 _RECORD_KEYS = {"seq", "prev", "wall", "mono", "boot_id", "event", "data"}
@@ -41,16 +41,16 @@ def journal_lines(path: Path) -> Lines:
     parsed: list[Json] = []
     digests = [GENESIS]
     for number, line in enumerate(raw, start=1):
-        problem = _problem_of(line, number, digests[-1])
-        if problem is not None:
+        record = _canonical_object(line)
+        problem = _problem_of(record, number, digests[-1])
+        if record is None or problem is not None:
             return Lines(tuple(parsed), tuple(digests[1:]), f"journal line {number} {problem}", torn=False)
-        parsed.append(json.loads(line))
+        parsed.append(record)
         digests.append(hashlib.sha256(line).hexdigest())
     return Lines(tuple(parsed), tuple(digests[1:]), None, torn)
 
 
-def _problem_of(line: bytes, number: int, before: str) -> str | None:
-    record = _canonical_object(line)
+def _problem_of(record: Json | None, number: int, before: str) -> str | None:
     if record is None or not set(record) >= _RECORD_KEYS:
         return "is not a record"
     numbers = all(_is_time(record[clock]) for clock in ("wall", "mono"))
@@ -117,7 +117,7 @@ def _split(path: Path) -> tuple[list[bytes], bool]:
 def _canonical_object(line: bytes) -> Json | None:
     """A JSON object written in exactly the one canonical way, or None."""
     try:
-        value = json.loads(line)
-        return value if isinstance(value, dict) and canonical(value) == line else None
-    except (ValueError, RecursionError):
+        value = parse_object(line, numbers=AS_WRITTEN)
+        return value if canonical(value) == line else None
+    except ValueError:  # Malformed, or a number that is not finite.
         return None

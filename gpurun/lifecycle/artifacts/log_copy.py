@@ -128,14 +128,25 @@ class Drain:
     def goes_on(self, poll: Poll) -> bool:
         """Whether more is to be had, and may be fetched."""
         here = sum(chunk.offset + len(chunk.data) for chunk in poll.chunks.values())
-        try:
-            noted = read_object(self._note)
-            ended_wall, by_then = float(noted["ended_wall"]), int(noted["bytes"])
-        except (OSError, ValueError, KeyError, TypeError):
-            ended_wall, by_then = self._clock.wall(), here
-            write_atomic(self._note, json.dumps({"ended_wall": ended_wall, "bytes": by_then}).encode())
+        if (noted := self._noted()) is None:
+            noted = self._clock.wall(), here
+            write_atomic(self._note, json.dumps({"ended_wall": noted[0], "bytes": here}).encode())
+        ended_wall, by_then = noted
         is_paid_for = self._clock.wall() - ended_wall < self._most_s and here - by_then < self._most_bytes
         return is_paid_for and any(is_behind(poll, name) for name in poll.chunks)
+
+    def record(self) -> dict[str, object]:
+        """Return how long fetching took after the end was seen, which is no time of training; nothing for a moment."""
+        noted = self._noted()
+        spent_s = self._clock.wall() - noted[0] if noted else 0.0
+        return {"drained_s": round(spent_s, 3)} if spent_s >= 1 else {}
+
+    def _noted(self) -> tuple[float, int] | None:
+        try:
+            noted = read_object(self._note)
+            return float(noted["ended_wall"]), int(noted["bytes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def left(self, poll: Poll) -> str:
         """What of the files stays on the machine, in words; "" where nothing does."""

@@ -134,7 +134,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             if left := drain.left(poll):
                 message = f"{left} stay on the machine: no more is fetched once training has ended"
                 yield from once((Event.INCIDENT, {"code": "log.left", "message": message}), context)
-            yield Event.TRAIN_OBSERVED, {**outcome_of(poll.status, context), **seen}
+            yield Event.TRAIN_OBSERVED, {**outcome_of(poll.status, context), **seen, **drain.record()}
             return
         if hearing.is_silent():
             yield Event.TRAIN_OBSERVED, lost_training(f"the agent has been silent for {SILENCE_S:.0f} s")
