@@ -15,7 +15,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -110,21 +109,12 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _exact(text: str) -> Decimal | None:
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        return None
-    return value if abs(value.adjusted()) < _MOST_DIGITS else None
-
-
 def _fitting(text: str) -> int | None:
     value = int(text) if len(text) <= 20 else 1 << 64
     return value if -(1 << 63) <= value < 1 << 63 else None
 
 
 Numbers = tuple[Callable[[str], Any], Callable[[str], Any]]
-PRICES: Numbers = (_exact, _fitting)
 AS_WRITTEN: Numbers = (float, int)
 
 
@@ -134,7 +124,7 @@ def parse_json(
     """Return the value of foreign JSON; Malformed where it is none, too large or nested too deep.
 
     A number that is not finite, or that 64 bits do not hold, is null: the reader of that field sees that it has none.
-    `numbers` reads them otherwise: PRICES those with a point as Decimals, AS_WRITTEN all of them as Python does.
+    With `numbers` AS_WRITTEN they are read as Python does.
     """
     if len(content) > most_bytes:
         raise Malformed(f"it has more than {most_bytes:,} bytes")
@@ -142,6 +132,8 @@ def parse_json(
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
         demand_few_members(text)
         value = json.loads(text, parse_float=numbers[0], parse_int=numbers[1], parse_constant=lambda _: None)
+    except Malformed:
+        raise
     except RecursionError:
         raise Malformed("it is nested too deep") from None
     except UnicodeDecodeError:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -39,7 +40,6 @@ from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
 from gpurun.core.paths import make_private
 from gpurun.core.retry import Retry
-from gpurun.core.untrusted import PRICES, Malformed, parse_json
 from gpurun.providers.base import Throttled, Unknown
 
 BODY_LIMIT_BYTES = 8_000_000
@@ -61,8 +61,8 @@ class Answer:
     def json(self) -> Any:
         """The body as JSON, None if it is not; a number with a point is a Decimal, since it may be a price."""
         try:
-            return parse_json(self.text, BODY_LIMIT_BYTES, numbers=PRICES)
-        except Malformed:
+            return json.loads(self.text, parse_float=Decimal, parse_constant=_refuse_constant)
+        except (ValueError, ArithmeticError, RecursionError):
             return None
 
 
@@ -333,3 +333,7 @@ def _wall_of(date: str) -> float | None:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError, OverflowError):
         return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -31,5 +31,5 @@ def test_the_scenarios_reach_every_profile_fault_and_deed() -> None:
     assert {name for one in drawn for name in one.profiles} == set(PROFILES)
     assert {s.fault for one in drawn for s in one.strikes} == {fault for some in FAULTS.values() for fault in some}
     assert {fault for some in FAULTS.values() for fault in some} == set(Fault) - {Fault.NONE}
-    assert {w.kind for one in drawn for w in one.weather} == {"silent", "revoked", "line down"}
+    assert {w.kind for one in drawn for w in one.weather} == {"silent", "ends refused", "revoked", "line down"}
     assert {one.ending for one in drawn} == {"resumed", "never returns", "reaped elsewhere"}

@@ -111,15 +111,7 @@ def test_header_names_are_lower_case_and_prices_are_not_floats() -> None:
     assert answer.json == {"cost": Decimal("14.320000000000001")}
 
 
-def test_a_number_that_no_price_can_be_is_null() -> None:
-    """Of a Decimal with a million digits the microdollars would be one too."""
-    with serving(
-        says(text='{"a": NaN, "b": 1e999999, "c": 1e-999999999999999999999, "d": 123456789012345678901}')
-    ) as server:
-        assert client(server.url).request("GET", "/").json == dict.fromkeys("abcd")
-
-
-@pytest.mark.parametrize("text", ["", "<html>busy</html>", "[" * 100_000, "1" * 5000, '{"cut": '])
+@pytest.mark.parametrize("text", ["", "<html>busy</html>", "[" * 100_000, '{"a": NaN}', "1" * 5000, '{"cut": '])
 def test_what_is_not_json_is_none(text: str) -> None:
     with serving(says(text=text)) as server:
         assert client(server.url).request("GET", "/").json is None

@@ -477,7 +477,7 @@ def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_w
     plan = planned(tmp_path, "60")
     told = plan_text(plan, Style(width=80))
     clouds = ("runpod", "lambda", "aws")
-    rows = [line for line in told.splitlines() if any(f" {cloud} " in line for cloud in clouds)]
+    rows = [line for line in told.splitlines() if any(f" {cloud}  " in line for cloud in clouds)]
     assert len(rows) == 10
     assert [row for row in rows if "→" in row and "8×A100" in row], "the recipe's own, whatever is cheaper"
     assert all(row.endswith(("pod key", "power-off")) for row in rows)
@@ -487,7 +487,7 @@ def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_w
     assert {"dearer", "over the cap", "weak lease"} <= {part.split(" ", 1)[1] for part in more[2].split(", ")}
     assert "Whichever is rented, the cap of $60.00 holds." in told
     every = plan_text(plan, Style(width=80), every=True)
-    assert len([line for line in every.splitlines() if any(f" {cloud} " in line for cloud in clouds)]) == 10 + int(
+    assert len([line for line in every.splitlines() if any(f" {cloud}  " in line for cloud in clouds)]) == 10 + int(
         more[1]
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -10,7 +11,6 @@ from typing import Any
 from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros, usd
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.untrusted import parse_object
 from gpurun.providers.aws.image import WITHOUT_DRIVER
 from gpurun.providers.aws.launch import zones_selling
 from gpurun.providers.aws.wire import Refused, Told, Wire
@@ -97,8 +97,8 @@ def _listed_price(wire: Wire, region: str, type_id: str) -> Micros | None:
     prices: list[Micros] = []
     for text in products:
         try:
-            prices.extend(_prices_in(parse_object(text)))
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            prices.extend(_prices_in(json.loads(text)))
+        except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
             raise Unknown("its answer cannot be read") from error
     return max(prices, default=None)
 

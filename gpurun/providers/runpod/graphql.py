@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from urllib.request import getproxies
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret, child_environment
-from gpurun.core.untrusted import PRICES, Malformed, parse_object
 from gpurun.providers.base import Unknown
 from gpurun.providers.runpod.parse import plain
 
@@ -78,9 +78,11 @@ def text(value: str) -> str:
 
 def _data(answer: bytes) -> dict[str, Any]:
     try:
-        told = parse_object(answer, _ANSWER_LIMIT_BYTES, numbers=PRICES)
-    except Malformed as error:
-        raise Unknown("RunPod's GraphQL gave no whole answer") from error
+        told = json.loads(answer[:_ANSWER_LIMIT_BYTES], parse_float=Decimal)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Unknown("RunPod's GraphQL gave no whole answer")
     words = plain(str(told.get("words") or ""))
     match told.get("refused"):
         case "key":
