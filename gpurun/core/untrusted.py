@@ -29,7 +29,6 @@ MAX_LINE_BYTES = 4096
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_ITEMS, _MOST_DEPTH, _MOST_CHARS = 64, 6, 16 << 10
 _DEEPEST, _MOST_MEMBERS = 100, 2_000_000
-_MOST_DIGITS = 100
 _LARGEST = 1e100  # No loss, rate or size comes near; sums and differences of larger ones may be infinite.
 
 # C0, DEL, C1; marks that are invisible or turn the direction of text; halves of pairs; tags; what is no character.
