@@ -35,7 +35,7 @@ class Deed:
 
 @dataclass(frozen=True)
 class Weather:
-    """From one true second to another, the cloud is silent or refuses every end, the key is dead, or the line is down."""
+    """From one true second to another the cloud is silent or refuses ends, the key is revoked, or the line is down."""
 
     kind: Literal["silent", "ends refused", "revoked", "line down"]
     start_s: float
