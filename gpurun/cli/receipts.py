@@ -20,11 +20,15 @@ def receipt_text(receipt: Receipt, folder: RunFolder, session: Session, shutdown
 
 
 def _recipe_word(folder: RunFolder) -> str:
-    """The recipe as it was asked for, with the path of a file, of which the receipt has the name; "" where unknown."""
+    """The recipe as it was asked for, with the path of a file, of which the receipt has the name; "" where unknown.
+
+    A command has no recipe.
+    """
     try:
-        return Request.from_json(read_regular(folder.request)).recipe_word
+        request = Request.from_json(read_regular(folder.request))
     except (OSError, ValueError):
         return ""
+    return request.recipe_word if request.recipe else ""
 
 
 def next_command(told: Predicate, folder: RunFolder) -> str:

@@ -25,6 +25,8 @@ from gpurun.view.receipt_screen import NOT_HERE
 from gpurun.view.report.report_model import RunMaterial
 from gpurun.view.report.series import Told, hear
 
+_ENDED = {"failed": "failed", "cut off": "was cut off", "never started": "never started"}
+
 
 def material_of(session: Session, sight: Sight) -> RunMaterial:
     """Everything that the report needs to know of one run; what its machine said is heard as far as it can be read."""
@@ -109,8 +111,8 @@ def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
             yield "In the curves its dollars begin with what that one cost, its own time at nought."
     if sight.unfinished:
         yield "The run is not finished: its figures are those of this moment."
-    elif (word := state_word(sight)) in ("failed", "cut off", "never started"):
-        yield f"The run is over without having done what it was to: {word}."
+    elif (word := state_word(sight)) in _ENDED:
+        yield f"The run {_ENDED[word]}."
     if sight.damage is not None:
         yield f"Its journal is damaged: {sight.damage}."
     for record in sight.records:

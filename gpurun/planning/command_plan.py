@@ -347,14 +347,16 @@ def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
     if request.hours is None and mode is Mode.PAID:
         longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
         yield f"Nobody knows how long it takes: it may run {longest}."
-    yield (
-        f"Home comes what is new and matches {', '.join(command.outputs) or 'nothing'}; counted are "
-        f"{format_bytes(command.output_bytes)} of it (--output-gb)."
-    )
+    size = format_bytes(command.output_bytes)
+    if command.outputs:
+        globs = ", ".join(command.outputs)
+        yield f"New files that match {globs} are downloaded; the plan allows {size} for them (--output-gb)."
+    else:
+        yield "No files are downloaded (--outputs)."
     if command.outputs == EVERYTHING and (Path(command.folder) / ".gpurunignore").is_file():
         yield "What .gpurunignore names stays on the machine, too; --outputs says otherwise."
     if mode is not Mode.PAID and not has_cuda():
-        yield "There is no CUDA device here: what the command does then is its own affair."
+        yield "This machine has no GPU. Your command must cope with that."
 
 
 def _spot_warning(command: Command, request: Request) -> Iterator[str]:

@@ -513,7 +513,7 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     monkeypatch.setattr(CloudRun, "through_training", killed)
     finished_run(session.home, "fox-41")
     shown = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
-    assert "fox-41: The run is over without having done what it was to: failed." in shown
+    assert "fox-41: The run failed." in shown
     assert "owl-07: The run is over" not in shown
 
 
