@@ -116,6 +116,10 @@ def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[st
             where = "nor below ~ or /workspace" if is_wide else "where a run that continues looks for it"
             what = f"{flag} {glob!r} is not below the command's folder, {where}, and so does not come home."
             raise UsageError("run.glob", what, hint=f"Have the command write there: {flag} 'out/**'")
+        hidden = [part for part in parts if part.startswith(".") and part != ".cache"] if is_elsewhere else []
+        if hidden:  # Keys and logins lie there.
+            what = f"{flag} {glob!r} names {hidden[0]}: of the machine's hidden folders only ~/.cache comes home."
+            raise UsageError("run.glob", what, hint=f"Have the command write elsewhere: {flag} 'out/**'")
         found.append(shown)
     return tuple(found)
 

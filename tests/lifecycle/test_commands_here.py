@@ -266,6 +266,7 @@ def test_a_run_is_told_of_to_a_program_and_at_a_terminal(person: Person) -> None
         (["--provider", "local", "--outputs", "/etc/*", "train.py"], "run.glob"),
         (["--provider", "local", "--outputs", "../x", "train.py"], "run.glob"),
         (["--provider", "local", "--outputs", "~/../x", "train.py"], "run.glob"),
+        (["--provider", "local", "--outputs", "~/.ssh/**", "train.py"], "run.glob"),
         (["--provider", "local", "--checkpoint-glob", "~/x.pt", "train.py"], "run.glob"),
         (["--provider", "local", "--env", "NOVALUE", "train.py"], "run.env"),
         (["--provider", "local", "--secret", "NOT_THERE", "train.py"], "secret.missing"),
