@@ -119,24 +119,27 @@ def _brought(sight: Sight, only: Only, brought: Brought) -> Result:
         lines.append(
             "That does not come home by itself, unless the newest turns out to be damaged: --only all brings it."
         )
-    going_on = "Training goes on." if sight.state.phase is Phase.TRAINING else "The run goes on."
-    lines += _held(sight) or [going_on]
+    lines += _held(sight) or ["The run goes on."]
     return Result(data=_data(sight, only, brought.manifest, brought.here, brought.left), text="\n".join(lines))
 
 
 def _held(sight: Sight) -> list[str]:
-    """Of a machine that is held: until when, what for, what else lies on it, and how to reach it by hand."""
+    """Return until when and for what a machine is held, what else lies on it, and how to reach it by hand."""
     state, instance = sight.state, sight.state.instance
     if state.phase is not Phase.HELD or instance is None:
         return []
-    ended = next((one.data for one in reversed(sight.records) if one.event is Event.TRAIN_OBSERVED), {})
+    ended = next((record.data for record in reversed(sight.records) if record.event is Event.TRAIN_OBSERVED), {})
     lines = [f"The machine is {held_word(state)}; gpurun destroy {sight.folder.name} ends it now."]
-    for kind, told in (("elsewhere", "Outside of what comes home"), ("unpublished", "Finished and not listed there")):
+    for kind, heading, spelled in (
+        ("elsewhere", "Files outside of what is downloaded", str),
+        ("unpublished", "Finished files that could not be listed", shown),
+    ):
         left = (ended.get("outputs") or {}).get(kind) or {}
-        names = ", ".join(f"{one['name']} ({format_bytes(one['bytes'])})" for one in left.get("first", ()))
+        files = left.get("first", ())
+        names = ", ".join(f"{spelled(file['name'])} ({format_bytes(file['bytes'])})" for file in files)
         if names:
-            more = " and more" if left["files"] > len(left["first"]) else ""
-            lines.append(f"{told}: {names}{more}.")
+            more = " and more" if left["files"] > len(files) else ""
+            lines.append(f"{heading}: {names}{more}.")
     if (address := instance.address) is not None and address.kind == "ssh":
         login = f"-i {sight.folder.ssh / 'client'} -P {address.port} {address.user}@{address.host}"
         lines.append(f"By hand: scp -r {login}:PATH .")

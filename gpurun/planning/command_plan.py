@@ -141,7 +141,7 @@ def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit
     command, found = without_keys(command, found, admit)
     program = startable(copied(command, found, work), found)
     command, kernel = with_notebook(program.command, request, mode)
-    command = command.model_copy(update={"imports": imports_of(found)})
+    command = command.model_copy(update={"imports": imports_of(found, command)})
     if mode is Mode.REHEARSAL and command.pip:
         command = command.model_copy(update={"python": str(venv_python(home, command.pip))})
     elif mode is Mode.PAID:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from gpurun.planning.python_source import Source, is_file_name, read_notebook, r
 _PROGRAMS = (".py", ".sh", ".ipynb")
 _MOST_FILES = 2_000
 _MOST_FILE_BYTES = 4 << 20
+_INSTALLS = re.compile(r"\b(pip3?|conda|mamba|uv)\b.{0,40}\b(install|add|sync)\b")
 _LAUNCHERS_OF_MODULES = frozenset({"-m", "--module"})
 
 
@@ -26,6 +28,7 @@ class CommandSource:
 
     `modules` are the files that it imports. `missing` are top-level modules that are not in the folder, `is_sure` those
     that are imported whenever the command runs. `elsewhere` are modules that lie where Python does not look.
+    `installs_itself`: the command installs packages, so that what is missing before it runs says little.
     """
 
     files: set[str] = field(default_factory=set)
@@ -37,6 +40,7 @@ class CommandSource:
     writes: set[str] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
     is_sure: set[str] = field(default_factory=set)
+    installs_itself: bool = False
     elsewhere: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def names(self, file: str) -> str | None:
@@ -109,6 +113,7 @@ class _Reader:
         self.found.files.add(name)
         try:
             text = read_regular(self.root / name, _MOST_FILE_BYTES).decode("utf-8", "replace")
+            self.found.installs_itself |= _INSTALLS.search(text) is not None
             if name.endswith(".sh"):
                 words = read_shell(text)
                 self.found.constants |= {word: name for word in words if word not in self.found.constants}

@@ -134,8 +134,14 @@ def notes(found: WorkFolder, command: Command, *, is_installed_there: bool) -> I
         yield f"Nothing installs what requirements.txt names: {flag} does, before the upload."
 
 
-def imports_of(found: WorkFolder) -> tuple[str, ...]:
-    """Return the top-level modules that the machine must have."""
+def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
+    """Return the top-level modules that the machine must have; without them the command fails at once.
+
+    None where another program chooses the Python (`uv run`, a shell script), or the command installs packages itself.
+    """
+    is_direct = command.words[0] == "{python}" or command.argv[0] == "torchrun"
+    if not is_direct or found.source.installs_itself:
+        return ()
     return tuple(sorted(set(found.source.missing) & found.source.is_sure)[:MOST_IMPORTS])
 
 

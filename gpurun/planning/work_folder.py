@@ -324,7 +324,8 @@ def _refuse_missing(command: Command, root: Path, walk: _Walk) -> None:
                 f"Upload it: --include {name!r} (or !{name} in .gpurunignore). If it is not needed: --exclude {name!r}"
             )
             raise UsageError("run.ignored", what, hint=hint)
-        if not is_there and Path(word).suffix in _SCRIPTS and not word.startswith("-"):
+        is_script = Path(word).suffix in _SCRIPTS and not re.search(r"\s", word)  # `sh -c '… train.py'` names none.
+        if not is_there and is_script and not word.startswith("-"):
             hint = "Name it as it is below the folder that is uploaded (--upload, else this one)."
             raise UsageError("run.no_script", f"There is no {word} in {root}.", hint=hint)
 

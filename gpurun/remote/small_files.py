@@ -101,4 +101,5 @@ def gather(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[
     far.ask("gather", stdin=[names], sink=sink, timeout_s=_GATHER_S)
     if sink.cutter is None or not sink.cutter.is_done:
         raise FarRefusal("nonsense", "The instance sends less than it announced.")
-    return [file for place, file in enumerate(files) if place in set(sink.left)]
+    left = set(sink.left)
+    return [file for place, file in enumerate(files) if place in left]

@@ -176,18 +176,18 @@ def test_files_of_any_name_and_very_many_come_home_though_the_supervisor_is_kill
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "train.py").write_text(f"{script(files)}\nimport time\ntime.sleep(4)\n")
     words = ("--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--detach", *user.cloud.asks)
-    begun = user.types("run", *words, "--name", "elk-1", "--upload", str(tmp_path / "lab"), "--", "python", "train.py")
-    assert begun.returncode == 0, begun.stderr + user.said("elk-1")
-    artifacts = user.home / "runs" / "elk-1" / "artifacts" / "outputs"
+    begun = user.types("run", *words, "--name", "elk-9", "--upload", str(tmp_path / "lab"), "--", "python", "train.py")
+    assert begun.returncode == 0, begun.stderr + user.said("elk-9")
+    artifacts = user.home / "runs" / "elk-9" / "artifacts" / "outputs"
     end = time.monotonic() + 120
     while not list(artifacts.glob("frames/*/*")) and time.monotonic() < end:
         time.sleep(0.05)
     kill_supervisors(user.home)
-    resumed = user.types("resume", "elk-1")
-    assert resumed.returncode == 0, resumed.stderr + user.said("elk-1")
+    resumed = user.types("resume", "elk-9")
+    assert resumed.returncode == 0, resumed.stderr + user.said("elk-9")
     assert below(artifacts) == files
     assert user.cloud.alive() == []
-    assert user.tells("audit", "elk-1")[1]["ok"] is True
+    assert user.tells("audit", "elk-9")[1]["ok"] is True
 
 
 BACKGROUND = """\

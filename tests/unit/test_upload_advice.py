@@ -187,7 +187,7 @@ def test_a_script_alone_takes_along_what_it_imports_and_names_and_nothing_else(t
     (told,) = import_warnings(found, command, python=sys.executable, is_rented=True)
     assert told.startswith("makemore.py imports no_such_module: it is not in the folder and not installed here")
     assert told.endswith("The machine may have it.")
-    assert imports_of(found) == ("no_such_module", "torch")
+    assert imports_of(found, command) == ("no_such_module", "torch")
     other = command.model_copy(update={"argv": ("makemore.py", "--config", "photo.jpg"), "exclude": ("names.txt",)})
     found = work_folder(other)
     assert "photo.jpg" in found.files
@@ -408,3 +408,25 @@ def test_a_python_without_pip_falls_back_and_what_fails_is_told_as_pips(tmp_path
 
 def test_nothing_is_uploaded_where_there_is_no_folder() -> None:
     assert work_folder(Command(argv=("true",))) == WorkFolder({}, {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "text", "needed"),
+    [
+        (("python", "train.py"), "import no_such_module\n", ("no_such_module",)),
+        (("torchrun", "train.py"), "import no_such_module\n", ("no_such_module",)),
+        (("uv", "run", "train.py"), "import no_such_module\n", ()),
+        (("bash", "run.sh"), "import no_such_module\n", ()),
+        (("python", "train.py"), "import os\nos.system('pip install x')\nimport no_such_module\n", ()),
+        (("python", "train.py"), "import subprocess\nsubprocess.run(['pip', 'install', 'x'])\nimport x\n", ()),
+        (("sh", "-c", "pip install x && python train.py"), "import x\n", ()),
+    ],
+)
+def test_a_machine_must_have_only_what_the_command_cannot_bring_itself(
+    tmp_path: Path, argv: tuple[str, ...], text: str, needed: tuple[str, ...]
+) -> None:
+    """A rental is ended over these: `bash run.sh` that installs, and `uv run`, had one ended that would have worked."""
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "run.sh").write_text("pip install no_such_module\npython train.py\n")
+    command = Command(argv=argv, folder=str(tmp_path))
+    assert imports_of(work_folder(command), command) == needed
