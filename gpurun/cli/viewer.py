@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import nullcontext
 from math import inf
+from shutil import disk_usage
 
 from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
@@ -24,6 +25,7 @@ from gpurun.lifecycle.notices import Noticed
 from gpurun.lifecycle.supervisor import start_supervisor
 
 PERIOD_S = 0.2
+_FULL_BYTES = 1 << 20
 RESTARTS = 2
 ASK_S = 20 * 60.0
 """A machine that has not answered for so long is asked about, where somebody can answer."""
@@ -202,9 +204,10 @@ def abandoned(sight: Sight, now: float | None = None) -> Result:
 
 
 def last_words(sight: Sight) -> str:
-    """The last line that the supervisor wrote."""
+    """Return the last line that the supervisor wrote; with it that the disk is full, which may have kept another."""
     last = deque((line for line in lines_of(sight.folder.supervisor_log) if line.strip()), maxlen=1)
-    return last[0][-300:] if last else "it said nothing."
+    full = f" The disk of {sight.folder.path} is full." if disk_usage(sight.folder.path).free < _FULL_BYTES else ""
+    return (last[0][-300:] if last else "it said nothing.") + full
 
 
 def finished(session: Session, sight: Sight) -> Result:

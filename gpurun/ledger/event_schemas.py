@@ -149,6 +149,10 @@ class _EndsItself(Frozen):
     ends_wall: Seconds
 
 
+class _Moved(Frozen):
+    instance: Instance
+
+
 class _Receipt(Frozen):
     seq: int
     sha256: str
@@ -183,7 +187,11 @@ FORMS: dict[Event, type[Frozen]] = {
     Event.RUN_CLOSED: _Closed,
     Event.JOURNAL_REPAIRED: _Repaired,
 }
-_OF_INCIDENTS: dict[str, type[Frozen]] = {"price.rose": _Rose, "machine.ends_itself": _EndsItself}
+_OF_INCIDENTS: dict[str, type[Frozen]] = {
+    "price.rose": _Rose,
+    "machine.ends_itself": _EndsItself,
+    "machine.moved": _Moved,
+}
 
 
 def lacks(record: Record) -> str | None:

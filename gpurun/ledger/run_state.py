@@ -303,6 +303,9 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
     name, token = str(record.data.get("id", "")), str(record.data.get("token", ""))
     if record.data["code"] == "machine.ends_itself":
         return {"ends_wall": record.data["ends_wall"]}
+    if record.data["code"] == "machine.moved" and state.instance is not None:
+        moved = Instance.model_validate(record.data["instance"])
+        return {"instance": state.instance.model_copy(update={"address": moved.address})}
     if record.data["code"] in ("job.silent", "job.heard"):
         return {"silent_since_wall": number(record.data.get("since_wall"))}
     match record.data["code"]:

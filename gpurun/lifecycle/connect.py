@@ -19,7 +19,7 @@ from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
 from gpurun.core.settings import load_clusters
 from gpurun.lifecycle.artifacts.downloader import Waits
-from gpurun.lifecycle.context import PASSING, RETRY_S, Context, instance_of
+from gpurun.lifecycle.context import PASSING, RETRY_S, Context
 from gpurun.planning.jobs import python_here
 from gpurun.planning.own_box import folder_machine, job_machine, job_step, machine_of, python_of
 from gpurun.remote.client import FarSide
@@ -146,7 +146,7 @@ class Patience(Waits):
 
     def hold(self, held: Sequence[GpurunError]) -> None:
         """Wait for this disk, or for somebody else, while there is an instance to wait with."""
-        if why := self._context.is_down(instance_of(self._state)):
+        if why := self._context.is_down(self._state):
             raise taken(why)
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
@@ -163,7 +163,7 @@ class Patience(Waits):
                 raise error
         else:
             self._refusals = 0
-            down = self._context.is_down(instance_of(self._state))
+            down = self._context.is_down(self._state)
             if down is None:  # Nobody is reached from here, so nothing would be saved by giving up.
                 self._tried_mono = clock.monotonic()
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)

@@ -12,7 +12,7 @@ from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import Event, Moment, RunState
-from gpurun.core.money import Micros, left_of, ratio_of, seconds_within, total
+from gpurun.core.money import Micros, format_left, left_of, ratio_of, seconds_within, total
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Plan
@@ -24,11 +24,12 @@ from gpurun.planning.transfer import COLLECT_START_S, home_bytes
 from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
 from gpurun.remote.client import FarSide
 
-# It is before the deadline, and nobody here has asked for its end.
+# Said only before the deadline, and where nobody here has asked for its end.
 ENDED = (
     "it was ended by somebody else (in its console, by another gpurun under this account's keys, or by the provider)"
 )
-TAKEN = f"its provider took it back, as it may a spot machine, or {ENDED}"
+TAKEN_BACK = "its provider took it back, as it may a spot machine"
+TAKEN = f"{TAKEN_BACK}, or {ENDED}"
 RETRY_S = 2.0
 UNSEEN_S = 120.0
 BETWEEN_S = 1.0
@@ -45,6 +46,15 @@ class StopWanted(GpurunError):
 
     def __init__(self) -> None:
         super().__init__("stop.wanted", "A stop was asked for.", hint="Nothing to do.")
+
+
+class MachineMoved(GpurunError):
+    """The machine runs at another address; the driver records it, and does the same step again with that one."""
+
+    def __init__(self, machine: Instance) -> None:
+        what = f"{machine.provider} has {machine.id} at another address now, as after a restart"
+        super().__init__("machine.moved", what, hint="Its host key is pinned: it is gone on with there.")
+        self.machine = machine
 
 
 class StepClock:
@@ -122,6 +132,10 @@ class Context:
         """
         state = self.latest(state)
         return real_seconds(self._lease_left_s(state), state, self.plan, self.clock)
+
+    def is_lease_over(self, state: RunState) -> bool:
+        """Whether the lease is over while something is still wanted of the machine: its end is to be asked for."""
+        return state.phase in WORKING and state.stop != "destroy" and self.seconds_left(state) <= 0
 
     def hold_left_s(self, state: RunState) -> float:
         """Until a held machine is held no longer, by whichever clock says less, and never past its lease."""
@@ -236,36 +250,58 @@ class Context:
             return ""
         return self.guard_folder(state.instance)
 
-    def is_down(self, instance: Instance) -> str | None:
-        """Why the instance, as it was known, does not run, in the provider's words; "" where it does.
+    def is_down(self, state: RunState) -> str | None:
+        """Why the run's machine does not run, in the provider's words; "" where it does.
 
-        None where the provider says nothing. Two answers that differ mean that it runs.
+        None where the provider says nothing. Two answers that differ mean that it runs. What the user wants, and the
+        end of the lease, come before what became of the machine, since they may be why: StopWanted. MachineMoved where
+        it runs at another address.
 
-        It is asked when the instance did not answer: perhaps only because this laptop has another address now.
+        It is asked when the machine did not answer: perhaps only because this laptop has another address now.
         """
+        known = instance_of(state)
         if isinstance(self.provider, LetsIn):
             with suppress(Unknown, Rejected, SetupError):
-                self.provider.let_in(instance)
+                self.provider.let_in(known)
         try:
-            told = self.provider.read(instance.id)
-            if told.state is InstanceState.STOPPED:
-                return f"{self.provider.name} says that it is {told.said or 'stopped'}"
-            if told.state is InstanceState.PENDING and self.plan.lease.queue_s:
-                return f"it was put back into the queue, {self.provider.name} says: {told.said}"
-            if told.state is not InstanceState.GONE:
-                return "it was restarted at another address" if _has_moved(told, instance) else ""
-            if any(one.state is not InstanceState.GONE for one in self.provider.find(instance.token)):
-                return ""
-            ended = TAKEN if self.plan.offer.spot else ENDED
-            return f"{ended}, {self.provider.name} says{f': {told.said}' if told.said else ''}"
+            machine = self.provider.read(known.id)
+            why = self._why_down(machine, known)
         except (Unknown, Rejected, SetupError):
             return None
+        if why and (self.wants_stop(state) or self.is_lease_over(state)):
+            raise StopWanted
+        if not why and has_moved(machine, known):
+            raise MachineMoved(machine)
+        return why
+
+    def _why_down(self, machine: Instance, known: Instance) -> str:
+        name, said = self.provider.name, machine.said
+        if machine.state is InstanceState.PENDING and self.plan.lease.queue_s:
+            return f"it was put back into the queue, {name} says: {said}"
+        if machine.state not in (InstanceState.STOPPED, InstanceState.GONE):
+            return ""
+        if machine.state is InstanceState.GONE:
+            if any(one.state is not InstanceState.GONE for one in self.provider.find(known.token)):
+                return ""
+            ended = TAKEN if self.plan.offer.spot else ENDED
+            ended = self._out_of_funds() or ended
+            return f"{ended}, {name} says{f': {said}' if said else ''}"
+        ended = self._out_of_funds() or (TAKEN_BACK if self.plan.offer.spot else "")
+        return f"{ended}{', ' if ended else ''}{name} says that it is {said or 'stopped'}"
+
+    def _out_of_funds(self) -> str:
+        """That nothing is left on a prepaid account, which its provider takes as a reason to end what runs; else ""."""
+        with suppress(Unknown, Rejected, SetupError):
+            left = self.provider.verify().balance_micros
+            if left is not None and left <= 0:
+                return f"the balance at {self.provider.name} is used up ({format_left(left)} left)"
+        return ""
 
 
-def _has_moved(told: Instance, known: Instance) -> bool:
-    """Whether it runs at another address: a cloud gives one only with a restart, which has ended all that ran there."""
-    now, before = told.address, known.address
-    return told.state is InstanceState.RUNNING and now is not None and before is not None and now != before
+def has_moved(machine: Instance, known: Instance) -> bool:
+    """Whether it runs at another address: after a restart, or where its provider maps its ports anew."""
+    now, before = machine.address, known.address
+    return machine.state is InstanceState.RUNNING and now is not None and before is not None and now != before
 
 
 def instance_of(state: RunState) -> Instance:

@@ -24,7 +24,7 @@ from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal, damaged, is_noted, newer
 from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, place_of, replay
 from gpurun.ledger.runs import lost_records, opening
-from gpurun.lifecycle.context import Context, Note, StepClock, StopWanted
+from gpurun.lifecycle.context import Context, MachineMoved, Note, StepClock, StopWanted
 from gpurun.lifecycle.instance.monitor import Monitor
 from gpurun.lifecycle.job_spec import ends_unwatched
 from gpurun.lifecycle.steps import (
@@ -167,7 +167,7 @@ class Driver:
             asked = {"how": request.how, "by": request.by, "reason": request.reason}
             self._record(Event.STOP_REQUESTED, asked | ({"signal": request.signal} if request.signal else {}))
             state = self._state()
-        if state.phase in WORKING and state.stop != "destroy" and self._at(state).seconds_left(state) <= 0:
+        if self._at(state).is_lease_over(state):
             # On record, so that neither a clock set back nor a crash lets the run go on or calls it done.
             self._record(Event.STOP_REQUESTED, {"how": "destroy", "by": "lease", "reason": "the lease is over"})
             if state.phase is Phase.TRAINING and self._at(state).plan.offer.rate_micros_per_hour:
@@ -202,6 +202,9 @@ class Driver:
                 self._record(*note)
         except StopWanted:
             return
+        except MachineMoved as moved:
+            new = {"message": f"{moved.what}; {moved.hint}", "instance": moved.machine.model_dump(mode="json")}
+            self._record(Event.INCIDENT, {"code": moved.code, **new})
         except Unrecorded:
             raise
         except StoreFull as error:

@@ -124,6 +124,13 @@ def _step(data: Mapping[str, Any]) -> str:
     return {"create": "getting a machine", "await_ready": "getting the machine ready"}.get(name, name)
 
 
+def _asked_to_die(data: Mapping[str, Any]) -> str:
+    attempt = _text(data, "attempt", "1")
+    if data.get("taken", True):  # An older gpurun did not record it.
+        return f"asked to die, attempt {attempt}"
+    return f"no request for its end was taken, attempt {attempt}: {_text(data, 'answer')}"
+
+
 def _ready(data: Mapping[str, Any]) -> str:
     """That it answers; of several nodes how many, and how fast they reach one another."""
     network, others = data.get("network"), data.get("not_passed")
@@ -253,7 +260,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "hold.intended": lambda d: f"the machine is held until {_clock(d)}: {_text(d, 'message')}",
     "hold.observed": _unheld,
     "destroy.intended": lambda d: "ending the machine",
-    "destroy.asked": lambda d: f"asked to die, attempt {_text(d, 'attempt', '1')}",
+    "destroy.asked": _asked_to_die,
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
     "death.proven": _teardown,
     "salvage.intended": lambda d: (

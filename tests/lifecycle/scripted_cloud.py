@@ -306,6 +306,7 @@ class World:
         self.folder = make_run(home, lease=lease)
         self.cloud = ScriptedCloud(self.clock)
         self.far = ScriptedFar(self.cloud)
+        self.reach: Callable[[Instance], FarSide] = lambda instance: self.far
         plan = Plan.from_json(self.folder.plan.read_bytes())
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
         worst = cost_of(RATE, lease.total_s + lease.kill_allowance_s, offer.billing_unit_s)
@@ -324,7 +325,7 @@ class World:
             plan=Plan.from_json(self.folder.plan.read_bytes()),
             clock=self.clock,
             provider=self.cloud,
-            reach=lambda instance: self.far,
+            reach=self.reach,
             trainer=TINY / "trainer",
         )
 

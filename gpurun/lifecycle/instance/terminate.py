@@ -35,7 +35,6 @@ NAMED = "account:"
 
 # Nothing, or what is to be noted, if the key could see the machine; raises where that is not so or not known.
 CheckAccount = Callable[[], list[Note]]
-_Answer = tuple[str, list[Instance], Exception | None, bool]
 
 
 @dataclass(frozen=True)
@@ -170,15 +169,17 @@ class _Asking:
     def ask(self, elapsed: float, now_mono: float) -> Iterator[Note]:
         """Ask for the end of all that carries the token."""
         self.attempt, self.asked_s = self.attempt + 1, elapsed
-        self.answer, found, self.trouble, is_clear = _ask(self.provider, self.identifier, self.token, self.begin)
-        self.found_gone = (self.found_gone or self.attempt == 1) and is_clear and not found
+        answer = _ask(self.provider, self.identifier, self.token, self.begin)
+        self.answer, found, self.trouble = answer.words, answer.found, answer.trouble
+        self.found_gone = (self.found_gone or self.attempt == 1) and answer.is_clear and not found
         if found:
             self.alive_mono = now_mono
         more = found[0 if self.identifier else 1 :]
         yield from map(incident, (one for one in more if one.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
         self.is_seeing = self.is_seeing or self.was_seen
-        yield Event.DESTROY_ASKED, {"id": self.identifier, "attempt": self.attempt, "answer": self.answer}
+        told = {"id": self.identifier, "attempt": self.attempt, "answer": self.answer, "taken": answer.is_taken}
+        yield Event.DESTROY_ASKED, told
 
     def given_up(self, run: str) -> MayBeBilling:
         """The error of an end that is not proven, with what would mend it."""
@@ -201,11 +202,23 @@ class _Asking:
             self.answer = f"it does not say whose account the key belongs to: {clauses([error])}"
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What came of one request for an end.
+
+    `found` carries the token by the list, which `is_clear` where it is whole and older than any request. `trouble` is
+    why the request for the known machine was not taken; `is_taken`: one was, for that machine where its id is known.
+    """
+
+    words: str
+    found: list[Instance]
+    trouble: Exception | None
+    is_clear: bool
+    is_taken: bool
+
+
 def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answer:
     """Request the end of the instance and of all that carries the token.
-
-    The answer in words, what was found, why the request for the known one was not taken, if it was not, and whether
-    the list is a whole one, and older than any request.
 
     The list is begun first, as it may show that the key sees the machine, but a list that hangs delays nothing. Each
     is asked whatever became of the others. No answer is a reason to stop asking: a revoked key may be restored.
@@ -229,11 +242,12 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
     for name in sorted({one.id for one in found} - {identifier}):
         ask(name)
     words = f"asked {', '.join(asked) or 'nobody: none carries the token'}"
-    return (
-        f"no clear answer: {clauses(unclear)}" if unclear else words,
-        found,
-        refused.get(identifier),
-        is_first and not trouble,
+    return _Answer(
+        words=f"no clear answer: {clauses(unclear)}" if unclear else words,
+        found=found,
+        trouble=refused.get(identifier),
+        is_clear=is_first and not trouble,
+        is_taken=identifier in asked if identifier else bool(asked),
     )
 
 

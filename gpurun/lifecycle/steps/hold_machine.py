@@ -56,11 +56,10 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
 
 def _is_gone(state: RunState, context: Context) -> bool:
     """Whether the machine runs no more. It is called now and then: one that waits for a client hears that one lives."""
-    instance = instance_of(state)
     try:
-        context.reach(instance).poll({})
+        context.reach(instance_of(state)).poll({})
     except MachineLost:
-        return bool(context.is_down(instance))
+        return bool(context.is_down(state))
     except GpurunError:
         return False
     return False

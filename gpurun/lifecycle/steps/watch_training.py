@@ -100,7 +100,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
             background.look(events)
             pushing.refresh()
         except MachineLost as lost:
-            why = context.is_down(instance_of(state))
+            why = context.is_down(state)
             if why:
                 yield from _gone(why, state, context)
                 return

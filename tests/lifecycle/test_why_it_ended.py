@@ -1,0 +1,142 @@
+"""Why a machine runs no more: what was wanted here comes before what became of it, and a moved one is gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event
+from gpurun.core.money import Micros
+from gpurun.core.paths import Home
+from gpurun.core.records import Account, Address, Instance
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.audit import audit
+from gpurun.providers.base import Unknown
+from gpurun.remote.interface import MachineLost
+from gpurun.view.event_text import tell_record
+from tests.lifecycle.scripted_cloud import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+def at_poll(world: World, number: int, what: object) -> None:
+    def during() -> None:
+        if world.far.polls == number and callable(what):
+            what()
+
+    world.far.during = during
+
+
+def take(world: World) -> None:
+    world.cloud.boxes[0].died_s = world.cloud.now
+
+
+def words_of(world: World) -> str:
+    return world.folder.journal.read_text() + world.folder.receipt.read_text()
+
+
+def test_a_supervisor_that_wakes_after_a_destroy_from_here_accuses_nobody(world: World) -> None:
+    def destroyed_while_frozen() -> None:
+        ask_to_stop(world.folder, "destroy", by="user", reason="gpurun destroy")
+        take(world)
+
+    at_poll(world, 3, destroyed_while_frozen)
+    assert world.drive() is ExitCode.INTERRUPTED
+    assert world.all_of(Event.STOP_REQUESTED)[0]["how"] == "destroy"
+    assert "somebody else" not in words_of(world)
+    assert world.all_of(Event.TRAIN_OBSERVED) == []
+
+
+def test_one_that_wakes_after_the_machines_own_timer_ended_it_says_that_the_lease_is_over(world: World) -> None:
+    def slept_past_the_lease() -> None:
+        take(world)
+        world.clock.sleep(3600.0)
+
+    at_poll(world, 3, slept_past_the_lease)
+    assert world.drive() is ExitCode.BUDGET_STOP
+    assert world.all_of(Event.STOP_REQUESTED)[0]["by"] == "lease"
+    assert "somebody else" not in words_of(world)
+
+
+def moved(world: World, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> None:
+    """At the third poll the machine gets another port, at which alone it answers; its training lives on or not."""
+    was_moved: list[float] = []
+    read, poll, reach = world.cloud.read, world.far.poll, world.reach
+
+    def read_moved(identifier: str) -> Instance:
+        machine = read(identifier)
+        port = 10_022 if was_moved else 22
+        return machine.model_copy(update={"address": Address(kind="ssh", host="127.0.0.1", port=port, user="root")})
+
+    def reach_at(instance: Instance):  # type: ignore[no-untyped-def]
+        is_right = not was_moved or (instance.address is not None and instance.address.port == 10_022)
+        world.far.broken = {} if is_right else dict.fromkeys(("poll", "manifest"), MachineLost("nobody answers at 22"))
+        return reach(instance)
+
+    def poll_there(wants):  # type: ignore[no-untyped-def]
+        answer = poll(wants)
+        if was_moved and not survives:
+            status = answer.status.model_copy(update={"wall": was_moved[0], "state": "running", "exit_code": None})
+            return type(answer)(status, answer.chunks)
+        return answer
+
+    def move() -> None:
+        was_moved.append(world.clock.wall())
+        world.far.broken = {"poll": MachineLost("nobody answers at 22")}
+
+    monkeypatch.setattr(world.cloud, "read", read_moved)
+    monkeypatch.setattr(world.far, "poll", poll_there)
+    world.reach = reach_at
+    at_poll(world, 3, move)
+
+
+def test_a_machine_that_is_back_at_another_port_trains_on_to_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved(world, monkeypatch, survives=True)
+    assert world.drive() is ExitCode.DONE
+    (incident,) = world.all_of(Event.INCIDENT)
+    assert incident["code"] == "machine.moved"
+    assert incident["instance"]["address"]["port"] == 10_022
+    assert [row.problems for row in audit(world.home).rows] == [()]
+
+
+def test_what_a_restarted_machine_had_finished_comes_home_from_its_new_port(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved(world, monkeypatch, survives=False)
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    assert world.state.outcome == "lost"
+    assert "000030.model.safetensors" in world.at_home
+    assert not world.cloud.alive
+
+
+def test_a_balance_that_is_used_up_is_named_as_the_cause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(provider="local", identity="me", balance_micros=Micros(0))
+    monkeypatch.setattr(world.cloud, "verify", lambda: account)
+    at_poll(world, 3, lambda: take(world))
+    assert world.drive() is ExitCode.TRAINING_FAILED
+    (seen,) = world.all_of(Event.TRAIN_OBSERVED)
+    assert "the balance at local is used up ($0.00 left)" in seen["message"]
+    assert "somebody else" not in seen["message"]
+
+
+def test_only_a_request_that_was_taken_is_told_as_asked_to_die(world: World) -> None:
+    refusals = [Unknown("503"), Unknown("503"), None]
+    destroy = world.cloud.destroy
+
+    def refusing(identifier: str) -> None:
+        if (refusal := refusals.pop(0) if refusals else None) is not None:
+            raise refusal
+        destroy(identifier)
+
+    world.cloud.destroy = refusing  # type: ignore[method-assign]
+    assert world.drive() is ExitCode.DONE
+    told = [tell_record(one) for one in world.records if one.event is Event.DESTROY_ASKED]
+    assert [line.startswith("asked to die") for line in told] == [False, False, True]
+    assert all("no request for its end was taken" in line and "503" in line for line in told[:2])
