@@ -183,6 +183,7 @@ class RunState(Frozen):
     `armed` says that the machine's own timer was read back (an old journal does not say, and is believed); `ends_wall`
     is when the machine ends itself, where that was brought forward by it.
     `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
+    `unread`: the journal is damaged, and what follows the damage asked for a machine.
     `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
     `silent_since_wall` is when its job wrote last, while that is long ago and it runs.
     `hold_s` is for how long at most the machine is held for what is not at home, 0 where its end takes nothing away;
@@ -236,6 +237,7 @@ class RunState(Frozen):
     leftover: tuple[str, ...] = ()
     exit_code: int | None = None
     newer: str = ""
+    unread: bool = False
     imported: bool = False
 
     @property
@@ -245,6 +247,6 @@ class RunState(Frozen):
 
     @property
     def may_be_billing(self) -> bool:
-        """Something was asked for and is not proven gone, or what it left is billed."""
+        """Something was asked for and is not proven gone, or what it left is billed, or nobody can read whether."""
         asked = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
-        return asked or bool(self.late or self.leftover)
+        return asked or self.unread or bool(self.late or self.leftover)

@@ -66,7 +66,8 @@ class Reading:
     """A journal as far as it can be trusted.
 
     `torn` is an unfinished last line, which never took effect; `damage` says where and how the chain breaks.
-    `good_bytes` is the length of the lines behind `records`, and `head` the sha256 of the last of them.
+    `good_bytes` is the length of the lines behind `records`, and `head` the sha256 of the last of them. `hides_intent`:
+    what follows the damage names an intent to ask for a machine.
     """
 
     records: tuple[Record, ...]
@@ -74,6 +75,7 @@ class Reading:
     damage: str | None
     good_bytes: int
     head: str
+    hides_intent: bool = False
 
 
 def read_journal(path: Path) -> Reading:
@@ -98,7 +100,8 @@ def read_journal(path: Path) -> Reading:
         record = _parse(line)
         why = record if isinstance(record, str) else _break_of(record, number, head)
         if why or isinstance(record, str):
-            return Reading(tuple(records), b"", f"line {number}: {why}", good_bytes, head)
+            hides_intent = f'"{Event.CREATE_INTENDED}"'.encode() in content[good_bytes:]
+            return Reading(tuple(records), b"", f"line {number}: {why}", good_bytes, head, hides_intent)
         records.append(record)
         head, good_bytes = hashlib.sha256(line).hexdigest(), good_bytes + len(line) + 1
     return Reading(tuple(records), rest, None, good_bytes, head)

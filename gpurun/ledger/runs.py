@@ -87,6 +87,8 @@ def look(home: Home, name: str) -> Sight:
     reading = read_journal(folder.journal)
     plan, plan_lost = plan_of(folder, reading.records)
     state = replay(name, reading.records)
+    if reading.hides_intent and not has_receipt(home, name):
+        state = state.model_copy(update={"unread": True})
     return Sight(
         folder=folder,
         plan=plan.on(plan.approved[place_of(state, plan)]),

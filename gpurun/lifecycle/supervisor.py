@@ -28,7 +28,7 @@ from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.settings import Setting, load_settings
 from gpurun.ledger.fsync import require_durable
-from gpurun.ledger.journal import Journal, read_journal
+from gpurun.ledger.journal import Journal, JournalDamaged, read_journal
 from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import RunLock, holder_of
@@ -76,7 +76,12 @@ def supervise(
 
     def opened() -> Journal:
         require_durable(folder.path)
-        return Journal.open(folder.journal, clock)
+        try:
+            return Journal.open(folder.journal, clock)
+        except JournalDamaged as error:  # It is not driven, and its machine may live all the same.
+            if look(home, run).state.may_be_billing:
+                raise MayBeBilling(error.code, error.what, hint=error.hint) from error
+            raise
 
     with ExitStack() as held:
         # Where this disk takes nothing, they are waited for while something can still be saved.

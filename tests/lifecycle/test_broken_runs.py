@@ -22,6 +22,7 @@ from gpurun.planning import planner as planning
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.providers.local import LocalProvider
 from tests.command_line import gpurun
+from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.tiny_runs import drive, events_of, make_run, start
 
 
@@ -45,13 +46,28 @@ def test_damage_in_the_middle_makes_the_run_read_only_but_destroy_still_works(
     monkeypatch.setenv("GPURUN_HOME", str(own.root))
     before = folder.journal.read_bytes()
     resumed = gpurun("resume", "fox-41")
-    assert resumed.returncode == 10
+    assert resumed.returncode == 9, "nobody can read whether its machine lives"
     assert "journal.damaged" in resumed.stderr
-    assert drive(own).returncode == 10, "not even a supervisor that was started by hand spends on it"
+    assert drive(own).returncode == 9, "not even a supervisor that was started by hand spends on it"
     assert LocalProvider(own, SystemClock()).find(None), "the instance is still there"
     assert gpurun("destroy", "fox-41", "--yes").returncode == 0
     assert LocalProvider(own, SystemClock()).find(None) == []
     assert folder.journal.read_bytes() == before, "a damaged journal is evidence and stays as it is"
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_wherever_a_journal_is_damaged_its_living_machine_may_be_billing(
+    own: Home, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    world = World(own)
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    lines = world.folder.journal.read_bytes().splitlines(keepends=True)
+    lines[number] = lines[number].replace(b'"event"', b'"evint"')
+    world.folder.journal.write_bytes(b"".join(lines))
+    monkeypatch.setenv("GPURUN_HOME", str(own.root))
+    for verb in (["ps"], ["audit"], ["resume", "fox-41"], ["stop", "fox-41"]):
+        assert gpurun(*verb).returncode == 9, verb
 
 
 def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(

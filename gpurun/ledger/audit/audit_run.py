@@ -91,7 +91,8 @@ def audit_run(
     found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
     late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
-    unseen = bool(late) or (open_token(lines.parsed) is not None and not found.receipt_proves_death)
+    is_open = lines.hides_intent or open_token(lines.parsed) is not None
+    unseen = bool(late) or (is_open and not found.receipt_proves_death)
     live = unseen or bool(billed)
     spent, figure = _cost(found, lines.parsed)
     proven = found.receipt_proves_death or bool(named(lines.parsed, "death.proven"))

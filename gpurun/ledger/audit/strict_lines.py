@@ -24,12 +24,16 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Lines:
-    """The sound lines of a file from its beginning: parsed, and the sha256 of each. `torn`: an unfinished last line."""
+    """The sound lines of a file from its beginning: parsed, and the sha256 of each.
+
+    `torn`: an unfinished last line; `hides_intent`: a journal's rest, which does not hold, asked for a machine.
+    """
 
     parsed: tuple[Json, ...]
     digests: tuple[str, ...]
     problem: str | None
     torn: bool
+    hides_intent: bool = False
 
 
 def journal_lines(path: Path) -> Lines:
@@ -44,7 +48,9 @@ def journal_lines(path: Path) -> Lines:
         record = _canonical_object(line)
         problem = _problem_of(record, number, digests[-1])
         if record is None or problem is not None:
-            return Lines(tuple(parsed), tuple(digests[1:]), f"journal line {number} {problem}", torn=False)
+            is_hidden = any(f'"{Event.CREATE_INTENDED}"'.encode() in rest for rest in raw[number - 1 :])
+            digests, where = digests[1:], f"journal line {number} {problem}"
+            return Lines(tuple(parsed), tuple(digests), where, torn=False, hides_intent=is_hidden)
         parsed.append(record)
         digests.append(hashlib.sha256(line).hexdigest())
     return Lines(tuple(parsed), tuple(digests[1:]), None, torn)
