@@ -105,9 +105,13 @@ def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) 
     return tables
 
 
-def seed_of(challenge: str) -> int:
-    """Return the seed that a challenge gives: weights, order and masks follow from a word that nobody knew before."""
-    return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:4], "big")
+def seed_of(challenge: str, bits: int = 63) -> int:
+    """Return the seed that a challenge gives: weights, order and masks follow from a word that nobody knew before.
+
+    It is the first bits of a hash, as many as a whole number of a recipe has, so that nobody finds a second key or word
+    with the same seed. An older gpurun took 32.
+    """
+    return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:8], "big") >> (64 - bits)
 
 
 def parse_override(text: str) -> Override:

@@ -2,8 +2,10 @@
 
 OUT is a run's out folder, of which the newest checkpoint is taken, or one file of weights in it. The validation loss
 comes from the weights alone. With `--again FROM:TO` the steps from that checkpoint of the same folder, or from 0, are
-taken again; where there is a checkpoint of step TO, too, all its weights are compared. Prints one JSON line; exit
-codes: 0 computed, 2 refused. Nothing is unpickled; all that is written is a folder of links, gone afterwards.
+taken again; where there is a checkpoint of step TO, too, all its weights are compared: whether they are `equal`, how
+far apart they are at `most`, and how much `alike` they moved from step FROM (the cosine of the two changes). Prints one
+JSON line; exit codes: 0 computed, 2 refused. Nothing is unpickled; all that is written is a folder of links, gone
+afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trainer.checkpoint import read_tensors
 from trainer.distributed import Processes, choose_device
@@ -68,6 +71,7 @@ def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recip
     if not 0 <= first < until <= opened.state["step"]:
         raise Refused(f"steps {first} to {until} are not before step {opened.state['step']}")
     run, losses = _run_at(opened, first, data, recipe), {}
+    begun = _weights_of(run)
     if run.recipe.train.loop != "own":
         raise Refused(f'train.loop "{run.recipe.train.loop}" is another library\'s, whose steps are not taken again')
     try:
@@ -77,15 +81,32 @@ def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recip
             losses[run.progress.step] = figures["loss"]
     finally:
         run.close_feed()
-    told = {"from": first, "to": until, "equal": None, "most": None, "losses": losses}
+    told = {"from": first, "to": until, "equal": None, "most": None, "alike": None, "losses": losses}
     if not (weights := _of_step(opened.weights, until)).is_file():
         return told
-    kept, made = read_tensors(weights), run.model.state_dict()
+    kept, made = read_tensors(weights), _weights_of(run)
     if {name: tensor.shape for name, tensor in kept.items()} != {name: tensor.shape for name, tensor in made.items()}:
         raise Refused(f"{weights.name} has other tensors than its recipe's model")
-    most = max(float((kept[name].double() - made[name].cpu().double()).abs().max()) for name in made)
-    is_equal = all(torch.equal(kept[name], made[name].cpu()) for name in made)
-    return told | {"equal": is_equal, "most": most if math.isfinite(most) else None}
+    most = max(float((kept[name].double() - made[name].double()).abs().max()) for name in made)
+    is_equal = all(torch.equal(kept[name], made[name]) for name in made)
+    alike = _cosine([(kept[name] - begun[name], made[name] - begun[name]) for name in made])
+    return told | {"equal": is_equal, "most": most if math.isfinite(most) else None, "alike": alike}
+
+
+def _weights_of(run: Run) -> dict[str, Tensor]:
+    """Return a copy of the weights, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in run.model.state_dict().items()}
+
+
+def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
+    """Return the cosine of two lists of tensors, each taken as one vector; None where one has no direction."""
+    sums = [
+        (float((a.double() * b).sum()), float(a.double().square().sum()), float(b.double().square().sum()))
+        for a, b in pairs
+    ]
+    inner, first, second = (math.fsum(parts) for parts in zip(*sums, strict=True))
+    found = inner / math.sqrt(first * second) if first * second > 0 else math.nan
+    return found if math.isfinite(found) else None
 
 
 def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> Run:

@@ -28,11 +28,18 @@ def with_bill(row: ledger.AuditRow, bill: Bill | None) -> ledger.AuditRow:
     return replace(row, problems=(*row.problems, told), verdict=row.verdict if row.may_be_billing else NO)
 
 
-def with_replay(row: ledger.AuditRow, replayed: Replayed | None) -> ledger.AuditRow:
-    """The row with what a replay contradicts."""
-    if replayed is None or not replayed.problems:
+def with_replay(row: ledger.AuditRow, replayed: Replayed | None, *, is_required: bool = False) -> ledger.AuditRow:
+    """Return the row with what a replay contradicts, and as warnings what it could not check.
+
+    Where a replay `is_required`, a run of which nothing was computed again has a problem.
+    """
+    if replayed is None:
         return row
-    return replace(row, problems=(*row.problems, *replayed.problems), verdict=row.verdict if row.may_be_billing else NO)
+    none = ("nothing of its training was computed again",) if is_required and replayed.extent == "nothing" else ()
+    problems = (*replayed.problems, *none)
+    verdict = NO if problems and not row.may_be_billing else row.verdict
+    warnings = (*row.warnings, *replayed.unchecked)
+    return replace(row, problems=(*row.problems, *problems), warnings=warnings, verdict=verdict)
 
 
 def bill_notes(bill: Bill) -> list[str]:

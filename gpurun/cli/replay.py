@@ -7,8 +7,9 @@ digits, and only what was measured to agree all the same is compared: docs/RECEI
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,89 +37,169 @@ STEPS_APART = {"same": 1e-3, "other": 1e-2}
 _KINDS = ("weights", "optimizer", "state")
 
 
+NOT_REPLAYED = "nothing"
+LEAST_ALIKE = 0.5
+"""How much alike honest weights and replayed ones moved at least, as a cosine: docs/RECEIPTS.md has the sample."""
+MOST_ALIKE_STEPS = 300
+"""So many steps the sample was trained for; of more nobody knows how far chance parts honest runs."""
+
+
+class Sort(StrEnum):
+    """What a line of a replay is."""
+
+    PROBLEM = "problem"
+    CHECKED = "checked"
+    UNCHECKED = "unchecked"
+
+
+Said = tuple[Sort, str]
+
+
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay says: what does not hold, and what was checked or was not."""
+    """What a replay says: what does not hold, what was checked, and what was not and why (`--strict` counts that).
+
+    `extent` is how much was taken again: "all", "3 spans", "nothing".
+    """
 
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    checked: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    extent: str = NOT_REPLAYED
+
+    @classmethod
+    def of(cls, lines: Iterable[Said], extent: str) -> Replayed:
+        """Return the lines by their sort."""
+        said = [(sort, plain_line(text)) for sort, text in lines]
+        by_sort = {sort: tuple(text for one, text in said if one is sort) for sort in Sort}
+        return cls(by_sort[Sort.PROBLEM], by_sort[Sort.CHECKED], by_sort[Sort.UNCHECKED], extent)
+
+    @classmethod
+    def nothing(cls, why: str) -> Replayed:
+        """Return that nothing was taken again, and why."""
+        return cls(unchecked=(plain_line(f"not checked: {why}"),))
 
 
-def replay_run(folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, Any], data: Path) -> Replayed:
+def replay_run(
+    folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, Any], data: Path, *, limit_s: float = LIMIT_S
+) -> Replayed:
     """Compute the last checkpoint's loss again, and steps between those that are here, where that takes minutes.
 
-    `told` is what the receipt states, `recipe` the plan's, `data` where the shards are.
+    `told` is what the receipt states, `recipe` the plan's, `data` where the shards are; nothing is computed for longer
+    than `limit_s`.
     """
     if not terms_in(told).has_model:
-        return Replayed(notes=("not checked: it ran a command of its user's own",))
+        return Replayed.nothing("it ran a command of its user's own")
     listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
     files = [one for one in listed if sha256_of(folder.artifacts / one["name"]) == one["sha256"]]
     last = newest_whole(files)
     if last is None or last != newest_whole(listed):
-        return Replayed(notes=("not checked: the last checkpoint is not here whole, as it came home",))
+        return Replayed.nothing("the last checkpoint is not here whole, as it came home")
     own = [one for one in files if one["step"] == last]
     if not _has_shards(data):
-        return Replayed(notes=("not checked: the shards that it was trained on are not here",))
+        return Replayed.nothing("the shards that it was trained on are not here")
     weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
     state = _state(folder, files, last)
     spans = _spans(files, told, recipe, weights.stat().st_size // 4)
     words = [f"--again={first}:{until}" for first, until in spans]
     found = HomeCheckpoint(last, weights, data, dict(recipe))
     try:
-        answer = parse_object(ask_trainer("trainer.replay", found, *words, limit_s=LIMIT_S))
+        answer = parse_object(ask_trainer("trainer.replay", found, *words, limit_s=limit_s))
     except SetupError as error:
-        return Replayed(notes=(f"not checked: {error.what}",))
+        return Replayed.nothing(error.what)
     except UsageError as error:
         return Replayed(problems=(f"step {last} cannot be computed again: {error.what}",))
     start = told["training"]["start"]["event"] or {}
-    judged = [*_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
+    lines = [*_loss(answer, state, last, "same" if _is_alike(answer, start) else "other")]
     if last not in (until for _, until in spans):
-        judged.append(("the steps to it were not checked: that would take long", False))
+        lines.append((Sort.UNCHECKED, "the steps to it were not checked: that would take long"))
     for again in answer["again"]:
-        judged += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state)
-    return Replayed(*(tuple(plain_line(said) for said, bad in judged if bad is wanted) for wanted in (True, False)))
+        every = int(recipe["train"].get("log_every", 0))
+        lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every)
+    is_all = spans == [(0, last)]
+    return Replayed.of(
+        lines, "all" if is_all else f"{len(spans)} span{'s' * (len(spans) != 1)}" if spans else "nothing"
+    )
 
 
-def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[tuple[str, bool]]:
+def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:
     """The validation loss of the weights, in evaluation mode, beside the one that the checkpoint has."""
     said, found = number(state.get("val_loss")), number(answer["val_loss"])
     if said is None:
-        yield f"the validation loss of step {last} was not checked: none was taken there", False
+        yield Sort.UNCHECKED, f"the validation loss of step {last} was not checked: none was taken there"
     elif found is None or abs(found - said) > LOSS_APART[kind] * abs(said):
-        yield f"the weights of step {last} have the validation loss {found}, and the run says {said}", True
+        yield Sort.PROBLEM, f"the weights of step {last} have the validation loss {found}, and the run says {said}"
     else:
-        yield f"the validation loss of step {last} is {found:.6g} again", False
+        yield Sort.CHECKED, f"the validation loss of step {last} is {found:.6g} again"
 
 
 def _steps(
-    again: Mapping[str, Any], answer: Mapping[str, Any], folder: RunFolder, start: Mapping[str, Any], state: Any
-) -> Iterator[tuple[str, bool]]:
+    again: Mapping[str, Any],
+    answer: Mapping[str, Any],
+    folder: RunFolder,
+    start: Mapping[str, Any],
+    state: Mapping[str, Any],
+    every: int,
+) -> Iterator[Said]:
     """A span that was taken again: to the bit on the same kind of processor, else as long as losses agree.
 
-    `state` is that of the checkpoint which ends it, or the last one's.
+    `state` is that of the checkpoint which ends it, or the last one's; a loss is told `every` so many steps. Nothing
+    that the checked run states makes less of it a finding: what its words keep from being checked is unchecked.
     """
     first, until, here = again["from"], again["to"], answer["kind"]
     span = f"steps {first} to {until}"
     taken = {int(step): float(loss) for step, loss in again["losses"].items()}
     told = {step: losses for step, losses in _told(folder, range(first + 1, until + 1)).items() if step in taken}
     apart = STEPS_APART["same" if _is_alike(answer, start) else "other"]
-    for step, losses in sorted(told.items()):
-        if step <= first + FIRST_STEPS and all(abs(taken[step] - loss) > apart * abs(loss) for loss in losses):
-            yield f"step {step}, taken again, has loss {taken[step]:.6g}, and the run says {min(losses):.6g}", True
+    early = {step: losses for step, losses in sorted(told.items()) if step <= first + FIRST_STEPS}
+    for step, losses in early.items():
+        if all(abs(taken[step] - loss) > apart * abs(loss) for loss in losses):
+            told_loss = min(losses)
+            yield (
+                Sort.PROBLEM,
+                f"step {step}, taken again, has loss {taken[step]:.6g}, and the run says {told_loss:.6g}",
+            )
             return
+    agreed = f"{len(early)} of the losses of its first {FIRST_STEPS} steps were compared and agree"
+    if not early:
+        agreed = "no loss of its first steps is told, so none was compared"
+        due = range(first + 1, min(until, first + FIRST_STEPS) + 1)
+        if any(step == 1 or (every and step % every == 0) for step in due):
+            yield Sort.PROBLEM, f"{span}: {agreed}, and the trainer tells some"
+    yield from _moved(again, span)
     is_equal = again["equal"]
     if is_equal is None:  # No checkpoint ends it: then the losses are all that there is.
         is_equal = bool(told) and all(taken[step] in losses for step, losses in told.items())
     is_same_kind = state.get("kind") == here and state.get("processes") == 1 and answer["device"] == "cpu"
     if is_equal and start.get("device") == "cuda" and answer["device"] == "cpu":
-        yield f"the log says cuda, and a CPU gives what {span} gave to the bit", True
+        yield Sort.PROBLEM, f"the log says cuda, and a CPU gives what {span} gave to the bit"
     elif is_equal:
-        yield f"{span} are the same to the bit", False
-    elif is_same_kind and not _resumed_in(folder, first, until) and (told or again["equal"] is not None):
-        yield f"{span} are not the same to the bit, on the same kind of processor ({here})", True
+        yield Sort.CHECKED, f"{span} are the same to the bit"
+    elif _resumed_in(folder, first, until):
+        yield (
+            Sort.UNCHECKED,
+            f"{span}: {agreed}; the bits were not checked, since the run says that it was resumed there",
+        )
+    elif is_same_kind and (told or again["equal"] is not None):
+        yield Sort.PROBLEM, f"{span} are not the same to the bit, on the same kind of processor ({here})"
     else:
-        agreed = f"the first {FIRST_STEPS} agree, " if told else ""
-        yield f"{span}: {agreed}the bits were not checked, since another kind of processor may have taken them", False
+        theirs = plain_line(str(state.get("kind") or "unknown"))[:80]
+        yield (
+            Sort.UNCHECKED,
+            f"{span}: {agreed}; the bits were not checked: it says that it ran on {theirs}, this is {here}",
+        )
+
+
+def _moved(again: Mapping[str, Any], span: str) -> Iterator[Said]:
+    """How much alike the weights moved in a span: what no word of the run explains is a problem."""
+    alike = number(again.get("alike"))
+    if alike is None or again["equal"]:
+        return
+    words = f"over {span} its weights moved as the replayed ones did by a cosine of {alike:.3f}"
+    if again["from"] == 0 and again["to"] <= MOST_ALIKE_STEPS and alike < LEAST_ALIKE:
+        yield Sort.PROBLEM, f"{words}; those of honest runs on other processors do by {LEAST_ALIKE} and more"
+    else:
+        yield Sort.CHECKED, words
 
 
 def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:

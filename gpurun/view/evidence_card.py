@@ -63,14 +63,18 @@ def _first(told: Predicate, platform: str) -> list[tuple[str, str]]:
 
 def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
     """A row for each card or learner, then how many of each verdict there are; rows are `CardRow`s."""
+    is_replayed = any(row.replayed for row in rows)
     columns = (
         Column("LEARNER"),
         Column("FILE", leaves=3),
         Column("RUN", leaves=2),
+        Column("RECIPE", leaves=8),
+        Column("STEPS", right=True, leaves=9),
         Column("DEVICE", leaves=4),
         Column("LOSS", right=True, leaves=5),
         Column("VAL", right=True, leaves=6),
         Column("COST", right=True, leaves=1),
+        *([Column("REPLAYED", leaves=7)] if is_replayed else []),
         Column("VERDICT", least=22),
     )
     cells = [
@@ -78,10 +82,13 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
             Span(row.student or UNKNOWN, "title"),
             row.file or UNKNOWN,
             row.run or UNKNOWN,
+            row.recipe or UNKNOWN,
+            f"{row.steps:,}" if row.told else UNKNOWN,
             row.device or UNKNOWN,
             UNKNOWN if row.loss is None else format_loss(row.loss),
             UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
             UNKNOWN if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is),
+            *([row.replayed or UNKNOWN] if is_replayed else []),
             Span(row.verdict.upper() if row.problems else row.verdict, "bad" if row.problems else _look(row.verdict)),
         ]
         for row in rows

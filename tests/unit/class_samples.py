@@ -50,7 +50,7 @@ class Lab(CloudRun):
     def plan(self) -> dict[str, Any]:
         told = super().plan()
         data = {**told["data"], "vocab_size": 30, "folder": f"{self.home.root}/runs/x/data"}
-        own = {key: self.opened_with[key] for key in ("mode",) if key in self.opened_with}
+        own = {key: self.opened_with[key] for key in ("mode", "trainer") if key in self.opened_with}
         return {**told, "recipe_sha256": digest_of(self.recipe), "resolved": self.recipe, "data": data, **own}
 
     def opened(self) -> Note:

@@ -41,7 +41,7 @@ class CloudRun:
         """What the trainer wrote: a log, events, one checkpoint of three files and a sample."""
         gpu = "NVIDIA H100" if self.device == "cuda" else None
         name = [f"cuda_name: {gpu}"] if gpu else []
-        steps = [(step, 4.0 - step / 60) for step in range(10, 121, 10)]
+        steps = [(step, 4.0 - step / 60) for step in (1, *range(10, 121, 10))]
         lines = [f"step {step:04d} | loss {loss:.4f} | lr 3.00e-04 | elapsed {step}.0 s" for step, loss in steps]
         code = "code: embedding trainer/model.py:130 | attention trainer/model.py:45 | loss trainer/loss.py:104"
         log = [

@@ -19,6 +19,7 @@ import pytest
 from gpurun.core.records import canonical
 from gpurun.ledger.evidence.card import INDEX, NoCard, read_card
 from gpurun.ledger.evidence.class_check import CardRow, check_class
+from gpurun.ledger.evidence.roster import Task, new_roster
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
 from tests.command_line import gpurun
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
@@ -290,3 +291,47 @@ def test_under_strict_a_machine_of_no_provider_is_a_problem(own_home: Path, tmp_
     Lab(tmp_path, 0, "", endpoint="http://127.0.0.1:4010").hand_in(tmp_path / "cards")
     asked = ("audit", "--roster", str(tmp_path / "cards"))
     assert (gpurun(*asked).returncode, gpurun(*asked, "--strict").returncode) == (0, 10)
+
+
+def test_an_honest_learner_who_hands_in_twice_is_accused_of_nothing(tmp_path: Path) -> None:
+    into, roster = tmp_path / "cards", a_class(3)
+    words = [one.challenge for one in roster.students]
+    first = Lab(tmp_path, 0, words[0])
+    first.hand_in(into, "monday.zip")
+    Lab(tmp_path, 10, words[0], beside=first).hand_in(into, "tuesday.zip")
+    Lab(tmp_path, 1, words[1]).hand_in(into, "other.zip")
+    rows = {row.file: row for row in check_class(cards_in(into), roster) if row.file}
+    assert all(not row.problems for row in rows.values()), [row.problems for row in rows.values()]
+    assert rows["monday.zip"].verdict == "handed in twice"
+    assert rows["monday.zip"].checked == ["handed in twice; the later counts: tuesday.zip"]
+    assert rows["tuesday.zip"].verdict == rows["other.zip"].verdict
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (Task(), ""),
+        (Task(recipe="gpt2-124m", steps=120), ""),
+        (Task(recipe="mini-gpt"), "it trained gpt2-124m, and the class was given mini-gpt"),
+        (Task(steps=300), "its last checkpoint is of step 120, and the class was given 300 steps"),
+        (Task(data="0123456789ab"), "and the class was given 0123456789ab…"),
+        (Task(trainer="0123456789ab"), "it used another trainer than the class was given"),
+    ],
+)
+def test_what_a_class_was_given_is_held_against_each_card(tmp_path: Path, task: Task, problem: str) -> None:
+    into = tmp_path / "cards"
+    roster = new_roster("ml-2026", ["Ada"], 0.0, task)
+    Lab(tmp_path, 0, roster.students[0].challenge).hand_in(into)
+    (row,) = check_class(cards_in(into), roster)
+    assert (row.recipe, row.steps) == ("gpt2-124m", 120)
+    assert bool(row.problems) == bool(problem), row.problems
+    assert problem in "".join(row.problems)
+
+
+def test_an_official_trainer_of_another_release_is_not_checked_and_not_accused(tmp_path: Path) -> None:
+    into = tmp_path / "cards"
+    roster = new_roster("ml-2026", ["Ada"], 0.0, Task(trainer="official"))
+    Lab(tmp_path, 0, roster.students[0].challenge, trainer="official trainer 0.1.0").hand_in(into)
+    (row,) = check_class(cards_in(into), roster, official="f" * 64)
+    assert row.problems == []
+    assert any("official trainer 0.1.0 is of another release" in note for note in row.notes)

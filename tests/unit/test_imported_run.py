@@ -52,7 +52,10 @@ class Notebook:
         device, torch = ("cuda", "2.10.0+cu128") if card else ("cpu", "2.10.0+cpu")
         start = {"kind": "start", "step": 0, "device": device, "cuda_name": card, "torch": torch, "steps": 300}
         events = [start | {"world_size": 1, "parameters": parameters, "precision": "fp16" if card else "fp32"}]
-        events.append({"kind": "step", "step": 300, "loss": 1.5, "tokens": 19_200, "elapsed_s": 9.0})
+        told = [1, *(step for step in range(1, 301) if step % recipe["train"]["log_every"] == 0)]
+        events += [
+            {"kind": "step", "step": at, "loss": 450 / at, "tokens": 64 * at, "elapsed_s": 0.03 * at} for at in told
+        ]
         events += [{"kind": "stop", "step": 300, "reason": "done", "message": "", "train_s": 9.0}] if ends else []
         state = {"step": 300, "loss": 1.5, "torch": torch, "recipe": recipe, "data": {}}
         made = {

@@ -63,7 +63,9 @@ class Kept:
 
         self.patch.setattr(room, "ask_trainer", ask)
         told = {"checkpoint": {"files": files}, "asked": asked, "training": {"start": {"event": start}}}
-        return replay_run(self.folder, told, {"train": {"init_from": "", "batch_tokens": batch}}, self.folder.data)
+        return replay_run(
+            self.folder, told, {"train": {"init_from": "", "batch_tokens": batch, "log_every": 10}}, self.folder.data
+        )
 
 
 @pytest.fixture
@@ -74,7 +76,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 def test_the_same_bits_and_the_same_loss_are_told_as_checked(kept: Kept) -> None:
     found = kept.judged()
     assert found.problems == ()
-    assert found.notes == ("the validation loss of step 20 is 2 again", "steps 0 to 20 are the same to the bit")
+    assert found.checked == ("the validation loss of step 20 is 2 again", "steps 0 to 20 are the same to the bit")
+    assert (found.unchecked, found.extent) == ((), "all")
     assert kept.asked == [("--again=0:20",)]
 
 
@@ -104,9 +107,13 @@ def test_what_must_agree_and_does_not_is_a_problem(
 
 def test_between_kinds_of_processor_chance_parts_the_bits_and_accuses_nobody(kept: Kept) -> None:
     """Measured: 0.16 in a weight after 300 steps of the lab on two instruction sets, 1e-5 of the loss after 20."""
-    found = kept.judged({**ANSWER, "kind": "EPYC AVX2 | 2 threads", "again": [{**ANOTHER, "losses": {"10": 3.00001}}]})
+    found = kept.judged(
+        {**ANSWER, "kind": "EPYC AVX2 | 2 threads", "again": [{**ANOTHER, "losses": {"10": 3.00001, "20": 2.50001}}]}
+    )
     assert found.problems == ()
-    assert "the bits were not checked, since another kind of processor may have taken them" in found.notes[1]
+    (said,) = found.unchecked
+    assert "2 of the losses of its first 20 steps were compared and agree; the bits were not checked" in said
+    assert f"it says that it ran on {HERE}, this is EPYC AVX2" in said
 
 
 def test_a_card_in_16_bit_is_held_to_what_was_measured_between_precisions(kept: Kept) -> None:
@@ -119,18 +126,19 @@ def test_a_card_in_16_bit_is_held_to_what_was_measured_between_precisions(kept: 
 
 def test_what_could_not_be_computed_is_said_and_is_no_accusation(kept: Kept) -> None:
     missing = SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint="Install it.")
-    assert kept.judged(missing) == Replayed(notes=("not checked: This needs PyTorch, which is not installed here.",))
-    assert "none was taken there" in kept.judged(state={**STATE, "val_loss": None}).notes[0]
+    assert kept.judged(missing) == Replayed.nothing("This needs PyTorch, which is not installed here.")
+    assert "none was taken there" in kept.judged(state={**STATE, "val_loss": None}).unchecked[0]
     long = kept.judged({**ANSWER, "again": []}, batch=10**15)
-    assert "the steps to it were not checked: that would take long" in long.notes
+    assert "the steps to it were not checked: that would take long" in long.unchecked
+    assert long.extent == "nothing"
     (kept.folder.data / "t.bin").write_bytes(b"others")
-    assert kept.judged().notes == ("not checked: the shards that it was trained on are not here",)
+    assert kept.judged() == Replayed.nothing("the shards that it was trained on are not here")
 
 
 def test_a_checkpoint_that_is_not_the_one_that_came_home_is_not_opened(kept: Kept) -> None:
     kept.harm = b"other weights"
     found = kept.judged()
-    assert found.notes == ("not checked: the last checkpoint is not here whole, as it came home",)
+    assert found == Replayed.nothing("the last checkpoint is not here whole, as it came home")
     assert kept.asked == []
 
 
@@ -158,14 +166,32 @@ def test_a_run_that_changed_its_machine_on_the_way_is_not_held_to_the_bit(kept: 
         file.write(json.dumps({"kind": "start", "step": 10, "resumed_from": 10}) + "\n")
     found = kept.judged({**ANSWER, "again": [ANOTHER]})
     assert found.problems == ()
-    assert "the bits were not checked" in found.notes[1]
+    assert "the bits were not checked, since the run says that it was resumed there" in found.unchecked[0]
 
 
 def test_a_span_that_no_checkpoint_ends_is_held_to_its_losses(kept: Kept) -> None:
     begun = {**EQUAL, "to": 15, "equal": None, "most": None, "losses": {"10": 3.0}}
-    assert "steps 0 to 15 are the same to the bit" in kept.judged({**ANSWER, "again": [begun]}).notes
+    assert "steps 0 to 15 are the same to the bit" in kept.judged({**ANSWER, "again": [begun]}).checked
     (said,) = kept.judged({**ANSWER, "again": [{**begun, "losses": {"10": 3.0000001}}]}).problems
     assert "steps 0 to 15 are not the same to the bit" in said
+
+
+def test_losses_that_were_deleted_are_a_problem_and_not_an_agreement(kept: Kept) -> None:
+    """It said "the first 20 agree" where none was compared."""
+    kept.folder.events.write_text('{"kind": "step", "step": 30, "loss": 2.0}\n')
+    found = kept.judged({**ANSWER, "again": [ANOTHER]}, state={**STATE, "processes": 2})
+    assert "no loss of its first steps is told, so none was compared, and the trainer tells some" in found.problems[0]
+    assert not any("agree" in said for said in (*found.problems, *found.checked, *found.unchecked))
+
+
+@pytest.mark.parametrize("edit", [{"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, {"processes": 2}])
+def test_no_word_of_the_run_makes_less_of_weights_that_went_another_way(kept: Kept, edit: dict[str, Any]) -> None:
+    """A classmate's training under a challenge of one's own, with one field edited."""
+    found = kept.judged({**ANSWER, "again": [{**ANOTHER, "alike": 0.07}]}, state={**STATE, **edit})
+    assert "moved as the replayed ones did by a cosine of 0.070; those of honest runs" in found.problems[0]
+    honest = kept.judged({**ANSWER, "again": [{**ANOTHER, "alike": 0.93}]}, state={**STATE, **edit})
+    assert honest.problems == ()
+    assert "the bits were not checked" in honest.unchecked[0]
 
 
 def test_a_run_that_went_on_from_another_is_not_taken_again_from_the_beginning(kept: Kept) -> None:

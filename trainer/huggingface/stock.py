@@ -39,7 +39,7 @@ def _arguments(run: Run, folder: str) -> transformers.TrainingArguments:
         adam_beta1=optim.beta1, adam_beta2=optim.beta2, adam_epsilon=optim.eps, max_grad_norm=optim.grad_clip,
         train_sampling_strategy="sequential", bf16=run.device.precision == "bf16", use_cpu=not cuda,
         logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        remove_unused_columns=False, dataloader_pin_memory=cuda, seed=run.recipe.train.seed,
+        remove_unused_columns=False, dataloader_pin_memory=cuda, seed=run.recipe.train.seed % 2**32,
     )  # fmt: skip
     # One process trains on its one card: of every card it sees their Trainer would make a replica, each with a batch.
     arguments._n_gpu = 1

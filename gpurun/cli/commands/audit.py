@@ -40,6 +40,9 @@ def audit(
     ] = None,
     key: Annotated[str, typer.Option("--key", metavar="PUB", help="Trust this public key file alone.")] = "",
     replay: Annotated[bool, typer.Option("--replay", help="Compute the last checkpoint's losses again, too.")] = False,
+    require_replay: Annotated[
+        bool, typer.Option("--require-replay", help="The same, and whatever could not be is a problem.")
+    ] = False,
     roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check a folder of cards instead.")] = "",
     class_file: Annotated[str, typer.Option("--class", metavar="CLASS", help="The class that they are of.")] = "",
     csv: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write the table of --roster there, too.")] = "",
@@ -54,18 +57,19 @@ def audit(
     from gpurun.ledger.runs import find_run
 
     if roster or class_file or csv:
-        from gpurun.cli.roster_audit import audit_roster
+        from gpurun.cli.roster_audit import RosterOrder, audit_roster
 
-        beside = bool(runs or since or head or key or against_bill)
-        return audit_roster(session, roster, class_file, csv, replay=replay, strict=strict, beside=beside)
+        order = RosterOrder(roster, class_file, csv, replay=replay, require_replay=require_replay, strict=strict)
+        return audit_roster(session, order, beside=bool(runs or since or head or key or against_bill))
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(with_bill(row, bills.get(row.run)) for row in report.rows))
-    replays = _replays(session, report) if replay else {}
-    report = replace(report, rows=tuple(with_replay(row, replays.get(row.run)) for row in report.rows))
+    replays = _replays(session, report) if replay or require_replay else {}
+    rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
+    report = replace(report, rows=tuple(rows))
     return _shown(session, report, bills, replays, driven, strict=strict)
 
 
@@ -97,9 +101,10 @@ def _shown(
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
     said += [f"  {row.run}: {row.trainer}" for row in report.rows if row.trainer.startswith("changed")]
     said += [f"  {run}: {text}" for run, bill in bills.items() for text in bill_notes(bill)]
-    said += [f"  {run}: {text}" for run, one in replays.items() for text in one.notes]
+    said += [f"  {run}: {text}" for run, one in replays.items() for text in (*one.checked, f"replayed: {one.extent}")]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
-    data = audit_data(report, bills) | {"replay": {run: list(one.notes) for run, one in replays.items()}}
+    told = {run: [*one.checked, *one.unchecked] for run, one in replays.items()}
+    data = audit_data(report, bills) | {"replay": told, "replayed": {run: one.extent for run, one in replays.items()}}
     return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
 
 
@@ -117,7 +122,7 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """What a replay says of each run that has a receipt."""
     from gpurun.cli.replay import Replayed, replay_run
-    from gpurun.core.untrusted import finding, plain_line
+    from gpurun.core.untrusted import finding
     from gpurun.ledger.runs import look
     from gpurun.ledger.write_receipt import read_receipt
 
@@ -132,7 +137,7 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
                 data = Path(folder.now_at(plan.data.folder))
                 found[row.run] = replay_run(folder, {**told}, plan.resolved, data)
             except (GpurunError, OSError) as error:
-                found[row.run] = Replayed(notes=(plain_line(f"not checked: {error}"),))
+                found[row.run] = Replayed.nothing(str(error))
         if problems:
             found[row.run] = Replayed(problems=tuple(problems))
     return found

@@ -20,18 +20,34 @@ def new(
     name: Annotated[str, typer.Argument(metavar="CLASS", help="The class's name: letters, digits and dashes.")],
     *,
     students: Annotated[str, typer.Option("--students", metavar="FILE", help="One learner a line.")],
+    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="The recipe that all train.")] = "",
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="So many steps each.")] = 0,
+    data: Annotated[
+        str, typer.Option("--data", metavar="SHA256", help="The data that all train on, as a receipt names them.")
+    ] = "",
+    trainer: Annotated[
+        str, typer.Option("--trainer", metavar="official|SHA256", help="The trainer that all use.")
+    ] = "",
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else CLASS.roster.json.")] = "",
 ) -> Result:
-    """Draw a challenge for each learner, which a run's seed then follows from; keep the file, hand out the words."""
-    from gpurun.cli.render import write_file
-    from gpurun.ledger.evidence.roster import new_roster, read_students
+    """Draw a challenge for each learner, which a run's seed then follows from; keep the file, hand out the words.
 
-    roster = new_roster(name, read_students(Path(students).expanduser()), session.clock.wall())
+    A card that has another recipe, other data, fewer steps or another trainer than the class was given is a problem.
+    """
+    from gpurun.cli.render import write_file
+    from gpurun.ledger.evidence.roster import Task, new_roster, read_students
+    from gpurun.planning.recipe import load_recipe
+
+    task = Task(
+        recipe=load_recipe(recipe).name if recipe else "", steps=steps, data=data.lower(), trainer=trainer.lower()
+    )
+    roster = new_roster(name, read_students(Path(students).expanduser()), session.clock.wall(), task)
     path = Path(output or f"{name}.roster.json").expanduser()
     _refuse_another(path)
     write_file(path, roster.to_json(), flag="-o")
     width = max(len(one.name) for one in roster.students)
-    lines = [f"{one.name:{width}}  gpurun train course-lab --challenge {one.challenge}" for one in roster.students]
+    command = f"gpurun train {recipe or 'course-lab'}{f' --set train.steps={steps}' if steps else ''}"
+    lines = [f"{one.name:{width}}  {command} --challenge {one.challenge}" for one in roster.students]
     after = f"Wrote {path}. Check what they hand in: gpurun audit --roster FOLDER --class {path}"
     return Result(data=roster.model_dump(mode="json"), text="\n".join(lines), after=after)
 

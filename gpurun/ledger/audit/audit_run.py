@@ -20,7 +20,7 @@ from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
 from gpurun.core.untrusted import finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import differences
-from gpurun.ledger.audit.contradictions import contradictions
+from gpurun.ledger.audit.contradictions import contradictions, weaknesses
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.other_rules import broken_by_any_rules, note_of
@@ -300,6 +300,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     if found.has_travelled and "command" not in opened and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
+    found.warnings += weaknesses(folder, plan, made) if "command" not in opened else ()
     found.problems += _opening_problems(opened, plan)
 
 

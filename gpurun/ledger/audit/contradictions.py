@@ -17,8 +17,9 @@ from typing import Any
 from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import RunFolder
+from gpurun.core.receipt_rules import trainer_told
 from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
-from gpurun.core.untrusted import lines_of, plain_line, read_object
+from gpurun.core.untrusted import lines_of, plain_line, read_object, whole
 from gpurun.ledger.audit.rentals import named, seconds_between
 from gpurun.ledger.audit.strict_lines import Json
 
@@ -57,6 +58,7 @@ def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told:
         yield from _card_problems(said, told)
         yield from _speed_problems(said, plan)
     yield from _challenge_problems(told, plan)
+    yield from _step_problems(said, records, told, plan)
     yield from _size_problems(said, told, plan)
     yield from _log_problems(folder, said)
     yield from _time_problems(said, records)
@@ -110,6 +112,8 @@ def _card_problems(said: _Said, told: Mapping[str, Any]) -> Iterator[str]:
         yield "the log says cuda, and before it began the machine told of no GPU"
     known = {str(one.get("name")) for one in torch.get("devices") or ()}
     for name in sorted({one.cuda_name for one in said.starts if one.cuda_name}):
+        if not re.search(r"\d|TITAN", name):
+            yield f"the log names {plain_line(name)!r} as its card, and that is the name of none"
         if known and name not in known:
             yield f"the log names a {name}, and the machine told of {plain_line(', '.join(sorted(known)))}"
         if machine and "gpu" not in machine.get("as_ordered", ()) and not _is_of_family(str(machine["gpu"]), name):
@@ -146,10 +150,42 @@ def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
     challenge = train.get("challenge", "")
     if told["asked"].get("challenge", "") != challenge:
         yield "the run was not opened with the plan's challenge"
-    if challenge and recipe_file.seed_of(challenge) != train.get("seed"):
+    if challenge and train.get("seed") not in (recipe_file.seed_of(challenge), recipe_file.seed_of(challenge, 32)):
         yield "its seed is not the one that its challenge gives"
     if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
         yield "its challenge was given to another key than the one that its receipt names"
+
+
+def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
+    """What makes a run that contradicts nothing say less than others: each is a warning, which `--strict` counts."""
+    train = plan.get("resolved", {}).get("train", {})
+    if (challenge := train.get("challenge")) and train.get("seed") == recipe_file.seed_of(challenge, 32):
+        yield "not checked: the seed of an older gpurun has 32 bits, and a key can be searched that gives another's"
+    first = next((event for event in events_of(folder.events) if isinstance(event, Start)), None)
+    if first is not None and first.resumed_from and not told["asked"].get("continues"):
+        yield f"not checked: its events begin at step {first.resumed_from}, as resumed, and nothing shows what came before"
+
+
+def _step_problems(said: _Said, records: Sequence[Json], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Whether the events have each step that the trainer tells: the first, every `log_every` and the last one.
+
+    After the last step that is told, lines may be lost with a machine; of a run that ended well none is.
+    """
+    every = whole(plan.get("resolved", {}).get("train", {}).get("log_every"))
+    if not every or not said.starts or not said.losses or trainer_told(told).startswith("changed"):
+        return  # Of a run that tells no loss at all nothing is claimed that steps would show; a replay finds that.
+    begun = said.starts[0].resumed_from or 0
+    is_whole = told["training"]["outcome"] == "done" and not any(
+        one["data"]["code"] == "log.left" for one in named(records, "incident")
+    )
+    saved = [one["step"] for one in told["checkpoint"]["files"] if is_whole and whole(one.get("step"))]
+    last = max([*said.losses, *saved], default=begun)
+    due = [1] * (begun == 0 and last > 0) + [
+        step for step in range(begun + 1, last + 1) if step > 1 and step % every == 0
+    ]
+    if missing := [step for step in due if step not in said.losses]:
+        more = f", nor of {len(missing) - 1:,} others" if len(missing) > 1 else ""
+        yield f"the events have no loss of step {missing[0]}{more}, and the trainer tells it"
 
 
 def _size_problems(said: _Said, told: Mapping[str, Any], plan: Json) -> Iterator[str]:

@@ -9,22 +9,23 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
+from gpurun.core.receipt_rules import trainer_told
 from gpurun.core.untrusted import finding, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.audit.strict_lines import journal_lines
 from gpurun.ledger.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
-from gpurun.ledger.evidence.roster import Roster
+from gpurun.ledger.evidence.roster import OFFICIAL, Roster, Task
 from gpurun.ledger.signing import parse_public_key, payload_of
 
-NO_CARD, UNREADABLE = "no card", "not a card"
+NO_CARD, UNREADABLE, TWICE = "no card", "not a card", "handed in twice"
 _DAY_S = 86_400.0
 
 
@@ -32,14 +33,20 @@ _DAY_S = 86_400.0
 class CardRow:
     """One file of the folder, or one learner of whom there is none.
 
-    `notes` are warnings, which count under --strict; `checked` is what was computed again, or was not and why. `marks`
-    are what no second card may have, in words; `weights` the digests of the checkpoints'.
+    `notes` are warnings, which count under --strict; `checked` is what was computed again, and `replayed` how much of
+    the training was ("all", "3 spans", "nothing"; "" where none was asked for). `marks` are what no second card may
+    have, in words; `weights` the digests of the checkpoints'.
     """
 
     file: str
     student: str = ""
     run: str = ""
     verdict: str = UNREADABLE
+    recipe: str = ""
+    steps: int = 0
+    """So many were trained."""
+    data: str = ""
+    trainer: str = ""
     device: str = ""
     loss: float | None = None
     val_loss: float | None = None
@@ -50,6 +57,7 @@ class CardRow:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
+    replayed: str = ""
     marks: set[str] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
@@ -57,9 +65,22 @@ class CardRow:
     told: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_class(cards: Iterable[Path], roster: Roster | None) -> list[CardRow]:
-    """A row for each file, in their order, then one for each learner of the class who has none."""
-    rows = [_row(path, roster) for path in cards]
+def check_class(
+    cards: Iterable[Path],
+    roster: Roster | None,
+    *,
+    official: str = "",
+    on_row: Callable[[CardRow], None] = lambda row: None,
+) -> list[CardRow]:
+    """A row for each file, in their order, then one for each learner of the class who has none.
+
+    `official` is the sha256 of this gpurun's own trainer. `on_row` has each row as soon as its card is judged alone;
+    what two cards show together comes after all of them.
+    """
+    rows = []
+    for path in cards:
+        rows.append(_row(path, roster, official))
+        on_row(rows[-1])
     _hold_together(rows, is_class=roster is not None)
     handed_in = {row.student for row in rows}
     absent = (one.name for one in (roster.students if roster else ()) if one.name not in handed_in)
@@ -70,14 +91,14 @@ def check_class(cards: Iterable[Path], roster: Roster | None) -> list[CardRow]:
     return rows
 
 
-def _row(path: Path, roster: Roster | None) -> CardRow:
+def _row(path: Path, roster: Roster | None, official: str) -> CardRow:
     row = CardRow(file=plain_line(path.name))
     with finding(row.problems.append, "it cannot be followed"):
         try:
             card = read_card(path)
             with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
                 _judge(row, card, Path(own))
-            _hold_against(row, roster)
+            _hold_against(row, roster, official)
         except NoCard as error:
             row.problems.append(str(error))
     return row
@@ -123,6 +144,9 @@ def _judge(row: CardRow, card: Card, root: Path) -> None:
         row.notes += [*found.warnings, *(f"{name} was left out: {card.left_out[name]}" for name in left_out)]
         row.verdict = found.verdict
     figures, start = told["training"]["figures"], told["training"]["start"]["event"] or {}
+    row.recipe, row.data = (plain_line(str(one)) for one in (told["asked"]["recipe"], told["digests"]["data"]))
+    row.steps = max((one["step"] for one in told["checkpoint"]["files"] if type(one.get("step")) is int), default=0)
+    row.trainer = trainer_told(told)
     row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
     row.loss, row.val_loss = (_number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
     row.cost_micros, row.cost_is = found.measured_micros, found.measured_is
@@ -136,9 +160,14 @@ def _number(value: Any) -> float | None:
     return float(value) if type(value) in (int, float) else None
 
 
-def _hold_against(row: CardRow, roster: Roster | None) -> None:
-    """Whether the card is one of the class."""
-    if roster is None or not row.told:
+def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
+    """Whether the card is one of the class, and of what the class was to train."""
+    if not row.told:
+        return
+    is_official = row.trainer.startswith(OFFICIAL)
+    if is_official and official and row.told["digests"]["trainer"] != official:
+        row.notes.append(f"not checked: {row.trainer} is of another release than this gpurun's")
+    if roster is None:
         return
     word = row.challenge.rpartition(":")[0]
     student = next((one for one in roster.students if one.challenge == word), None)
@@ -149,6 +178,21 @@ def _hold_against(row: CardRow, roster: Roster | None) -> None:
     asked = row.told["timeline"]["asked"]
     if asked != "unknown" and _wall(asked) < roster.made_wall - _DAY_S:
         row.problems.append(f"it says that it began before {roster.name} had its challenges")
+    row.problems += _other_than(roster.task, row)
+
+
+def _other_than(task: Task, row: CardRow) -> Iterator[str]:
+    """What a card has otherwise than its class was given."""
+    if task.recipe and row.recipe != task.recipe:
+        yield f"it trained {row.recipe}, and the class was given {task.recipe}"
+    if task.steps and row.steps != task.steps:
+        yield f"its last checkpoint is of step {row.steps:,}, and the class was given {task.steps:,} steps"
+    if task.data and not row.data.startswith(task.data):
+        yield f"it trained on the data {row.data[:12]}…, and the class was given {task.data[:12]}…"
+    if task.trainer == OFFICIAL and not row.trainer.startswith(OFFICIAL):
+        yield f"it used a {row.trainer}, and the class was given the official one"
+    if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
+        yield f"it used another trainer than the class was given ({task.trainer[:12]}…)"
 
 
 def _wall(utc: Any) -> float:
@@ -159,7 +203,7 @@ def _wall(utc: Any) -> float:
 
 def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
     """What two cards cannot both have: a word, a key, a rental, a log, a receipt, a place in a chain, weights."""
-    judged = _each_once([row for row in rows if row.told])
+    judged = _last_of_each(_each_once([row for row in rows if row.told]))
     for mark, owners in _shared((mark, row) for row in judged for mark in row.marks):
         _accuse(owners, f"{mark} is that of {{others}} too")
     for word, owners in _shared((row.challenge.rpartition(":")[0], row) for row in judged if row.challenge):
@@ -185,6 +229,19 @@ def _each_once(rows: Sequence[CardRow]) -> list[CardRow]:
             files = [one.file for one in owners if one is not row]
             row.notes.append(f"the same card as {', '.join(files[:3])}")
     return list({row.receipt_sha256: row for row in rows}.values())
+
+
+def _last_of_each(rows: Sequence[CardRow]) -> list[CardRow]:
+    """The rows, of a learner's several runs for one challenge the last: the same key signed them, and nobody copied."""
+    counted = {row.receipt_sha256: row for row in rows}
+    for _, owners in _shared(((row.challenge, row.place[0]), row) for row in rows if row.challenge):
+        last = max(owners, key=lambda row: row.place[1])
+        for row in owners:
+            if row is not last:
+                row.checked.append(f"handed in twice; the later counts: {last.file}")
+                row.verdict = TWICE
+                del counted[row.receipt_sha256]
+    return list(counted.values())
 
 
 def _hold_chains(rows: Sequence[CardRow]) -> None:

@@ -20,7 +20,9 @@ from gpurun.core.records import Frozen
 from gpurun.core.untrusted import plain_line
 
 CLASS_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+OFFICIAL = "official"
 MOST_STUDENTS = 10_000
+_DIGEST = re.compile("[0-9a-f]{12,64}")
 _MOST_BYTES = 4 << 20
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"  # Nothing that is read as something else from a blackboard.
 
@@ -32,6 +34,19 @@ class Student(Frozen):
     challenge: str
 
 
+class Task(Frozen):
+    """What a class is to train: what a card has otherwise is a problem; what is not set is free.
+
+    `steps`: so many are planned and trained. `data`: the sha256 of the shards, as a receipt has it, or its beginning.
+    `trainer`: "official", or the sha256 of a changed one.
+    """
+
+    recipe: str = ""
+    steps: int = 0
+    data: str = ""
+    trainer: str = ""
+
+
 class Roster(Frozen):
     """A class as `roster new` made it at `made_wall`; no run of it can be older."""
 
@@ -39,16 +54,30 @@ class Roster(Frozen):
     name: str
     made_wall: float
     students: tuple[Student, ...]
+    task: Task = Task()
 
 
-def new_roster(name: str, students: Sequence[str], wall: float) -> Roster:
-    """Draw a challenge for each; a UsageError for a name that no challenge can begin with."""
+def new_roster(name: str, students: Sequence[str], wall: float, task: Task = Task()) -> Roster:  # noqa: B008 - frozen
+    """Draw a challenge for each; a UsageError for a name that no challenge can begin with, or a task that is none."""
     if not CLASS_NAME.fullmatch(name):
         what = f"{name!r} cannot be the name of a class."
         raise UsageError("roster.name", what, hint="Use letters, digits, dots and dashes, at most 40: ml-2026.")
+    _demand_task(task)
     drawn = [f"{name}-{''.join(secrets.choice(_ALPHABET) for _ in range(12))}" for _ in students]
     made = (Student(name=one, challenge=word) for one, word in zip(students, drawn, strict=True))
-    return Roster(name=name, made_wall=wall, students=tuple(made))
+    return Roster(name=name, made_wall=wall, students=tuple(made), task=task)
+
+
+def _demand_task(task: Task) -> None:
+    if task.data and not _DIGEST.fullmatch(task.data):
+        what = f"--data {task.data[:80]!r} is not the beginning of a sha256."
+        hint = "Take it from the receipt of a run on these data: gpurun receipt RUN --json, digests.data."
+        raise UsageError("roster.data", what, hint=hint)
+    if task.trainer not in ("", OFFICIAL) and not _DIGEST.fullmatch(task.trainer):
+        what = f"--trainer {task.trainer[:80]!r} is neither {OFFICIAL} nor the beginning of a sha256."
+        raise UsageError("roster.trainer", what, hint="Take it from the receipt of a run: digests.trainer.")
+    if task.steps < 0:
+        raise UsageError("roster.steps", f"--steps {task.steps} is less than nothing.", hint="Give a number of steps.")
 
 
 def read_students(path: Path) -> list[str]:
