@@ -59,6 +59,21 @@ def test_the_course_lab_ends_with_what_a_learner_hands_in(tmp_path: Path) -> Non
     assert "steps 0 to 300 are the same to the bit" in checked
 
 
+def test_a_class_is_made_handed_in_and_checked_as_the_teachers_page_says(tmp_path: Path) -> None:
+    environment = child_environment({"GPURUN_HOME": str(tmp_path / "teacher"), "HOME": str(tmp_path)})
+    (tmp_path / "text.txt").write_text("To be, or not to be, that is the question: whether 'tis nobler to suffer. " * 5)
+    *made, folder, check = commands("TEACHING.md")
+    said = "".join(typed(line, tmp_path, environment) for line in [*made, folder])
+    ada = next(line.split("  ")[1].strip() for line in said.splitlines() if line.startswith("Ada"))
+    hers = {**environment, "GPURUN_HOME": str(tmp_path / "ada")}
+    typed(f"{ada} --data text.txt --provider local --yes", tmp_path, hers)
+    typed("gpurun evidence -o cards/ada.zip --with-checkpoint", tmp_path, hers)
+    table = typed(f"{check} --replay --strict", tmp_path, environment)
+    assert "1 no card · 1 smoke" in table
+    assert "replayed: all" in table
+    assert "Ada,ada.zip," in (tmp_path / "class.csv").read_text()
+
+
 def test_gpt_2_is_rehearsed_and_planned_under_its_cap_as_the_page_says(tmp_path: Path) -> None:
     environment = child_environment({"GPURUN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
     rehearsed, planned = (typed(line, tmp_path, environment) for line in commands("GPT-2.md"))

@@ -31,10 +31,11 @@ def nudge(path: Path, by: float) -> None:
 def sign_again(home: Home, folder: RunFolder, name: str) -> None:
     """Make journal, receipt and chain of the run over, so that all of them have the file as it is now."""
     records: list[dict[str, Any]] = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
-    sha256 = hashlib.sha256((folder.artifacts / name).read_bytes()).hexdigest()
+    content = (folder.artifacts / name).read_bytes()
+    now = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     for record in records:
         for file in record["data"].get("files", []) if isinstance(record["data"].get("files"), list) else []:
-            file.update({"sha256": sha256} if file["name"] == name else {})
+            file.update(now if file["name"] == name else {})
     kept = [one for one in records if one["event"] not in ("receipt.observed", "run.closed")]
     chain_anew(folder.journal, kept)
     folder.receipt.unlink()
@@ -66,3 +67,66 @@ def test_weights_that_were_moved_and_signed_again_are_found_by_replay_alone(
         assert "DOES NOT HOLD" in done.stdout
     else:
         assert "steps 0 to 300 are the same to the bit" in done.stdout
+
+
+def trained(home: Path, text: Path, word: str, *more: str) -> RunFolder:
+    """A learner's honest run in a home of his own."""
+    asked = ("course-lab", "--data", str(text), "--provider", "local", "--challenge", word, "--yes", "--no-progress")
+    done = gpurun("train", *asked, "--name", "fox-41", *more, "--home", str(home))
+    assert done.returncode == 0, done.stderr
+    return Home(home).run("fox-41")
+
+
+def as_own(mine: RunFolder, theirs: RunFolder) -> None:
+    """Put a classmate's weights, a little moved, and losses into one's own run."""
+    name = "checkpoints/000300.model.safetensors"
+    (mine.artifacts / name).write_bytes((theirs.artifacts / name).read_bytes())
+    nudge(mine.artifacts / name, 1e-9)
+    own = [json.loads(line) for line in mine.events.read_text().splitlines()]
+    copied = [json.loads(line) for line in theirs.events.read_text().splitlines()]
+    losses = {(one["kind"], one["step"]): one for one in copied if one["kind"] in ("step", "eval")}
+    mine.events.write_text("".join(json.dumps(losses.get((one["kind"], one["step"]), one)) + "\n" for one in own))
+    log = {line.split(" | ")[0]: line for line in theirs.log.read_text().splitlines() if line.startswith("step ")}
+    lines = [log.get(line.split(" | ")[0], line) for line in mine.log.read_text().splitlines()]
+    mine.log.write_text("\n".join(lines) + "\n")
+
+
+def without_first_steps(mine: RunFolder) -> None:
+    """Delete the events that a replay compares."""
+    told = [json.loads(line) for line in mine.events.read_text().splitlines()]
+    kept = [one for one in told if one["kind"] != "step" or one["step"] > 20]
+    mine.events.write_text("".join(json.dumps(one) + "\n" for one in kept))
+
+
+def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
+    """Make the checkpoint's own word fit, but for what is edited in it."""
+    name = "checkpoints/000300.state.json"
+    state, other = (json.loads((one.artifacts / name).read_bytes()) for one in (mine, theirs))
+    told = {key: other[key] for key in ("loss", "val_loss") if key in other}
+    (mine.artifacts / name).write_text(json.dumps({**state, **told, **edits}))
+
+
+@pytest.mark.parametrize(
+    ("edits", "hides", "says"),
+    [
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "step 1, taken again, has loss"),
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True, "the events have no loss of step 1"),
+        ({"processes": 2}, True, "and the trainer tells it"),
+    ],
+)
+def test_a_classmates_training_under_ones_own_challenge_is_found(
+    own_home: Path, tmp_path: Path, edits: dict[str, Any], hides: bool, says: str
+) -> None:
+    """Six such cards had no problem, and the replay said that the first 20 losses agree."""
+    (tmp_path / "text.txt").write_text(TEXT * 3)
+    mine, theirs = (trained(tmp_path / name, tmp_path / "text.txt", f"ml-2026-{name}") for name in ("ada", "bob"))
+    as_own(mine, theirs)
+    with_state(mine, theirs, **edits)
+    if hides:
+        without_first_steps(mine)
+    for name in ("000300.model.safetensors", "000300.state.json"):
+        sign_again(Home(tmp_path / "ada"), mine, f"checkpoints/{name}")
+    done = gpurun("audit", "--replay", "--home", str(tmp_path / "ada"))
+    assert done.returncode == 10, done.stdout
+    assert says in " ".join(done.stdout.split())
+    assert "DOES NOT HOLD" in done.stdout
