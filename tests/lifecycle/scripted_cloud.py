@@ -154,13 +154,14 @@ class ScriptedFar(FarSide):
         self.flips: dict[str, int] = {}  # How often the last byte of a file comes wrong.
         self.setup_takes_s, self.setup_begun_s = 0.0, -1.0
         self.setup_limits_s: list[float] = []
+        self.reached = ""  # The id of the machine that is meant, where a test tells.
 
     def answers(self, limit_s: float) -> bool:
         try:
             self._call("answers")
         except MachineLost:
             return False
-        return True
+        return not self.reached or any(box.id == self.reached for box in self.cloud.alive)
 
     def install_agent(self) -> None:
         self._call("install_agent")
@@ -324,9 +325,13 @@ class World:
             plan=Plan.from_json(self.folder.plan.read_bytes()),
             clock=self.clock,
             provider=self.cloud,
-            reach=lambda instance: self.far,
+            reach=self._reach,
             trainer=TINY / "trainer",
         )
+
+    def _reach(self, instance: Instance) -> ScriptedFar:
+        self.far.reached = instance.id
+        return self.far
 
     def drive(self) -> ExitCode | str:
         """Drive the run as a supervisor does: its exit code, the code of the error it ends with, or "killed"."""
