@@ -16,6 +16,7 @@ from gpurun.ledger.audit import audit
 from gpurun.providers.fake import Box, FakeCloud, Fault
 from tests.simulation.plans import LEASE
 from tests.simulation.play import Played
+from tests.simulation.sentences import sentences_hold
 
 MAY_BE_BILLING = 9
 _LOOKS_S = 2 * 5.0 + 2.0
@@ -28,7 +29,7 @@ def check(played: Played) -> list[str]:
     """Every breach of a promise; empty when all were kept."""
     judges = (
         intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
-        it_ends, success_is_true, what_is_not_home_is_held, books_hold,
+        it_ends, success_is_true, what_is_not_home_is_held, books_hold, sentences_hold,
     )  # fmt: skip
     return [f"{judge.__name__}: {breach}" for judge in judges for breach in judge(played)]
 
@@ -124,7 +125,7 @@ def timers_hold(played: Played) -> Iterator[str]:
         elif (
             box.ends_s is not None
             and box.died_s > box.ends_s + cloud.profile.dying_s
-            and not played.scenario.has("silent", "ends refused")
+            and not played.scenario.has("silent", "ends refused", "denied")
         ):
             yield f"{box.id} outlived its own timer of {box.ends_s:.0f} s until {box.died_s:.0f} s"
 
@@ -227,7 +228,16 @@ def _proof_was_late(played: Played) -> bool:
     """Whether nobody looked, nobody answered or a clock was set, so that the receipt must assume the most."""
     absent = ("kill", "kill and reboot", "sleep", "doze", "jump")
     return played.scenario.has(
-        *absent, "silent", "ends refused", "revoked", Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN
+        *absent,
+        "silent",
+        "ends refused",
+        "revoked",
+        "denied",
+        "slow list",
+        Fault.DEAF,
+        Fault.DENIED,
+        Fault.STALE,
+        Fault.BROKEN,
     )
 
 
@@ -244,9 +254,7 @@ def _named(played: Played, event: Event) -> list[Record]:
 
 
 def _timed(played: Played) -> list[tuple[float, Record]]:
-    """The records with the true times at which they were on disk."""
-    events = {f"after {event}" for event in Event}
-    return list(zip([at_s for at_s, place in played.points if place in events], played.records, strict=True))
+    return played.timed
 
 
 def _instance_at(played: Played, seq: int) -> str:

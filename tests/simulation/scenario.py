@@ -35,9 +35,12 @@ class Deed:
 
 @dataclass(frozen=True)
 class Weather:
-    """From one true second to another the cloud is silent or refuses every end, the key is dead or the line is down."""
+    """From one true second to another the cloud is silent or refuses every end, the key is dead or the line is down.
 
-    kind: Literal["silent", "ends refused", "revoked", "line down"]
+    Or it denies what has answered, or its list takes most of a minute.
+    """
+
+    kind: Literal["silent", "ends refused", "revoked", "line down", "denied", "slow list"]
     start_s: float
     end_s: float
 
