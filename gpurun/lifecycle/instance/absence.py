@@ -21,8 +21,8 @@ from gpurun.providers.base import Rejected, Unknown
 class Absence:
     """An unbroken row of readings that show a new machine as gone.
 
-    It is believed once it has lasted for the provider's settling time, or was read twice where the provider itself
-    lists the id as ended (`is_listed`). `said` is the provider's reason, where it gives one.
+    It is believed once it has lasted for the provider's settling time, or was read twice where the provider still knows
+    the machine, as one that has ended (`is_listed`). `said` is the provider's reason, where it gives one.
     """
 
     since_mono: float | None = None
@@ -39,7 +39,7 @@ class Absence:
             self.since_mono = None
             return False
         self.since_mono = now_mono if self.since_mono is None else self.since_mono
-        self.is_listed = bool(listed)
+        self.is_listed = bool(listed) or seen.token == state.token  # What is not known any more has no token.
         self.said = seen.said or next((one.said for one in listed if one.said), "") or self.said
         settle_s = context.provider.traits.settle_s
         return (self.is_listed and not is_first) or now_mono - self.since_mono >= settle_s
