@@ -127,6 +127,12 @@ def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
     return not is_waited_for and instance.id not in state.late
 
 
+def made_by(folder: RunFolder) -> list[Instance]:
+    """Return the machines that a run's journal has, each as it was told last at its creation."""
+    made = [one.data for one in read_journal(folder.journal).records if one.event is Event.CREATE_OBSERVED]
+    return list({one["token"]: Instance.model_validate(one["instance"]) for one in made}.values())
+
+
 def knows_id(owner: Owner, instance: Instance, home: Home) -> bool:
     """Whether the journal here that has the machine's token names its id with it, too."""
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []

@@ -8,7 +8,7 @@ and confirmed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,6 +29,7 @@ from gpurun.lifecycle.machine_owner import (
     id_of,
     is_over_here,
     knows_id,
+    made_by,
     open_here,
     owner_of,
 )
@@ -142,6 +143,15 @@ def _as_known(instance: Instance, home: Home, run: str, token: str) -> Instance:
     """The machine of a run under the name that it was made with, whatever it is called now."""
     is_named = bool(instance.token) and asked_for(home.run(run), instance.token)
     return instance if is_named else instance.model_copy(update={"run": run, "token": token})
+
+
+def alive_in_spite(folder: RunFolder, provider_named: Callable[[str], Provider]) -> list[str]:
+    """Return the machines of a run whose end is on record, and which their providers show alive."""
+    found, made = list[str](), made_by(folder)
+    for instance in made:
+        with suppress(SetupError):
+            found += [instance.id] if _is_alive(instance, provider_named(instance.provider)) else []
+    return found
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from gpurun.cli.commands import audit as audit_verb
 from gpurun.cli.commands import reap as reap_verb
 from gpurun.cli.commands.ps import ps
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.machine_token import make_token
+from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.records import Instance
+from gpurun.core.records import Charge, Instance
 from gpurun.ledger.audit import audit
 from gpurun.lifecycle.reaper import LONGEST_LEASE_S, sweep
 from tests.lifecycle.scripted_cloud import World
@@ -139,3 +141,19 @@ def test_the_intent_of_a_run_of_days_is_believed_in_its_own_home(world: World) -
     assert world.drive() == "killed"
     assert world.all_of(Event.CREATE_INTENDED)
     assert reap(world) == (0, ["within lease"])
+
+
+def test_a_bill_that_grows_beyond_the_proof_is_told_with_the_machine_that_lives(
+    risen: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def charges(instance_id: str, from_wall: float, to_wall: float) -> Charge:
+        return Charge(provider="local", instance_id=instance_id, micros=usd("5.61"), settled=False)
+
+    risen.cloud.charges = charges  # type: ignore[attr-defined]
+    session = Session(home=risen.home, clock=risen.clock)
+    told = audit_verb.audit(session, against_bill=True)
+    assert told.exit_code is ExitCode.MAY_BE_BILLING
+    assert "i-local-1 lives: gpurun reap puts that on record and ends it" in told.text
+    assert [error.hint for error in told.errors] == ["gpurun reap ends it."]
+    assert reap(risen) == (0, ["destroyed"])
+    assert audit_verb.audit(session, against_bill=True).exit_code is ExitCode.VERIFICATION_FAILED
