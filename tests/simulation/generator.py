@@ -50,6 +50,7 @@ def draw(seed: int) -> Scenario:
         weather=_weather(dice),
         ending=dice.choice(("resumed", "resumed", "never returns", "reaped elsewhere")),
         machines=dice.choice((1, 1, 2)),
+        list_s=dice.choice((0.0, 0.0, 0.0, 40.0)),
     )
     return _damaged(drawn, dice) if dice.random() < 0.3 else drawn
 
@@ -91,7 +92,7 @@ def _weather(dice: Random) -> tuple[Weather, ...]:
     found = list[Weather]()
     for _ in range(dice.choice((0, 0, 0, 1, 1, 2))):
         start_s, long_s = dice.uniform(0, 400), dice.choice((20.0, 120.0, 700.0, 2400.0))
-        kind = dice.choice(("silent", "ends refused", "revoked", "line down", "denied", "denied", "slow list"))
+        kind = dice.choice(("silent", "ends refused", "revoked", "line down", "denied", "denied"))
         long_s = DENIED_S if kind == "denied" else long_s
         found.append(Weather(kind, start_s, start_s + long_s))
     if {"denied", "line down"} <= {one.kind for one in found}:  # Then there is no second witness.

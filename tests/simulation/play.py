@@ -135,7 +135,7 @@ class Stage:
         self.nemesis = Nemesis(scenario, self.laptop, self.do)
         self._off_s = 0.0
         self._fars: dict[str, SimulatedFar] = {}
-        times = {kind: scenario.times_of(kind) for kind in ("silent", "ends refused", "denied", "slow list")}
+        times = {kind: scenario.times_of(kind) for kind in ("silent", "ends refused", "denied")}
         made = partial(
             FakeCloud,
             nemesis=self.nemesis.fault,
@@ -143,8 +143,8 @@ class Stage:
             outages=times["silent"],
             refusals=times["ends refused"],
             denials=times["denied"],
-            slow_lists=times["slow list"],
             laptop=self.laptop,
+            list_s=scenario.list_s,
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")

@@ -58,7 +58,7 @@ FOUND = {
         weather=(Weather("ends refused", 600.0, 1500.0),),
     ),
     "a list that takes most of a minute keeps no machine alive and proves no death early": Scenario(
-        0, ("aws",), train_s=1e6, deeds=(Deed(60, "destroy"),), weather=(Weather("slow list", 0.0, 2400.0),)
+        0, ("aws",), train_s=1e6, deeds=(Deed(60, "destroy"),), list_s=40.0
     ),
     "a machine that ended as it was launched costs what it cost, and the next offer is taken": Scenario(
         0, ("aws", "runpod"), strikes=(Strike("create", 1, Fault.STILLBORN),), machines=2

@@ -16,7 +16,7 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.fake.boxes import Box, Fault, Thing, revoked, thing_of
 from gpurun.providers.fake.profile import Profile
 
-CALL_S, SLOW_LIST_S = 0.2, 40.0
+CALL_S = 0.2
 
 
 @dataclass
@@ -25,8 +25,7 @@ class FakeCloud:
 
     `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
     called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer, in
-    `refusals` no end is granted, whoever asks, in `denials` no verb knows what has answered before, and in `slow_lists`
-    a list takes most of a minute.
+    `refusals` no end is granted, whoever asks, in `denials` no verb knows what has answered; a list takes `list_s`.
     `account` is the mark of the key's owner, `laptop` the clock of the caller where it may be set apart.
     """
 
@@ -38,11 +37,11 @@ class FakeCloud:
     outages: list[tuple[float, float]] = field(default_factory=list)
     refusals: list[tuple[float, float]] = field(default_factory=list)
     denials: list[tuple[float, float]] = field(default_factory=list)
-    slow_lists: list[tuple[float, float]] = field(default_factory=list)
     stock: Sequence[Offer] = ()
     account: str = "account:simulated"
     laptop: Clock | None = None
     guard_shares_key: bool = False
+    list_s: float = 0.0
     boxes: list[Box] = field(default_factory=list)
     things: list[Thing] = field(default_factory=list)
     history: list[tuple[float, str, str]] = field(default_factory=list)
@@ -91,7 +90,7 @@ class FakeCloud:
     def find(self, token: str | None) -> list[Instance]:
         """What the list shows of a token, or of all, oldest first."""
         fault = self._begins("find")
-        self.clock.sleep(SLOW_LIST_S if self._is_in(self.slow_lists, self.now) else 0.0)
+        self.clock.sleep(self.list_s)
         at_s = self._view_s(fault) - self.profile.list_lag_s
         shown = [box for box in self.boxes if token in (None, box.order.token) and self._is_listed(box, at_s)]
         self._ends("find", fault)
