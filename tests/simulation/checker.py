@@ -229,17 +229,8 @@ def _ended_unseen(played: Played) -> bool:
 def _proof_was_late(played: Played) -> bool:
     """Whether nobody looked, nobody answered or a clock was set, so that the receipt must assume the most."""
     absent = ("kill", "kill and reboot", "sleep", "doze", "jump")
-    return played.scenario.has(
-        *absent,
-        "silent",
-        "ends refused",
-        "revoked",
-        "denied",
-        Fault.DEAF,
-        Fault.DENIED,
-        Fault.STALE,
-        Fault.BROKEN,
-    )
+    silent = ("silent", "ends refused", "revoked", "denied")
+    return played.scenario.has(*absent, *silent, Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN)
 
 
 def _boxes(played: Played) -> list[tuple[FakeCloud, Box]]:
