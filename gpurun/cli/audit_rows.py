@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,15 @@ MORE_MICROS = usd("0.01")
 """How much more than a receipt's bound may be billed, since bills are rounded in their own way."""
 
 
-def with_bill(row: ledger.AuditRow, bill: Bill | None) -> ledger.AuditRow:
-    """The row with what its bill contradicts; a floor is no bound."""
+def with_bill(row: ledger.AuditRow, bill: Bill | None, alive: Callable[[], Sequence[str]] = tuple) -> ledger.AuditRow:
+    """The row with what its bill contradicts; a floor is no bound. Then `alive` tells which of its machines live."""
     billed, bound = bill.micros if bill is not None else None, row.measured_micros
     if billed is None or bound is None or row.is_floor or billed <= total(bound, MORE_MICROS):
         return row
     told = f"{format_usd(billed)} was billed, and the receipt says {format_usd(bound)} at most"
+    if living := alive():
+        told = f"{told}; {', '.join(living)} lives: gpurun reap puts that on record and ends it"
+        return replace(row, problems=(*row.problems, told), verdict="may be billing", may_be_billing=True)
     return replace(row, problems=(*row.problems, told), verdict=row.verdict if row.may_be_billing else NO)
 
 

@@ -120,7 +120,9 @@ def _check(session: Session, name: str) -> Checked:
     findings += [_things(name, left)] if left else []
     if not orphans and not left:
         findings.append(Finding("ok", f"nothing of gpurun's is left at {name}"))
-    billing = any(one.fate in ("overdue", "no deadline") for one in orphans) or any(thing.billed for thing in left)
+    billing = any(one.fate in ("overdue", "no deadline", "closed here") for one in orphans) or any(
+        thing.billed for thing in left
+    )
     seen = [{**one.instance.model_dump(mode="json"), "fate": one.fate} for one in orphans]
     seen += [{**thing.model_dump(mode="json"), "fate": "left over"} for thing in left]
     return Checked(name, tuple(findings), account, billing, tuple(seen))
@@ -173,6 +175,9 @@ def _machine(orphan: Orphan, session: Session) -> Finding:
     if orphan.fate == "overdue":
         return Finding("bad", f"{who} is {format_duration(orphan.overdue_s)} past its deadline",
                        f"gpurun reap --provider {one.provider}")  # fmt: skip
+    if orphan.fate == "closed here":
+        return Finding("bad", f"{who} may be billing: its end had been believed",
+                       f"gpurun reap --destroy --provider {one.provider}")  # fmt: skip
     flags = "--destroy" if orphan.owner.is_here else "--destroy --anyones"
     whose = f"it is of another home ({orphan.owner.home})" if orphan.owner.home else "nobody here drives it"
     whose = "nobody here drives it" if orphan.owner.is_here else whose

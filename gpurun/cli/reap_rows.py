@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpurun.core.untrusted import safe_line
-from gpurun.lifecycle.reaper import Orphan, Owner, Stray
+from gpurun.lifecycle.machine_owner import Owner
+from gpurun.lifecycle.reaper import LONGEST_LEASE_S, Orphan, Stray
 from gpurun.providers.base import Provider, endpoint_of
 from gpurun.view.list_tables import OrphanRow
 
@@ -13,11 +14,13 @@ _ACTIONS = {
     "owned": "left: a supervisor here drives it",
     "within lease": "left: within its lease ({flags} ends it)",
     "no deadline": "DEADLINE UNKNOWN ({flags} ends it)",
+    "closed here": "MAY BE BILLING: its end was believed",
     "overdue": "overdue: gpurun reap ends it",
     "destroyed": "destroyed, proven",
     "not proven gone": "NOT PROVEN GONE",
 }
-ALARMING = ("overdue", "not proven gone", "no deadline")
+ALARMING = ("overdue", "not proven gone", "no deadline", "closed here")
+RED = ("not proven gone", "no deadline", "closed here")
 
 
 def reap_data(asked: Sequence[Provider], found: Sequence[Orphan], strays: Sequence[Stray]) -> dict[str, object]:
@@ -50,12 +53,21 @@ def with_endpoint(provider: Provider) -> str:
     return f"{provider.name} at {safe_line(url)}, which is not its own address" if url else provider.name
 
 
-def deadline_notes(found: list[Orphan]) -> Iterator[str]:
-    """What to do about each machine of which nobody can tell when it should end."""
+def notes_of(found: list[Orphan]) -> Iterator[str]:
+    """What to do about each machine that may be billed with nobody to end it, and what became of one that was so."""
     for one in found:
+        who = safe_line(f"{one.instance.provider} {one.instance.id}")
+        ends = f"gpurun reap {_flags(one.owner)}"
         if one.fate == "no deadline":
-            who = safe_line(f"{one.instance.provider} {one.instance.id}")
-            yield f"{who} tells no deadline. If nobody needs it: gpurun reap {_flags(one.owner)}, or its console."
+            most = f"{LONGEST_LEASE_S / 3600:.0f} h"
+            yield (
+                f"{who} tells no deadline, or one more than {most} after its start, of which no journal here knows. "
+                f"If nobody needs it: {ends}, or its console."
+            )
+        elif one.fate == "closed here":
+            yield f"{who} is listed, and by the record of {one.owner.run} there is no such machine: {ends} ends it."
+        elif one.has_outlived:
+            yield f"{who} lived though its end had been believed: gpurun audit {one.owner.run} says what that means."
 
 
 def orphan_row(orphan: Orphan) -> OrphanRow:

@@ -13,7 +13,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import read_object
 
-What = Literal["stage", "setup", "look", "ship", "collect"]
+What = Literal["stage", "boot", "setup", "look", "ship", "collect"]
 PERIOD_S = 1.0
 # What was not written again for so long tells of a supervisor that is gone.
 STALE_S = 30.0
@@ -23,7 +23,8 @@ STALE_S = 30.0
 class Moving:
     """A transfer that goes on: what of it is there at `wall`, and what was at `begun_wall`, when this try began.
 
-    It is told in bytes; a set-up and a look around in the seconds so far, of those that it may take, with last `words`.
+    It is told in bytes; a boot, a set-up and a look around in the seconds so far, of those that it may take, with last
+    `words`.
     """
 
     what: What

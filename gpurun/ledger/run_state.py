@@ -72,7 +72,7 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
             # What is not found after its deadline may have lived until then: it is proven dead, and paid for.
             return Step.DESTROY if lease_over or state.failure else Step.CREATE
         case Phase.CREATED:
-            return Step.DESTROY if abandoned else Step.AWAIT_READY
+            return Step.DESTROY if abandoned or state.moves_on else Step.AWAIT_READY
         case Phase.READY:
             return Step.DESTROY if abandoned else Step.SHIP
         case Phase.SHIPPED:
@@ -294,6 +294,9 @@ def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
     gone = {name: one for name, one in state.extras.items() if one.ended is None and one.token == state.token}
     ended = {name: one.model_copy(update={"ended": Moment.of(record)}) for name, one in gone.items()}
     extras = {**state.extras, **ended}
+    if state.moves_on and not (state.stop or state.failure):
+        nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "moves_on": False}
+        return {"phase": Phase.OPENED, "passed_over": state.passed_over + 1, "extras": extras, **nothing}
     return {"phase": Phase.GONE, "teardown": Teardown(record.data["teardown"]), "extras": extras}
 
 
@@ -308,6 +311,8 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
         return {"instance": state.instance.model_copy(update={"address": moved.address})}
     if record.data["code"] in ("job.silent", "job.heard"):
         return {"silent_since_wall": number(record.data.get("since_wall"))}
+    if record.data["code"] == "boot.gone":
+        return {"moves_on": True}
     match record.data["code"]:
         case "create.late" | "create.duplicate" if name:
             extras[name] = Extra(token=token)

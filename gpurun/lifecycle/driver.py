@@ -19,6 +19,7 @@ from gpurun.core.background_call import Inline
 from gpurun.core.clock import Clock
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
 from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal, damaged, is_noted, newer
@@ -103,6 +104,10 @@ class Driver:
             if not state.may_be_billing:
                 raise
             raise self._ended(state, error) from error
+
+    def record_outlived(self, instance: Instance) -> None:
+        """Record a machine that lives though its end had been believed: the run is red until its end is proven."""
+        self._record(*close_run.came_late(instance, self._state()))
 
     def _ended(self, state: RunState, error: GpurunError) -> MayBeBilling:
         """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""

@@ -1,59 +1,52 @@
 """The third hand: find what carries gpurun's token at a provider, with local records or without, and end the overdue.
 
-What is past its deadline is ended no matter who made it. Within its lease a machine is ended only on purpose: this
-home's by `--destroy`, another home's only where it was named and confirmed.
+What is past its deadline is ended no matter who made it, and so is what lives though its death is on record here.
+Within its lease a machine is ended only on purpose: this home's by `--destroy`, another home's only where it was named
+and confirmed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
-from gpurun.core.journal_records import Event
 from gpurun.core.machine_token import parse
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState, Leftover, Teardown
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.fsync import require_durable
-from gpurun.ledger.journal import read_journal
-from gpurun.ledger.run_lock import holder_of
-from gpurun.ledger.run_state import replay
 from gpurun.ledger.runs import asked_for, look
 from gpurun.lifecycle.instance.terminate import end
+from gpurun.lifecycle.machine_owner import (
+    Owner,
+    deadline_here,
+    home_in,
+    id_of,
+    is_over_here,
+    knows_id,
+    made_by,
+    open_here,
+    owner_of,
+)
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown, their_wall
+from gpurun.providers.base import EndsBy, LeavesThings, Provider, Rejected, Unknown, their_wall
 
-Fate = Literal["owned", "within lease", "no deadline", "overdue", "destroyed", "not proven gone"]
-Whose = Literal["supervisor", "here", "elsewhere", "unknown"]
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Whose a machine is: of a run that a living supervisor of this home drives, of this home, of another, or unknown.
-
-    `home` is the id in the token ("" where it has none), `run` the run of this home whose journal has the token.
-    """
-
-    whose: Whose
-    home: str = ""
-    run: str | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is this home's."""
-        return self.whose in ("supervisor", "here")
+Fate = Literal["owned", "within lease", "no deadline", "closed here", "overdue", "destroyed", "not proven gone"]
+LONGEST_LEASE_S = 26 * 3600.0
+"""A name is believed up to 24 h of training and what is around it; of a longer lease its own home has the record."""
 
 
 @dataclass(frozen=True)
 class Orphan:
     """One instance that was found, with the deadline that counts, and what was done about it.
 
-    `owned`: a living supervisor here drives it; `no deadline`: nobody can tell when it should end.
+    `owned`: a living supervisor here drives it; `no deadline`: nobody can tell when it should end; `closed here`: its
+    run here waits for it no more, as its end was believed. It `has_outlived` that where it was read alive just now.
     """
 
     instance: Instance
@@ -61,6 +54,7 @@ class Orphan:
     overdue_s: float
     age_s: float | None
     owner: Owner
+    has_outlived: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,17 +78,21 @@ def sweep(
 ) -> Iterator[Orphan]:
     """Look at every provider; end what is past its deadline, with `destroy_all` all of this home that nobody drives.
 
-    `others` has the ids of other homes' machines that are to end as well. All of that is asked to end before the end of
-    any is waited for. A provider that does not answer is MayBeBilling, raised once all the others have been swept.
+    `others` has the ids of other homes' machines that are to end as well. What this home's journals wait for is read by
+    its id, whatever name it has now. All of that is asked to end before the end of any is waited for. A provider that
+    does not answer is MayBeBilling, raised once all the others have been swept.
     """
     silent: list[str] = []
     doomed: list[tuple[Orphan, Provider]] = []
+    waited_for = open_here(home)
     for provider in providers:
-        found, unseen = _all_of(provider)
+        found, unseen = _all_of(provider, home, waited_for)
         silent += unseen
         for instance in (one for one in found if one.state is not InstanceState.GONE):  # Some clouds list their dead.
-            orphan = _judge(instance, home, their_wall(provider, clock))
+            orphan = _judge(instance, home, provider, clock)
             is_named = instance.id in others or (destroy_all and orphan.owner.is_here)
+            # By id and token: under the token alone it may be of a copy of this home, which trains there.
+            is_named = is_named or (orphan.has_outlived and knows_id(orphan.owner, instance, home))
             is_doomed = orphan.fate == "overdue" or (is_named and orphan.fate != "owned")
             if is_doomed and is_older(orphan, older_than_s) and not look_only:
                 doomed.append((orphan, provider))
@@ -117,14 +115,43 @@ def _ask_first(instance: Instance, provider: Provider) -> None:
             provider.destroy(instance.id)
 
 
-def _all_of(provider: Provider) -> tuple[Sequence[Instance], list[str]]:
-    """Everything of gpurun's that the provider shows, and what it said in place of the rest."""
+def _all_of(
+    provider: Provider, home: Home, waited_for: Mapping[tuple[str, str], tuple[str, str]]
+) -> tuple[list[Instance], list[str]]:
+    """Everything of gpurun's that the provider shows, by its list and by the ids that are waited for; and its silence.
+
+    What a journal here has under an id goes by the run and the token of that journal.
+    """
+    found, silent = list[Instance](), list[str]()
     try:
-        return provider.find(None), []
+        found += provider.find(None)
     except Unknown as error:
-        return error.found, [f"{provider.name} ({error})"]
+        found += error.found
+        silent.append(f"{provider.name} ({error})")
     except SetupError as error:
         return [], [f"{provider.name} ({error})"]
+    ours = {name: own for (at, name), own in waited_for.items() if at == provider.name}
+    for name in ours.keys() - {one.id for one in found}:
+        try:
+            found.append(provider.read(name))
+        except (Unknown, Rejected, SetupError) as error:
+            silent = silent or [f"{provider.name} ({error})"]
+    return [_as_known(one, home, *ours[one.id]) if one.id in ours else one for one in found], silent
+
+
+def _as_known(instance: Instance, home: Home, run: str, token: str) -> Instance:
+    """The machine of a run under the name that it was made with, whatever it is called now."""
+    is_named = bool(instance.token) and asked_for(home.run(run), instance.token)
+    return instance if is_named else instance.model_copy(update={"run": run, "token": token})
+
+
+def alive_in_spite(folder: RunFolder, provider_named: Callable[[str], Provider]) -> list[str]:
+    """Return the machines of a run whose end is on record, and which their providers show alive."""
+    found, made = list[str](), made_by(folder)
+    for instance in made:
+        with suppress(SetupError):
+            found += [instance.id] if _is_alive(instance, provider_named(instance.provider)) else []
+    return found
 
 
 def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
@@ -135,7 +162,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     not ended, and MayBeBilling names it. Unknown, SetupError or MayBeBilling; what can be seen is ended before either.
     """
     traits, bearing, unclear = provider.traits, dict[str, Instance](), list[Unknown]()
-    home_id = _id_of(Home(folder.home))
+    home_id = id_of(Home(folder.home))
     for turn in range(traits.death_reads):
         clock.sleep(traits.death_spread_s / max(1, traits.death_reads - 1) if turn else 0.0)
         try:
@@ -149,7 +176,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
     for one in ours:
         for _ in end(provider, clock, one.id, one.token, run=folder.name):
             pass
-    doubtful = [one.id for one in bearing.values() if one not in ours and _home_in(one.token) in ("", home_id)]
+    doubtful = [one.id for one in bearing.values() if one not in ours and home_in(one.token) in ("", home_id)]
     if doubtful:
         raise MayBeBilling(
             "destroy.doubtful",
@@ -167,77 +194,44 @@ def is_older(orphan: Orphan, than_s: float) -> bool:
     return than_s <= 0 or (orphan.overdue_s > 0 if orphan.age_s is None else orphan.age_s >= than_s)
 
 
-def _judge(instance: Instance, home: Home, now: float) -> Orphan:
+def _judge(instance: Instance, home: Home, provider: Provider, clock: Clock) -> Orphan:
     """What an instance is, by its token, by this home's journals, and last by tags that anybody may edit."""
-    owner, token = _owner_of(instance.run, instance.token, home), parse(instance.token)
-    deadline_wall = token.deadline_wall if token else None
-    if deadline_wall is None:
-        here = _deadline_here(instance.token, owner, home)
-        deadline_wall = instance.deadline_wall if here is None else here
+    owner, now = owner_of(instance.run, instance.token, home), their_wall(provider, clock)
+    deadline_wall = _deadline_of(instance, owner, home, provider, now)
     overdue_s = now - deadline_wall if deadline_wall is not None else 0.0
     age_s = now - instance.created_wall if instance.created_wall is not None else None
     fate: Fate = "owned" if owner.whose == "supervisor" else "overdue" if overdue_s > 0 else "within lease"
     if fate == "within lease" and deadline_wall is None:
         fate = "no deadline"
+    is_over = fate != "owned" and is_over_here(owner, instance, home)
+    if is_over and fate != "overdue":
+        fate = "closed here"
+    has_outlived = is_over and _is_alive(instance, provider)
     instance = instance.model_copy(update={"deadline_wall": deadline_wall})
-    return Orphan(instance, fate, overdue_s, age_s, owner)
+    return Orphan(instance, fate, overdue_s, age_s, owner, has_outlived)
 
 
-def _deadline_here(token: str, owner: Owner, home: Home) -> float | None:
-    """The deadline of a token as this home's journal has it; by the provider's clock where the machine told it then."""
-    records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
-    told = [record for record in records if record.data.get("token") == token]
-    made = [one.data["instance"].get("deadline_wall") for one in told if one.event is Event.CREATE_OBSERVED]
-    asked = [one.data["deadline_wall"] for one in told if one.event is Event.CREATE_INTENDED]
-    return next((wall for wall in (*made, *asked) if wall is not None), None)
+def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provider, now: float) -> float | None:
+    """When an instance is to end; None where nothing tells, or only a name that no lease of gpurun's explains.
 
-
-def _owner_of(run: str, token: str, home: Home) -> Owner:
-    """Whose something is, by its token alone: two homes may have runs of one name, and a tag can be edited."""
-    home_id, here = _home_in(token), _run_here(run, token, home)
-    if here is not None:
-        return Owner("supervisor" if _is_driven(home.run(here), token) else "here", home_id, here)
-    if home_id:
-        return Owner("here" if home_id == _id_of(home) else "elsewhere", home_id)
-    return Owner("unknown")
-
-
-def _home_in(token: str) -> str:
-    told = parse(token)
-    return told.home if told else ""
-
-
-def _id_of(home: Home) -> str:
-    """This home's id; "" where it can be neither read nor made, as on a full disk: then nothing is known to be its."""
-    try:
-        return home.id
-    except SetupError:
-        return ""
-
-
-def _run_here(run: str, token: str, home: Home) -> str | None:
-    """The run of this home whose journal has the token; in a token, a long run's name is cut."""
-    told = parse(token)
-    there = [folder.name for folder in home.folders()] if token else []
-    for name in [one for one in there if one == run or (told and one.startswith(told.run))]:
-        with suppress(OSError):  # They are another user's files, say: nobody is seen to have asked for it.
-            if asked_for(home.run(name), token):
-                return name
+    A time that is over counts in any case, and so does any where the provider itself ends what is past its limit.
+    """
+    token, here = parse(instance.token), deadline_here(instance.token, owner, home)
+    deadline_wall = (token.deadline_wall if token else None) or here or instance.deadline_wall
+    since_wall = now if instance.created_wall is None else instance.created_wall
+    is_limited = here is not None or provider.traits.ends_by is EndsBy.PROVIDER
+    if deadline_wall is None or is_limited or deadline_wall <= max(now, since_wall + LONGEST_LEASE_S):
+        return deadline_wall
     return None
 
 
-def _is_driven(folder: RunFolder, token: str) -> bool:
-    """Whether a living supervisor has it for its machine: what its run asked for earlier, it only wants gone.
-
-    A journal that is damaged does not say which of them it is.
-    """
+def _is_alive(instance: Instance, provider: Provider) -> bool:
+    """Whether its provider says of this id, and of this token, that it lives: a list may be an old one."""
     try:
-        if holder_of(folder.lock) is None:
-            return False
-        reading = read_journal(folder.journal)
-        return reading.damage is not None or replay(folder.name, reading.records).token == token
-    except (OSError, SetupError):
+        told = provider.read(instance.id)
+    except (Unknown, Rejected, SetupError):
         return False
+    return told.token == instance.token and told.state not in (InstanceState.GONE, InstanceState.UNKNOWN)
 
 
 def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan:
@@ -255,10 +249,13 @@ def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan
 def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
     """Drive the run to its end if this home has its journal; False when that cannot be, for whatever reason."""
     run = orphan.owner.run
-    if run is None or not _has_it_open(run, orphan.instance.token, home):
+    if run is None or not (orphan.has_outlived or _has_it_open(run, orphan.instance.token, home)):
         return False
     try:
         require_durable(home.run(run).path)
+        if orphan.has_outlived:
+            supervise(home, run, clock, outlived=orphan.instance)
+            return True
         if not (orphan.fate == "overdue" and look(home, run).state.shared):  # That ends itself, and comes home first.
             ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
@@ -303,7 +300,7 @@ def sweep_leftovers(
             silent.append(f"{provider.name} ({error})")
             continue
         for left in found:
-            owner = _owner_of(left.run, left.token, home)
+            owner = owner_of(left.run, left.token, home)
             overdue = left.deadline_wall is not None and their_wall(provider, clock) > left.deadline_wall
             is_wanted = overdue or (remove_all and (owner.is_here or anyones))
             if owner.whose == "supervisor":

@@ -54,9 +54,11 @@ def supervise(
     *,
     reach: Callable[[Instance], FarSide] | None = None,
     trainer: Path | None = None,
+    outlived: Instance | None = None,
 ) -> ExitCode:
     """Own a run until it is closed; RunHeld when another process does, MayBeBilling when death is not proven.
 
+    `outlived` is a machine of it that was seen alive after its end had been believed: it is put on record and ended.
     A run whose folder takes no record costs nothing more: its error is raised where nothing can be billed, and
     MayBeBilling after an end that could not be recorded.
     """
@@ -86,7 +88,10 @@ def supervise(
     with ExitStack() as held:
         # Where this disk takes nothing, they are waited for while something can still be saved.
         until_recorded(lambda: held.enter_context(RunLock(folder.lock)), clock, failed)
-        return Driver(seen()[1], until_recorded(opened, clock, failed)).drive()
+        driver = Driver(seen()[1], until_recorded(opened, clock, failed))
+        if outlived is not None:
+            driver.record_outlived(outlived)
+        return driver.drive()
 
 
 def end_at_once(home: Home, run: str, clock: Clock) -> None:

@@ -9,13 +9,13 @@ from gpurun.view.style import Style
 from gpurun.view.styled_text import Line, Span, clip, line, pad, width_of
 from gpurun.view.terminal_charts import bar
 
-_LABELS = {"stage": "stage", "setup": "set-up", "look": "look", "ship": "send", "collect": "fetch"}
+_LABELS = {"stage": "stage", "boot": "wait", "setup": "set-up", "look": "look", "ship": "send", "collect": "fetch"}
 _BAR_CELLS, _MOST_WORDS = 60, 100
 
 
 def moving_words(told: Moving) -> str:
     """As in a log: "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", or "2 m 10 s of 10 m · " and the last words."""
-    if told.what in ("setup", "look"):
+    if told.what in ("boot", "setup", "look"):
         last = next((shown for one in reversed(told.words.split("\n")) if (shown := safe_line(one).strip())), "")
         took = f"{format_duration(told.done)} of {format_duration(told.total)}"
         return f"{took} · {clip(last, _MOST_WORDS)}" if last else took

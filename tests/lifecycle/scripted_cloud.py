@@ -154,13 +154,14 @@ class ScriptedFar(FarSide):
         self.flips: dict[str, int] = {}  # How often the last byte of a file comes wrong.
         self.setup_takes_s, self.setup_begun_s = 0.0, -1.0
         self.setup_limits_s: list[float] = []
+        self.reached = ""  # The id of the machine that is meant, where a test tells.
 
     def answers(self, limit_s: float) -> bool:
         try:
             self._call("answers")
         except MachineLost:
             return False
-        return True
+        return not self.reached or any(box.id == self.reached for box in self.cloud.alive)
 
     def install_agent(self) -> None:
         self._call("install_agent")
@@ -306,7 +307,7 @@ class World:
         self.folder = make_run(home, lease=lease)
         self.cloud = ScriptedCloud(self.clock)
         self.far = ScriptedFar(self.cloud)
-        self.reach: Callable[[Instance], FarSide] = lambda instance: self.far
+        self.reach: Callable[[Instance], FarSide] = self._reach
         plan = Plan.from_json(self.folder.plan.read_bytes())
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
         worst = cost_of(RATE, lease.total_s + lease.kill_allowance_s, offer.billing_unit_s)
@@ -328,6 +329,10 @@ class World:
             reach=self.reach,
             trainer=TINY / "trainer",
         )
+
+    def _reach(self, instance: Instance) -> ScriptedFar:
+        self.far.reached = instance.id
+        return self.far
 
     def drive(self) -> ExitCode | str:
         """Drive the run as a supervisor does: its exit code, the code of the error it ends with, or "killed"."""

@@ -16,6 +16,7 @@ from gpurun.ledger.audit import audit
 from gpurun.providers.fake import Box, FakeCloud, Fault
 from tests.simulation.plans import LEASE
 from tests.simulation.play import Played
+from tests.simulation.sentences import sentences_hold
 
 MAY_BE_BILLING = 9
 _LOOKS_S = 2 * 5.0 + 2.0
@@ -28,7 +29,7 @@ def check(played: Played) -> list[str]:
     """Every breach of a promise; empty when all were kept."""
     judges = (
         intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
-        it_ends, success_is_true, what_is_not_home_is_held, books_hold,
+        it_ends, success_is_true, what_is_not_home_is_held, books_hold, sentences_hold,
     )  # fmt: skip
     return [f"{judge.__name__}: {breach}" for judge in judges for breach in judge(played)]
 
@@ -110,7 +111,9 @@ def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
         return
     most = sum(one.data["egress_micros"] for one in _named(played, Event.CREATE_INTENDED))
     for one, cloud in zip(cost["rentals"], played.clouds.values(), strict=False):
-        slack_s = _LOOKS_S + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
+        slack_s = (
+            _LOOKS_S + 2 * scenario.list_s + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
+        )
         most += cost_of(Micros(one["rate_micros_per_hour"]), slack_s, one["billing_unit_s"])
     if bound > max(metered * 103 // 100, metered + most):
         yield f"the receipt says at most {bound} micros of a watched machine, the meter {metered}"
@@ -124,7 +127,7 @@ def timers_hold(played: Played) -> Iterator[str]:
         elif (
             box.ends_s is not None
             and box.died_s > box.ends_s + cloud.profile.dying_s
-            and not played.scenario.has("silent", "ends refused")
+            and not played.scenario.has("silent", "ends refused", "denied")
         ):
             yield f"{box.id} outlived its own timer of {box.ends_s:.0f} s until {box.died_s:.0f} s"
 
@@ -226,9 +229,8 @@ def _ended_unseen(played: Played) -> bool:
 def _proof_was_late(played: Played) -> bool:
     """Whether nobody looked, nobody answered or a clock was set, so that the receipt must assume the most."""
     absent = ("kill", "kill and reboot", "sleep", "doze", "jump")
-    return played.scenario.has(
-        *absent, "silent", "ends refused", "revoked", Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN
-    )
+    silent = ("silent", "ends refused", "revoked", "denied")
+    return played.scenario.has(*absent, *silent, Fault.DEAF, Fault.DENIED, Fault.STALE, Fault.BROKEN)
 
 
 def _boxes(played: Played) -> list[tuple[FakeCloud, Box]]:
@@ -244,9 +246,7 @@ def _named(played: Played, event: Event) -> list[Record]:
 
 
 def _timed(played: Played) -> list[tuple[float, Record]]:
-    """The records with the true times at which they were on disk."""
-    events = {f"after {event}" for event in Event}
-    return list(zip([at_s for at_s, place in played.points if place in events], played.records, strict=True))
+    return played.timed
 
 
 def _instance_at(played: Played, seq: int) -> str:

@@ -1,7 +1,7 @@
 """Draws scenarios: mostly a little trouble, sometimes a lot, and never more than a promise is made for.
 
-Two limits keep the cloud within what `Traits` say of it: lies about absence are fewer than the reads of a proof, and
-everything that is bad ends after an hour.
+Three limits keep the cloud within what `Traits` say of it: lies about absence are fewer than the reads of a proof, but
+for a machine that has answered and still does; and everything that is bad ends after an hour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOOK = (*_ANY, Fault.STALE, Fault.DENIED)
 FAULTS: dict[str, tuple[Fault, ...]] = {
     "create": (
         *_ANY, Fault.FULL, Fault.FULL, Fault.REFUSED, Fault.LATE, Fault.LOST, Fault.LOST, Fault.REVOKED_AFTER,
-        Fault.OF_ANOTHER, Fault.TWICE, Fault.DEARER, Fault.OTHER_GPU, Fault.NO_TIMER,
+        Fault.OF_ANOTHER, Fault.TWICE, Fault.DEARER, Fault.OTHER_GPU, Fault.NO_TIMER, Fault.STILLBORN, Fault.NOWHERE,
     ),
     "find": _LOOK,
     "read": _LOOK,
@@ -25,7 +25,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "leftovers": _LOOK,
     "remove": (*_ANY, Fault.DEAF, Fault.LOST),
 }  # fmt: skip
-_MOST_LIES = 2
+_MOST_LIES, DENIED_S = 2, 38.0
 _DEEDS: tuple[Deeds, ...] = (
     "stop", "stop now", "destroy", "kill", "kill", "kill", "kill and reboot", "sleep", "doze", "jump",
     "reap elsewhere", "reap all", "guard killed",
@@ -50,6 +50,7 @@ def draw(seed: int) -> Scenario:
         weather=_weather(dice),
         ending=dice.choice(("resumed", "resumed", "never returns", "reaped elsewhere")),
         machines=dice.choice((1, 1, 2)),
+        list_s=dice.choice((0.0, 0.0, 0.0, 40.0)),
     )
     return _damaged(drawn, dice) if dice.random() < 0.3 else drawn
 
@@ -88,10 +89,12 @@ def _deeds(dice: Random) -> tuple[Deed, ...]:
 
 
 def _weather(dice: Random) -> tuple[Weather, ...]:
-    found = []
+    found = list[Weather]()
     for _ in range(dice.choice((0, 0, 0, 1, 1, 2))):
         start_s, long_s = dice.uniform(0, 400), dice.choice((20.0, 120.0, 700.0, 2400.0))
-        found.append(
-            Weather(dice.choice(("silent", "ends refused", "revoked", "line down")), start_s, start_s + long_s)
-        )
+        kind = dice.choice(("silent", "ends refused", "revoked", "line down", "denied", "denied"))
+        long_s = DENIED_S if kind == "denied" else long_s
+        found.append(Weather(kind, start_s, start_s + long_s))
+    if {"denied", "line down"} <= {one.kind for one in found}:  # Then there is no second witness.
+        found = [one for one in found if one.kind != "denied"]
     return tuple(found)

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from gpurun.cli.run_status import run_row
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling
-from gpurun.core.journal_records import Record, RunState
+from gpurun.core.journal_records import Event, Record, RunState
+from gpurun.core.money import total
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.run_plan import Plan, Request
 from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import replay
-from gpurun.ledger.runs import open_run
+from gpurun.ledger.runs import look, open_run
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
@@ -29,6 +31,7 @@ from gpurun.providers.base import Provider
 from gpurun.providers.fake import PROFILES, FakeCloud
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import Started
+from gpurun.view.list_tables import RunRow
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import WEIGHTS, ScriptedFar
 from tests.simulation.laptop import LaptopClock, TrueClock
@@ -38,18 +41,21 @@ from tests.simulation.scenario import Deed, Scenario
 
 MOST_DRIVES = 16
 PAUSE_S = 600.0
+_AFTER_READY = ("unpack", "start", "poll", "manifest")  # That it has answered is on record by then.
 _WISHES: dict[str, How] = {"stop": "save", "stop now": "now", "destroy": "destroy"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one attempt to drive the run ended, and what was true at that moment."""
+    """How one attempt to drive the run ended, what `ps` shows at that moment, and what is true."""
 
     at_s: float
     words: str
     exit_code: int | None
     alive: int
     state: RunState
+    row: RunRow
+    metered: int
 
 
 @dataclass
@@ -69,6 +75,12 @@ class Played:
     @property
     def records(self) -> tuple[Record, ...]:
         return read_journal(self.folder.journal).records
+
+    @property
+    def timed(self) -> list[tuple[float, Record]]:
+        """The records with the true times at which they were on disk."""
+        events = {f"after {event}" for event in Event}
+        return list(zip([at_s for at_s, place in self.points if place in events], self.records, strict=True))
 
     @property
     def closed(self) -> bool:
@@ -101,6 +113,7 @@ class SimulatedFar(ScriptedFar):
         box = next((box for box in self.cloud.alive if box.id == self._box_id), None)
         if box is None or self.cloud.now < box.up_s or self._nemesis.weather("line down"):
             raise MachineLost("no route to host")
+        box.answered = box.answered or verb in _AFTER_READY
         self.cloud.passing(f"after far.{verb}")
 
 
@@ -122,14 +135,16 @@ class Stage:
         self.nemesis = Nemesis(scenario, self.laptop, self.do)
         self._off_s = 0.0
         self._fars: dict[str, SimulatedFar] = {}
-        times = {kind: scenario.times_of(kind) for kind in ("silent", "ends refused")}
+        times = {kind: scenario.times_of(kind) for kind in ("silent", "ends refused", "denied")}
         made = partial(
             FakeCloud,
             nemesis=self.nemesis.fault,
             passing=self.nemesis.passing,
             outages=times["silent"],
             refusals=times["ends refused"],
+            denials=times["denied"],
             laptop=self.laptop,
+            list_s=scenario.list_s,
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
@@ -210,7 +225,10 @@ class Stage:
         except Endless as endless:
             words, exit_code = f"endless: {endless}", int(ExitCode.BUG)
         alive = sum(len(cloud.alive) for cloud in played.clouds.values())
-        outcome = Outcome(self.true.monotonic(), words, exit_code, alive, replay(RUN, played.records))
+        row = run_row(look(played.home, RUN), self.laptop.wall())
+        metered = total(*(cloud.metered() for cloud in played.clouds.values()))
+        state = replay(RUN, played.records)
+        outcome = Outcome(self.true.monotonic(), words, exit_code, alive, state, row, metered)
         played.outcomes.append(outcome)
         return outcome
 

@@ -35,9 +35,12 @@ class Deed:
 
 @dataclass(frozen=True)
 class Weather:
-    """From one true second to another the cloud is silent or refuses every end, the key is dead or the line is down."""
+    """From one true second to another the cloud is silent or refuses every end, the key is dead or the line is down.
 
-    kind: Literal["silent", "ends refused", "revoked", "line down"]
+    Or it denies what has answered.
+    """
+
+    kind: Literal["silent", "ends refused", "revoked", "line down", "denied"]
     start_s: float
     end_s: float
 
@@ -46,7 +49,8 @@ class Weather:
 class Scenario:
     """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
 
-    With `damaged` a file of the latest checkpoint arrives with another digest until somebody collects by hand.
+    A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives with another digest until somebody
+    collects by hand.
     """
 
     seed: int
@@ -58,6 +62,7 @@ class Scenario:
     ending: Ending = "resumed"
     machines: int = 1
     damaged: bool = False
+    list_s: float = 0.0
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""
@@ -73,6 +78,8 @@ class Scenario:
             yield replace(self, machines=1)
         if self.damaged:
             yield replace(self, damaged=False)
+        if self.list_s:
+            yield replace(self, list_s=0.0)
 
     def plus(self, *more: Strike | Deed | Weather) -> Scenario:
         """The scenario, grown."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpurun.core.money import usd
-from gpurun.providers.fake import Box
+from gpurun.core.money import Micros, usd
+from gpurun.providers.fake import Box, Fault
 from tests.simulation.checker import check
 from tests.simulation.play import Played, play
-from tests.simulation.scenario import Deed, Scenario
+from tests.simulation.scenario import Deed, Scenario, Strike
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_it_sees_a_supervisor_that_goes_without_saying_9(tmp_path: Path) -> None
     played = play(Scenario(0, ("runpod",), deeds=(Deed(30, "kill"),), ending="never returns"), tmp_path)
     assert "nothing_forgotten" not in breaches(played)
     killed = played.outcomes[0]
-    played.outcomes[0] = type(killed)(killed.at_s, "DONE", 0, killed.alive, killed.state)
+    played.outcomes[0] = replace(killed, words="DONE", exit_code=0)
     assert "nothing_forgotten" in breaches(played)
 
 
@@ -84,3 +85,25 @@ def test_it_sees_what_was_left_behind(tmp_path: Path) -> None:
     played = play(Scenario(0, ("aws",)), tmp_path)
     played.clouds["aws"].things[0].removed_s = None
     assert breaches(played) == {"side_resources_go"}
+
+
+def test_it_sees_a_list_that_says_less_than_was_paid(played: Played) -> None:
+    last = played.outcomes[-1]
+    played.outcomes[-1] = replace(last, row=replace(last.row, spent_micros=Micros(0)))
+    assert breaches(played) == {"sentences_hold"}
+
+
+def test_it_sees_a_list_that_is_calm_while_a_machine_lives(tmp_path: Path) -> None:
+    played = play(Scenario(0, ("runpod",), deeds=(Deed(30, "kill"),), ending="never returns"), tmp_path)
+    killed = played.outcomes[0]
+    assert "sentences_hold" not in breaches(played)
+    played.outcomes[0] = replace(killed, row=replace(killed.row, may_be_billing=False))
+    assert "sentences_hold" in breaches(played)
+
+
+def test_it_sees_a_machine_that_lived_when_it_was_told_gone(tmp_path: Path) -> None:
+    offers = ("runpod", "aws")
+    played = play(Scenario(0, offers, strikes=(Strike("create", 1, Fault.NOWHERE),), machines=2), tmp_path)
+    assert breaches(played) == set()
+    played.clouds["aws"].boxes[0].born_s, played.clouds["aws"].boxes[0].id = 0.0, "i-runpod-none"
+    assert "sentences_hold" in breaches(played)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpurun.core.journal_records import Event
 from gpurun.providers.fake import Fault
+from tests.simulation.checker import check
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Deed, Scenario, Strike, Weather
 from tests.simulation.soak import folder_of_one_run, judge
@@ -54,6 +57,15 @@ FOUND = {
         deeds=(Deed(60, "kill", 1800.0),),
         weather=(Weather("ends refused", 600.0, 1500.0),),
     ),
+    "a list that takes most of a minute keeps no machine alive and proves no death early": Scenario(
+        0, ("aws",), train_s=1e6, deeds=(Deed(60, "destroy"),), list_s=40.0
+    ),
+    "a machine that ended as it was launched costs what it cost, and the next offer is taken": Scenario(
+        0, ("aws", "runpod"), strikes=(Strike("create", 1, Fault.STILLBORN),), machines=2
+    ),
+    "an id that never was costs no more than the wait for it": Scenario(
+        0, ("runpod", "aws"), strikes=(Strike("create", 1, Fault.NOWHERE),), machines=2
+    ),
     "nor has one that root of the machine killed": Scenario(
         0, ("runpod",), train_s=1e6, deeds=(Deed(50, "guard killed"), Deed(60, "kill")), ending="reaped elsewhere"
     ),
@@ -64,6 +76,31 @@ FOUND = {
 def test_what_was_found_once_holds_now(scenario: Scenario) -> None:
     verdict = judge(scenario)
     assert verdict.breaches == (), verdict.story
+
+
+@pytest.mark.parametrize("profile", ["runpod", "aws", "lambda-guarded", "hostile"])
+def test_a_living_machine_that_is_denied_for_38_s_is_not_signed_for_as_gone(profile: str, tmp_path: Path) -> None:
+    ends = next(at_s for at_s, place in clean(profile).points if place == "after destroy.intended")
+    scenario = Scenario(0, (profile,), train_s=90.0, weather=(Weather("denied", ends, ends + 38.0),))
+    played = play(scenario, tmp_path)
+    assert check(played) == []
+    assert [one["code"] for one in incidents(played)] == ["death.denied"]
+    assert played.outcomes[-1].exit_code == 0
+
+
+def incidents(played: Played) -> list[dict[str, Any]]:
+    return [record.data for record in played.records if record.event is Event.INCIDENT]
+
+
+@pytest.mark.parametrize("profile", ["runpod", "aws"])
+@pytest.mark.parametrize("fault", [Fault.STILLBORN, Fault.NOWHERE])
+def test_what_is_gone_at_its_launch_is_followed_by_the_next_offer(profile: str, fault: Fault, tmp_path: Path) -> None:
+    others = {"runpod": "aws", "aws": "runpod"}
+    scenario = Scenario(0, (profile, others[profile]), strikes=(Strike("create", 1, fault),), machines=2)
+    played = play(scenario, tmp_path)
+    assert check(played) == []
+    assert [one["code"] for one in incidents(played)] == ["boot.gone"]
+    assert played.outcomes[-1].words == "DONE"
 
 
 @pytest.mark.parametrize("point", range(1, 30))

@@ -15,7 +15,7 @@ from gpurun.cli.app import build_app, run_app
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.records import Charge
+from gpurun.core.records import Charge, Instance, InstanceState
 from gpurun.ledger import audit as audit_room
 from gpurun.ledger.run_lock import RunLock
 from gpurun.providers.base import Unknown
@@ -157,7 +157,7 @@ def test_what_the_receipt_calls_unknown_is_no_whole_figure_in_the_table(
 
 
 class Billing:
-    """A provider that is asked for nothing but its bill."""
+    """A provider that is asked for its bill alone; it knows no machine."""
 
     def __init__(self, billed: str | None, *, is_settled: bool = True) -> None:
         self.billed, self.is_settled, self.asked = billed, is_settled, list[tuple[str, float]]()
@@ -167,6 +167,9 @@ class Billing:
         if self.billed is None:
             return None
         return Charge(provider="runpod", instance_id=instance_id, micros=usd(self.billed), settled=self.is_settled)
+
+    def read(self, instance_id: str) -> Instance:
+        return Instance(id=instance_id, provider="runpod", token="", run="", state=InstanceState.GONE)
 
 
 def of_provider(monkeypatch: pytest.MonkeyPatch, provider: object) -> None:

@@ -21,12 +21,15 @@ from gpurun.core.records import Account, Instance, InstanceState, Leftover
 from gpurun.ledger.run_lock import RunLock
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
+from gpurun.providers.fake.profile import RUNPOD
 
 CLOCK = SystemClock()
 
 
 class Cloud:
     """A cloud as it answers; any verb may be replaced by one that fails or never returns."""
+
+    traits = RUNPOD.traits
 
     def __init__(self, name: str = "runpod") -> None:
         self.name = name

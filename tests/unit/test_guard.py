@@ -132,6 +132,8 @@ class Shell:
         self.bin, self.disk, self.ssh = folder / "bin", folder / "disk", folder / "ssh"
         self.clock, self.looks = folder / "clock", folder / "looks"
         self.by_clock = f'echo look >>"{self.looks}"\ncat "{self.clock}"'
+        self.uptime = folder / "uptime"
+        self.booted(10**9)  # So long ago that no clock is too far ahead.
         self.bin.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
         self.how: dict[str, Any] = {}  # What else a program is started with.
@@ -154,6 +156,10 @@ class Shell:
         (self.bin / tool).write_text(f"#!{shutil.which('sh')}\n{script}\n")
         (self.bin / tool).chmod(0o755)
 
+    def booted(self, seconds_ago: int) -> None:
+        """Say when the machine was booted."""
+        self.uptime.write_text(f"{seconds_ago}.07 0.00\n")
+
     def set_clock(self, wall: int) -> None:
         """Give the machine a clock that stands still until it is set again."""
         clock, looks = self.clock, self.looks
@@ -173,6 +179,7 @@ class Shell:
         known = {
             "PATH": str(self.bin), "GPURUN_GUARD_TICK_S": "0.1", "GPURUN_GUARD_PAUSE_S": "0.1",
             "GPURUN_GUARD_FOLDER": str(self.disk), "GPURUN_GUARD_SSH_FOLDER": str(self.ssh),
+            "GPURUN_GUARD_UPTIME": str(self.uptime),
         }  # fmt: skip
         if argv[0] == "-c" and self.words[0] == "busybox-static":  # It asks no `date` of PATH.
             told = f'date() {{ if [ -f "{self.looks}" ]; then {self.by_clock}\nelse command date "$@"; fi; }}\n'
@@ -703,6 +710,34 @@ def test_a_reboot_arms_it_again_for_less(vm: Vm) -> None:
     vm.shell.kill()
     spent.write_text(f"500 999999999 not-{boot} {FAR}\n")
     vm.boot(aws(FAR, lease_s=500))
+    until(lambda: vm.ends)
+
+
+@pytest.mark.parametrize("ahead_s", [2 * 3600, 5 * 3600])
+def test_a_clock_that_is_hours_ahead_ends_no_machine_that_has_just_booted(vm: Vm, ahead_s: int) -> None:
+    asked, lease_s = NOW, 4 * 3600
+    vm.shell.booted(40)
+    vm.shell.set_clock(asked + 60 + ahead_s)
+    vm.boot(aws(asked + lease_s, lease_s=lease_s))
+    vm.shell.is_left_waiting()
+    assert vm.ends == []
+    assert [line for line in vm.asked if "on-calendar" in line] == []
+    vm.shell.kill()
+    vm.boot(aws(asked + lease_s, lease_s=lease_s))  # Nor does a restart believe it again.
+    vm.shell.is_left_waiting()
+    vm.shell.set_clock(asked + 60 + ahead_s + lease_s - 41)
+    vm.shell.is_left_waiting()
+    assert vm.ends == []
+    vm.shell.set_clock(asked + 60 + ahead_s + lease_s - 40)
+    until(lambda: vm.ends)
+
+
+def test_a_clock_that_is_right_is_believed_though_the_boot_took_long(vm: Vm) -> None:
+    vm.shell.booted(40)
+    vm.shell.set_clock(NOW + 1500)
+    vm.boot(aws(NOW + 3600, lease_s=3600))
+    vm.shell.is_left_waiting()
+    vm.shell.set_clock(NOW + 3600)
     until(lambda: vm.ends)
 
 

@@ -66,7 +66,8 @@ def audit(
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
-    report = replace(report, rows=tuple(with_bill(row, bills.get(row.run)) for row in report.rows))
+    billed = (with_bill(row, bills.get(row.run), partial(_alive, session, row.run)) for row in report.rows)
+    report = replace(report, rows=tuple(billed))
     replays = _replays(session, report) if replay or require_replay else {}
     rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
     report = replace(report, rows=tuple(rows))
@@ -119,6 +120,17 @@ def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
     return {run: bill for run, bill in found.items() if bill is not None}
 
 
+def _alive(session: Session, run: str) -> list[str]:
+    """The machines of a run that live by their providers' word, though their end is on record."""
+    from gpurun.lifecycle.reaper import alive_in_spite
+    from gpurun.planning.own_box import login_to
+    from gpurun.providers.registry import open_provider
+
+    return alive_in_spite(
+        session.home.run(run), partial(open_provider, home=session.home, clock=session.clock, login=login_to)
+    )
+
+
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """What a replay says of each run that has a receipt."""
     from gpurun.cli.replay import Replayed, replay_run
@@ -162,6 +174,8 @@ def _errors(session: Session, lost: list[str], failed: bool) -> tuple[Verificati
     """The one sentence for the envelope; the table has told people already."""
     if lost:
         hint = f"gpurun resume {lost[0]} finishes it; gpurun destroy {lost[0]} ends it at once."
+        if session.home.run(lost[0]).is_closed:  # Its bill alone says so, until that is on record.
+            hint = "gpurun reap ends it."
         what = _why_red(session, lost[0]) or f"{lost[0]} is not proven gone, and nobody drives it."
         return (MayBeBilling("audit.may_be_billing", what, hint=hint),)
     if failed:

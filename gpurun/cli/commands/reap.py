@@ -56,7 +56,7 @@ def reap(
     Exit 9 when something that should be gone is not proven gone, or nobody knows until when. With `exit_code` also
     when something is overdue, and 4 when there was no cloud to ask.
     """
-    from gpurun.cli.reap_rows import ALARMING, deadline_notes, orphan_row, reap_data, stray_row, with_endpoint
+    from gpurun.cli.reap_rows import ALARMING, RED, notes_of, orphan_row, reap_data, stray_row, with_endpoint
     from gpurun.lifecycle.reaper import sweep, sweep_leftovers
     from gpurun.view.list_tables import reap_table
 
@@ -74,7 +74,7 @@ def reap(
     keyless = _no_key() if names == ["local"] and not provider else None
     rows = [*map(orphan_row, found), *map(stray_row, strays)]
     alive = any(orphan.fate in ALARMING for orphan in found)
-    lost = any(orphan.fate in ("not proven gone", "no deadline") for orphan in found)
+    lost = any(orphan.fate in RED for orphan in found)
     lost = lost or any(stray.fate == "not removed" for stray in strays)
     code = ExitCode.MAY_BE_BILLING if silent or lost or (exit_code and alive) else ExitCode.DONE
     data = reap_data(chosen, found, strays)
@@ -82,7 +82,7 @@ def reap(
     text = session.draw(reap_table(rows, [] if silent else asked, session.style, now=session.clock.wall()))
     if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not look well.
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
-    after = "\n".join((*deadline_notes(found), *([f"{keyless.what} {keyless.hint}"] if keyless else [])))
+    after = "\n".join((*notes_of(found), *([f"{keyless.what} {keyless.hint}"] if keyless else [])))
     return Result(data=data, text=text, after=after, errors=(silent,) if silent else (), exit_code=code)
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from functools import partial
 from math import ceil, inf
-from pathlib import Path
 from typing import TypeVar
 
 from gpurun.core.clock import ticks
@@ -16,11 +13,11 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Mode
-from gpurun.core.transfer_progress import moving
-from gpurun.core.untrusted import safe_text
-from gpurun.lifecycle.connect import Patience
+from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
+from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
+from gpurun.lifecycle.instance.setup_script import planned_s, set_up
 from gpurun.lifecycle.instance.terminate import living
 from gpurun.lifecycle.instance.verify_machine import (
     check_box,
@@ -33,29 +30,20 @@ from gpurun.lifecycle.instance.verify_machine import (
     on_record,
 )
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.requirements import PIP_MARK
 from gpurun.planning.transfer import save_s
 from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
 from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.machine_facts import Facts, Measured, Missing
-from gpurun.remote.messages import SetUp
 from gpurun.remote.ssh import HostKeyMismatch
-from gpurun.view.number_format import format_duration
 
 T = TypeVar("T")
 LEAST_TRAINING = 0.1
 """The part of the training limit that must be left when a machine comes up: for less it is not worth its rental."""
 NEVER_WALL = 1e11
 READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
-POLL_S, SOON_S = 2.0, 0.2
 # Between CPUs it is no more than a proof that all nodes can reach one another.
 MEASURE_S, MEASURE_CPU_S = 20.0, 1.0
-# What the machine may say of an end after the limit, as long as it takes to kill what the script has started.
-OVER_S = 60.0
-PART_BYTES = 256 << 10
-MOST_LOG_BYTES = 4 << 20
-LAST_LINES, LAST_CHARS = 15, 2000
 _HINTS = {
     "ssh": "Try again; log in by hand to see what it says.",
     "slurm": "Is the workdir of its table one that login node and compute nodes share? scontrol show job says more.",
@@ -72,7 +60,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     born = instance_of(state)
     early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
     check_made(born, context.plan)
-    clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
+    clock, to_set_up_s, took_s = context.clock, planned_s(context), 0.0
     started = clock.monotonic()
 
     def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, Facts | None]:
@@ -154,14 +142,27 @@ def _answered(
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
     """The instance once it has answered, since when it was seen to run, and what it said; NoOffer past our patience.
 
-    None where it is told to be another than was agreed to: that is on record then.
+    None where it is told to be another than was agreed to, or is gone and the next offer is taken: that is on record
+    then. What its provider says is shown while it is waited for.
     """
-    born = instance_of(state)
-    if born.state is InstanceState.GONE:
-        raise _given_up(born, 0.0, "its provider shows it as gone")
+    patience_s = _patience_s(state, context, to_set_up_s)
+    with moving(context.folder, context.clock, "boot", ceil(max(1.0, patience_s))) as tell:
+        return (yield from _once_it_answers(ask, state, context, patience_s, early, tell))
+
+
+def _once_it_answers(
+    ask: Callable[[FarSide, Instance], T],
+    state: RunState,
+    context: Context,
+    patience_s: float,
+    early: EarlyUpload | None,
+    tell: Tell,
+) -> Generator[Note, None, tuple[Instance, float, T] | None]:
+    """See `_answered`."""
+    born, absence = instance_of(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
-    for waited_s in ticks(context.clock, context.provider.traits.poll_s, _patience_s(state, context, to_set_up_s)):
+    for waited_s in ticks(context.clock, context.provider.traits.poll_s, patience_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
         if not _is_worth_waiting(instance, waited_s, context) or up_s > boot_s:
             break
@@ -184,8 +185,11 @@ def _answered(
             if is_up and not extras:
                 up_mono = up_mono or context.clock.monotonic()
                 return instance, up_mono, ask(context.reach(by_our_clock(instance, state)), instance)
-            said = f"the provider says {instance.said or instance.state}"
+            said = f"{context.provider.name} says {instance.said or instance.state}"
             last = f"{len(extras)} more carry its token" if extras else said
+            if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
+                yield from next_offer(born, absence, state, context)
+                return None
         except FarRefusal as refusal:
             last = _passing(refusal, is_own=context.plan.box is not None)
         except HostKeyMismatch:  # Never reached yet, and nothing there to save: it is not waited for.
@@ -194,6 +198,7 @@ def _answered(
             raise NoOffer("boot.rejected", f"{str(error).rstrip('.')}.", hint="Try again.") from error
         except (Unknown, MachineLost) as error:
             last = str(error)
+        tell(int(waited_s), last)
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 
@@ -248,10 +253,10 @@ def _boot_patience_s(context: Context) -> float:
 def _is_worth_waiting(seen: Instance, waited_s: float, context: Context) -> bool:
     """Whether to look again: within the planned share in any case, after that only while the machine still comes up.
 
-    A job that is over never runs again.
+    A job that is over never runs again; of a machine that is shown as gone, `Absence` decides.
     """
-    if context.plan.lease.queue_s and seen.state is InstanceState.GONE:
-        return False
+    if seen.state is InstanceState.GONE:
+        return not context.plan.lease.queue_s
     is_coming = seen.state in (InstanceState.PENDING, InstanceState.RUNNING)
     return is_coming or waited_s < context.plan.lease.boot_s
 
@@ -276,105 +281,3 @@ def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int 
         f"{instance.id} does not end itself as planned: {told.message}.",
         hint="Try again, another --image, or --accept-weak-lease.",
     )
-
-
-def _planned_s(context: Context) -> float:
-    """How long the script may take: by the plan, or as long as the planned boot in a plan that does not say it."""
-    lease = context.plan.lease
-    return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0
-
-
-def set_up(far: FarSide, state: RunState, context: Context) -> float:
-    """See the script of --setup through; how long that took here. SetupError where it did not end well.
-
-    The script is not waited for in one call: each is short, so that a request to stop is read between two of them,
-    and one that is lost is made again, which begins nothing again. TrainingFailed where the machine stays lost.
-    """
-    limit_s = max(1.0, min(_planned_s(context), context.seconds_left(state)))
-    script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
-    begun_mono = context.clock.monotonic()
-    patience = Patience(state, context, limit_s=limit_s + OVER_S)
-    with moving(context.folder, context.clock, "setup", ceil(limit_s)) as tell:
-        while True:
-            ask = partial(far.set_up, script, limit_s=limit_s, offset=log.size, most=log.room)
-            said, part = patience.until_done(ask)
-            is_on = said.state in ("none", "running")
-            is_behind = log.take(part, said)
-            tell(int(said.ran_s), said.tail)
-            took_s = context.clock.monotonic() - begun_mono
-            if is_on and took_s > limit_s + OVER_S:
-                raise _failed(said, limit_s, context)
-            if not is_on and not is_behind:
-                break
-            if not is_behind:
-                context.clock.sleep(min(POLL_S, SOON_S + said.ran_s / 4))  # A quick one is not waited for.
-    log.close(said)
-    if (said.state, said.exit_code) != ("ended", 0):
-        raise _failed(said, limit_s, context)
-    return took_s
-
-
-def _failed(said: SetUp, limit_s: float, context: Context) -> SetupError:
-    """The error of a script that did not end well, with the last of what it said."""
-    code, hint = "setup.failed", "Mend it; `ssh` to a machine of your own is a cheap place to try it."
-    if PIP_MARK in said.tail:
-        hint = "Change what --pip names; gpurun run --dry-run installs it here, for nothing."
-    if said.state == "ended":
-        how = f"signal {said.signal}" if said.exit_code is None else str(said.exit_code)
-        what = f"ended with {how} on the machine after {format_duration(said.ran_s)}"
-    elif said.state in ("lost", "rebooted"):
-        why = "the machine was restarted" if said.state == "rebooted" else "what watched it was killed"
-        code, what = "setup.lost", f"was begun on the machine, and how it ended is not known: {why}"
-    else:
-        code, what = "setup.limit", f"was still at work at its limit of {format_duration(limit_s)}, and was ended"
-        hint = "Give it more time (--setup-limit MINUTES), or leave work to an --image."
-    lines = [line[:LAST_CHARS] for line in safe_text(said.tail.rstrip(), most_lines=4000) if line.strip()]
-    words = "\n".join(lines[-LAST_LINES:])[-LAST_CHARS:]
-    last = f" Its last words:\n{words}" if words else " It said nothing."
-    subject = "What installs --pip" if PIP_MARK in said.tail else "The script of --setup"
-    return SetupError(
-        code, f"{subject} {what}.{last}", hint=f"{hint} What it said: setup.log in the folder of the run."
-    )
-
-
-class _Log:
-    """What is at home of the script's log: its head as it grows, and its last words at its end if there is more.
-
-    A disk here that takes nothing ends no set-up that is paid for.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    @property
-    def size(self) -> int:
-        with suppress(OSError):
-            return self._path.stat().st_size
-        return 0
-
-    @property
-    def room(self) -> int:
-        """How much of the log is to be asked for at once."""
-        return max(0, min(PART_BYTES, MOST_LOG_BYTES - self.size))
-
-    def take(self, part: bytes, said: SetUp) -> bool:
-        """Take the next part; whether more of what is wanted is to be had at once."""
-        if said.size < min(self.size, MOST_LOG_BYTES):  # It is of another machine.
-            with suppress(OSError):
-                self._path.unlink()
-            return self.size == 0
-        before = self.size
-        self._write(part)
-        return self.size > before and self.size < min(said.size, MOST_LOG_BYTES)
-
-    def close(self, said: SetUp) -> None:
-        """Take what the script said last, where its log is too long to be here."""
-        if said.size > self.size == MOST_LOG_BYTES:
-            gap = f"\n[... {said.size - self.size:,} more bytes; the last of them:]\n"
-            self._write(f"{gap}{said.tail}".encode())
-
-    def _write(self, content: bytes) -> None:
-        with suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "ab") as out:
-                out.write(content)

@@ -39,6 +39,7 @@ from gpurun.remote.key_pairs import forget_client_key
 CLEAR_S = 180.0
 CLEAR_POLL_S = 5.0
 _LATE = "was made after its absence had been believed"
+_LIVES = "lives, and its end had been believed"
 EMPTY_LISTS = 3  # One list may be an old one.
 
 
@@ -159,10 +160,7 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
     late = list(asked.late)
     for one in _shown(provider, asked.token):
         if one.id not in late:
-            is_own = state.instance is not None and one.id == state.instance.id
-            believed = "lives, and its end had been believed" if is_own else _LATE
-            what = f"{one.id} {believed}; it was billed besides"
-            yield Event.INCIDENT, {"code": "create.late", "message": what, "id": one.id, "token": asked.token}
+            yield came_late(one, state)
             late.append(one.id)
     check = _check_account_of(asked, provider, state, context)
     for name in late:
@@ -173,6 +171,13 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
                 yield from once((event, data), context)
         gone = f"{name} is proven gone"
         yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}
+
+
+def came_late(found: Instance, state: RunState) -> Note:
+    """Return the record of a machine that shows itself after its end, or its absence, had been believed."""
+    is_own = state.instance is not None and found.id == state.instance.id
+    what = f"{found.id} {_LIVES if is_own else _LATE}; it was billed besides"
+    return Event.INCIDENT, {"code": "create.late", "message": what, "id": found.id, "token": found.token}
 
 
 def _check_account_of(asked: _Asking, provider: Provider, state: RunState, context: Context) -> CheckAccount:

@@ -9,10 +9,11 @@ from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
 from gpurun.core.journal_records import PASSES_OVER, Event, RunState
 from gpurun.core.machine_token import make_token, parse
-from gpurun.core.money import Micros, format_usd
+from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.spending import spending
 from gpurun.lifecycle.context import Context, Note, pays_for_another
 from gpurun.lifecycle.instance.terminate import check_account, living, once
 from gpurun.lifecycle.instance.verify_machine import check_price
@@ -199,7 +200,8 @@ def _before(last: str, context: Context) -> str:
 def _order(state: RunState, context: Context) -> Order:
     """A new token and an absolute deadline, checked against the cap once more before anything is sent."""
     plan = context.plan
-    worst = plan.worst_micros
+    # What another offer has cost before its machine was gone is paid as well.
+    worst = total(plan.worst_micros, spending(read_journal(context.folder.journal).records).micros)
     if plan.cap_micros is not None and worst > plan.cap_micros:
         raise NoOffer(
             "cap.too_small",

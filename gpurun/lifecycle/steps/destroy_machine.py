@@ -29,7 +29,7 @@ ANSWER_S = 10.0
 def destroy(state: RunState, context: Context) -> Iterator[Note]:
     """The step: destroy what the journal knows of and whatever else carries the run's token."""
     identifier = state.instance.id if state.instance else ""
-    reason = "failure" if state.failure else state.stop or state.outcome or "lease"
+    reason = "failure" if state.failure or state.moves_on else state.stop or state.outcome or "lease"
     # A timer on the machine is a plan: its root can stop it, and its provider can refuse it.
     is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
     intent = {"id": identifier, "token": state.token, "reason": reason, "timer": is_limited}

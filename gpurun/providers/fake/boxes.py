@@ -30,6 +30,8 @@ class Fault(StrEnum):
     DEARER = "made, but dearer"
     OTHER_GPU = "made, with another GPU"
     NO_TIMER = "made, but its timer never fires"
+    STILLBORN = "made, and ended as it was launched"
+    NOWHERE = "told the id of a machine that there never is"
     STALE = "answered from an old view"
     DENIED = "says that there is nothing"
 
@@ -49,6 +51,8 @@ class Box:
     ends_s: float | None = None
     asked_s: float | None = None
     died_s: float | None = None
+    answered: bool = False
+    """Whether it has answered to those who rent it."""
 
 
 @dataclass

@@ -24,8 +24,8 @@ class FakeCloud:
     """Six verbs, side resources and a timer; every call takes a little virtual time.
 
     `script` holds the next faults of a verb; where it has none, `nemesis` is asked (verb in, fault out). `passing` is
-    called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer, and
-    in `refusals` no end is granted, whoever asks.
+    called around each verb, and may raise to kill the caller. In `outages` (true seconds) nobody gets an answer, in
+    `refusals` no end is granted, whoever asks, in `denials` no verb knows what has answered; a list takes `list_s`.
     `account` is the mark of the key's owner, `laptop` the clock of the caller where it may be set apart.
     """
 
@@ -36,10 +36,12 @@ class FakeCloud:
     passing: Callable[[str], None] = lambda place: None
     outages: list[tuple[float, float]] = field(default_factory=list)
     refusals: list[tuple[float, float]] = field(default_factory=list)
+    denials: list[tuple[float, float]] = field(default_factory=list)
     stock: Sequence[Offer] = ()
     account: str = "account:simulated"
     laptop: Clock | None = None
     guard_shares_key: bool = False
+    list_s: float = 0.0
     boxes: list[Box] = field(default_factory=list)
     things: list[Thing] = field(default_factory=list)
     history: list[tuple[float, str, str]] = field(default_factory=list)
@@ -72,9 +74,15 @@ class FakeCloud:
         if fault is Fault.LATE:
             self._late.append((self.now + self.profile.late_s, order))
             self._time_out("create")
+        if fault is Fault.NOWHERE:
+            return self._absent(f"i-{self.name}-none").model_copy(
+                update={"token": order.token, "run": order.run, "state": InstanceState.PENDING}
+            )
         box = self._make(order, fault, self.now)
         if fault is Fault.TWICE:
             self._make(order, fault, self.now)
+        if fault is Fault.STILLBORN:
+            self._end(box, self.now)
         self._ends("create", fault)
         told = self._told(box, self.now, "create")
         return told.model_copy(update={"token": "gr-other-1"}) if fault is Fault.OF_ANOTHER else told
@@ -82,6 +90,7 @@ class FakeCloud:
     def find(self, token: str | None) -> list[Instance]:
         """What the list shows of a token, or of all, oldest first."""
         fault = self._begins("find")
+        self.clock.sleep(self.list_s)
         at_s = self._view_s(fault) - self.profile.list_lag_s
         shown = [box for box in self.boxes if token in (None, box.order.token) and self._is_listed(box, at_s)]
         self._ends("find", fault)
@@ -93,9 +102,13 @@ class FakeCloud:
         at_s = self._view_s(fault)
         box = next((box for box in self.boxes if box.id == instance_id), None)
         self._ends("read", fault)
-        if box is None or fault is Fault.DENIED or at_s < box.born_s + self.profile.hidden_s:
-            return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
+        is_denied = fault is Fault.DENIED or (box is not None and self._is_denied(box))
+        if box is None or is_denied or at_s < box.born_s + self.profile.hidden_s:
+            return self._absent(instance_id)
         return self._told(box, at_s, "read")
+
+    def _absent(self, instance_id: str) -> Instance:
+        return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
 
     def destroy(self, instance_id: str) -> None:
         """Begin a box's end; what is hidden still is not found, and lives on."""
@@ -103,7 +116,8 @@ class FakeCloud:
         if self._is_in(self.refusals, self.now):
             raise Unknown("503 the request could not be processed")
         for box in self.boxes:
-            if box.id == instance_id and fault is not Fault.DEAF and self.now >= box.born_s + self.profile.hidden_s:
+            is_known = self.now >= box.born_s + self.profile.hidden_s and not self._is_denied(box)
+            if box.id == instance_id and fault is not Fault.DEAF and is_known:
                 self._end(box, self.now)
         self._ends("destroy", fault)
 
@@ -256,14 +270,18 @@ class FakeCloud:
 
     def _when_granted(self, at_s: float) -> float:
         """A timer that ends its box through the API waits for the end of an outage, and asks until it is granted."""
-        times = [*self.outages, *self.refusals]
+        times = [*self.outages, *self.refusals, *self.denials]
         while self.profile.timer_needs_api and self._is_in(times, at_s):
             at_s = max(end for start, end in times if start <= at_s < end)
         return at_s
 
+    def _is_denied(self, box: Box) -> bool:
+        """Whether no verb knows a box just now that lives and has answered."""
+        return box.answered and self._is_in(self.denials, self.now)
+
     def _is_listed(self, box: Box, at_s: float) -> bool:
         """Whether a list as of that moment has it; some clouds list their dead for long."""
-        born = at_s >= box.born_s + self.profile.hidden_s
+        born = at_s >= box.born_s + self.profile.hidden_s and not self._is_denied(box)
         return born and (box.died_s is None or at_s < box.died_s + self.profile.tomb_s)
 
     def _told(self, box: Box, at_s: float, verb: str) -> Instance:

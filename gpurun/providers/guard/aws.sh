@@ -6,10 +6,10 @@ end_in_time() {
 }
 
 # In a folder of its own: the image may have been made of another run's machine, whose time is over.
-begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}/$DEADLINE" "$DEADLINE" "$LEASE_S"
+begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}/$DEADLINE" "$DEADLINE" "$LEASE_S" "$(booted_s)"
 lasting end_in_time </dev/null >/dev/null 2>&1 &
 
 # A second hand, in case somebody kills the first. In the background, as it may wait for the boot that waits for this.
 at="--timer-property=AccuracySec=1s"
-systemd-run --on-calendar="$CALENDAR" $at systemctl poweroff </dev/null >/dev/null 2>&1 &
+[ "$deadline" -gt "$DEADLINE" ] || systemd-run --on-calendar="$CALENDAR" $at systemctl poweroff </dev/null >/dev/null 2>&1 &
 [ -z "$lease_s" ] || systemd-run --on-active="$((lease_s - spent_s))" $at systemctl poweroff </dev/null >/dev/null 2>&1 &

@@ -13,13 +13,29 @@ earlier() {
 
 uptime_s() { read -r up_s _ </proc/uptime && echo "${up_s%%.*}" || date +%s; }
 
-# begin FOLDER DEADLINE LEASE_S: take up what an earlier start has left in the folder. No lease means: the deadline alone.
+# booted_s: for how long a machine that was booted for this alone has run.
+booted_s() { read -r up_s _ <"${GPURUN_GUARD_UPTIME:-/proc/uptime}" && echo "${up_s%%.*}"; }
+
+# set_right AGE_S: a clock by which the machine was asked for more than half an hour before it booted is ahead, by hours
+# perhaps. Then the deadline is told by that clock: what is left of the lease after so long.
+set_right() {
+    age_s=$(whole "$1") now_s=$(date +%s)
+    [ -n "$age_s" ] && [ -n "$deadline" ] && [ -n "$lease_s" ] || return 0
+    [ $((now_s - deadline + lease_s)) -le $((age_s + 1800)) ] || deadline=$((now_s + lease_s - age_s))
+}
+
+# begin FOLDER DEADLINE LEASE_S [AGE_S]: take up what an earlier start has left in the folder. No lease means: the
+# deadline alone. With an age the first start has set the deadline right, for good.
 begin() {
     folder=$1 deadline=$(whole "$2") lease_s=$(whole "$3") spent_s=0 seen_s=$(uptime_s)
     read -r boot </proc/sys/kernel/random/boot_id || boot=none
     [ "${lease_s:-0}" -gt 0 ] || lease_s=
     mkdir -p "$folder"
-    [ -f "$folder/spent" ] && read -r old_spent_s old_seen_s old_boot old_deadline <"$folder/spent" || return 0
+    if [ ! -f "$folder/spent" ] || ! read -r old_spent_s old_seen_s old_boot old_deadline <"$folder/spent"; then
+        set_right "$4"
+        return 0
+    fi
+    [ -z "$4" ] || [ -z "$(whole "$old_deadline")" ] || deadline=$old_deadline
     spent_s=$(whole "$old_spent_s") deadline=$(earlier "$deadline" "$old_deadline")
     spent_s=${spent_s:-0}
     [ "$old_boot" != "$boot" ] || seen_s=$(earlier "$seen_s" "$old_seen_s")

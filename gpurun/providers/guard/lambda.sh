@@ -35,5 +35,5 @@ end_in_time() {
     insist terminate
 }
 
-begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}" "$DEADLINE" "$LEASE_S"
+begin "${GPURUN_GUARD_FOLDER:-/var/lib/gpurun}" "$DEADLINE" "$LEASE_S" "$(booted_s)"
 lasting end_in_time </dev/null >/dev/null 2>&1 &

@@ -1,0 +1,71 @@
+"""A machine that its provider shows as gone before it ever answered: how long that is doubted, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.journal_records import Event, RunState
+from gpurun.core.money import total
+from gpurun.core.records import Instance, InstanceState
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.spending import spent_by
+from gpurun.lifecycle.context import Context, Note, pays_for_another
+from gpurun.lifecycle.instance.terminate import living
+from gpurun.providers.base import Rejected, Unknown
+
+
+@dataclass
+class Absence:
+    """An unbroken row of readings that show a new machine as gone.
+
+    It is believed once it has lasted for the provider's settling time, or was read twice where the provider still knows
+    the machine, as one that has ended (`is_listed`). `said` is the provider's reason, where it gives one.
+    """
+
+    since_mono: float | None = None
+    is_listed: bool = False
+    said: str = ""
+
+    def is_believed(self, seen: Instance, state: RunState, context: Context) -> bool:
+        """Take the next reading; return whether the machine is gone by all readings so far."""
+        now_mono, is_first = context.clock.monotonic(), self.since_mono is None
+        listed = list[Instance]()
+        with suppress(Unknown, Rejected, SetupError):  # No list is no word against the reading.
+            listed = [one for one in context.provider.find(state.token) if one.id == seen.id]
+        if seen.state is not InstanceState.GONE or living(listed, state.token):
+            self.since_mono = None
+            return False
+        self.since_mono = now_mono if self.since_mono is None else self.since_mono
+        self.is_listed = bool(listed) or seen.token == state.token  # What is not known any more has no token.
+        self.said = seen.said or next((one.said for one in listed if one.said), "") or self.said
+        settle_s = context.provider.traits.settle_s
+        return (self.is_listed and not is_first) or now_mono - self.since_mono >= settle_s
+
+
+def next_offer(born: Instance, absence: Absence, state: RunState, context: Context) -> Iterator[Note]:
+    """Put on record that the machine is gone and another offer is taken; NoOffer where none can be.
+
+    Where only silence says that it is gone, the cap has to pay for both.
+    """
+    name = context.provider.name
+    what = f"{name} shows {born.id} as gone before it ever answered{f': {absence.said}' if absence.said else ''}"
+    if not context.has_offer(state.passed_over + 1):
+        raise NoOffer("boot.gone", f"{what}.", hint="Try again, or another region or provider.")
+    if not _pays_for_next(absence, state, context):
+        hint = "The cap does not pay for a second machine beside it: raise --max-cost, or try again."
+        raise NoOffer("boot.gone", f"{what}.", hint=hint)
+    told = {"message": f"{what}; the next offer is taken", "id": born.id, "token": state.token}
+    yield Event.INCIDENT, {"code": "boot.gone", **told}
+
+
+def _pays_for_next(absence: Absence, state: RunState, context: Context) -> bool:
+    plan = context.plan
+    worst = plan.on(plan.approved[state.passed_over + 1]).worst_micros
+    if plan.cap_micros is None or pays_for_another(state, plan.cap_micros, worst):
+        return True
+    until_wall = context.clock.wall() + plan.lease.destroy_s
+    spent = spent_by(read_journal(context.folder.journal).records, until_wall)
+    return absence.is_listed and total(spent, worst) <= plan.cap_micros

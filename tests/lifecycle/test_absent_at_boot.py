@@ -1,0 +1,185 @@
+"""A machine that is shown as gone before it ever answered: doubted for the settling time, then passed over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.records import Instance, InstanceState, Order
+from gpurun.core.stop_request import ask_to_stop
+from gpurun.core.transfer_progress import read_moving
+from gpurun.ledger.audit import audit
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.providers.fake import Box, Fault
+from gpurun.view.progress_line import moving_words
+from tests.lifecycle.scripted_cloud import Killed
+from tests.lifecycle.test_offers_in_turn import Market
+
+SETTLE_S = 120.0
+REASON = "terminated · Client.InternalError: Client error on launch"
+
+
+@pytest.fixture
+def market(tmp_path: Path) -> Market:
+    return Market(Home(tmp_path))
+
+
+def capped_at(market: Market, machines: float) -> None:
+    market.set_plan(cap_micros=round(machines * market.plan.worst_micros))
+
+
+def never_was(market: Market) -> None:
+    """The first create gives an id that neither the list nor a reading ever knows."""
+    find, read = market.cloud.find, market.cloud.read
+    first = "i-local-1"
+
+    def reading(name: str) -> Instance:
+        return read("i-none").model_copy(update={"id": name}) if name == first else read(name)
+
+    market.cloud.find = lambda token: [one for one in find(token) if one.id != first]  # type: ignore[method-assign]
+    market.cloud.read = reading  # type: ignore[method-assign]
+
+
+def ended_at_launch(market: Market) -> None:
+    """The first machine ends as it is launched, and its provider lists it so, with the reason."""
+    make, find, read = market.cloud._make, market.cloud.find, market.cloud.read
+    market.cloud.profile = replace(market.cloud.profile, tomb_s=3600.0)
+
+    def made(order: Order, fault: Fault, at_s: float) -> Box:
+        box = make(order, fault, at_s)
+        if len(market.cloud.boxes) == 1:
+            market.cloud._end(box, at_s)
+        return box
+
+    def told(one: Instance) -> Instance:
+        return one.model_copy(update={"said": REASON}) if one.state is InstanceState.GONE else one
+
+    market.cloud._make = made  # type: ignore[method-assign]
+    market.cloud.find = lambda token: [told(one) for one in find(token)]  # type: ignore[method-assign]
+    market.cloud.read = lambda name: told(read(name))  # type: ignore[method-assign]
+
+
+def waited_s(market: Market) -> float:
+    """From the create's answer to the first request for its end."""
+    made, asked = (
+        next(one for one in market.records if one.event is event)
+        for event in (Event.CREATE_OBSERVED, Event.DESTROY_ASKED)
+    )
+    return asked.mono - made.mono
+
+
+def gone(market: Market) -> list[str]:
+    return [one["message"] for one in market.all_of(Event.INCIDENT) if one["code"] == "boot.gone"]
+
+
+def kept(market: Market) -> bool:
+    cost = read_receipt(market.home, market.folder).predicate["cost"]
+    assert market.cloud.metered() <= cost["upper_bound_micros"] <= (market.plan.cap_micros or 0)
+    assert cost["cap_kept"] is True
+    assert [row.problems for row in audit(market.home).rows] == [()]
+    return True
+
+
+def test_an_id_that_never_was_is_doubted_for_the_settling_time_and_the_next_offer_is_taken(market: Market) -> None:
+    never_was(market)
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second"]
+    assert SETTLE_S <= waited_s(market) <= SETTLE_S + 10.0
+    assert gone(market) == ["local shows i-local-1 as gone before it ever answered; the next offer is taken"]
+
+
+def test_what_ended_at_its_launch_is_passed_over_with_the_providers_reason(market: Market) -> None:
+    ended_at_launch(market)
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second"]
+    assert waited_s(market) <= 10.0
+    assert REASON in gone(market)[0]
+    assert kept(market)
+
+
+def test_where_the_cap_pays_for_one_a_silence_ends_the_run_and_no_second_is_asked_for(market: Market) -> None:
+    never_was(market)
+    capped_at(market, 1.5)
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert market.regions == ["here"]
+    failed = market.all_of(Event.STEP_FAILED)[0]
+    assert (failed["code"], failed["exit_code"]) == ("boot.gone", int(ExitCode.NO_OFFER))
+    assert "does not pay for a second machine" in failed["hint"]
+
+
+def test_where_its_provider_lists_its_end_the_cap_has_to_pay_only_for_what_it_cost(market: Market) -> None:
+    ended_at_launch(market)
+    capped_at(market, 1.5)
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second"]
+    assert kept(market)
+
+
+def test_to_the_micro_it_pays_for_none(market: Market) -> None:
+    ended_at_launch(market)
+    capped_at(market, 1)
+    market.supervise()
+    assert market.regions == ["here"]
+    assert kept(market)
+
+
+def test_the_last_offer_ends_the_run_with_the_reason(market: Market) -> None:
+    market.set_plan(candidates=market.plan.candidates[:1])
+    ended_at_launch(market)
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert REASON in market.all_of(Event.STEP_FAILED)[0]["message"]
+    assert kept(market)
+
+
+def test_one_that_was_denied_for_a_hundred_seconds_is_used(market: Market) -> None:
+    find, read = market.cloud.find, market.cloud.read
+
+    def is_denied() -> bool:
+        return any(box.born_s + 20.0 <= market.cloud.now < box.born_s + 120.0 for box in market.cloud.boxes)
+
+    market.cloud.profile = replace(market.cloud.profile, boot_s=60.0)
+    market.cloud.find = lambda token: [] if is_denied() else find(token)  # type: ignore[method-assign]
+    market.cloud.read = lambda name: read("i-none") if is_denied() else read(name)  # type: ignore[method-assign]
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here"]
+    assert kept(market)
+
+
+def test_killed_before_its_end_is_proven_the_next_supervisor_moves_on_too(market: Market) -> None:
+    ended_at_launch(market)
+    market.cloud.killing = "before destroy"
+    with pytest.raises(Killed):
+        market.supervise()
+    assert market.supervise() is ExitCode.DONE
+    assert market.regions == ["here", "second"]
+    assert kept(market)
+
+
+def test_a_stop_while_its_end_is_proven_asks_for_no_second(market: Market) -> None:
+    ended_at_launch(market)
+    market.cloud.killing = "before destroy"
+    with pytest.raises(Killed):
+        market.supervise()
+    ask_to_stop(market.folder, "destroy", by="user", reason="no more")
+    market.supervise()
+    assert market.regions == ["here"]
+
+
+def test_who_waits_is_shown_what_the_provider_says(market: Market) -> None:
+    shown = list[str]()
+    read = market.cloud.read
+    market.cloud.profile = replace(market.cloud.profile, boot_s=40.0)
+
+    def reading(name: str) -> Instance:
+        moving = read_moving(market.folder, market.clock.wall())
+        shown.append(moving_words(moving) if moving is not None else "")
+        return read(name)
+
+    market.cloud.read = reading  # type: ignore[method-assign]
+    assert market.supervise() is ExitCode.DONE
+    assert any(words.startswith("10 s of ") and words.endswith(" · local says PENDING") for words in shown)

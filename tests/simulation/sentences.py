@@ -1,0 +1,70 @@
+"""Judges each sentence about money, life and death that was told to somebody, by what was true at that moment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpurun.core.journal_records import Event, Record
+from gpurun.core.money import Figure, format_usd, parse_usd
+from gpurun.providers.fake import Box
+from tests.simulation.play import Outcome, Played
+
+_CENT = 10_000
+_MOST = re.compile(r"at most (\$[0-9.,]+) in all")
+_UNTRUE_CLOCKS = ("jump", "doze", "kill and reboot")
+
+
+def sentences_hold(played: Played) -> Iterator[str]:
+    """Every sentence that turned out false: of `ps` whenever a supervisor ended, and of the incidents on record."""
+    boxes = [box for cloud in played.clouds.values() for box in cloud.boxes]
+    for outcome in played.outcomes:
+        yield from _of_list(outcome, played)
+    for at_s, record in played.timed:
+        if record.event is Event.INCIDENT:
+            yield from (f"at {at_s:.0f} s: {told}" for told in _of_incident(at_s, record, boxes, played))
+        if record.event is Event.STEP_FAILED and "othing was made" in str(record.data["hint"]):
+            made = [box.id for box in boxes if _lives(box, at_s)]
+            yield from (f"at {at_s:.0f} s it was told that nothing was made, and {name} lived" for name in made)
+
+
+def _of_list(outcome: Outcome, played: Played) -> Iterator[str]:
+    """What `ps` said: red or not, and the money spent."""
+    row, at = outcome.row, f"at {outcome.at_s:.0f} s ps said"
+    if outcome.alive and not row.may_be_billing:
+        yield f"{at} {row.state!r}, and {outcome.alive} lived"
+    if row.spent_micros is None or played.scenario.has(*_UNTRUE_CLOCKS):
+        return
+    told = f"{at} {row.spent_is} {format_usd(row.spent_micros)}, and the meter {outcome.metered} micros"
+    is_more = outcome.metered > row.spent_micros + _CENT and row.spent_is is not Figure.FLOOR
+    if is_more and not _is_excused(played):
+        yield told
+
+
+def _of_incident(at_s: float, record: Record, boxes: list[Box], played: Played) -> Iterator[str]:
+    code, message = str(record.data["code"]), str(record.data["message"])
+    named = [box for box in boxes if box.id == record.data.get("id")]
+    if code.endswith("_gone") and any(_lives(box, at_s) for box in named):
+        yield f"{message!r}, and it lived"
+    if code == "boot.gone" and any(_lives(box, at_s) for box in named):
+        yield f"{message!r}, and it lived"
+    if code == "create.late" and not any(_lives(box, at_s - 60.0) or _lives(box, at_s) for box in named):
+        yield f"{message!r}, and it did not live"
+    if code == "death.denied" and not any(_lives(box, at_s - 5.0) for box in boxes):
+        yield f"{message!r}, and nothing lived"
+    most = _MOST.search(message)
+    if code == "machine.ends_itself" and most and not _is_excused(played):
+        ends_s = at_s + record.data["ends_wall"] - record.wall
+        is_kept = all(box.died_s is not None and box.died_s <= ends_s + 60.0 for box in boxes)
+        metered = sum(cloud.metered() for cloud in played.clouds.values())
+        if is_kept and metered > parse_usd(most[1].replace(",", "")) + _CENT:
+            yield f"{message!r}, and it was {metered} micros"
+
+
+def _is_excused(played: Played) -> bool:
+    """Whether there was a machine of which nobody here could know, or that was dearer than its provider told."""
+    return played.scenario.has("made twice", "made, but dearer")
+
+
+def _lives(box: Box, at_s: float) -> bool:
+    return box.born_s <= at_s and (box.died_s is None or box.died_s > at_s)
