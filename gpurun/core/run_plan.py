@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from gpurun.core.job import Command
 from gpurun.core.made_before import Earlier as Earlier
@@ -113,7 +113,7 @@ class Request(Frozen):
     jump: str = ""
     python: str = ""
     price_micros_per_hour: Micros | None = None
-    uplink_mbit: float | None = None  # What this computer sends, as its user has set it.
+    uplink_mbit: Annotated[float, Field(gt=0)] | None = None  # What this computer sends, as its user has set it.
     continues: str = ""
     """The earlier run whose newest checkpoint this one goes on from."""
     quoted: Quoted | None = None

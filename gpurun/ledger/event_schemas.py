@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event, Record
+from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, Instance, Teardown
 from gpurun.core.run_plan import Lease
 
@@ -37,6 +38,14 @@ class _Opened(Frozen):
     rules: int = 1
 
 
+class _Lease(Lease):
+    kill_allowance_s: int
+
+
+class _Machine(Instance):
+    rate_micros_per_hour: Micros | None
+
+
 class _Intended(Frozen):
     attempt: int
     token: str
@@ -45,16 +54,20 @@ class _Intended(Frozen):
     rate_micros_per_hour: int
     billing_unit_s: int
     worst_micros: int
-    lease: Lease
+    lease: _Lease
     deadline_wall: Seconds
     beside_micros_per_hour: int = 0
     egress_micros: int = 0
     least_billed_s: Seconds = 0
 
 
+class _WithInstance(Frozen):
+    instance: _Machine | None = None
+
+
 class _Created(Frozen):
     token: str
-    instance: Instance
+    instance: _Machine
 
 
 class _Refused(Frozen):
@@ -63,7 +76,7 @@ class _Refused(Frozen):
 
 
 class _Ready(Frozen):
-    instance: Instance
+    instance: _Machine
     facts: Json
 
 
@@ -99,7 +112,7 @@ class _Brought(Frozen):
 
 
 class _Collected(_Brought):
-    egress_micros: int | None = None
+    egress_micros: int = 0
 
 
 class _Held(Frozen):
@@ -153,6 +166,10 @@ class _Moved(Frozen):
     instance: Instance
 
 
+class _Gone(Frozen):
+    id: str
+
+
 class _Receipt(Frozen):
     seq: int
     sha256: str
@@ -191,12 +208,16 @@ _OF_INCIDENTS: dict[str, type[Frozen]] = {
     "price.rose": _Rose,
     "machine.ends_itself": _EndsItself,
     "machine.moved": _Moved,
+    "create.duplicate_gone": _Gone,
+    "create.late_gone": _Gone,
 }
 
 
 def lacks(record: Record) -> str | None:
     """What a record lacks for its readers, as "offer.gpu: Field required"; None where it is understood, or unknown."""
     forms = [FORMS.get(record.event)] if isinstance(record.event, Event) else []
+    # Whatever the event is: those who reckon take it for the provider's last word of the machine.
+    forms += [_WithInstance] if "instance" in record.data else []
     if record.event is Event.INCIDENT:
         forms.append(_OF_INCIDENTS.get(str(record.data.get("code"))))
     for form in forms:

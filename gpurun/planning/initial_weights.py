@@ -10,14 +10,14 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import DataSummary
-from gpurun.core.untrusted import parse_object, read_object
+from gpurun.core.tensor_file import TensorPlace, read_tensor_places
+from gpurun.core.untrusted import error_words, read_object
 from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, padded_vocab
 
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
@@ -32,7 +32,6 @@ AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
 """What the trainer wants a config.json to say, where it says it."""
 _TOKENIZER_KEY = "gpurun_tokenizer_sha256"
 """Where an exported config.json says which vocabulary its ids are of."""
-_HEADER_LIMIT = 100_000_000
 _BLOCK_BYTES = 1 << 20
 _PUBLISHED = re.compile(r"(pytorch_)?model(-\d{5}-of-(?P<parts>\d{5}))?\.(safetensors|bin)(\.index\.json)?")
 """How transformers names weights: whole, in parts, or an index of parts; as safetensors or as a pickle."""
@@ -136,9 +135,11 @@ def _beside(weights: Path) -> Path:
 
 def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Iterator[str]:
     """What is wrong with a file of weights for this recipe."""
-    tensors, model = _tensors(weights), resolved.tables.model
-    if tensors is None:
-        yield "is no whole safetensors file, and nothing else is read"
+    model = resolved.tables.model
+    try:
+        tensors = {name.removeprefix("transformer."): place for name, place in read_tensor_places(weights).items()}
+    except (OSError, ValueError) as error:
+        yield f"is not a whole safetensors file, and nothing else is read: {error_words(error)}"
         return
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     embedding, positions = shapes.get("wte.weight", []), shapes.get("wpe.weight", [])
@@ -172,16 +173,7 @@ def _faults(weights: Path, resolved: ResolvedRecipe, data: DataSummary) -> Itera
             yield f"is no GPT-2 as published: its config.json says {key} {json.dumps(told[key])}"
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """Where a file has a tensor."""
-
-    shape: list[int]
-    start: int
-    stop: int
-
-
-def _faults_of_kind(weights: Path, tensors: Mapping[str, _Tensor], model: ModelConfig) -> Iterator[str]:
+def _faults_of_kind(weights: Path, tensors: Mapping[str, TensorPlace], model: ModelConfig) -> Iterator[str]:
     """What a file has that the network has not, or the other way round: its blocks, biases, a head of its own."""
     blocks = "modern" if any(name.endswith("attn.c_q.weight") for name in tensors) else "faithful"
     if blocks != model.preset:
@@ -199,26 +191,8 @@ def _faults_of_kind(weights: Path, tensors: Mapping[str, _Tensor], model: ModelC
             yield "has a head of its own, and model.tied is true"
 
 
-def _content(weights: Path, tensor: _Tensor) -> Iterator[bytes]:
+def _content(weights: Path, tensor: TensorPlace) -> Iterator[bytes]:
     with weights.open("rb") as file:
         file.seek(tensor.start)
         for start in range(tensor.start, tensor.stop, _BLOCK_BYTES):
             yield file.read(min(_BLOCK_BYTES, tensor.stop - start))
-
-
-def _tensors(weights: Path) -> Mapping[str, _Tensor] | None:
-    """Each tensor by its name in our files; None for what is no safetensors file, or not a whole one."""
-    size = weights.stat().st_size
-    try:
-        with weights.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = parse_object(file.read(min(length, size, _HEADER_LIMIT)))
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, entry in header.items():
-            start, stop = (8 + length + int(offset) for offset in entry["data_offsets"])
-            tensors[name.removeprefix("transformer.")] = _Tensor([*map(int, entry["shape"])], start, stop)
-        end_bytes = max(tensor.stop for tensor in tensors.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
-        return None
-    return tensors if end_bytes == size else None

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from gpurun.core.clock import local_time, utc
 from gpurun.core.errors import UsageError
 from gpurun.core.money import format_rate, format_usd
+from gpurun.core.paths import read_regular
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Plan, Quoted, Request
 from gpurun.core.untrusted import parse_json
@@ -48,7 +49,7 @@ def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
 def read_plan_file(path: str) -> Request:
     """The request in a file; UsageError where it cannot be read, is of another version, or was edited."""
     try:
-        told = parse_json(Path(path).expanduser().read_bytes())
+        told = parse_json(read_regular(Path(path).expanduser()))
     except OSError as error:
         raise UsageError("plan_file.unreadable", f"{path} cannot be read: {error.strerror}.", hint=_AGAIN) from None
     except ValueError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpurun.core.run_plan import DataSummary
+from gpurun.core.untrusted import whole
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_whole, short_hash
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, line
@@ -73,10 +74,10 @@ def _share(data: DataFigures) -> str:
 
 def _source(source: Mapping[str, Any]) -> str:
     told = [str(source.get("kind", "shards"))]
-    if isinstance(documents := source.get("documents"), int):
+    if (documents := whole(source.get("documents"))) is not None:
         told.append(f"{format_whole(documents)} documents")
-    if isinstance(size := source.get("bytes"), int):
+    if (size := whole(source.get("bytes"))) is not None:
         told.append(f"{format_bytes(size)} of text")
-    if dropped := source.get("dropped"):
+    if dropped := whole(source.get("dropped")):
         told.append(f"{format_whole(dropped)} left out")
     return ", ".join(told)

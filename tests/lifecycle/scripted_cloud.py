@@ -43,19 +43,21 @@ from gpurun.remote.messages import (
 from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.tiny_runs import make_run
+from tests.tensor_file import as_tensors
 
 BOOT_S = 12.0
 MOST_CALLS = 20_000
 RATE = usd(2)
 CARD = "NVIDIA A100-SXM4-80GB"
 LEASE = Lease(boot_s=120, ship_s=60, train_s=300, collect_s=60, destroy_s=60, kill_allowance_s=60)
-# The best checkpoint and the latest, which come home, and the one before the latest, which is there just in case.
+# The best checkpoint and the latest, which come home, and the one before the latest, which is there just in case: each
+# has 5,000 bytes.
 WEIGHTS = [
-    ("checkpoints/000020.model.safetensors", b"\x14" * 5000, 20),
-    ("checkpoints/000030.model.safetensors", b"\x1e" * 5000, 30),
-    ("checkpoints/000030.optim.safetensors", b"\x1f" * 5000, 30),
+    ("checkpoints/000020.model.safetensors", as_tensors(b"\x14" * 4926), 20),
+    ("checkpoints/000030.model.safetensors", as_tensors(b"\x1e" * 4926), 30),
+    ("checkpoints/000030.optim.safetensors", as_tensors(b"\x1f" * 4926), 30),
 ]
-SPARE = ("checkpoints/000025.model.safetensors", b"\x19" * 5000, 25)
+SPARE = ("checkpoints/000025.model.safetensors", as_tensors(b"\x19" * 4926), 25)
 FINISHED = [*WEIGHTS, SPARE]
 TRAITS = Traits(120.0, 5.0, 3, 30.0, Teardown.DESTROYED, "https://console.example")
 PLAIN = Profile("local", TRAITS, idempotent=False, timer="none", tells_rate=True, boot_s=BOOT_S, timeout_s=0.0)

@@ -33,6 +33,7 @@ from gpurun.planning.continue_from import (
     others_from,
 )
 from gpurun.planning.recipe import ResolvedRecipe, differing_keys, load_recipe, resolve
+from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
 from tests.unit.report_samples import plan_of
 
@@ -59,7 +60,9 @@ class StoppedRun(CloudRun):
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         return {
-            f"checkpoints/{step:06d}.{kind}": f"{kind} {step}".encode() * 9 for step in self.steps for kind in KINDS
+            f"checkpoints/{step:06d}.{kind}": as_tensors(f"{kind} {step}".encode() * 9)
+            for step in self.steps
+            for kind in KINDS
         }
 
     def manifest(self) -> list[dict[str, Any]]:

@@ -23,8 +23,9 @@ from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
 from tests.lifecycle.test_bringing import collected
 from tests.lifecycle.test_early import FREE, Instance
 from tests.lifecycle.test_faults import kept, receipt_of
+from tests.tensor_file import as_tensors
 
-OLD = ("checkpoints/000015.model.safetensors", b"\x0f" * 5000, 15)
+OLD = ("checkpoints/000015.model.safetensors", as_tensors(b"\x0f" * 4926), 15)
 ALL = [name for name, _, _ in WEIGHTS]
 
 

@@ -1,4 +1,4 @@
-"""Fifteen thousand records that somebody has broken: a verb has a sentence for each, never a trace.
+"""Fifteen thousand records that somebody has broken: a verb has a sentence for each, never a trace, within its bounds.
 
 A change within a record keeps what vouches for it right, the chain or the envelope: then it is read to its depth.
 """
@@ -10,24 +10,33 @@ import hashlib
 import json
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpurun.core.errors import ExitCode
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import canonical
 from tests.command_line import gpurun
+from tests.memory import forget_own_peak, own_growth_bytes
 from tests.unit.report_samples import finished_run, opened_run
 
 FEW, MANY = 80, 3_000
+MOST_S, MOST_BYTES = 10.0, 1 << 30
+many = pytest.mark.parametrize("many", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
 NASTY: tuple[Any, ...] = (
     None, True, -1, 0, 1.5, 1e308, 1 << 64, 10**400, "", "x" * 5000, "\ud800", "\x1b[2J\x07\u202e", "../../etc", [], {},
     [[[]]], {"a": {"b": {}}}, [None], ["x"] * 100, "NaN", "1970-01-01T00:00:00Z",
+    json.loads("[" * 90 + "]" * 90),
 )  # fmt: skip
-WORDS = (b"NaN", b"-Infinity", b"1e999", b"[" * 5000, b'{"a":' * 5000, b"\0", b"\xff\xfe", b"\n", b'"', b"9" * 5000)
+WORDS = (
+    b"NaN", b"-Infinity", b"1e999", b"[" * 5000, b'{"a":' * 5000, b"\0", b"\xff\xfe", b"\n", b'"', b"9" * 5000,
+    b"[0," * 100_000, b" " * (1 << 20),
+)  # fmt: skip
 
 
 def torn(content: bytes, by: random.Random) -> bytes:
@@ -124,13 +133,21 @@ def home(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     return home
 
 
-def check(words: tuple[str, ...], what: object) -> None:
-    said = gpurun(*words)
-    assert "gpurun itself failed" not in said.stderr + said.stdout, (what, said.stderr)
-    assert "Traceback" not in said.stderr + said.stdout, (what, said.stderr)
+def check(*words: str, what: object = "") -> str:
+    """Run a verb as a user does: a documented exit code that is not a bug's, within its time and memory."""
+    began = time.process_time()
+    forget_own_peak()
+    done = gpurun(*words)
+    said = done.stdout + done.stderr
+    assert "gpurun itself failed" not in said, (words, what, said)
+    assert "Traceback" not in said, (words, what, said)
+    assert done.returncode in {*map(int, ExitCode)} - {int(ExitCode.BUG)}, (words, what, done.returncode, said)
+    assert time.process_time() - began < MOST_S, (words, what)
+    assert own_growth_bytes() < MOST_BYTES, (words, what)
+    return said
 
 
-@pytest.mark.parametrize("many", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
+@many
 @pytest.mark.parametrize("change", BROKEN, ids=lambda change: change.__name__)
 def test_no_broken_record_of_a_run_is_a_trace(change: Break, many: int, home: Home) -> None:
     folder = home.run("fox-41")
@@ -139,11 +156,11 @@ def test_no_broken_record_of_a_run_is_a_trace(change: Break, many: int, home: Ho
         path, content = change(folder, by)
         whole = path.read_bytes()
         path.write_bytes(content if by.random() < 0.7 else torn(whole, by))
-        check(BROKEN[change][number % len(BROKEN[change])], (change.__name__, number))
+        check(*BROKEN[change][number % len(BROKEN[change])], what=(change.__name__, number))
         path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("many", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
+@many
 def test_no_broken_recipe_is_a_trace(many: int, home: Home, tmp_path: Path) -> None:
     whole = (bundle_root() / "recipes" / "mini-gpt.toml").read_bytes()
     values = list(re.finditer(rb"= *([^#\n]+)", whole))
@@ -154,4 +171,4 @@ def test_no_broken_recipe_is_a_trace(many: int, home: Home, tmp_path: Path) -> N
         changed = whole[: one.start(1)] + by.choice(nasty) + whole[one.end(1) :]
         (tmp_path / "own.toml").write_bytes(changed if by.random() < 0.7 else torn(whole, by))
         words = ("plan",) if number % 4 == 0 else ("recipes", "show")
-        check((*words, str(tmp_path / "own.toml")), number)
+        check(*words, str(tmp_path / "own.toml"), what=number)

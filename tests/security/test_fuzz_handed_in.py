@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,34 +24,17 @@ from gpurun.ledger.evidence.card import INDEX, pack_card
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.remote.client import FarSide
 from tests.command_line import gpurun
-from tests.memory import forget_own_peak, own_growth_bytes
 from tests.security.test_far_hostile import Answers, entry, manifest, sized
-from tests.security.test_fuzz import NASTY, altered, plain, torn
+from tests.security.test_fuzz import NASTY, altered, check, many, plain, torn
+from tests.tensor_file import as_tensors
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import CloudRun
 from tests.unit.report_samples import finished_run, opened_run, plan_of
 
-FEW, MANY = 50, 3_000
-MOST_S, MOST_BYTES = 10.0, 1 << 30
 NESTED = b'{"step": 120, "loss": ' + b"[" * 5000 + b"]" * 5000 + b"}"
 OPTIMIZER = "checkpoints/000120.optim.safetensors"
 ANSWER = {"step": 120, "device": "cpu", "kind": "a CPU", "val_loss": 2.0, "again": []}
 Change = Callable[[bytes, random.Random], bytes]
-many = pytest.mark.parametrize("many", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
-
-
-def check(*words: str) -> str:
-    """Run a verb as a user does: a documented exit code that is no bug's, within its time and memory."""
-    began = time.process_time()
-    forget_own_peak()
-    done = gpurun(*words)
-    said = done.stdout + done.stderr
-    assert "gpurun itself failed" not in said, (words, said)
-    assert "Traceback" not in said, (words, said)
-    assert done.returncode in {*map(int, ExitCode)} - {int(ExitCode.BUG)}, (words, done.returncode, said)
-    assert time.process_time() - began < MOST_S, words
-    assert own_growth_bytes() < MOST_BYTES, words
-    return said
 
 
 def broken(content: bytes, by: random.Random) -> bytes:
@@ -71,7 +53,7 @@ class Whole(Lab):
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         found = super().contents()
-        return found | {OPTIMIZER: b"o" * 8, STATE_NAME: self.said or found[STATE_NAME]}
+        return found | {OPTIMIZER: as_tensors(b"o" * 8), STATE_NAME: self.said or found[STATE_NAME]}
 
     def manifest(self) -> list[dict[str, Any]]:
         return with_optimizer(super().manifest())
@@ -135,7 +117,7 @@ def test_a_nested_state_that_a_machine_sent_is_a_problem_of_its_run_alone(own_ho
         said = NESTED
 
         def contents(self) -> dict[str, bytes]:  # type: ignore[override]
-            weights = {"checkpoints/000120.model.safetensors": b"w" * 400, OPTIMIZER: b"o"}
+            weights = {"checkpoints/000120.model.safetensors": as_tensors(b"w" * 400), OPTIMIZER: as_tensors(b"o")}
             return weights | {STATE_NAME: self.said}
 
         def manifest(self) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from gpurun.ledger.evidence.roster import Roster, new_roster
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.planning.recipe import load_recipe, resolve
+from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import CloudRun, Note
 
 RESOLVED = resolve(load_recipe("course-lab"), "full").record
@@ -59,7 +60,7 @@ class Lab(CloudRun):
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
         state = {"step": 120, "loss": 2.0, "val_loss": 2.0, "torch": "2.13.0", "recipe": self.recipe} | self.state
-        weights = f"{self.number:04d}".encode() * self.parameters
+        weights = as_tensors(f"{self.number:04d}".encode() * self.parameters)
         return {
             **super().contents(),
             "checkpoints/000120.model.safetensors": weights,

@@ -16,6 +16,7 @@ from gpurun.core.records import canonical, digest_of
 from gpurun.ledger.journal import GENESIS, Journal, seal_of
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
 from gpurun.ledger.write_receipt import write_receipt
+from tests.tensor_file import as_tensors
 
 RATE = 2_490_000
 WEIGHTS = "checkpoints/000120.model.safetensors"
@@ -71,7 +72,11 @@ class CloudRun:
     @staticmethod
     def contents() -> dict[str, bytes]:
         """The collected files."""
-        return {WEIGHTS: b"weights" * 100, "checkpoints/000120.state.json": b"{}", "samples/000120.txt": b"The def"}
+        return {
+            WEIGHTS: as_tensors(b"weights" * 100),
+            "checkpoints/000120.state.json": b"{}",
+            "samples/000120.txt": b"The def",
+        }
 
     def manifest(self) -> list[dict[str, Any]]:
         kinds = {"safetensors": "weights", "json": "state", "txt": "sample"}

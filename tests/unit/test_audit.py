@@ -163,6 +163,62 @@ def test_a_field_that_is_added_or_left_out_is_seen_too(home: Home) -> None:
     assert any("rating" in problem for problem in only_row(home).problems)
 
 
+def _tensors(*entries: dict[str, Any], content: bytes = b"", length: int | None = None) -> bytes:
+    header = json.dumps({f"t{place}": entry for place, entry in enumerate(entries)}).encode()
+    return (len(header) if length is None else length).to_bytes(8, "little") + header + content
+
+
+def _entry(start: int, stop: int, shape: int = 2) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": [shape], "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"weights" * 100, "its first 8 bytes promise a header of"),
+        (b"short", "and the file has 5"),
+        (_tensors(length=1 << 62), "its first 8 bytes promise a header of 4,611,686,018,427,387,904 bytes"),
+        ((20 << 20).to_bytes(8, "little") + bytes(21 << 20), "and at most 16,777,216 are read"),
+        ((4).to_bytes(8, "little") + b"[[[[", "its header cannot be read: it is not JSON"),
+        (
+            (10_000).to_bytes(8, "little") + b"[" * 5000 + b"]" * 5000,
+            "its header cannot be read: it is nested too deep",
+        ),
+        (_tensors({"dtype": "F32"}), "its tensor t0 has no shape or offsets"),
+        (_tensors(_entry(0, 12), content=bytes(12)), "its tensor t0 has offsets that do not fit its shape"),
+        (_tensors(_entry(0, 8), content=bytes(4)), "its tensors end at byte"),
+        (_tensors(_entry(0, 8), _entry(4, 12), content=bytes(12)), "its tensor t1 overlaps the one before it"),
+        (_tensors(_entry(0, 8), _entry(12, 20), content=bytes(20)), "its tensor t1 leaves a gap before it"),
+        (_tensors(_entry(0, 8), content=bytes(9)), "and the file has"),
+    ],
+)
+def test_a_checkpoint_that_is_not_a_safetensors_file_is_a_problem(home: Home, content: bytes, says: str) -> None:
+    class Lying(CloudRun):
+        @staticmethod
+        def contents() -> dict[str, bytes]:
+            return {**CloudRun.contents(), WEIGHTS: content}
+
+    Lying(home).until_gone().settle()
+    (problem,) = only_row(home).problems
+    assert problem.startswith(f"{WEIGHTS} is not a safetensors file: ")
+    assert says in problem
+
+
+def test_what_a_command_calls_a_checkpoint_is_a_warning_where_only_its_name_says_safetensors(home: Home) -> None:
+    class Command(CloudRun):
+        def manifest(self) -> list[dict[str, Any]]:
+            return [{**file, "kind": "checkpoint"} for file in super().manifest()]
+
+        @staticmethod
+        def contents() -> dict[str, bytes]:
+            return {**CloudRun.contents(), WEIGHTS: b"a format of its own"}
+
+    Command(home).until_gone().settle()
+    row = only_row(home)
+    assert (len(row.problems), len(row.warnings)) == (0, 1)
+    assert row.warnings[0].startswith(f"{WEIGHTS} is not a safetensors file: ")
+
+
 def test_a_swapped_checkpoint(home: Home) -> None:
     folder = finished_run(home)
     (folder.artifacts / WEIGHTS).write_bytes(b"heavier" * 100)

@@ -18,6 +18,7 @@ from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import Home
 from gpurun.planning.recipe import read_model
 from tests.command_line import gpurun
+from tests.tensor_file import as_tensors
 
 TEXT = "To be, or not to be, that is the question:\nWhether tis nobler in the mind to suffer\n" * 6
 Files = dict[str, bytes]
@@ -59,8 +60,8 @@ class Notebook:
         events += [{"kind": "stop", "step": 300, "reason": "done", "message": "", "train_s": 9.0}] if ends else []
         state = {"step": 300, "loss": 1.5, "torch": torch, "recipe": recipe, "data": {}}
         made = {
-            "model.safetensors": ("weights", bytes(4 * parameters)),
-            "optim.safetensors": ("optimizer", bytes(8 * parameters)),
+            "model.safetensors": ("weights", as_tensors(bytes(4 * parameters))),
+            "optim.safetensors": ("optimizer", as_tensors(bytes(8 * parameters))),
             "state.json": ("state", json.dumps(state).encode()),
         }
         (self.out / "checkpoints").mkdir(parents=True)

@@ -201,10 +201,10 @@ def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_hom
     lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
     for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
-        with pytest.raises(UsageError, match="no whole safetensors file"):
+        with pytest.raises(UsageError, match="not a whole safetensors file"):
             started(data, recipe(path.name))
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(UsageError, match="no whole safetensors file"):
+    with pytest.raises(UsageError, match="not a whole safetensors file"):
         started(data, recipe(path.name))
 
 

@@ -18,7 +18,8 @@ from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
-from gpurun.core.untrusted import finding, parse_object, plain_line, read_object
+from gpurun.core.tensor_file import read_tensor_places
+from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.contradictions import contradictions, weaknesses
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
@@ -35,6 +36,8 @@ from gpurun.ledger.statement import build_statement
 _AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
 _EARLIER = {"run", "step", "steps", "receipt_sha256"}
 _MOST_NAMED = 8
+_TENSORS = {"weights", "optimizer"}
+"""The kinds of file that the trainer writes as safetensors."""
 
 
 @dataclass
@@ -348,7 +351,7 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
         files = collected[-1]["data"]["files"]
-    held = 0
+    held, is_of_these_rules = 0, bool(records) and rules_of(records[0]["data"]) == RULES
     for file in files:
         try:
             path = path_of(folder.artifacts, file["name"])
@@ -362,7 +365,21 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
             held += 1
+            if is_of_these_rules and (told := _tensor_fault(path, file)):
+                # What a command of the user's own writes decides no verdict; the trainer writes nothing else.
+                (found.warnings if file["kind"] == "checkpoint" else found.problems).append(told)
     found.files = f"{held}/{len(files)}"
+
+
+def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
+    """Say why a file that is collected as tensors of a checkpoint is not a safetensors file; "" where it is one."""
+    is_tensors = file["kind"] in _TENSORS or (file["kind"] == "checkpoint" and file["name"].endswith(".safetensors"))
+    if is_tensors:
+        try:
+            read_tensor_places(path)
+        except (OSError, Malformed) as error:
+            return f"{file['name']} is not a safetensors file: {error_words(error)}"
+    return ""
 
 
 def sha256_of(path: Path) -> str:

@@ -29,9 +29,12 @@ def save(out: Path, step: int) -> None:
     files = []
     for kind, name in (("weights", "model.safetensors"), ("optimizer", "optim.safetensors"), ("state", "state.json")):
         named = f"checkpoints/{step:06d}.{name}"
-        files.append(
-            {"name": named, "kind": kind, "step": step, **write(out / named, f"{kind} {step}\n".encode() * 50)}
-        )
+        content = f"{kind} {step}\n".encode() * 50
+        if kind != "state":
+            header = {"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}
+            text = json.dumps(header).encode()
+            content = len(text).to_bytes(8, "little") + text + content
+        files.append({"name": named, "kind": kind, "step": step, **write(out / named, content)})
     manifest = {"v": 1, "latest": step, "best": None, "files": files}
     write(out / "MANIFEST.json", json.dumps(manifest).encode())
 
