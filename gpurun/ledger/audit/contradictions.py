@@ -163,7 +163,7 @@ def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterat
         yield "not checked: the seed of an older gpurun has 32 bits, and a key can be searched that gives another's"
     first = next((event for event in events_of(folder.events) if isinstance(event, Start)), None)
     if first is not None and first.resumed_from and not told["asked"].get("continues"):
-        yield f"not checked: its events begin at step {first.resumed_from}, as resumed, and nothing shows what came before"
+        yield f"not checked: its events begin at step {first.resumed_from}, resumed, and nothing shows what came before"
 
 
 def _step_problems(said: _Said, records: Sequence[Json], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
