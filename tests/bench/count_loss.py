@@ -114,7 +114,7 @@ def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
 def _one_chunk(tokens: int) -> None:
     """Put one chunk through the compiled kernel."""
     logits, targets = torch.zeros(tokens, ROWS, dtype=BF16), torch.zeros(tokens, dtype=torch.int64)
-    loss._compiled()(logits, targets, targets == 0, torch.ones(tokens, 1), VOCAB, 0.0, 0.0)
+    loss._compiled()(logits, targets, targets == 0, torch.ones(tokens, 1), VOCAB, 0.0, 0.0, "tanh")
 
 
 def of_whole_logits() -> Traffic:
