@@ -125,7 +125,7 @@ def test_a_compiled_loss_moves_a_third_of_the_bytes_and_keeps_no_logits_in_fp32(
     from tests.bench.count_loss import of_our_loss
 
     assert of_our_loss(compiled=True).size <= 70e9
-    assert of_our_loss(compiled=False).size >= 190e9, "what it is held against is counted alike"
+    assert of_our_loss(compiled=False).size >= 160e9, "what it is held against is counted alike"
 
 
 def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, smoothing: float) -> Tensor:
