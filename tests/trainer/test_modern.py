@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from conftest import Train, events, recipe_record
 from torch import Tensor, nn
 
+from trainer.loss import _in_one_go
 from trainer.model import GPT
 from trainer.modern import ModernAttention, RMSNorm, rms_norm, rotation
 from trainer.recipe import ModelConfig, parameters_of
@@ -198,7 +199,7 @@ def test_an_rms_norm_of_bf16_is_as_exact_as_fp32() -> None:
     torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("keys", [MODERN, SHAPE], ids=["modern", "faithful"])
+@pytest.mark.parametrize("keys", [MODERN, SHAPE, STREAM], ids=["modern", "faithful", "a stream in bf16"])
 def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, object]) -> None:
     torch.manual_seed(0)
     model = GPT(ModelConfig(**keys))  # type: ignore[arg-type]
@@ -206,6 +207,21 @@ def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, obje
     compiled = torch.compile(model.hidden, dynamic=False, fullgraph=True, backend="eager")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(compiled(ids), model.hidden(ids))
+
+
+def test_the_compiler_is_asked_in_the_recipes_mode(tmp_path: Path, train: Train) -> None:
+    asked: list[tuple[object, str]] = []
+
+    def compiled(forward: object, *, dynamic: bool, mode: str) -> object:
+        asked.append((forward, mode))
+        return forward
+
+    keys = {"compile": True, "compile_mode": "max-autotune-no-cudagraphs", "steps": 1, "checkpoint_every": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compile", compiled)
+        patch.setattr("trainer.loss._compiled", lambda: _in_one_go)
+        assert train(recipe_record(train=keys, schedule={"warmup_steps": 0}), tmp_path) == 0
+    assert [mode for _, mode in asked] == ["max-autotune-no-cudagraphs"] * 2, "each of the two blocks"
 
 
 def test_a_run_with_muon_and_a_trapezoid_goes_on_exactly_where_it_stood(tmp_path: Path, train: Train) -> None:
