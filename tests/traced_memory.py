@@ -172,11 +172,18 @@ def _run(
 
 
 def _fused(
-    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float, is_causal: bool = False, attn_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """The kernel that a card takes: flash attention or, where a mask says what may be read, the one with a bias."""
     if attn_mask is None:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
     # A mask's yes and no become numbers first, of as many places as it has; every head reads the same ones.
     bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     bias = bias.expand(*q.shape[:3], k.shape[2])

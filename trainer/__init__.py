@@ -11,7 +11,8 @@ checkpoint.py   the files of a checkpoint; nothing half-written is ever believed
 saving.py       the thread that writes them while training goes on; and how a run goes on from them
 distributed.py  the device, and one process or several: each has all of the model (DDP), or a share (FSDP2)
 events.py       what is reported: events.jsonl for programs, lines for people
-recipe.py       the recipe: every key with its bounds, what keys may not be together, its counts; gpurun reads it too
+recipe.py       the recipe: every key with its bounds, its counts; gpurun reads it too
+recipe_rules.py what keys may not be together
 recipe_file.py  its file, with what `--rehearse` and `--set` lay over it, held against a checkpoint's recipe
 shards.py       reads, checks and writes the token files
                 a small GPT run enters the files above, and no other

@@ -1,8 +1,8 @@
 """Carries what torch.compile made from one rental to the next: minutes of compiling become seconds of loading.
 
 The file is named for what it depends on: torch, triton, CUDA, the card, the model, the micro-batch, how many processes
-there are and how they share the model. It may run code when it is read, as compiled code must: only a file that this
-machine was given in its data folder, or made itself, is ever loaded.
+there are, how they share the model and the compiler's mode. It may run code when it is read, as compiled code must:
+only a file that this machine was given in its data folder, or made itself, is ever loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ __all__ = ["FOLDER", "CompileCache", "cache_name"]
 FOLDER = "compile-cache"
 
 
-def cache_name(model: ModelConfig, device: Device, micro_batch: int, parallel: str | None, processes: int) -> str:
+def cache_name(
+    model: ModelConfig, device: Device, micro_batch: int, parallel: str | None, processes: int, mode: str = "default"
+) -> str:
     """Return the file's name below `out/` and `data/`: what is compiled otherwise has another one."""
     try:
         triton = metadata.version("triton")
@@ -37,7 +39,7 @@ def cache_name(model: ModelConfig, device: Device, micro_batch: int, parallel: s
         triton = None
     parts = ["blocks", torch.__version__, triton, torch.version.cuda]
     parts += [device.cuda_name or device.torch.type, device.precision]
-    content = json.dumps([*parts, dataclasses.asdict(model), micro_batch, parallel, processes], sort_keys=True)
+    content = json.dumps([*parts, dataclasses.asdict(model), micro_batch, parallel, processes, mode], sort_keys=True)
     return f"{FOLDER}/{hashlib.sha256(content.encode()).hexdigest()[:16]}.bin"
 
 

@@ -100,7 +100,7 @@ def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, reci
         raise Refused(f'the course\'s file has a token for each character, and this model has those of "{name}"')
     rows, characters = len(trained.tokens), [token.decode("utf-8") for token in trained.tokens]
     weights = {
-        name: (tensor[:rows] if name in ("wte.weight", "lm_head.weight") else tensor).clone()
+        name: (tensor[:rows] if name in ("wte.weight", "lm_head.weight", "lm_head.bias") else tensor).clone()
         for name, tensor in trained.tensors.items()
     }
     shape = {"vocab_size": rows, "block_size": model.context, "n_layer": model.layers, "n_head": model.heads}

@@ -20,6 +20,8 @@ __all__ = ["capped", "chunked_cross_entropy"]
 
 CHUNK_BYTES = 256 * 1024 * 1024
 """The logits of one chunk, in fp32 unless compiled: so large that to add up the weight's gradient costs little."""
+EAGER_BYTES = 2 * 1024 * 1024 * 1024
+"""The same on a card where nothing is compiled: each operation on a chunk is a launch, so that chunks are few."""
 
 FP16_CHUNK_TOKENS = 8192
 """The most tokens whose share in the head's gradient is added up in fp16, which ends at 65,504."""
@@ -28,7 +30,7 @@ FP16_CHUNK_TOKENS = 8192
 @dataclass(frozen=True)
 class _Settings:
     """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing, how
-    many of the weight's rows are tokens, beyond what no logit is, and whether chunks are compiled."""
+    many of the weight's rows are tokens, beyond what no logit is, by which curve, and whether chunks are compiled."""
 
     ignored: int
     chunk: int
@@ -36,18 +38,35 @@ class _Settings:
     smoothing: float
     vocab_size: int
     softcap: float
+    cap_by: str
     compiled: bool
 
 
-def capped(logits: Tensor, softcap: float) -> Tensor:
-    """Return logits within ±`softcap`, by tanh (Gemma Team 2024, arXiv:2408.00118); as they are where that is 0."""
-    return softcap * torch.tanh(logits / softcap) if softcap else logits
+def capped(logits: Tensor, softcap: float, by: str = "tanh") -> Tensor:
+    """Return logits x within ±`softcap` c: c tanh(x / c) (Gemma Team 2024, arXiv:2408.00118), or c x / sqrt(x² + c²).
+
+    Where the cap is 0 they are as they are.
+    """
+    if not softcap:
+        return logits
+    return softcap * (torch.tanh(logits / softcap) if by == "tanh" else logits * torch.rsqrt(logits**2 + softcap**2))
 
 
-def _chunk_tokens(token_bytes: int, dtype: torch.dtype) -> int:
-    """Return the largest power of two of tokens whose logits stay within CHUNK_BYTES, their sums in `dtype`."""
-    chunk = 1 << max(0, (CHUNK_BYTES // token_bytes).bit_length() - 1)
+def _cap_slope(bounded: Tensor, softcap: float, by: str) -> Tensor:
+    """Return by how much `capped` moves a logit for what it moved before."""
+    slope = 1.0 - (bounded / softcap).square_()
+    return slope if by == "tanh" else slope.clamp_(min=0.0).pow_(1.5)
+
+
+def _chunk_tokens(token_bytes: int, dtype: torch.dtype, most_bytes: int = CHUNK_BYTES) -> int:
+    """Return the largest power of two of tokens whose logits stay within `most_bytes`, their sums in `dtype`."""
+    chunk = 1 << max(0, (most_bytes // token_bytes).bit_length() - 1)
     return min(chunk, FP16_CHUNK_TOKENS) if dtype == torch.float16 else chunk
+
+
+def _products(part: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
+    """Return part @ head.T, and the bias where there is one."""
+    return part @ head.t() if bias is None else torch.addmm(bias, part, head.t())
 
 
 def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
@@ -66,15 +85,15 @@ def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> 
 
 
 def _step_by_step(
-    part: Tensor, head: Tensor, targets: Tensor, keep: Tensor, share: Tensor, settings: _Settings
+    part: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, keep: Tensor, share: Tensor, settings: _Settings
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of a chunk's kept tokens and the gradient of its logits (n, rows) in the products' dtype.
 
     `share` (n, 1) is what a token's loss counts in what is differentiated. An operation writes where the last one did.
     """
-    logits, slope = capped((part @ head.t()).float(), settings.softcap), None
+    logits, slope = capped(_products(part, head, bias).float(), settings.softcap, settings.cap_by), None
     if settings.softcap:  # What a product's move moves its capped logit by.
-        slope = 1.0 - (logits / settings.softcap).square_()
+        slope = _cap_slope(logits, settings.softcap, settings.cap_by)
     nll, sums = _nll(logits, targets, keep, settings)
     logits.mul_(share / sums)
     if settings.smoothing:
@@ -84,15 +103,16 @@ def _step_by_step(
 
 
 def _in_one_go(
-    logits: Tensor, targets: Tensor, keep: Tensor, share: Tensor, vocab_size: int, smoothing: float, softcap: float
-) -> Tensor:
+    logits: Tensor, targets: Tensor, keep: Tensor, share: Tensor,
+    vocab_size: int, smoothing: float, softcap: float, cap_by: str,
+) -> Tensor:  # fmt: skip
     """Return what `_step_by_step` does; the products (n, rows) become their gradient. Slow unless compiled.
 
     Nothing that is large is named for two uses, or the compiler would write it down in fp32 in between.
     """
     places = torch.arange(logits.shape[1], device=logits.device)
     known, aimed_at = places < vocab_size, targets.unsqueeze(1)
-    bounded = capped(logits.float(), softcap)
+    bounded = capped(logits.float(), softcap, cap_by)
     values = torch.where(known, bounded, -torch.inf)
     top = values.amax(dim=1, keepdim=True)
     whole = top + (values - top).exp().sum(dim=1, keepdim=True).log()
@@ -103,7 +123,7 @@ def _in_one_go(
     wanted = torch.where(places == aimed_at, 1.0 - smoothing, 0.0)
     if smoothing:
         wanted = wanted + torch.where(known, smoothing / vocab_size, 0.0)
-    slope = 1.0 - (bounded / softcap).square() if softcap else 1.0
+    slope = _cap_slope(bounded, softcap, cap_by) if softcap else 1.0
     nll = torch.where(keep, (whole - aimed).squeeze(1), 0.0).sum()
     logits.copy_(((values - whole).exp() - wanted) * share * slope)
     return nll
@@ -115,11 +135,23 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(_in_one_go, dynamic=False)
 
 
+@cache
+def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether a product of 16 bits can be added to fp32 there: not every torch and card can."""
+    small = torch.ones(16, 16, dtype=dtype, device=device)
+    sums = torch.zeros(16, 16, device=device)
+    try:
+        torch.addmm(sums, small, small, out_dtype=sums.dtype, out=sums)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((sums == 16.0).all())  # What it computes is looked at, not that it computes.
+
+
 def _add_product(sums: Tensor, grad: Tensor, part: Tensor) -> None:
     """Add grad.T @ part to fp32 `sums`; where torch can, in the product itself, which is then not rounded before."""
     if grad.dtype == sums.dtype:
         sums.addmm_(grad.t(), part)
-    elif sums.is_cuda:
+    elif sums.is_cuda and _adds_in_fp32(sums.device, grad.dtype):
         torch.addmm(sums, grad.t(), part, out_dtype=sums.dtype, out=sums)
     else:
         sums += grad.t() @ part
@@ -129,16 +161,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Mean loss; backward only scales what forward has computed."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings) -> Any:
-        """Compute the loss and both gradients, chunk by chunk; matrix products run in `dtype`, all else in fp32."""
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+    ) -> Any:
+        """Compute the loss and all gradients, chunk by chunk; matrix products run in `dtype`, all else in fp32."""
         chunk, dtype = settings.chunk, settings.dtype
         keep = targets != settings.ignored
         safe, count = torch.where(keep, targets, 0), keep.sum()
         # In fp16 a share of the mean would be rounded to nothing: there the products take the sum's gradient instead.
         whole = dtype == torch.float16
-        head = weight.to(dtype)
+        head, head_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
@@ -146,34 +181,40 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             # The gradient of the mean is (softmax - smoothed one_hot) / count.
             share = (keep[rows].float() if whole else keep[rows] / count).unsqueeze(1)
             if settings.compiled:
-                grad = part @ head.t()
-                loss += _compiled()(grad, *told, share, settings.vocab_size, settings.smoothing, settings.softcap)
+                grad = _products(part, head, head_bias)
+                how = settings.vocab_size, settings.smoothing, settings.softcap, settings.cap_by
+                loss += _compiled()(grad, *told, share, *how)
             else:
-                nll, grad = _step_by_step(part, head, *told, share, settings)
+                nll, grad = _step_by_step(part, head, head_bias, *told, share, settings)
                 loss += nll
             grad_hidden[rows] = grad @ head
             _add_product(grad_weight, grad, part)
+            if grad_bias is not None:
+                grad_bias += grad.sum(0, dtype=torch.float32)
             del grad  # or it would be there beside the next chunk's
+        made = [grad_hidden, grad_weight] + ([] if grad_bias is None else [grad_bias])
         if whole:
-            grad_hidden, grad_weight = grad_hidden.div_(count), grad_weight.div_(count)
-        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+            made = [gradient.div_(count) for gradient in made]
+        ctx.save_for_backward(made[0], *(gradient.to(weight.dtype) for gradient in made[1:]))
         return loss / count
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Scale the gradients by that of the loss."""
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_outputs[0], grad_weight * grad_outputs[0], None, None
+        made = [gradient * grad_outputs[0] for gradient in ctx.saved_tensors]
+        return *made, *[None] * (5 - len(made))
 
 
-def _loss_alone(hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings) -> Tensor:
+def _loss_alone(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings) -> Tensor:
     """Compute the mean loss, for evaluation."""
     keep = targets != settings.ignored
     safe, head = torch.where(keep, targets, 0), weight.to(settings.dtype)
+    head_bias = None if bias is None else bias.to(settings.dtype)
     loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, hidden.shape[0], settings.chunk):
         rows = slice(start, start + settings.chunk)
-        logits = capped((hidden[rows].to(settings.dtype) @ head.t()).float(), settings.softcap)
+        logits = _products(hidden[rows].to(settings.dtype), head, head_bias).float()
+        logits = capped(logits, settings.softcap, settings.cap_by)
         loss += _nll(logits, safe[rows], keep[rows], settings)[0]
         del logits
     return loss / keep.sum()
@@ -184,28 +225,32 @@ def chunked_cross_entropy(
     weight: Tensor,
     targets: Tensor,
     *,
+    bias: Tensor | None = None,
     vocab_size: int | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     softcap: float = 0.0,
+    cap_by: str = "tanh",
     compiled: bool = False,
     chunk_tokens: int | None = None,
 ) -> Tensor:
     """Return the mean of cross_entropy(hidden @ weight.T, targets) over targets that are not `ignore_index`, in fp32.
 
-    hidden (n, width), weight (rows, width), targets (n) int64. The first `vocab_size` rows are tokens (all, if None);
-    the rest is padding, which has no probability and no gradient. Matrix products run in autocast's dtype where it is
-    on. `label_smoothing` e aims at 1 - e for the target and e / vocab_size more for every token, the target too
-    (Szegedy et al. 2015, section 7). A `softcap` bounds the logits. `compiled`: the gradient's chunks are. NaN where no
-    target is left, as torch's own. May be differentiated once.
+    hidden (n, width), weight (rows, width), targets (n) int64; a `bias` (rows) is added to the logits. The first
+    `vocab_size` rows are tokens (all, if None); the rest is padding, which has no probability and no gradient. Matrix
+    products run in autocast's dtype where it is on. `label_smoothing` e aims at 1 - e for the target and e / vocab_size
+    more for every token, the target too (Szegedy et al. 2015, section 7). A `softcap` bounds the logits, as `capped`
+    has it. `compiled`: the gradient's chunks are. NaN where no target is left, as torch's own. May be differentiated
+    once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = weight.shape[0]
     # Step by step a chunk is in fp32, and a cap needs its slope beside it, and twice that for a moment.
     each = rows * (dtype.itemsize if compiled else 16 if softcap else 4)
-    chunk = chunk_tokens or _chunk_tokens(each, dtype)
-    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap, compiled)
+    most = EAGER_BYTES if hidden.is_cuda and not compiled else CHUNK_BYTES
+    chunk = chunk_tokens or _chunk_tokens(each, dtype, most)
+    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap, cap_by, compiled)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
-        return compute(hidden, weight, targets, settings)
+        return compute(hidden, weight, bias, targets, settings)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from trainer.errors import Refused
 from trainer.loss import capped, chunked_cross_entropy
-from trainer.modern import ModernBlock, RMSNorm, initialise_modern, rms_norm, rotation
+from trainer.modern import ModernBlock, RMSNorm, initialise_modern, rotation
 from trainer.recipe import ModelConfig, flops_per_token, padded_vocab
 
 __all__ = ["GPT", "with_vocabulary"]
@@ -98,9 +98,11 @@ class GPT(nn.Module):
         self.wpe = None if modern else nn.Embedding(config.context, config.width)
         self.drop = nn.Dropout(config.dropout)
         self.h = nn.ModuleList(ModernBlock(config) if modern else Block(config) for _ in range(config.layers))
-        self.ln_f = RMSNorm() if modern else nn.LayerNorm(config.width, bias=config.bias)
-        self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=False)
-        initialise_modern(self) if modern else self.initialise()
+        self.ln_0 = RMSNorm(config) if modern else None
+        self.ln_f = RMSNorm(config) if modern else nn.LayerNorm(config.width, bias=config.bias)
+        has_bias = modern and config.bias
+        self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=has_bias)
+        initialise_modern(self, config.init_gain) if modern else self.initialise()
 
     @torch.no_grad()
     def initialise(self) -> None:
@@ -122,7 +124,7 @@ class GPT(nn.Module):
         """All blocks: the parts that sharding deals in."""
         return list(self.h)
 
-    def compile_blocks(self) -> None:
+    def compile_blocks(self, mode: str = "default") -> None:
         """Let torch compile each block by itself, one for all; `torch.compiler.set_stance` says where it is not used.
 
         As one graph, a backward would have all gradients at its end, when none can travel beside it any more; and to
@@ -131,39 +133,52 @@ class GPT(nn.Module):
         self.compiled = True
         torch._dynamo.config.optimize_ddp = False  # It would cut each block's graph once more.
         for block in self.h:
-            block.forward = torch.compile(block.forward, dynamic=False)
+            block.forward = torch.compile(block.forward, dynamic=False, mode=mode)
 
     @property
     def head_weight(self) -> Tensor:
         """The output matrix (vocab, width)."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
+    @property
+    def head_bias(self) -> Tensor | None:
+        """What the head adds to the logits (vocab), where it has a bias."""
+        return None if self.lm_head is None else self.lm_head.bias
+
     def hidden(self, ids: Tensor) -> Tensor:
         """Return what the head reads (batch, time, width) for token ids (batch, time)."""
         time = ids.shape[1]
-        if self.wpe is None:  # modern: no learned positions, every block turns its queries and keys
-            x, first = self.drop(rms_norm(self.wte(ids))), None
-            turned = rotation(time, self.config.width // self.config.heads, ids.device, self.config.rotary)
+        if self.ln_0 is not None:  # modern: no learned positions, every block turns its queries and keys
+            x, first, config = self.drop(self.ln_0(self._streamed(self.wte(ids)))), None, self.config
+            turned = rotation(time, config.width // config.heads, ids.device, config.rotary, config.rotary_base)
             for block in self.h:
                 x, values = block(x, first, *turned)
                 first = values if first is None else first
         else:
+            assert self.wpe is not None
             x = self.drop(self.wte(ids) + self.wpe(torch.arange(time, device=ids.device)))
             for block in self.h:
                 x = block(x)
         return self.ln_f(x)
 
+    def _streamed(self, x: Tensor) -> Tensor:
+        """Return x as the residual stream is kept: in bf16 where the recipe says so and products are, else as it is."""
+        kind = x.device.type
+        in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+        return x.bfloat16() if in_bf16 and self.config.stream == "bf16" else x
+
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
-        hidden = self.hidden(ids).flatten(0, 1)
+        hidden, config = self.hidden(ids).flatten(0, 1), self.config
         return chunked_cross_entropy(
-            hidden, self.head_weight, targets.flatten(), vocab_size=self.vocab_size, softcap=self.config.softcap,
-            compiled=self.compiled,
+            hidden, self.head_weight, targets.flatten(), bias=self.head_bias, vocab_size=self.vocab_size,
+            softcap=config.softcap, cap_by=config.softcap_by, compiled=self.compiled,
         )  # fmt: skip
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (n, vocab_size), fp32, of what the head reads (n, width)."""
-        return capped(F.linear(hidden, self.head_weight)[:, : self.vocab_size].float(), self.config.softcap)
+        logits = F.linear(hidden.to(self.head_weight.dtype), self.head_weight, self.head_bias)[:, : self.vocab_size]
+        return capped(logits.float(), self.config.softcap, self.config.softcap_by)
 
     def next_token_logits(self, ids: Tensor, last: Tensor) -> Tensor:
         """Return the logits (batch, vocab_size) after position `last` (batch,) of each row of ids (batch, time)."""

@@ -1,9 +1,9 @@
 """The blocks of the `modern` preset: what has held up since GPT-2 and still needs nothing but stock torch.
 
 Positions by rotation (RoPE, Su et al. 2021, arXiv:2104.09864), queries and keys of unit length (QK-norm), ReLU squared
-(So et al. 2021, arXiv:2109.08668), RMSNorm without weights, no biases, a head of its own. Whatever writes into the
-residual stream or gives the logits starts at zero, so that the network starts as its embedding and nothing else. With
-`value_mix` values are a learned mixture with the first layer's (Zhou et al. 2024, arXiv:2410.17897).
+(So et al. 2021, arXiv:2109.08668), RMSNorm, a head of its own. Whatever writes into the residual stream or gives the
+logits starts at zero, so that the network starts as its embedding and nothing else. By keys: biases, `gains` of the
+norms, values that are a learned mixture with the first layer's (`value_mix`: Zhou et al. 2024, arXiv:2410.17897).
 """
 
 from __future__ import annotations
@@ -16,31 +16,44 @@ from trainer.recipe import ModelConfig
 
 __all__ = ["ModernBlock", "RMSNorm", "initialise_modern", "rms_norm", "rotation"]
 
-ROTARY_BASE = 10_000.0
-"""The slowest pair of channels turns once in about 2 pi times as many positions."""
 EMBEDDING_STD = 0.02
 
 
-def rms_norm(x: Tensor) -> Tensor:
-    """Return x (…, width) with a mean square of one: in fp32, whatever autocast and the input say."""
-    return F.rms_norm(x.float(), x.shape[-1:])
+def rms_norm(x: Tensor, gains: Tensor | None = None, *, in_bf16: bool = False) -> Tensor:
+    """Return x (…, width) with a mean square of one, times `gains` (width): in fp32, whatever autocast and x say.
+
+    `in_bf16` leaves what is in bf16 as it is, with fp32's room for zeros.
+    """
+    if not in_bf16 or x.dtype != torch.bfloat16:
+        return F.rms_norm(x.float(), x.shape[-1:], gains)
+    with torch.autocast(x.device.type, enabled=False):
+        gains = None if gains is None else gains.to(x.dtype)
+        return F.rms_norm(x, x.shape[-1:], gains, torch.finfo(torch.float32).eps)
 
 
 class RMSNorm(nn.Module):
-    """Divides every vector by its root mean square."""
+    """Divides every vector by its root mean square; with gains, one a channel, it learns how much of each it keeps."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.in_bf16 = config.stream == "bf16"
+        self.weight = nn.Parameter(torch.ones(config.width)) if config.gains else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x (…, width) in fp32 with a mean square of one."""
-        return rms_norm(x)
+        """Return x (…, width) with a mean square of one, before its gains."""
+        return rms_norm(x, self.weight, in_bf16=self.in_bf16)
 
 
-def rotation(time: int, channels: int, device: torch.device, share: float = 1.0) -> tuple[Tensor, Tensor]:
+def rotation(
+    time: int, channels: int, device: torch.device, share: float = 1.0, base: float = 10_000.0
+) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines (time, channels / 2), fp32, by which `channels` of a head turn at each position.
 
-    Of less than all a `share` turns; the others say what they say wherever they stand.
+    Of less than all a `share` turns; the others say what they say wherever they stand. The slowest pair turns once in
+    about 2 pi `base` positions.
     """
     turned = max(2, 2 * round(share * channels / 2))
-    frequencies = ROTARY_BASE ** -(torch.arange(0, turned, 2, device=device, dtype=torch.float32) / turned)
+    frequencies = base ** -(torch.arange(0, turned, 2, device=device, dtype=torch.float32) / turned)
     frequencies = F.pad(frequencies, (0, (channels - turned) // 2))
     angles = torch.arange(time, device=device, dtype=torch.float32)[:, None] * frequencies
     return angles.cos(), angles.sin()
@@ -53,16 +66,17 @@ def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 class ModernAttention(nn.Module):
-    """Causal self-attention whose scores are cosines of rotated queries and keys, times sqrt(channels)."""
+    """Causal self-attention; its scores are cosines of rotated queries and keys, times channels x `attention_scale`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
+        self.scale, self.in_bf16 = config.attention_scale or None, config.stream == "bf16"
         # Three matrices, not one: Muon makes each orthogonal by itself.
-        self.c_q = nn.Linear(config.width, config.width, bias=False)
-        self.c_k = nn.Linear(config.width, config.width, bias=False)
-        self.c_v = nn.Linear(config.width, config.width, bias=False)
-        self.c_proj = nn.Linear(config.width, config.width, bias=False)
+        self.c_q = nn.Linear(config.width, config.width, bias=config.bias)
+        self.c_k = nn.Linear(config.width, config.width, bias=config.bias)
+        self.c_v = nn.Linear(config.width, config.width, bias=config.bias)
+        self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
         self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # Of its own values, and of the first's.
         self.resid_dropout = nn.Dropout(config.dropout)
 
@@ -85,9 +99,9 @@ class ModernAttention(nn.Module):
         q, k, v = (
             each.view(batch, time, self.heads, width // self.heads).transpose(1, 2) for each in (queries, keys, values)
         )
-        q, k = (_rotated(rms_norm(each), cosines, sines).to(v.dtype) for each in (q, k))
+        q, k = (_rotated(rms_norm(each, in_bf16=self.in_bf16), cosines, sines).to(v.dtype) for each in (q, k))
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=self.scale)
         return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width))), told
 
 
@@ -96,8 +110,8 @@ class ModernMLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.width, 4 * config.width, bias=False)
-        self.c_proj = nn.Linear(4 * config.width, config.width, bias=False)
+        self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,28 +126,28 @@ class ModernBlock(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.ln_1 = RMSNorm()
+        self.ln_1 = RMSNorm(config)
         self.attn = ModernAttention(config)
-        self.ln_2 = RMSNorm()
+        self.ln_2 = RMSNorm(config)
         self.mlp = ModernMLP(config)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add to the residual stream, which stays fp32 under autocast; `first` is for the attention, and from it."""
+        """Add to the residual stream, whose dtype stays under autocast; `first` is for the attention, and from it."""
         mixed, told = self.attn(self.ln_1(x), first, cosines, sines)
         x = x + mixed
         return x + self.mlp(self.ln_2(x)), told
 
 
 @torch.no_grad()
-def initialise_modern(model: nn.Module) -> None:
-    """Draw matrices from N(0, 1 / sqrt(inputs)), the embedding from N(0, 0.02); head and projections are zero.
+def initialise_modern(model: nn.Module, gain: float = 1.0) -> None:
+    """Draw matrices from N(0, `gain` / sqrt(inputs)), the embedding from N(0, 0.02); all else is not drawn.
 
-    A mixture of values begins with half of each.
+    Head, projections and biases are zero, gains are one, and a mixture of values begins with half of each.
     """
     for name, parameter in model.named_parameters():
-        if name.endswith(("c_proj.weight", "lm_head.weight")):
+        if name.endswith(("c_proj.weight", "lm_head.weight", "bias")):
             nn.init.zeros_(parameter)
-        elif name.endswith("mix"):
-            nn.init.constant_(parameter, 0.5)
+        elif parameter.dim() < 2:
+            nn.init.constant_(parameter, 0.5 if name.endswith("mix") else 1.0)
         else:
-            nn.init.normal_(parameter, std=EMBEDDING_STD if name == "wte.weight" else parameter.shape[1] ** -0.5)
+            nn.init.normal_(parameter, std=EMBEDDING_STD if name == "wte.weight" else gain * parameter.shape[1] ** -0.5)

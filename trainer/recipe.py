@@ -1,7 +1,8 @@
 """The recipe: the one schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
 
 It needs the standard library alone: gpurun reads recipes by it before anything is rented, the trainer on the machine.
-A table is a dataclass, a key a field; its annotation says what it may be, `_ONLY` and `_conflicts` what fits together.
+A table is a dataclass, a key a field; its annotation says what it may be, trainer/recipe_rules.py and `_conflicts` what
+fits together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from trainer.recipe_rules import ONLY
+from trainer.recipe_rules import PAIR_TOKENIZERS as PAIR_TOKENIZERS
 
 
 class RecipeError(ValueError):
@@ -75,9 +79,15 @@ class ModelConfig:
     dropout: Part = 0.0
     bias: bool = True
     tied: bool = True  # The output head is the token embedding.
-    softcap: NotNegative = 0.0  # No logit is beyond it, by tanh; 0: off.
+    softcap: NotNegative = 0.0  # No logit is beyond it; 0: off.
+    softcap_by: Literal["tanh", "root"] = "tanh"  # c tanh(x / c), or c x / sqrt(x^2 + c^2).
     rotary: Turned = 1.0  # The share of a head's channels that its position turns.
+    rotary_base: Positive = 10_000.0  # The slowest pair of them turns by about one part in so many a position.
+    attention_scale: NotNegative = 0.0  # What scores are multiplied with; 0: 1 / sqrt(a head's channels).
     value_mix: bool = False  # Each layer's values have a learned part of the first layer's.
+    gains: bool = False  # Each RMSNorm, and one more after the embedding, has a learned gain a channel.
+    init_gain: Positive = 1.0  # The matrices that read the stream are drawn with this / sqrt(inputs).
+    stream: Literal["fp32", "bf16"] = "fp32"  # Residual stream and norms, where products are in bf16.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,17 +107,22 @@ class OptimConfig:
     """AdamW, or Muon for the matrices inside the blocks and AdamW for the rest."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    lr: Positive  # AdamW's peak, and Muon's where `muon_lr` is 0: its updates are scaled to the size of AdamW's.
+    lr: Positive  # AdamW's peak, and Muon's where `muon_lr` is 0.
     muon_lr: NotNegative = 0.0
     embed_lr: NotNegative = 0.0  # The peak of the token embedding; 0: `lr`.
     head_lr: NotNegative = 0.0  # That of an output head of its own; 0: `lr`.
+    gain_lr: NotNegative = 0.0  # That of gains and biases; 0: `lr`.
     beta1: Part = 0.9
     beta2: Part = 0.95
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.1
     muon_weight_decay: NotNegative = 0.0  # Muon's own; 0: `weight_decay`.
+    embed_weight_decay: NotNegative = 0.0  # The token embedding's; 0: `weight_decay`.
+    gain_weight_decay: NotNegative = 0.0  # That of gains and biases; 0: none.
     cautious: bool = False  # Muon's matrices decay only where the step takes them towards zero, too.
-    orthogonal: Literal["newton-schulz", "polar-express"] = "newton-schulz"  # How Muon makes its steps orthogonal.
+    orthogonal: Literal["newton-schulz", "newton-schulz-12", "polar-express"] = "newton-schulz"  # Muon's iterations.
+    muon_scale: Literal["adamw", "aspect"] = "adamw"  # A step's size: AdamW's, or sqrt(max(1, rows / columns)).
+    muon_momentum_warmup: Count = 0  # Steps in which Muon's momentum rises from 0.85 to 0.95.
     grad_clip: NotNegative = 1.0  # The gradient's largest norm; 0: off.
 
 
@@ -137,6 +152,7 @@ class TrainConfig:
     loop: Literal["own", "huggingface"] = "own"  # The same run by the Hugging Face Trainer, for comparison.
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # Of a card bf16, or fp16 if it must; else fp32.
     compile: bool = False
+    compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # Each card holds all weights, or a part: the first if it fits.
     init_from: InsideData = ""  # Weights to start from, a file or folder; empty: freshly drawn ones.
     spike: Literal["off", "warn", "skip", "stop"] = "warn"  # When loss or gradient jump; "stop" saves before it ends.
@@ -218,9 +234,8 @@ _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or 
 _hints = cache(get_type_hints)
 TABLES: dict[str, Any] = {name: kind for name, kind in _hints(Recipe).items() if name not in ("about", "rehearsal")}
 """The tables that stand in recipe.json, in its order."""
-REHEARSED = tuple(name for name in TABLES if name in _hints(RehearsalConfig))  # What a rehearsal may change.
-PAIR_TOKENIZERS = _PAIRS = ("char-pairs", "word-pairs")
 MOST_SAMPLES = 9_000  # Of a run: each is a file, and a manifest that is believed has no more with its checkpoints.
+REHEARSED = tuple(name for name in TABLES if name in _hints(RehearsalConfig))  # What a rehearsal may change.
 
 
 def parse_recipe(record: Any, *, is_whole: bool = True) -> Recipe:
@@ -290,50 +305,9 @@ def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value as a recipe has it, cut where it is long."""
+    """Return a value as a recipe has it, cut where it is long."""
     text = str(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-_GPT, _MODERN, _NMT, _HF = ("faithful", "modern"), ("modern",), ("encoder-decoder",), ("huggingface",)
-_OLD, _SCHULZ = ("faithful", "encoder-decoder"), "newton-schulz"
-_PRESET, _NO_PAIRS, _FLAT = "model.preset", ("char", "gpt2", "bpe"), ("cosine", "constant", "noam")
-_ONLY: tuple[tuple[str, tuple[Any, ...], str, tuple[Any, ...], str], ...] = (
-    (_PRESET, _NMT, "model.tied", (True,), "the preset {} has no head of its own; set it to true"),
-    (_PRESET, _MODERN, "model.bias", (False,), "the preset {} has no biases; set it to false"),
-    (_PRESET, _MODERN, "model.tied", (False,), "the preset {} has a head of its own; set it to false"),
-    ("data.tokenizer", ("char", "gpt2", *_PAIRS), "data.vocab_size", (0,),
-     'data.tokenizer is {}; only "bpe" trains a vocabulary of that size'),
-    *(("optim.kind", ("adamw",), f"optim.{key}", (usual,), 'optim.kind is {}; only "muon" has one')
-      for key, usual in (("muon_lr", 0), ("muon_weight_decay", 0), ("cautious", False), ("orthogonal", _SCHULZ))),
-    ("model.tied", (True,), "optim.head_lr", (0,), "model.tied is {}: the head has the embedding's rate, embed_lr"),
-    (_PRESET, _OLD, "model.softcap", (0,), 'model.preset is {}; only "modern" has one'),
-    (_PRESET, _OLD, "model.rotary", (1,), 'model.preset is {}; only "modern" turns by position'),
-    (_PRESET, _OLD, "model.value_mix", (False,), 'model.preset is {}; only "modern" has one'),
-    (_PRESET, _NMT, "optim.embed_lr", (0,), "the preset {} has one rate for all weights"),
-    ("train.loop", _HF, "optim.embed_lr", (0,), "train.loop {} has one rate for all weights"),
-    ("schedule.kind", _FLAT, "schedule.cooldown_fraction", (0,), 'schedule.kind is {}; only "trapezoid" has one'),
-    ("schedule.kind", ("noam", "constant"), "schedule.min_lr", (0,), "schedule.kind {} has no lowest rate"),
-    (_PRESET, _NMT, "data.tokenizer", _PAIRS, 'the preset {} reads sentence pairs: "char-pairs" or "word-pairs"'),
-    (_PRESET, _NMT, "train.compile", (False,), "the preset {} meets other lengths in every batch; set it to false"),
-    (_PRESET, _NMT, "train.init_from", ("",), "the preset {} starts from weights of its own"),
-    *((_PRESET, _NMT, f"{table}.order", ("permuted",), "the preset {} draws its pairs") for table in ("data", "eval")),
-    (_PRESET, _NMT, "eval.hellaswag_items", (0,), "the preset {} continues no text; set it to 0"),
-    (_PRESET, _NMT, "sample.top_k", (0,), "the preset {} searches for its translations and draws none; set it to 0"),
-    (_PRESET, _GPT, "data.tokenizer", _NO_PAIRS, 'model.preset is {}; only "encoder-decoder" reads sentence pairs'),
-    (_PRESET, _GPT, "train.label_smoothing", (0,), 'model.preset is {}; only "encoder-decoder" has one'),
-    (_PRESET, _GPT, "sample.beams", (1,), 'model.preset is {}; only "encoder-decoder" searches'),
-    (_PRESET, _GPT, "sample.length_penalty", (0.6,), 'model.preset is {}; only "encoder-decoder" searches'),
-    ("train.loop", _HF, "model.preset", ("faithful",), 'train.loop {} has only "faithful"'),
-    ("train.loop", _HF, "model.bias", (True,), "train.loop {} has only true"),
-    ("train.loop", _HF, "model.tied", (True,), "train.loop {} has only true"),
-    ("train.loop", _HF, "optim.kind", ("adamw",), 'train.loop {} has only "adamw"'),
-    ("train.loop", _HF, "train.compile", (False,), "train.loop {} has only false"),
-    ("train.loop", _HF, "train.spike", ("off",), 'train.loop {} has only "off"'),
-    ("train.loop", _HF, "train.precision", ("auto", "bf16", "fp32"), 'train.loop {} has only "fp32" and "bf16"'),
-    ("train.loop", _HF, "train.parallel", ("auto", "ddp"), "train.loop {} trains in one process"),
-)  # fmt: skip
-"""Where the first key has one of these values, the second must have one of those; the last says why."""
 
 
 def _conflicts(recipe: Recipe) -> Iterator[str]:
@@ -344,10 +318,11 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield f"model.width {model.width} cannot be shared equally by model.heads {model.heads}"
     if model.preset == "modern" and each % 2:
         yield f"model.width {model.width} by model.heads {model.heads} is {each}; a rotation needs an even number"
-    for one, values, other, allowed, why in _ONLY:
-        first, second = attrgetter(one)(recipe), attrgetter(other)(recipe)
-        if first in values and second not in allowed:
-            yield f"{other} is {_shown(second)}, but {why.format(_shown(first))}"
+    for one, values, others, why in ONLY:
+        first = attrgetter(one)(recipe)
+        for other, allowed in others.items() if first in values else ():
+            if (second := attrgetter(other)(recipe)) not in allowed:
+                yield f"{other} is {_shown(second)}, but {why.format(_shown(first))}"
     if schedule.kind == "trapezoid" and not schedule.cooldown_fraction:
         yield 'schedule.kind "trapezoid" needs a schedule.cooldown_fraction above 0'
     if schedule.kind == "noam" and not schedule.warmup_steps:
@@ -377,8 +352,10 @@ def padded_vocab(model: ModelConfig, vocab_size: int) -> int:
 def parameters_of(model: ModelConfig, vocab_size: int = 0) -> int:
     """The number of parameters, embeddings included; `vocab_size` is the tokeniser's, for a model that says 0."""
     vocab, width = padded_vocab(model, vocab_size), model.width
-    if model.preset == "modern":  # Matrices, and no positions; two scalars a layer where values are mixed.
-        return 2 * vocab * width + model.layers * (12 * width * width + 2 * model.value_mix)
+    if model.preset == "modern":  # No positions; two scalars a layer where values are mixed.
+        layer = 12 * width * width + 2 * model.value_mix + (9 * width if model.bias else 0)
+        own = 2 * (model.layers + 1) * width if model.gains else 0
+        return 2 * vocab * width + model.layers * layer + own + (vocab if model.bias else 0)
     norm = 2 * width if model.bias else width
     if model.preset == "encoder-decoder":  # A layer on either side, the decoder's with a second attention.
         layer = 5 * norm + 28 * width * width + (22 * width if model.bias else 0)

@@ -107,9 +107,10 @@ class Run:
         self.optimizer = make_optimizer(self.model, recipe.optim, processes)
         self.compile_cache, is_loaded = None, None
         if recipe.train.compile:  # Named for the planned micro-batch, also where a smaller one is run.
-            name = cache_name(self.model.config, device, self.plan.micro_batch, self.parallel.kind, processes.count)
+            shared_by, mode = (self.parallel.kind, processes.count), recipe.train.compile_mode
+            name = cache_name(self.model.config, device, self.plan.micro_batch, *shared_by, mode)
             self.compile_cache = CompileCache(name, processes)
-            self.gpt.compile_blocks()
+            self.gpt.compile_blocks(mode)
             # What this run has brought to the disk already is newer than what came along.
             is_loaded = self.compile_cache.load(folders[::-1])
         if restored is not None:

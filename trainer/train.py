@@ -39,7 +39,7 @@ from trainer.distributed import (
 from trainer.errors import BeginAnew, NonFinite, Refused, Spiked, TrainerError
 from trainer.evaluate import accuracy, validation
 from trainer.events import UNKNOWN_S, Reporter
-from trainer.optim import learning_rate, optimizer_tensors, set_learning_rate
+from trainer.optim import optimizer_tensors, set_rates
 from trainer.recipe_file import add_recipe_words, as_planned, read_recipe
 from trainer.room import begins_anew
 from trainer.run import Progress, Run, asked_to_stop, kind_of
@@ -125,9 +125,8 @@ def take_step(run: Run) -> tuple[dict[str, float], bool]:
     while (found := gradient(run)) is None:
         run.cut_smaller(smaller(run.plan))
     loss, asked, norm = found
-    lr = learning_rate(run.recipe, run.progress.step)
+    lr = set_rates(run.optimizer, run.recipe, run.progress.step)
     if may_move(run, loss, norm):
-        set_learning_rate(run.optimizer, lr)
         run.optimizer.step()
     else:
         run.progress.skipped_steps += 1

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from trainer import pair_tokenizer as pair_tokenizer
     from trainer import recipe as recipe
     from trainer import recipe_file as recipe_file
+    from trainer import recipe_rules as recipe_rules
     from trainer import shards as shards
     from trainer import tokenizer as tokenizer
 
-SHARED = ("cards", "errors", "items", "pair_tokenizer", "recipe", "recipe_file", "shards", "tokenizer")
+SHARED = ("cards", "errors", "items", "pair_tokenizer", "recipe", "recipe_file", "recipe_rules", "shards", "tokenizer")
 """The trainer's modules that gpurun uses: they need numpy and tiktoken at most, and one another."""
 
 

@@ -197,11 +197,12 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
 def muon_flops(recipe: ResolvedRecipe) -> int:
     """What makes one step's updates orthogonal under Muon, the share of every process added up; 0 under AdamW.
 
-    Five iterations, on a matrix (C, k C) of 4 k C^3 + 2 C^3 each.
+    Five iterations or twelve, on a matrix (C, k C) of 4 k C^3 + 2 C^3 each.
     """
     model = recipe.tables.model
     squares, matrices = _MUON_MATRICES[model.preset]
-    each = 5 * (4 * squares + 2 * matrices) * model.width**3
+    iterations = 12 if recipe.tables.optim.orthogonal == "newton-schulz-12" else 5
+    each = iterations * (4 * squares + 2 * matrices) * model.width**3
     return model.layers * each if recipe.tables.optim.kind == "muon" else 0
 
 

@@ -17,7 +17,8 @@ from typing import Any
 from gpurun.core.records import Offer
 from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, padded_vocab, parameters_of
 
-CHUNK_BYTES = 2**28  # The trainer's own loss holds so much of fp32 logits at once.
+CHUNK_BYTES = 2**28  # The trainer's own loss holds so much of fp32 logits at once,
+EAGER_BYTES = 2**31  # or so much, where a card launches each of its operations by itself.
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,15 @@ class Way:
     """How a model is trained, as far as memory knows: what `way_of` reads from a recipe and an offer.
 
     `half` computes in 16 bits; `fused` is a card's attention, which has dropout too (a CPU's has not); `chunked` is
-    the trainer's own loss; `muon` moves the matrices in the blocks with one moment; `gradient` is there already when a
-    forward begins (a step in portions, or replicas); of `shards` processes each holds its part.
+    the trainer's own loss, `eager` on a card that compiles nothing; `muon` moves the matrices in the blocks with one
+    moment; `gradient` is there already when a forward begins (a step in portions, or replicas); of `shards` processes
+    each holds its part.
     """
 
     half: bool = True
     fused: bool = True
     chunked: bool = True
+    eager: bool = False
     muon: bool = False
     gradient: bool = False
     shards: int = 1
@@ -167,6 +170,9 @@ def _sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _
     parameters, root = parameters_of(model, vocab_size), _root_parameters(model, vocab_size)
     channel = kept.channel + (kept.masks if model.dropout else 0) + (kept.single if model.heads == 1 else 0)
     channel += (2 if way.half else 4) if model.value_mix else 0  # The values before they are mixed.
+    # Each norm's result before its gains; of the two norms at the top one is there while the loss is taken, as well.
+    gains = 4 * width if model.gains else 0
+    channel += 8 if model.gains else 0
     layer = channel * width + kept.head * model.heads
     layer += kept.norms + (kept.position + kept.weights * model.heads) * model.context
     # The gradient of attention's weights, when that of the wide layer beside it is done with.
@@ -178,8 +184,8 @@ def _sizes(model: ModelConfig, micro_batch: int, vocab_size: int, way: Way) -> _
         head=vocab * width,
         widest=4 * width * width,
         layer_bytes=tokens * layer,
-        kept_bytes=tokens * (model.layers * layer + _TOKEN_BYTES + (width if model.dropout else 0)),
-        loss_bytes=tokens * kept.around * width + _loss_bytes(model, tokens, vocab, way),
+        kept_bytes=tokens * (model.layers * layer + _TOKEN_BYTES + (width if model.dropout else 0) + gains),
+        loss_bytes=tokens * (kept.around * width + gains) + _loss_bytes(model, tokens, vocab, way),
         backward_bytes=tokens * max(kept.backward * width, attention),
     )
 
@@ -191,11 +197,13 @@ def _loss_bytes(model: ModelConfig, tokens: int, vocab: int, way: Way) -> int:
         # Log-softmax in fp32 4, its gradient 4 and in 16 bits 2, 16-bit logits 2 (in fp32 12 too); or, of few tokens,
         # what is left of them when the head's own gradient is made.
         return max(12 * tokens * vocab + 2 * head, 6 * tokens * vocab + (8 if model.tied else 6) * head)
-    chunk = min(tokens, 1 << max(0, (CHUNK_BYTES // (4 * vocab)).bit_length() - 1))
+    most, each = EAGER_BYTES if way.eager else CHUNK_BYTES, (16 if model.softcap else 4) * vocab
+    chunk = min(tokens, 1 << max(0, (most // each).bit_length() - 1))
+    capping = 12 * chunk * vocab if model.softcap else 0  # Logits in fp32, over the cap, and its curve.
     if not way.half:
-        return 4 * chunk * (vocab + width) + 4 * head
+        return max(4 * chunk * (vocab + width), capping) + 4 * head
     # Of the head its gradient and a 16-bit copy; the logits in fp32 and 16 bits, then what the gradient gets added.
-    return 2 * chunk * width + 6 * head + max(6 * chunk * vocab, 2 * chunk * vocab + 2 * head)
+    return 2 * chunk * width + 6 * head + max(6 * chunk * vocab, capping, 2 * chunk * vocab + 2 * head)
 
 
 def _state_bytes(model: ModelConfig, sizes: _Sizes, way: Way) -> int:
@@ -272,7 +280,8 @@ def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -
     train, on_card = recipe.tables.train, bool(offer.gpu_count)
     half = train.precision != "fp32" if on_card else train.precision in ("bf16", "fp16")
     muon, chunked = recipe.tables.optim.kind == "muon", train.loop == "own"
-    return Way(half=half, fused=on_card, chunked=chunked, muon=muon, gradient=gradient, shards=shards)
+    eager = on_card and not train.compile
+    return Way(half=half, fused=on_card, chunked=chunked, eager=eager, muon=muon, gradient=gradient, shards=shards)
 
 
 def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> int:

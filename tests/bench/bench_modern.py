@@ -1,11 +1,12 @@
-"""What each ingredient of `modern` gives by itself, at a size that a CPU trains: three seeds each, paired.
+"""What each addition gives to the run that `modern-124m` follows, at a size that a CPU trains: three seeds, paired.
 
-    python tests/bench/bench_modern.py [--steps 300] [--seeds 3] [--only NAME,…] [--workers 2]
+    python tests/bench/bench_modern.py [--rates 0.5,1,2,4] [--seeds 3] [--only NAME,…] [--workers 2]
 
-All train by the real loop on the standard library's source, one token a character, from the same seeds. What counts is
-the last validation loss less that of `modern` as its recipe is without the ingredient, seed by seed, and how many
-standard errors of the mean that is away from nothing. One that pays by two is for the recipe. Runs stay in the work
-folder, and the same command goes on with the rest. Prints the table of docs/MODERN.md.
+All train by the real loop, with the keys of recipes/modern-124m.toml but for the size, on the standard library's
+source, one token a character. `reference` is that recipe at each of the rates (all of its rates times that number); the
+others add what their name says. What counts is the last validation loss, less the reference's at its best rate, seed by
+seed, and how many standard errors of the mean that is away from nothing. An addition that wins by three is for the
+recipe. Runs stay in the work folder, and the same command goes on with the rest. Prints the table of docs/MODERN.md.
 """
 
 from __future__ import annotations
@@ -20,99 +21,114 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpurun.data.prepare import Order, prepare
-from tests.bench.recipes import measured_recipe
+from trainer.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
-MODEL = {"preset": "modern", "layers": 4, "heads": 2, "width": 64, "context": 64, "bias": False, "tied": False}
-OPTIM = {"kind": "muon", "lr": 5e-3}
-INGREDIENTS: dict[str, dict[str, dict[str, Any]]] = {
-    "modern": {},
-    "embed_lr x3": {"optim": {"embed_lr": 1.5e-2}},
-    "head_lr /3": {"optim": {"head_lr": 1.7e-3}},
-    "head_lr x2": {"optim": {"head_lr": 1e-2}},
-    "muon_weight_decay 0.3": {"optim": {"muon_weight_decay": 0.3}},
-    "cautious": {"optim": {"cautious": True}},
-    "cautious + muon_weight_decay 0.3": {"optim": {"cautious": True, "muon_weight_decay": 0.3}},
-    "polar-express": {"optim": {"orthogonal": "polar-express"}},
-    "beta1 0.8": {"optim": {"beta1": 0.8}},
-    "softcap 15": {"model": {"softcap": 15.0}},
-    "rotary 0.5": {"model": {"rotary": 0.5}},
-    "value_mix": {"model": {"value_mix": True}},
-}
-"""What is changed, by name; the first is what the others are held against."""
+RECIPE = ROOT / "recipes" / "modern-124m.toml"
+STEPS = 200
+HEAD_PAIRS = 8
+"""Of a head of 32 channels, half of them turned: the reference's slowest pair turns by 1/1024 a position here, too."""
+SMALL = (
+    "model.layers=4", "model.heads=3", "model.width=96", "model.context=64",
+    f"model.rotary_base={1024 ** (HEAD_PAIRS / (HEAD_PAIRS - 1))}",
+    "data.source=stdlib", "data.tokenizer=char", "data.order=permuted", "eval.order=permuted",
+    f"train.steps={STEPS}", "train.batch_tokens=1024", "train.micro_batch=16", f"train.checkpoint_every={STEPS}",
+    "train.compile=false", f"eval.every={STEPS}", "eval.tokens=65536", "sample.prompts=[]",
+    "hardware.on_cpu=as_written",
+)  # fmt: skip
+RATES = ("lr", "muon_lr", "embed_lr", "gain_lr")
+ADDITIONS: dict[str, tuple[str, ...]] = {
+    "reference": (),
+    "cautious": ("cautious=true",),
+    "polar-express": ("orthogonal=polar-express",),
+    "five iterations": ("orthogonal=newton-schulz",),
+    "value_mix": ("value_mix=true",),
+    "momentum warm-up": (f"muon_momentum_warmup={STEPS // 4}",),
+    "head_lr x2": ("head_lr=8e-3",),
+    "tanh": ("softcap_by=tanh",),
+    "all channels turn": ("model.rotary=1",),
+    "no gains or biases": ("gains=false", "model.bias=false"),
+    "bf16": ("precision=bf16",),
+    "bf16 and its stream": ("precision=bf16", "stream=bf16"),
+    "before": (
+        "gains=false", "model.bias=false", "init_gain=1", "attention_scale=0", "rotary_base=10000", "softcap_by=tanh",
+        "value_mix=true", "cautious=true", "orthogonal=polar-express", "muon_scale=adamw", "grad_clip=1", "eps=1e-10",
+        "embed_weight_decay=0", "gain_weight_decay=0", f"muon_lr={4.5e-3 * math.sqrt(768 / 96)}",
+        f"muon_weight_decay={0.28 / math.sqrt(768 / 96)}",
+    ),
+}  # fmt: skip
+"""What is changed, by name; the first is what the others are held against, and the last what the recipe was before."""
 
 
-def trained(work: Path, name: str, seed: int, steps: int) -> float:
+def trained(work: Path, name: str, rate: float, seed: int) -> float:
     """The last validation loss of one training, which is done now if it is not there."""
-    out = work / f"{name.replace(' ', '-').replace('/', 'by')}-{steps}-{seed}"
-    if (loss := last_loss(out, steps)) is not None:
+    out = work / f"{name.replace(' ', '-')}-{rate:g}-{seed}"
+    if (loss := last_loss(out)) is not None:
         return loss
     out.mkdir(parents=True, exist_ok=True)
-    changed = INGREDIENTS[name]
-    recipe = measured_recipe(
-        model=MODEL | changed.get("model", {}),
-        optim=OPTIM | changed.get("optim", {}),
-        schedule={"kind": "trapezoid", "warmup_steps": steps // 20, "cooldown_fraction": 0.5},
-        train={"steps": steps, "batch_tokens": 1024, "micro_batch": 16, "seed": seed, "checkpoint_every": steps},
-        evaluation={"every": steps, "tokens": 65536},
-    )
-    (out / "recipe.json").write_text(json.dumps(recipe.as_record()))
+    words = [*SMALL, f"train.seed={seed}", *ADDITIONS[name]]
+    optim = read_recipe(RECIPE, overrides=words).optim
+    words += [f"optim.{key}={rate * getattr(optim, key)}" for key in RATES if rate != 1 and getattr(optim, key)]
+    words += [f"optim.head_lr={rate * optim.head_lr}"] if optim.head_lr and rate != 1 else []
+    (out / "recipe.json").write_text(json.dumps(read_recipe(RECIPE, overrides=words).as_record()))
     import torch
 
     from trainer.train import main as train
 
     torch.set_num_threads(1)
-    words = ["--recipe", str(out / "recipe.json"), "--data", str(work / "data"), "--out", str(out)]
+    arguments = ["--recipe", str(out / "recipe.json"), "--data", str(work / "data"), "--out", str(out)]
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
-        assert train(words) == 0
-    loss = last_loss(out, steps)
+        assert train(arguments) == 0
+    loss = last_loss(out)
     assert loss is not None
     return loss
 
 
-def last_loss(out: Path, steps: int) -> float | None:
+def last_loss(out: Path) -> float | None:
     """What the evaluation after the last step found; None where it was not reached."""
     path = out / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return next((one["val_loss"] for one in events if one["kind"] == "eval" and one["step"] == steps), None)
+    return next((one["val_loss"] for one in events if one["kind"] == "eval" and one["step"] == STEPS), None)
 
 
-def row(name: str, losses: list[float], against: list[float]) -> str:
-    """One row of the table: the mean, its difference from the first and how sure that is."""
+def row(name: str, rate: float, losses: list[float], against: list[float]) -> str:
+    """One row of the table: the mean, its difference from the reference's best and how sure that is."""
     mean, spread = statistics.mean(losses), statistics.stdev(losses)
     if losses is against:
-        return f"| {name} | {mean:.4f} | {spread:.4f} | | |"
+        return f"| {name} | {rate:g} | {mean:.4f} | {spread:.4f} | | |"
     pairs = [one - other for one, other in zip(losses, against, strict=True)]
     error = statistics.stdev(pairs) / math.sqrt(len(pairs))
     sigma = statistics.mean(pairs) / error if error else 0.0
-    return f"| {name} | {mean:.4f} | {spread:.4f} | {statistics.mean(pairs):+.4f} ± {error:.4f} | {sigma:+.1f} |"
+    difference = f"{statistics.mean(pairs):+.4f} ± {error:.4f}"
+    return f"| {name} | {rate:g} | {mean:.4f} | {spread:.4f} | {difference} | {sigma:+.1f} |"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="of 1024 tokens each")
+    parser.add_argument("--rates", default="0.5,1,2,4", help="by which all of a recipe's rates are multiplied")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default=",".join(INGREDIENTS), help="names of ingredients, with commas between")
+    parser.add_argument("--only", default=",".join(ADDITIONS), help="names of additions, with commas between")
     parser.add_argument("--workers", type=int, default=2, help="trainings at once, of one thread each")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "bench-modern")
     given = parser.parse_args()
-    work, names = given.work.absolute(), list(INGREDIENTS)
+    work, names = given.work.absolute(), given.only.split(",")
     work.mkdir(parents=True, exist_ok=True)
     prepare(Order("stdlib", "char", work / "data", limit_bytes=12_000_000), lambda _: None)
-    names = [name for name in names if name in given.only.split(",") or name == names[0]]
-    seeds = range(1, given.seeds + 1)
+    rates, seeds = [float(rate) for rate in given.rates.split(",")], range(1, given.seeds + 1)
+    wanted = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
     # Each training has a process of its own: the loop sets up signals, threads and the garbage collector for itself.
     with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        runs = {(name, seed): pool.submit(trained, work, name, seed, given.steps) for seed in seeds for name in names}
-    found = {name: [runs[name, seed].result() for seed in seeds] for name in names}
-    print("| ingredient | validation loss | spread | less than without it | sigma |\n| --- | --- | --- | --- | --- |")
-    for name, losses in found.items():
-        print(row(name, losses, found[names[0]]))
+        runs = {one: pool.submit(trained, work, *one) for one in wanted}
+    found = {(name, rate): [runs[name, rate, seed].result() for seed in seeds] for name, rate, _ in wanted}
+    print("| addition | rates x | validation loss | spread | less than the reference | sigma |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    best = min((key for key in found if key[0] == names[0]), key=lambda key: statistics.mean(found[key]))
+    for (name, rate), losses in found.items():
+        print(row(name, rate, losses, found[best]))
     return 0
 
 

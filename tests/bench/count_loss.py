@@ -102,7 +102,9 @@ def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
         chunk = min(tokens, loss._chunk_tokens(ROWS * BF16.itemsize, BF16))
         assert tokens % chunk == 0
         known[chunk] = counted_by_the_compiler(lambda: _one_chunk(chunk))
-    with mock.patch.multiple(loss, _compiled=lambda: kernel, _add_product=add_product), FakeTensorMode():
+    as_on_a_card = {"_compiled": lambda: kernel, "_add_product": add_product}
+    as_on_a_card |= {} if compiled else {"CHUNK_BYTES": loss.EAGER_BYTES}
+    with mock.patch.multiple(loss, **as_on_a_card), FakeTensorMode():
         hidden, weight = (torch.empty(count, WIDTH, requires_grad=True) for count in (tokens, ROWS))
         targets = torch.empty(tokens, dtype=torch.int64)
         with _Counted(seen), torch.autocast("cpu", dtype=BF16):
@@ -114,7 +116,7 @@ def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
 def _one_chunk(tokens: int) -> None:
     """Put one chunk through the compiled kernel."""
     logits, targets = torch.zeros(tokens, ROWS, dtype=BF16), torch.zeros(tokens, dtype=torch.int64)
-    loss._compiled()(logits, targets, targets == 0, torch.ones(tokens, 1), VOCAB, 0.0, 0.0)
+    loss._compiled()(logits, targets, targets == 0, torch.ones(tokens, 1), VOCAB, 0.0, 0.0, "tanh")
 
 
 def of_whole_logits() -> Traffic:

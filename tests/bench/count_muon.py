@@ -50,7 +50,7 @@ def launches(shape: str, whose: str) -> int:
     """Return the launches of a step of `ours` or `torch`'s Muon on the matrices of a `modern` model."""
     recipe = read_recipe(RECIPE)
     with torch.device("meta"):
-        matrices = block_matrices(GPT(replace(recipe.model, **SHAPES[shape])))
+        matrices = block_matrices(GPT(replace(recipe.model, **SHAPES[shape]), 50257))
     optimizer: torch.optim.Optimizer = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
     if whose == "ours":
         optimizer = Muon(matrices, recipe.optim, Processes())

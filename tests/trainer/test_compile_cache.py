@@ -68,6 +68,7 @@ def test_the_name_changes_with_whatever_is_compiled_otherwise() -> None:
     wider, card = dataclasses.replace(CONFIG, width=32), dataclasses.replace(CPU, cuda_name="NVIDIA A100")
     names = [cache_name(model, device, 4, None, 1) for model in (CONFIG, wider) for device in (CPU, card)]
     names += [cache_name(CONFIG, CPU, *rest) for rest in ((2, None, 1), (4, "ddp", 2), (4, "fsdp", 2), (4, "ddp", 4))]
+    names += [cache_name(CONFIG, CPU, 4, None, 1, "max-autotune-no-cudagraphs")]
     assert len(set(names)) == len(names)
     assert names[0] == cache_name(CONFIG, CPU, 4, None, 1)
     assert all(re.fullmatch(r"compile-cache/[0-9a-f]{16}\.bin", name) for name in names)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from trainer import loss as loss_module
 from trainer.loss import chunked_cross_entropy
@@ -43,6 +46,63 @@ def test_fp32_equals_torch(chunk: int, smoothing: float, softcap: float) -> None
         torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted)
 
 
+@pytest.mark.parametrize(("cap_by", "chunk"), [("tanh", 16), ("root", 16), ("root", 64)])
+def test_a_bias_and_either_curve_of_the_cap_equal_torch(cap_by: str, chunk: int) -> None:
+    hidden, weight, targets = tensors()
+    bias = torch.randn(VOCAB).requires_grad_()
+    logits = hidden @ weight.t() + bias
+    logits = 2.0 * torch.tanh(logits / 2.0) if cap_by == "tanh" else 2.0 * logits / torch.sqrt(logits**2 + 4.0)
+    wanted = F.cross_entropy(logits, targets)
+    how: dict[str, Any] = {"chunk_tokens": chunk, "softcap": 2.0, "cap_by": cap_by, "bias": bias}
+    found = chunked_cross_entropy(hidden, weight, targets, **how)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradients(found, hidden, weight, bias), gradients(wanted, hidden, weight, bias))
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted)
+
+
+def test_what_a_card_cannot_add_in_fp32_is_added_after_the_product() -> None:
+    """A T4 with an old torch refuses the product; one that took it and came to something else is not believed."""
+    cpu = torch.device("cpu")
+
+    def by(addmm: Callable[..., Any]) -> bool:
+        loss_module._adds_in_fp32.cache_clear()
+        with mock.patch("torch.addmm", addmm):
+            return loss_module._adds_in_fp32(cpu, torch.float16)
+
+    def whole(sums: Tensor, one: Tensor, other: Tensor, *, out_dtype: torch.dtype, out: Tensor) -> None:
+        out.add_(one.to(out_dtype) @ other.to(out_dtype))
+
+    assert by(whole)
+    assert not by(mock.Mock(side_effect=RuntimeError("addmm with out_dtype is not supported on sm_75")))
+    assert not by(mock.Mock(side_effect=TypeError("addmm() got an unexpected keyword argument 'out_dtype'")))
+    assert not by(lambda sums, *_, out, **__: out.zero_())
+    loss_module._adds_in_fp32.cache_clear()
+
+
+@pytest.mark.parametrize(("compiled", "chunks"), [(False, 1), (True, 4)])
+def test_a_card_that_compiles_nothing_takes_whole_logits_where_they_fit(compiled: bool, chunks: int) -> None:
+    """8,192 tokens of GPT-2's vocabulary, on tensors that hold nothing and say that they lie on a card."""
+    rows, seen = 50_304, list[int]()
+
+    def counted(part: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
+        seen.append(len(part))
+        return part.new_empty(len(part), rows)
+
+    with (
+        FakeTensorMode(),
+        mock.patch.object(FakeTensor, "is_cuda", True),
+        mock.patch.multiple(
+            loss_module, _products=counted, _compiled=lambda: lambda *_: torch.zeros(()), _add_product=mock.Mock()
+        ),
+    ):
+        hidden, weight = torch.empty(8192, 8, requires_grad=True), torch.empty(rows, 8, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            chunked_cross_entropy(hidden, weight, torch.zeros(8192, dtype=torch.int64), compiled=compiled)
+    assert len(seen) == chunks
+    assert sum(seen) == 8192
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("smoothing", "softcap"), [(0.0, 0.0), (0.1, 5.0)])
 def test_compiled_chunks_equal_those_that_are_taken_step_by_step(smoothing: float, softcap: float) -> None:
@@ -51,6 +111,7 @@ def test_compiled_chunks_equal_those_that_are_taken_step_by_step(smoothing: floa
     targets = torch.randint(1000, (500,))
     targets[::7] = -100
     how: dict[str, Any] = {"vocab_size": 1001, "label_smoothing": smoothing, "softcap": softcap, "chunk_tokens": 250}
+    how |= {"cap_by": "root", "bias": torch.randn(1100)} if softcap else {}
     found, wanted = (chunked_cross_entropy(hidden, weight, targets, compiled=one, **how) for one in (True, False))
     assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
     for ours, reference in zip(gradients(found, hidden, weight), gradients(wanted, hidden, weight), strict=True):
@@ -64,7 +125,7 @@ def test_a_compiled_loss_moves_a_third_of_the_bytes_and_keeps_no_logits_in_fp32(
     from tests.bench.count_loss import of_our_loss
 
     assert of_our_loss(compiled=True).size <= 70e9
-    assert of_our_loss(compiled=False).size >= 190e9, "what it is held against is counted alike"
+    assert of_our_loss(compiled=False).size >= 160e9, "what it is held against is counted alike"
 
 
 def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, smoothing: float) -> Tensor:

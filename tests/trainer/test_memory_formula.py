@@ -15,6 +15,7 @@ from tests.traced_memory import traced_peak_bytes, way_of
 pytestmark = pytest.mark.slow
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
+UNTIED: dict[str, Any] = {"preset": "modern", "tied": False}
 PAIRS: dict[str, Any] = {"preset": "encoder-decoder", "dropout": 0.1}
 ON_CPU: dict[str, Any] = {"on_cpu": True, "precision": "fp32"}
 SHARES: dict[str, Any] = {"processes": 8, "shared": True}
@@ -34,6 +35,11 @@ GRID: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
     ("modern, characters", shape(3, 384, 256, 128, **MODERN), 32, {}),
     ("modern with mixed values", shape(2, 768, 512, 4096, value_mix=True, **MODERN), 8, {}),
     ("modern with mixed values in fp32", shape(2, 768, 512, 4096, value_mix=True, **MODERN), 4, {"precision": "fp32"}),
+    ("modern with gains and biases", shape(2, 768, 512, 50304, bias=True, gains=True, **UNTIED), 8, {}),
+    ("the same in fp32", shape(2, 768, 512, 4096, bias=True, gains=True, **UNTIED), 4, {"precision": "fp32"}),
+    ("shares of the same", shape(3, 768, 256, 4096, bias=True, gains=True, **UNTIED), 2, SHARES),
+    ("modern with a cap", shape(2, 768, 512, 50304, softcap=15.0, **MODERN), 8, {}),
+    ("modern with a cap in fp32", shape(2, 768, 512, 4096, softcap=15.0, **MODERN), 4, {"precision": "fp32"}),
     ("modern with Muon", shape(2, 1024, 256, 4096, **MODERN), 2, {"optim": "muon"}),
     ("dropout", shape(2, 768, 512, 50304, dropout=0.1), 8, {}),
     ("modern with dropout", shape(2, 768, 512, 4096, dropout=0.1, **MODERN), 8, {}),

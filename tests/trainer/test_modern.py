@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from conftest import Train, events, recipe_record
 from torch import Tensor, nn
 
+from trainer.loss import _in_one_go
 from trainer.model import GPT
 from trainer.modern import ModernAttention, RMSNorm, rms_norm, rotation
 from trainer.recipe import ModelConfig, parameters_of
@@ -118,6 +119,23 @@ def test_a_fresh_model_guesses_exactly_evenly_and_learns_all_its_weights() -> No
     assert not [name for name, parameter in model.named_parameters() if torch.equal(parameter, drawn[name])]
 
 
+def test_with_gains_and_biases_it_begins_at_the_same_place_learns_them_all_and_has_the_plans_count() -> None:
+    torch.manual_seed(0)
+    plain = GPT(ModelConfig(**MODERN))  # type: ignore[arg-type]
+    model = GPT(ModelConfig(**MODERN | {"bias": True, "gains": True}))  # type: ignore[arg-type]
+    model.load_state_dict(plain.state_dict(), strict=False)
+    ids = torch.randint(128, (4, 24))
+    assert torch.equal(model.hidden(ids), plain.hidden(ids))
+    assert sum(one.numel() for one in model.parameters()) == parameters_of(model.config)
+    drawn = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(ids[:, :-1], ids[:, 1:]).backward()
+        optimizer.step()
+    assert not [name for name, parameter in model.named_parameters() if torch.equal(parameter, drawn[name])]
+
+
 def test_every_weight_is_a_matrix_and_the_counts_are_those_of_the_plan() -> None:
     size = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "vocab_size": 50304}
     with torch.device("meta"):
@@ -127,8 +145,23 @@ def test_every_weight_is_a_matrix_and_the_counts_are_those_of_the_plan() -> None
     assert model.flops_per_token() == 854_654_976
 
 
-@pytest.mark.parametrize("keys", [MODERN, SHAPE], ids=["modern", "faithful"])
-def test_norms_and_the_residual_stream_are_fp32_under_autocast(keys: dict[str, object]) -> None:
+STREAM = MODERN | {"stream": "bf16", "gains": True, "bias": True}
+
+
+@pytest.mark.parametrize(
+    ("keys", "products", "stream"),
+    [
+        (MODERN, torch.bfloat16, torch.float32),
+        (SHAPE, torch.bfloat16, torch.float32),
+        (STREAM, torch.bfloat16, torch.bfloat16),
+        (STREAM, torch.float16, torch.float32),
+        (STREAM, None, torch.float32),
+    ],
+    ids=["modern", "faithful", "a stream in bf16", "which is not for fp16", "nor for fp32"],
+)
+def test_norms_and_the_residual_stream_are_fp32_under_autocast_unless_the_recipe_says_bf16(
+    keys: dict[str, object], products: torch.dtype | None, stream: torch.dtype
+) -> None:
     torch.manual_seed(0)
     model = GPT(ModelConfig(**keys))  # type: ignore[arg-type]
     seen: dict[str, set[torch.dtype]] = {"out": set(), "stream": set()}
@@ -139,10 +172,22 @@ def test_norms_and_the_residual_stream_are_fp32_under_autocast(keys: dict[str, o
         block.register_forward_hook(
             lambda _, __, out: seen["stream"].add((out[0] if isinstance(out, tuple) else out).dtype)
         )
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=products, enabled=products is not None):
         loss = model(torch.zeros(1, 8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64))
-    assert seen == {"out": {torch.float32}, "stream": {torch.float32}}
+    loss.backward()
+    assert seen == {"out": {stream}, "stream": {stream}}
     assert loss.dtype == torch.float32
+    assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
+
+
+def test_a_norm_in_bf16_is_as_exact_as_bf16_can_be_also_where_little_is_left_of_a_vector() -> None:
+    torch.manual_seed(0)
+    x = (0.01 * torch.randn(64, 768)).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rms_norm(x, torch.full((768,), 2.0), in_bf16=True)
+    exact = 2 * x.double() / x.double().square().mean(-1, keepdim=True).sqrt()
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, atol=0.0, rtol=2**-7)
 
 
 def test_an_rms_norm_of_bf16_is_as_exact_as_fp32() -> None:
@@ -154,7 +199,7 @@ def test_an_rms_norm_of_bf16_is_as_exact_as_fp32() -> None:
     torch.testing.assert_close(found.double(), exact, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("keys", [MODERN, SHAPE], ids=["modern", "faithful"])
+@pytest.mark.parametrize("keys", [MODERN, SHAPE, STREAM], ids=["modern", "faithful", "a stream in bf16"])
 def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, object]) -> None:
     torch.manual_seed(0)
     model = GPT(ModelConfig(**keys))  # type: ignore[arg-type]
@@ -162,6 +207,21 @@ def test_the_blocks_compile_into_one_graph_for_fixed_shapes(keys: dict[str, obje
     compiled = torch.compile(model.hidden, dynamic=False, fullgraph=True, backend="eager")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(compiled(ids), model.hidden(ids))
+
+
+def test_the_compiler_is_asked_in_the_recipes_mode(tmp_path: Path, train: Train) -> None:
+    asked: list[tuple[object, str]] = []
+
+    def compiled(forward: object, *, dynamic: bool, mode: str) -> object:
+        asked.append((forward, mode))
+        return forward
+
+    keys = {"compile": True, "compile_mode": "max-autotune-no-cudagraphs", "steps": 1, "checkpoint_every": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.compile", compiled)
+        patch.setattr("trainer.loss._compiled", lambda: _in_one_go)
+        assert train(recipe_record(train=keys, schedule={"warmup_steps": 0}), tmp_path) == 0
+    assert [mode for _, mode in asked] == ["max-autotune-no-cudagraphs"] * 2, "each of the two blocks"
 
 
 def test_a_run_with_muon_and_a_trapezoid_goes_on_exactly_where_it_stood(tmp_path: Path, train: Train) -> None:

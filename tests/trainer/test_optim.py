@@ -33,6 +33,7 @@ from trainer.optim import (
     optimizer_tensors,
     orthogonalised,
     set_learning_rate,
+    set_rates,
 )
 from trainer.recipe import OptimConfig, parse_recipe
 from trainer.translation.model import Translator
@@ -127,14 +128,17 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest(preset: str)
     model = GPT(recipe.model)
     optimizer = make_optimizer(model, recipe.optim)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    muon, decayed, kept = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
+    muon, decayed, *others = ([names[p] for p in group["params"]] for group in optimizer.param_groups)
+    kept = [name for group in others for name in group]
     assert all(name.startswith("h.") and name.endswith("weight") for name in muon)
     assert {names[p] for p in model.h.parameters() if p.dim() == 2} == set(muon)
     assert all(not name.startswith("h.") for name in decayed)
     assert sorted([*muon, *decayed, *kept]) == sorted(names.values())
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
+    assert bool(kept) == (preset == "faithful")
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0][: 2 + len(others)]
     set_learning_rate(optimizer, 0.001)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.004, 0.001, 0.001])
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == pytest.approx([0.004, 0.001, 0.001][: 2 + len(others)])
 
 
 def test_embedding_and_head_have_rates_of_their_own_and_muon_a_decay() -> None:
@@ -150,6 +154,34 @@ def test_embedding_and_head_have_rates_of_their_own_and_muon_a_decay() -> None:
     assert found.pop("wte.weight") == pytest.approx((0.005, 0.1))
     assert found.pop("lm_head.weight") == pytest.approx((0.0002, 0.1))
     assert set(found.values()) == {(0.001, 0.3)}
+
+
+def test_gains_and_biases_have_a_rate_and_a_decay_of_their_own_and_the_embedding_a_decay() -> None:
+    rates = {"lr": 0.01, "gain_lr": 0.03, "gain_weight_decay": 0.2, "embed_weight_decay": 0.5}
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64}, optim=rates))
+    model = GPT(recipe.model)
+    optimizer = make_optimizer(model, recipe.optim)
+    assert set_rates(optimizer, recipe, 1) == 0.01
+    for group in optimizer.param_groups:
+        wanted = {1: (0.03, 0.2), 2: (0.01, 0.1)}[group["params"][0].dim()]
+        wanted = (0.01, 0.5) if group["params"][0] is model.wte.weight else wanted
+        assert {p.dim() for p in group["params"]} == {group["params"][0].dim()}
+        assert (group["lr"], group["weight_decay"]) == pytest.approx(wanted)
+
+
+def test_muons_momentum_rises_in_a_straight_line_and_follows_from_the_step_alone() -> None:
+    optim = {"kind": "muon", "muon_momentum_warmup": 4}
+    recipe = parse_recipe(recipe_record(model={"vocab_size": 64}, optim=optim))
+    optimizer = make_optimizer(GPT(recipe.model), recipe.optim)
+
+    def momentum(step: int) -> float:
+        set_rates(optimizer, recipe, step)
+        found: float = optimizer.param_groups[0]["momentum"]
+        return found
+
+    wanted = [0.85, 0.875, 0.9, 0.925, 0.95, 0.95]
+    assert [momentum(step) for step in range(6)] == pytest.approx(wanted)
+    assert momentum(2) == pytest.approx(0.9), "a resumed run has what a straight one had"
 
 
 def test_cautious_decay_shrinks_only_what_the_step_shrinks() -> None:
@@ -168,8 +200,10 @@ def test_cautious_decay_shrinks_only_what_the_step_shrinks() -> None:
     torch.testing.assert_close(moved[True, 0.5], torch.where(is_shrunk, moved[False, 0.5], moved[False, 0.0]))
 
 
-@pytest.mark.parametrize(("name", "within"), [("newton-schulz", 0.5), ("polar-express", 0.15)])
-def test_five_iterations_bring_singular_values_of_a_thousandth_near_one(name: str, within: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "within"), [("newton-schulz", 0.5), ("polar-express", 0.15), ("newton-schulz-12", 0.03)]
+)
+def test_the_iterations_bring_singular_values_of_a_thousandth_near_one(name: str, within: float) -> None:
     torch.manual_seed(0)
     left, right = torch.linalg.qr(torch.randn(64, 64))[0], torch.linalg.qr(torch.randn(64, 64))[0]
     values = torch.logspace(0, -2, 64)
@@ -189,6 +223,19 @@ def test_muon_moves_a_matrix_equally_in_all_directions_and_as_far_as_adamw_would
     singular = torch.linalg.svdvals(before - layer.weight.detach()) / (0.1 * 0.2 * math.sqrt(64))
     assert singular.min() > 0.5
     assert singular.max() < 1.5
+
+
+@pytest.mark.parametrize(("rows", "columns", "size"), [(64, 16, 2.0), (32, 32, 1.0), (16, 64, 1.0)])
+def test_by_aspect_a_step_is_as_long_as_the_root_of_rows_over_columns(rows: int, columns: int, size: float) -> None:
+    keys = {"kind": "muon", "lr": 0.1, "weight_decay": 0.0, "muon_scale": "aspect", "orthogonal": "newton-schulz-12"}
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(columns, rows, bias=False)
+    optimizer = make_optimizer(layer, parse_recipe(recipe_record(optim=keys)).optim)
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.randn(rows, columns)
+    optimizer.step()
+    singular = torch.linalg.svdvals(before - layer.weight.detach()) / 0.1
+    torch.testing.assert_close(singular, torch.full_like(singular, size), rtol=3e-2, atol=0.0)
 
 
 @needs_muon
@@ -216,11 +263,11 @@ def test_a_step_of_muon_takes_few_launches() -> None:
     assert launches("124M", "ours") <= 250
 
 
+@pytest.mark.parametrize("iterations", POLYNOMIALS)
 @pytest.mark.parametrize("preset", ["faithful", "modern", "encoder-decoder"])
-def test_the_plan_charges_what_a_step_of_muon_multiplies(preset: str) -> None:
-    recipe = resolve(
-        load_recipe("gpt2-124m"), "full", ("optim.kind=muon", "model.layers=3", "model.width=96", "heads=3")
-    )
+def test_the_plan_charges_what_a_step_of_muon_multiplies(preset: str, iterations: str) -> None:
+    words = ("optim.kind=muon", f"orthogonal={iterations}", "model.layers=3", "model.width=96", "heads=3")
+    recipe = resolve(load_recipe("gpt2-124m"), "full", words)
     config = dataclasses.replace(recipe.tables.model, preset=preset, vocab_size=64, bias=False, tied=preset != "modern")
     recipe = dataclasses.replace(recipe, tables=dataclasses.replace(recipe.tables, model=config))
     with torch.device("meta"):

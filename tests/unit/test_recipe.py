@@ -100,9 +100,9 @@ REPRODUCED = {
     "gpt2-355m": f"{LLM_C} layers=24 heads=16 width=1024 lr=3e-4 steps=60000",
     "gpt2-124m-climbmix": f"{LLM_C} layers=12 heads=12 width=768 source=climbmix-12b lr=6e-4 steps=18865",
     "modern-124m": "preset=modern layers=12 heads=6 width=768 context=1024 source=fineweb-10b eval.tokens=10485760 "
-    "softcap=15 rotary=0.5 optim.kind=muon muon_lr=4.5e-3 embed_lr=1.4e-2 lr=4e-3 muon_weight_decay=0.28 beta1=0.8 "
-    "cautious=true orthogonal=polar-express schedule.kind=trapezoid cooldown_fraction=0.7 batch_tokens=524288 "
-    "steps=3300",
+    "softcap=15 rotary=0.5 attention_scale=0.12 gains=true model.bias=true optim.kind=muon muon_lr=2.5e-2 lr=4e-3 "
+    "orthogonal=newton-schulz-12 muon_scale=aspect grad_clip=0.0 beta1=0.8 schedule.kind=trapezoid "
+    "cooldown_fraction=0.7 batch_tokens=524288 steps=3250 data.order=in_order eval.order=in_order",
 }
 
 
@@ -288,7 +288,7 @@ def test_the_schema_is_that_of_this_installation_whatever_else_is_called_trainer
     package, bundle = bundle_root() / "trainer", tmp_path / "gpurun" / "_bundle"
     (bundle / "trainer").mkdir(parents=True)
     (bundle / "recipes").mkdir()
-    for name in ("__init__.py", "recipe.py"):
+    for name in ("__init__.py", "recipe.py", "recipe_rules.py"):
         shutil.copyfile(package / name, bundle / "trainer" / name)
     (tmp_path / "trainer.py").write_text("raise SystemExit('another')")
     monkeypatch.syspath_prepend(tmp_path)

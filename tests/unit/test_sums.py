@@ -26,13 +26,28 @@ def with_keys(**tables: dict[str, Any]) -> dict[str, Any]:
     ("tables", "sentence"),
     [
         ({"model": {"heads": 3}}, "model.width 64 cannot be shared equally by model.heads 3"),
-        ({"model": MODERN | {"bias": True}}, 'model.bias is true, but the preset "modern" has no biases'),
         ({"model": MODERN | {"tied": True}}, 'model.tied is true, but the preset "modern" has a head of its own'),
         ({"model": MODERN | {"heads": 64}}, "model.width 64 by model.heads 64 is 1; a rotation needs an even number"),
         ({"optim": {"muon_lr": 0.02}}, 'optim.muon_lr is 0.02, but optim.kind is "adamw"'),
         ({"optim": {"cautious": True}}, 'optim.cautious is true, but optim.kind is "adamw"; only "muon" has one'),
         ({"optim": {"head_lr": 0.1}}, "optim.head_lr is 0.1, but model.tied is true: the head has the embedding's"),
-        ({"model": {"softcap": 15}}, 'model.softcap is 15.0, but model.preset is "faithful"; only "modern" has one'),
+        (
+            {"model": {"softcap": 15}},
+            'model.softcap is 15.0, but model.preset is "faithful"; only "modern" has this key',
+        ),
+        ({"model": {"gains": True}}, 'model.gains is true, but model.preset is "faithful"; only "modern" has this key'),
+        (
+            {"model": MODERN | {"softcap_by": "root"}},
+            'model.softcap_by is "root", but model.softcap is 0.0: there is no cap',
+        ),
+        (
+            {"optim": {"muon_scale": "aspect"}},
+            'optim.muon_scale is "aspect", but optim.kind is "adamw"; only "muon" has one',
+        ),
+        (
+            {"train": {"compile_mode": "max-autotune-no-cudagraphs"}},
+            'train.compile_mode is "max-autotune-no-cudagraphs", but train.compile is false',
+        ),
         ({"schedule": {"min_lr": 1e-5}}, 'schedule.min_lr is 1e-05, but schedule.kind "constant" has no lowest rate'),
         ({"schedule": {"kind": "cosine", "min_lr": 1.0}}, "schedule.min_lr 1.0 is above optim.lr 0.0003"),
         ({"schedule": {"warmup_steps": 501}}, "schedule.warmup_steps 501 is more than train.steps 500"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections import defaultdict
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan, nan
 from typing import Any
 
 from gpurun.core.installed_files import cards, recipe_file
@@ -33,19 +34,87 @@ _FREE = {"micro_batch", "parallel"}
 """Keys of `train` that the machine may have chosen for itself."""
 
 
+MOST_STEPS = 1_000_000
+"""A checkpoint's name has six digits: no trainer takes more steps, and what is kept of them has an end."""
+MOST_RATES, MOST_STARTS = 1 << 16, 1000
+
+
+class _Losses:
+    """What was said of each step, 17 bytes a step at most: one loss or two. Of a step with more nothing is known."""
+
+    def __init__(self) -> None:
+        self._one, self._other, self._is_open = array("d"), array("d"), bytearray()
+
+    def add(self, step: int, loss: float | None) -> None:
+        """Note a loss of a step; None is one that could not be read."""
+        if not 0 <= step < MOST_STEPS:
+            return
+        if (missing := step + 1 - len(self._one)) > 0:
+            self._one.extend([nan] * missing)
+            self._other.extend([nan] * missing)
+            self._is_open.extend(bytes(missing))
+        if loss is None:
+            self._is_open[step] = 1
+        elif isnan(self._one[step]):
+            self._one[step] = loss
+        elif loss != self._one[step]:
+            self._is_open[step] |= not isnan(self._other[step]) and loss != self._other[step]
+            self._other[step] = loss
+
+    def of(self, step: Any) -> set[float]:
+        """Return the losses of a step, all of them; none where they are not known."""
+        if type(step) is not int or not 0 <= step < len(self._one) or self._is_open[step]:
+            return set()
+        return {loss for loss in (self._one[step], self._other[step]) if not isnan(loss)}
+
+
+class _Rates:
+    """The speeds that were told, or so many of them, evenly spread."""
+
+    def __init__(self) -> None:
+        self._kept, self._each, self._seen = array("d"), 1, 0
+
+    def add(self, rate: float) -> None:
+        """Note a speed."""
+        if self._seen % self._each == 0:
+            self._kept.append(rate)
+        self._seen += 1
+        if len(self._kept) == MOST_RATES:
+            self._kept, self._each = self._kept[::2], 2 * self._each
+
+    def median(self) -> float:
+        """Return the speed in the middle; 0 where none was told."""
+        return statistics.median(self._kept) if self._kept else 0.0
+
+
 @dataclass
 class _Said:
-    """One pass over the events."""
+    """One pass over the events; what it keeps has an end, however many they are."""
 
     starts: list[Start] = field(default_factory=list)
-    losses: dict[int, set[float | None]] = field(default_factory=lambda: defaultdict(set))
-    val_losses: dict[int, set[float | None]] = field(default_factory=lambda: defaultdict(set))
-    rates: list[float] = field(default_factory=list)
+    """The processes that say something new of what they run on, the first ones."""
+    losses: _Losses = field(default_factory=_Losses)
+    val_losses: _Losses = field(default_factory=_Losses)
+    rates: _Rates = field(default_factory=_Rates)
     run_s: float = 0.0
     """What its processes say that they have run, all together."""
     turned_back: bool = False
-    spans: list[tuple[int, float]] = field(default_factory=list)
-    """Tokens and seconds between the first and the last step of each process."""
+    quickest: float = 0.0
+    """Tokens a second between the first and the last step of a process, the most of any."""
+
+    def begin(self, start: Start) -> None:
+        """Note a process."""
+
+        def known(one: Start) -> tuple[object, ...]:
+            return one.device, one.cuda_name, one.torch, one.world_size, one.parameters
+
+        if len(self.starts) < MOST_STARTS and known(start) not in map(known, self.starts):
+            self.starts.append(start)
+
+    def span(self, tokens: int, seconds: float) -> None:
+        """Note how long a process took from its first step to its last."""
+        if tokens > 0:
+            self.quickest = max(self.quickest, tokens / seconds if seconds > 0 else float("inf"))
 
 
 def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
@@ -75,23 +144,24 @@ def _listen(folder: RunFolder) -> _Said:
     def end() -> None:
         if first and last and first.elapsed_s is not None and last.elapsed_s is not None:
             said.run_s += last.elapsed_s
-            said.spans.append(((last.tokens or 0) - (first.tokens or 0), last.elapsed_s - first.elapsed_s))
+            said.span((last.tokens or 0) - (first.tokens or 0), last.elapsed_s - first.elapsed_s)
 
     for event in events_of(folder.events):
         match event:
             case Start():
                 end()
                 first = last = None
-                said.starts.append(event)
+                said.begin(event)
             case Step():
                 before = last.elapsed_s if last else None
                 said.turned_back |= before is not None and event.elapsed_s is not None and event.elapsed_s < before
                 first, last = first or event, event
-                said.rates += [event.tokens_per_s] if event.tokens_per_s else []
+                if event.tokens_per_s:
+                    said.rates.add(event.tokens_per_s)
                 if event.step is not None:
-                    said.losses[event.step].add(event.loss)
+                    said.losses.add(event.step, event.loss)
             case Evaluation() if event.step is not None:
-                said.val_losses[event.step].add(event.val_loss)
+                said.val_losses.add(event.step, event.val_loss)
     end()
     return said
 
@@ -137,8 +207,7 @@ def _speed_problems(said: _Said, plan: Json) -> Iterator[str]:
     # Without what attention costs: a kernel may leave half of that out.
     flops = schema.flops_per_token(dataclasses.replace(model, context=1), int(plan["data"]["vocab_size"]))
     most = peak * 1e12 * (start.world_size or 1) / flops
-    rates = [tokens / seconds if seconds > 0 else float("inf") for tokens, seconds in said.spans if tokens > 0]
-    quickest = max([*rates, statistics.median(said.rates) if said.rates else 0.0], default=0.0)
+    quickest = max(said.quickest, said.rates.median())
     if quickest > most:
         speed = "no time" if quickest == float("inf") else f"{quickest:,.0f} tokens a second"
         yield f"it says {speed}, and {start.world_size or 1} x {start.cuda_name} can do {most:,.0f} of this model"
@@ -206,8 +275,8 @@ def _log_problems(folder: RunFolder, said: _Said) -> Iterator[str]:
     """Whether the log tells the losses that the events tell."""
     for text in lines_of(folder.log):
         found = _STEP_LINE.fullmatch(text)
-        known = said.losses.get(int(found[1])) if found else None
-        if found and known and None not in known and found[2] not in {f"{loss:.4f}" for loss in known}:
+        known = said.losses.of(int(found[1])) if found else set()
+        if found and known and found[2] not in {f"{loss:.4f}" for loss in known}:
             yield f"the log's loss of step {found[1]} ({plain_line(found[2])}) is not the one of the events"
             return
 
@@ -235,8 +304,8 @@ def _state_problems(state: Json, said: _Said, plan: Json, name: str) -> Iterator
     """Whether a checkpoint is of this run: its losses, its torch, and the recipe that it was trained by."""
     step = state.get("step")
     for key, losses in (("loss", said.losses), ("val_loss", said.val_losses)):
-        known, own = losses.get(step) if isinstance(step, int) else None, state.get(key)
-        if known and None not in known and own is not None and own not in known:
+        known, own = losses.of(step), state.get(key)
+        if known and own is not None and own not in known:
             shown = ", ".join(sorted(f"{loss:.6g}" for loss in known))
             yield f"{name} says {key} {plain_line(str(own))} of step {step}, and the events say {shown}"
     torches = {one.torch for one in said.starts}
