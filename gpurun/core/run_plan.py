@@ -218,8 +218,9 @@ class DataSummary(Frozen):
     """The shards that a run trains on, in `folder`, or a command's data, which has no tokens that anybody counted.
 
     `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
-    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `public` are those of
-    the shards that are not in the folder; `bytes` counts them too.
+    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `divided` says which of
+    its files are held out, where that is a matter of their names. `public` are those of the shards that are not in the
+    folder; `bytes` counts them too.
     """
 
     folder: str
@@ -233,6 +234,7 @@ class DataSummary(Frozen):
     sha256: str
     source: str
     passed_over: str = ""
+    divided: str = ""
     public: tuple[PublicFile, ...] = ()
     public_origin: str = ""
     """The hub that the user named in place of huggingface.co, which may be in a network of their own."""

@@ -16,9 +16,8 @@ from gpurun.core.run_plan import DataSummary
 from gpurun.data.foreign_shards import META, foreign_shards, split_of, to_adopt
 from gpurun.data.nanogpt_meta import characters_of
 from gpurun.data.npy import npy_row
-from gpurun.data.refusals import preparing
+from gpurun.data.refusals import Say, preparing
 from gpurun.data.shard_folder import HEADER_BYTES, inspect_data
-from gpurun.data.sources import Say
 
 TOKENIZERS = ("gpt2", "char")
 ENDS = ("before", "after", "none")

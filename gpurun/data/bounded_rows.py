@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from gpurun.core.untrusted import Malformed, demand_few_members
+from gpurun.data.packing import BLOCK_BYTES
 from gpurun.data.refusals import MOST_ROW_BYTES, bad_row, not_utf8, too_long
-from gpurun.data.streams import BLOCK_BYTES
 
 _MOST_CELLS = 2_000_000
 _CUT_CHARS, _MOST_BLOCK_BYTES = 32, 16 << 20
@@ -59,7 +59,7 @@ class _Text:
         try:
             self.text, self.at = self.text[self.at :] + self._decoder.decode(block, final=not block), 0
         except UnicodeDecodeError as error:
-            raise not_utf8(self._path, error.object[error.start], self._place - before + error.start) from None
+            raise not_utf8(self._path, error.object, error.start, self._place - before + error.start) from None
         self._place, self.is_whole = self._place + len(block), not block
 
     def next(self) -> str:

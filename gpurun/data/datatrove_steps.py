@@ -2,7 +2,7 @@
 
     order = Order("/shared/texts", "gpt2", Path("/shared/out"))
     begun = begin(order, print)                                        # looks at the source, once
-    steps = [TaskReader(begun.left, order.column), Doing(begun.writer, begun.left)]
+    steps = [TaskReader(begun.left, order.layout), Doing(begun.writer, begun.left)]
     SlurmPipelineExecutor(steps, tasks=len(begun.left), time="04:00:00", partition="cpu", logging_dir="/logs").run()
     finish(order, begin(order, print), print)                          # when all of them have ended
 
@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import SetupError
-from gpurun.data.documents import Document, documents_of, mended
+from gpurun.data.documents import documents_of
+from gpurun.data.layout import Layout
+from gpurun.data.rows import mended
+from gpurun.data.source_file import Document
 from gpurun.data.tasks import Task, Work
 
 try:
@@ -44,14 +47,14 @@ class TaskReader(PipelineStep):
 
     type, name = "📖 - READER", "gpurun's sources"
 
-    def __init__(self, tasks: Sequence[tuple[int, Task]], column: str) -> None:
+    def __init__(self, tasks: Sequence[tuple[int, Task]], layout: Layout) -> None:
         super().__init__()
-        self.tasks, self.column = list(tasks), column
+        self.tasks, self.layout = list(tasks), layout
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
         """Yield the rank's documents."""
-        for document in documents_of(self.tasks[rank][1], self.column):
-            passed = Passed(document.text, document.name, metadata={"url": document.url, "begins": document.begins})
+        for document in documents_of(self.tasks[rank][1], self.layout):
+            passed = Passed(document.text, document.name, metadata=_about(document))
             self.update_doc_stats(passed)
             yield passed
 
@@ -71,17 +74,22 @@ class Doing(PipelineStep):
             self.work.do(self.indexes[rank], map(_document, data), lambda count: None)
 
 
+def _about(document: Document) -> dict[str, Any]:
+    return {"url": document.url, "begins": document.begins, "held_out": document.held_out}
+
+
 def _document(passed: Passed) -> Document:
     about = passed.metadata
     url = mended(str(about.get("url") or ""))
-    return Document(passed.id, mended(passed.text), url, begins=bool(about.get("begins", True)))
+    begins, held_out = bool(about.get("begins", True)), bool(about.get("held_out"))
+    return Document(passed.id, mended(passed.text), url, begins=begins, held_out=held_out)
 
 
 def run_datatrove(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, executor: str) -> None:
     """Do the work with tasks on datatrove's executor for this machine, or on Ray (RAY_ADDRESS names the cluster)."""
     if not tasks:
         return
-    steps = [TaskReader(tasks, work.column), Doing(work, tasks)]
+    steps = [TaskReader(tasks, work.layout), Doing(work, tasks)]
     with tempfile.TemporaryDirectory(prefix="gpurun-datatrove-") as logs, _errors_into(Path(logs) / "executor.log"):
         settings: dict[str, Any] = {"tasks": len(tasks), "workers": min(workers, len(tasks))}
         settings |= {"logging_dir": logs, "skip_completed": False}

@@ -16,8 +16,7 @@ from gpurun.core.installed_files import items as question_items
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.paths import write_atomic
 from gpurun.core.untrusted import parse_object, read_object
-from gpurun.data.refusals import preparing
-from gpurun.data.sources import Say
+from gpurun.data.refusals import Say, preparing
 
 ENDINGS = 4
 _MOST_LINE_CHARS = 1 << 20

@@ -6,25 +6,30 @@ A name alone tells nothing: what is not text, and is learned as text, trains wit
 from __future__ import annotations
 
 import codecs
-import csv
 import json
-from collections.abc import Sequence
+import re
+import shlex
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from gpurun.data.refusals import MOST_NAMES, refuse_utf16
-from gpurun.data.streams import open_content
+from gpurun.core.errors import UsageError
+from gpurun.data.archive_members import members_of
+from gpurun.data.bounded_rows import members_of_array
+from gpurun.data.refusals import refuse_utf16
+from gpurun.data.streams import open_content, open_raw
 
-Kind = Literal["text", "lines", "array", "table", "parquet"]
-"""Text; JSON Lines; one JSON array of objects; CSV or TSV with a head; rows of Parquet."""
+Kind = Literal["text", "lines", "array", "strings", "parquet"]
+"""Text, a table among it; JSON Lines; one JSON array of objects, or of strings; rows of Parquet."""
 
 HEAD_BYTES = 64 << 10
 _NAMED = {
     b"version https://git-lfs.github.com/spec/": "git-lfs pointer",
     b"%PDF-": "PDF",
-    b"PK\x03\x04": "zip archive",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
+    b"{\\rtf": "RTF",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "old Office file (doc, xls)",
+    b"Rar!\x1a\x07": "rar archive",
+    b"7z\xbc\xaf\x27\x1c": "7z archive",
     b"ARROW1": "Arrow file",
     b"\x93NUMPY": "NumPy array",
     b"SQLite format 3\x00": "SQLite database",
@@ -36,78 +41,111 @@ _NAMED = {
     (20240801).to_bytes(4, "little"): "llm.c shard of uint32 (Llama 3)",
     (20240522).to_bytes(4, "little"): "llm.c evaluation file",
 }
-HINTS = {
+_HTML = re.compile(
+    rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+)
+_TAG = re.compile(rb"</?[a-z][a-z0-9]*[\s>/]", re.IGNORECASE)
+_PANDOC = "Take its text out first (pandoc): pandoc -f {form} -t plain --wrap=none {file} -o {text}"
+_OFFICE = 'Take its text out first (LibreOffice): soffice --headless --convert-to "txt:Text (encoded):UTF8" {file}'
+_UNPACK = "Unpack it, and name the folder."
+_HINTS = {
     "git-lfs pointer": "The file itself is not here: git lfs pull.",
-    "zip archive": "Unpack it, and name the folder.",
-    "tar archive": "Unpack it, and name the folder.",
-    "bzip2": "Unpack it: bunzip2 FILE.",
-    "xz": "Unpack it: unxz FILE.",
-    "JSON object": "Documents stand one object a line (JSON Lines), or in one array of objects.",
-    "PDF": "Take its text out first: pdftotext FILE.",
+    "zip archive": _UNPACK,
+    "tar archive": _UNPACK,
+    "rar archive": _UNPACK,
+    "7z archive": _UNPACK,
+    "JSON object": "Documents stand one object a line (JSON Lines), or in one array of objects: "
+    "jq -c '.KEY[]' {file} > {rows} takes the rows under one of its keys.",
+    "JSON array of arrays": "Say which member is the text: jq -c '.[] | {{text: .[0]}}' {file} > {rows}",
+    "PDF": "Take its text out first (poppler): pdftotext {file} {text}",
+    "HTML": _PANDOC.replace("{form}", "html") + "; to learn it with its tags: jq -Rsc '{{text: .}}' {file} > {rows}",
+    "RTF": _OFFICE,
+    "Word document (docx)": _PANDOC.replace("{form}", "docx"),
+    "OpenDocument text (odt)": _PANDOC.replace("{form}", "odt"),
+    "EPUB": _PANDOC.replace("{form}", "epub"),
+    "old Office file (doc, xls)": _OFFICE,
 }
-"""What to do about a file of these names."""
+CONVERTED = frozenset(_HINTS) - {"git-lfs pointer", "zip archive", "tar archive"}
+"""Kinds of which a command makes text."""
+
+
+def hint_for(kind: str, path: Path) -> str:
+    """Return what to do about a file of a kind that is not read."""
+    hint = _HINTS.get(kind, "Name a file of UTF-8 text, JSON Lines, CSV or Parquet.")
+    names = {"file": path, "text": path.with_suffix(".txt"), "rows": path.with_suffix(".jsonl")}
+    return hint.format(**{key: shlex.quote(str(name)) for key, name in names.items()})
 
 
 def recognise(path: Path) -> tuple[Kind | None, str]:
     """The kind of a file's documents, or None and what it is instead. UsageError for what is unreadable, or UTF-16."""
-    with open(path, "rb") as raw:
-        if raw.read(4) == b"PAR1":
-            return "parquet", ""
+    with open_raw(path) as raw:
+        beginning = raw.read(4)
+    if beginning == b"PAR1":
+        return ("parquet", "") if path.is_file() else (None, "Parquet in an archive")
+    if beginning == b"PK\3\4":
+        return None, kind_of_zip(path)
     with open_content(path) as stream:
         head = stream.read(HEAD_BYTES)
     refuse_utf16(head, path)
-    for beginning, name in _NAMED.items():
-        if head.startswith(beginning):
+    for magic, name in _NAMED.items():
+        if head.startswith(magic):
             return None, name
     if head[257:262] == b"ustar":
         return None, "tar archive"
     if b"\0" in head[:8192]:
         return None, "binary"
-    return _of_text(head.removeprefix(codecs.BOM_UTF8), is_whole=len(head) < HEAD_BYTES)
+    return _of_text(path, head.removeprefix(codecs.BOM_UTF8), is_whole=len(head) < HEAD_BYTES)
 
 
-def _of_text(head: bytes, *, is_whole: bool) -> tuple[Kind | None, str]:
+def kind_of_zip(path: Path) -> str:
+    """Return what a zip archive is called: many formats are one."""
+    try:
+        found = members_of(path) if path.is_file() else None
+    except UsageError:
+        found = None
+    names = list(found.members) if found is not None else []
+    folders = {name.partition("/")[0] for name in names}
+    if "[Content_Types].xml" in names:
+        office = {"word": "Word document (docx)", "xl": "Excel workbook (xlsx)", "ppt": "PowerPoint file (pptx)"}
+        return next((name for folder, name in office.items() if folder in folders), "zip archive")
+    if "META-INF/container.xml" in names:
+        return "EPUB"
+    if {"content.xml", "META-INF/manifest.xml"} <= {*names}:
+        return "OpenDocument text (odt)"
+    return "PyTorch file" if any(name.endswith("data.pkl") for name in names) else "zip archive"
+
+
+def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, str]:
     """The kind of what is text to the eye."""
     start = head.lstrip()
+    if _HTML.match(head) or (path.suffix.lower() in (".html", ".htm", ".xhtml") and _TAG.search(head)):
+        return None, "HTML"
     if start.startswith(b"{"):
         first = start.split(b"\n", 1)[0]
         if _is_object(first) or (len(first) == len(start) and not is_whole):
             return "lines", ""
         return (None, "JSON object") if start[1:].lstrip()[:1] in (b'"', b"}") else ("text", "")
-    if start.startswith(b"[") and start[1:].lstrip().startswith(b"{"):
+    return _of_array(path, start) if start.startswith(b"[") else ("text", "")
+
+
+def _of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
+    """The kind of what begins as an array does: by its first members, where it is JSON."""
+    if start[1:].lstrip().startswith(b"{"):
         return "array", ""
-    return ("table", "") if delimiter_of(head, is_whole=is_whole) else ("text", "")
+    try:
+        with open_content(path) as stream:
+            members = [type(member) for member in islice(members_of_array(stream, path), 2)]
+    except UsageError as error:
+        if error.code != "data.bad_line":
+            raise
+        return "text", ""
+    if members and set(members) == {str}:
+        return "strings", ""
+    return None, "JSON array of arrays" if list in members else "JSON array without text"
 
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line.decode("utf-8", "replace")), dict)  # Reading it says what is not UTF-8.
     except (ValueError, RecursionError):
         return False
-
-
-def delimiter_of(head: bytes, *, is_whole: bool) -> str:
-    r"""The delimiter of a table with a head row, "," or "\t", by its beginning; "" for what is no table.
-
-    A table has at least three rows of as many cells as its head, whose cells are short and different names.
-    """
-    text = head.decode("utf-8", "replace")
-    if not is_whole:  # The last row may be cut.
-        text = text[: text.rfind("\n") + 1]
-    for delimiter in "\t,":
-        if delimiter not in text.split("\n", 1)[0]:
-            continue
-        try:
-            rows = [row for row in csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True) if row]
-        except csv.Error:
-            rows = []
-        rows = rows if is_whole else rows[:-1]
-        if len(rows) >= 3 and _is_head(rows[0]) and all(len(row) == len(rows[0]) for row in rows):
-            return delimiter
-    return ""
-
-
-def _is_head(cells: Sequence[str]) -> bool:
-    named = [cell.strip() for cell in cells]
-    is_short = all(0 < len(cell) <= 40 and len(cell.split()) <= 3 for cell in named)
-    return 2 <= len(named) <= 10 * MOST_NAMES and is_short and len(set(named)) == len(named)

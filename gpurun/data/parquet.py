@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,38 @@ _ROWS = 1024
 """What is taken of a row group at once; pyarrow holds the pages that they lie on."""
 
 
-def group_bytes(path: Path, column: str) -> tuple[int, ...]:
-    """The bytes of text in each row group. UsageError for a damaged file and for one without such a column."""
+def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
+    """The bytes of text in each row group. UsageError for a damaged file and for one without such columns."""
     with _opened(path) as file:
-        _demand_text(path, file.schema_arrow, column)
+        for column in columns:
+            _demand_text(path, file.schema_arrow, column)
         leaves = [file.schema.column(place).path for place in range(len(file.schema))]
-        place = leaves.index(column)
-        groups = (file.metadata.row_group(index).column(place) for index in range(file.metadata.num_row_groups))
-        return tuple(max(1, group.total_uncompressed_size) for group in groups)
+        places = [leaves.index(column) for column in columns]
+        groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
+        return tuple(max(1, sum(group.column(place).total_uncompressed_size for place in places)) for group in groups)
 
 
-def rows(path: Path, groups: Iterable[int], column: str) -> Iterator[tuple[str, str, str]]:
-    """(row group and number, text, url or "") of each row of some groups; a row whose text is null has none."""
+def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str], str]]:
+    """(row group and number, text by column, url or "") of each row of some groups; a null is no text."""
     with _opened(path) as file:
-        columns = [column, *(["url"] if "url" in file.schema_arrow.names and column != "url" else [])]
+        named = [*columns, *(["url"] if "url" in file.schema_arrow.names and "url" not in columns else [])]
         for group in groups:
-            number, at_once = 0, _rows_at_once(path, file, group, columns)
-            for batch in file.iter_batches(at_once, row_groups=[group], columns=columns, use_threads=False):
-                for cells in zip(*map(_strings, batch.columns), strict=True):
-                    if len(cells[0]) > MOST_ROW_BYTES:
+            number, at_once = 0, _rows_at_once(path, file, group, named)
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=named, use_threads=False):
+                for cells in zip(*(_strings(batch.column(name)) for name in named), strict=True):
+                    if sum(map(len, cells)) > MOST_ROW_BYTES:
                         raise too_long(path, f"row {number} of row group {group}")
-                    if cells[0]:
-                        yield f"{group}.{number}", cells[0], cells[1] if len(cells) > 1 else ""
+                    texts = dict(zip(named, cells, strict=True))
+                    url = texts.get("url", "") if "url" not in columns else ""
+                    yield f"{group}.{number}", texts, url
                     number += 1
 
 
 def _rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
-    """How many rows are taken at once: none is longer than the largest page, and a dictionary repeats it at no cost."""
+    """How many rows are taken at once: none is longer than the largest pages; a dictionary repeats it at no cost."""
     leaves = [file.schema.column(place).path for place in range(len(file.schema))]
     chunks = [file.metadata.row_group(group).column(leaves.index(column)) for column in columns if column in leaves]
-    return max(1, min(_ROWS, MOST_PAGE_BYTES // max(largest_page(path, chunk) for chunk in chunks)))
+    return max(1, min(_ROWS, MOST_PAGE_BYTES // sum(largest_page(path, chunk) for chunk in chunks)))
 
 
 def _strings(column: Any) -> Iterator[str]:

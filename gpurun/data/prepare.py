@@ -25,7 +25,8 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.untrusted import read_object
 from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.dedupe.stage import Signer, check_room, drop_filter, duplicates_told, find_duplicates, read_duplicates
-from gpurun.data.documents import Document, documents_of
+from gpurun.data.documents import documents_of
+from gpurun.data.layout import AS_FOUND, Layout
 from gpurun.data.prepare_state import (
     DUPLICATES,
     held,
@@ -36,14 +37,15 @@ from gpurun.data.prepare_state import (
     remove_work,
     write_down,
 )
-from gpurun.data.refusals import preparing
-from gpurun.data.sources import Say, Source, open_source
+from gpurun.data.refusals import Say, preparing
+from gpurun.data.source_file import Document
+from gpurun.data.sources import Source, open_source
 from gpurun.data.split import bound_for, bound_for_few, key_of
 from gpurun.data.tasks import UNFINISHED, Task, Tell, divide, read_record, write_task
 from gpurun.data.vocabulary import make_vocabulary
 from gpurun.data.workers import work_through
 
-FORMAT = 6
+FORMAT = 7
 """Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
 SHARD_TOKENS = 100_000_000
 BYTES_PER_TOKEN = 4
@@ -71,7 +73,7 @@ class Order:
     out: Path
     val_fraction: float = 0.1
     shard_tokens: int = SHARD_TOKENS
-    column: str = "text"
+    layout: Layout = AS_FOUND
     vocab_size: int = 0
     limit_bytes: int = 0
     dedupe: Dedupe | None = None
@@ -87,7 +89,7 @@ class Order:
             "tokenizer": self.tokenizer,
             "val-fraction": self.val_fraction,
             "shard-tokens": self.shard_tokens,
-            "text-column": self.column,
+            **self.layout.said,
             "vocab-size": self.vocab_size,
             "limit-bytes": self.limit_bytes,
             "dedupe": str(self.dedupe or "none"),
@@ -112,7 +114,7 @@ class Writer:
     tokenizer: str
     bound: int
     identity: str
-    column: str
+    layout: Layout
     duplicates: Path | None = None
     """Where it is written which documents go."""
 
@@ -197,12 +199,12 @@ def begin(order: Order, say: Say) -> Begun | Prepared:
     order.out.mkdir(parents=True, exist_ok=True)
     source = open_source(
         order.source,
-        order.column,
+        order.layout,
         say,
         val_fraction=order.val_fraction,
         limit_bytes=order.limit_bytes,
         accept_skipped=order.accept_skipped,
-        known=known_files(order.out, order.column),
+        known=known_files(order.out, order.layout),
     )
     asked = order.asked(source)
     if (order.out / "data.json").exists():
@@ -216,14 +218,14 @@ def begin(order: Order, say: Say) -> Begun | Prepared:
     if groups := [weight for file in source.files if file.form == "parquet" for weight in file.weights]:
         say(f"the largest row group has {max(groups) / 1e6:,.1f} MB of text: about so much memory for each process")
     bound = _bound(order, source, tasks)
-    tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.column, say)
+    tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.layout, say)
     named = {**asked, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
     identity = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     duplicates = order.out / DUPLICATES if order.dedupe else None
-    begun = Begun(source, asked, tasks, Writer(order.out, order.tokenizer, bound, identity, order.column, duplicates))
+    begun = Begun(source, asked, tasks, Writer(order.out, order.tokenizer, bound, identity, order.layout, duplicates))
     if begun.done:
         say(f"going on: {len(begun.done)} of {len(tasks)} parts are done and sound")
-    _check_room(order.out, [task for _, task in begun.left], tokenizer, order.column, say)
+    _check_room(order.out, [task for _, task in begun.left], tokenizer, order.layout, say)
     return begun
 
 
@@ -247,6 +249,7 @@ def finish(order: Order, begun: Begun, say: Say) -> Prepared:
     sums = {name: sum(record[name] for record in done) for name in ("documents", "dropped", "bytes")}
     digest = hashlib.sha256("".join(record["digest"] for record in done).encode()).hexdigest()
     about = {"kind": begun.source.kind, "asked": lasting_digest(begun.asked, begun.source), "digest": digest, **sums}
+    about |= {"divided": begun.source.divided} if begun.source.divided else {}
     tokens = tokenizers.read_vocabulary(order.out)
     tokenizer = tokenizers.tokenizer_of(order.tokenizer, tokens)
     manifest = shard_files.manifest_of(order.tokenizer, tokens, tokenizer.eot_id, about, entries)
@@ -256,10 +259,12 @@ def finish(order: Order, begun: Begun, say: Say) -> Prepared:
 
 
 def _bound(order: Order, source: Source, tasks: Sequence[Task]) -> int:
-    """Below which key a document is held out: of few documents so that some are, and not all."""
+    """Below which key a document is held out: of few documents so that some are, and not all; none where files are."""
+    if source.is_divided:
+        return 0
     if source.text_bytes > _FEW_BYTES:
         return bound_for(order.val_fraction)
-    found = ((key_of(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.column))
+    found = ((key_of(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.layout))
     return bound_for_few(found, order.val_fraction, order.source, once=order.dedupe is not None)
 
 
@@ -268,7 +273,7 @@ def _mark_duplicates(order: Order, begun: Begun, workers: int, executor: str, me
     assert order.dedupe is not None
     folder = order.out / DUPLICATES
     folder.mkdir(exist_ok=True)
-    signer = Signer(folder, order.dedupe, begun.writer.identity, order.column)
+    signer = Signer(folder, order.dedupe, begun.writer.identity, order.layout)
     record = read_duplicates(folder, signer.identity)
     if record is None:
         left = [(index, task) for index, task in enumerate(begun.tasks) if not signer.is_done(index)]
@@ -336,14 +341,14 @@ def _counted(count: int, what: str) -> str:
 
 
 def _check_room(
-    folder: Path, tasks: Sequence[Task], tokenizer: tokenizers.TextTokenizer, column: str, say: Say
+    folder: Path, tasks: Sequence[Task], tokenizer: tokenizers.TextTokenizer, layout: Layout, say: Say
 ) -> None:
     """Say what the shards of these tasks will take, by a sample of their texts; SetupError if there is no room."""
     text_bytes = sum(span.text_bytes for task in tasks for span in task)
     size = tokens = 0
     for task in {place: tasks[place] for place in (0, len(tasks) // 2, len(tasks) - 1)}.values() if tasks else ():
         taken_bytes = 0
-        for document in documents_of(task, column):
+        for document in documents_of(task, layout):
             sample = document.text[:_SAMPLE_BYTES]
             taken_bytes += len(sample.encode())
             tokens += 1 + sum(map(len, tokenizer.encode([sample])))

@@ -17,21 +17,30 @@ from gpurun.core.errors import UsageError
 from gpurun.core.filelock import taken
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.untrusted import read_object
-from gpurun.data.documents import SourceFile
-from gpurun.data.sources import Known, Source
+from gpurun.data.layout import Layout
+from gpurun.data.look import Known
+from gpurun.data.source_file import SourceFile, Table
+from gpurun.data.sources import Source
 from gpurun.data.tasks import UNFINISHED
 
 _ASKED, DUPLICATES = "prepare.json", "dedupe"
 
 
-def known_files(folder: Path, column: str) -> Known:
-    """What an earlier call found out about the files of its source; of rows, about this column."""
+def known_files(folder: Path, layout: Layout) -> Known:
+    """What an earlier call found out about the files of its source, where they are read as they were."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         state = read_object(folder / _ASKED)
-        if state["asked"]["text-column"] == column and not state["asked"]["limit-bytes"]:
-            files = [SourceFile(**{**one, "root": Path(), "weights": tuple(one["weights"])}) for one in state["files"]]
+        asked = state["asked"]
+        said = {name: asked[name] for name in asked if name in (*Layout.FLAGS,)}
+        if said == layout.said and not asked["limit-bytes"]:
+            files = [_known_file(fields) for fields in state["files"]]
             return {(file.name, file.bytes, file.modified_ns): file for file in files}
     return {}
+
+
+def _known_file(fields: dict[str, Any]) -> SourceFile:
+    table = None if fields["table"] is None else Table(*fields["table"])
+    return SourceFile(**{**fields, "root": Path(), "weights": tuple(fields["weights"]), "table": table})
 
 
 def write_down(folder: Path, asked: dict[str, Any], source: Source) -> None:
@@ -75,7 +84,7 @@ def is_begun(folder: Path) -> bool:
 
 def lasting_digest(asked: dict[str, Any], source: Source) -> str:
     """What was asked for, without the times of files: the same on every machine that has them."""
-    files = [[file.name, file.form, file.bytes] for file in source.files]
+    files = [[file.name, file.form, file.bytes, file.table, file.held_out] for file in source.files]
     return hashlib.sha256(json.dumps([{**asked, "source": ""}, files], sort_keys=True).encode()).hexdigest()
 
 

@@ -4,20 +4,49 @@ from __future__ import annotations
 
 import codecs
 import errno
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import errors as trainer_errors
+from gpurun.core.untrusted import plain_line
 
+Say = Callable[[str], None]
+"""Hears what is found out on the way, a line each time."""
 MOST_NAMES = 20
 """Of what a file has, a sentence tells so many: a vocabulary in JSON has fifty thousand keys."""
 MOST_ROW_BYTES = 64 << 20
 """Of a row, and of a text between marks, which are in memory whole; a file may be made to unpack to any size."""
 _NAME_CHARS = 60
 _SNIFF_BYTES = 8192
+_AROUND_BYTES, _FEW_LETTERS, _FEW_ENCODINGS = 16 << 10, 4, 3
+_ENCODINGS = (
+    "cp1252",
+    "cp1251",
+    "koi8-r",
+    "koi8-u",
+    "cp866",
+    "cp1250",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "cp1257",
+    "cp1258",
+    "cp932",
+    "euc-jp",
+    "gb18030",
+    "big5",
+    "cp949",
+    "euc-kr",
+    "cp874",
+    *(f"iso8859-{number}" for number in range(1, 17)),
+)
+"""The encodings that texts have, as iconv calls them; of two that read a text alike the first."""
+_CENTRAL_EUROPEAN = {"Polish", "Czech", "Slovak", "Slovene", "Hungarian", "Croatian", "Romanian"}
 
 
 @contextmanager
@@ -56,10 +85,45 @@ def reading(place: Path) -> Iterator[None]:
         raise unreadable(Path(error.filename or place), error) from None
 
 
-def not_utf8(path: Path, byte: int, offset: int) -> UsageError:
-    """A text with a byte that UTF-8 has not there."""
-    hint = f"Convert it first, for instance: {_conversion('latin1', path, '.txt')}"
-    return UsageError("data.not_utf8", f"{path} is not UTF-8: byte 0x{byte:02x} at offset {offset}.", hint=hint)
+def not_utf8(path: Path, raw: bytes, start: int, offset: int) -> UsageError:
+    """Return the refusal of a text for `raw[start]`, which UTF-8 does not have there, at `offset` of the content.
+
+    Around it the encoding is looked for; a wrong one would turn letters into others without any error.
+    """
+    found = _encodings_of(raw[max(0, start - _AROUND_BYTES) : start + _AROUND_BYTES])
+    what = f"{path} is not UTF-8: byte 0x{raw[start]:02x} at offset {offset}."
+    hint = "Ask who made it which encoding it has, then convert it, and look at the letters: "
+    if found:
+        shown = " or ".join(f"{name.upper()}{f' ({word})' if word else ''}" for name, word in found.items())
+        what, hint = f"{what[:-1]}; its letters read as {shown}.", "Convert it first, and look at the letters: "
+    hint += _conversion(next(iter(found), "ENCODING"), path, path.suffix or ".txt")
+    return UsageError("data.not_utf8", what, hint=hint)
+
+
+def _encodings_of(raw: bytes) -> dict[str, str]:
+    """Return the encodings that a text may have, as iconv calls them, the likeliest first; none where it is not clear.
+
+    Of several each has a word that it alone reads so.
+    """
+    from charset_normalizer import from_bytes
+
+    if sum(byte > 127 for byte in raw) < _FEW_LETTERS:
+        return {}
+    matches = list(from_bytes(raw))
+    alike = [one for one in matches if (one.chaos, one.coherence) == (matches[0].chaos, matches[0].coherence)]
+    order = ("cp1250", *_ENCODINGS) if alike and alike[0].language in _CENTRAL_EUROPEAN else _ENCODINGS
+    names: dict[str, str] = {}
+    for match in alike:
+        same = {name.replace("_", "-") for name in (match.encoding, *match.could_be_from_charset)}
+        if name := next((name for name in order if name in same), ""):
+            names.setdefault(str(match), name)
+    places = [at for at, signs in enumerate(zip(*names, strict=False)) if len({*signs}) > 1][:1]
+    words = {
+        name: plain_line("".join(re.findall(r"\S*$", text[:at]) + re.findall(r"^\S*", text[at:])), 30)
+        for text, name in names.items()
+        for at in places
+    }
+    return {name: words.get(name, "") for name in sorted(names.values(), key=order.index)[:_FEW_ENCODINGS]}
 
 
 def has_nul(path: Path, offset: int) -> UsageError:
@@ -70,21 +134,28 @@ def has_nul(path: Path, offset: int) -> UsageError:
 
 def refuse_utf16(head: bytes, path: Path) -> None:
     """Refuse a text that begins as Windows writes "Unicode"; its zeros would pass for those of a binary file."""
-    if not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return
-    beginning = head[:_SNIFF_BYTES].decode("utf-16", "ignore")
-    if all(one.isprintable() or one.isspace() for one in beginning):
-        hint = f"Convert it first: {_conversion('utf-16', path, path.suffix)}"
-        raise UsageError("data.not_utf8", f"{path} is UTF-16, not UTF-8.", hint=hint)
+    head = head[: _SNIFF_BYTES // 2 * 2]
+    marked = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
+    for encoding in (marked,) if marked else ("utf-16-le", "utf-16-be") if b"\0" in head else ():
+        try:
+            beginning = codecs.getincrementaldecoder(encoding)().decode(head)
+        except UnicodeDecodeError:
+            continue
+        printable = all(char.isprintable() or char in "\t\n\r\f" for char in beginning)
+        # Without a mark, spaces and line ends say that it is a text and how its bytes are paired.
+        if printable and (marked or any(char in " \n" for char in beginning)):
+            hint = f"Convert it first: {_conversion(encoding.replace('16-', '16'), path, path.suffix)}"
+            raise UsageError("data.not_utf8", f"{path} is {encoding.upper()}, not UTF-8.", hint=hint)
 
 
 def no_column(path: Path, column: str, there: Sequence[str], kind: str = "column") -> UsageError:
-    """Rows without a text under the column that is asked for, and the names that they have."""
-    return UsageError(
-        "data.no_text_column",
-        f"{path} has no text in a {kind} {column!r}; there are: {listed(there)}.",
-        hint="Name the one that holds the documents: gpurun data prepare RECIPE --text-column NAME.",
-    )
+    """Return the refusal of rows without the column that is asked for, with the names that they have."""
+    hint = "Name the one that holds the documents: gpurun data prepare RECIPE --text-column NAME, or several in "
+    hint += "--template '{a} {b}'; what is no corpus: --exclude GLOB."
+    if kind == "column":
+        hint += " A table whose first row is a document: --no-header; a text: --delimiter none."
+    what = f"{path} has no text in a {kind} {column!r}; there are: {listed([name or '(empty)' for name in there])}."
+    return UsageError("data.no_text_column", what, hint=hint)
 
 
 def bad_row(path: Path, where: str, what: str) -> UsageError:

@@ -24,12 +24,12 @@ from gpurun.core.installed_files import recipe as schema
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
-from gpurun.core.untrusted import read_object
+from gpurun.core.untrusted import plain_line, read_object
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.prepare_state import is_begun
 from gpurun.data.public_shards import downloaded_by_the_machine
-from gpurun.data.refusals import preparing, tally
+from gpurun.data.refusals import Say, preparing, tally
 from gpurun.data.shard_folder import demand_whole, inspect
 from gpurun.data.source_names import (
     BUILT_IN,
@@ -40,7 +40,7 @@ from gpurun.data.source_names import (
     STDLIB,
     missing_shards,
 )
-from gpurun.data.sources import Say, open_source
+from gpurun.data.sources import open_source
 
 
 def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: Any) -> Order:
@@ -105,7 +105,13 @@ def prepared(
         raise
     found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
     _demand_enough(found, resolved, source)
-    return found.model_copy(update={"passed_over": "" if source in BUILT_IN else tally(passed_over)})
+    passed = "" if source in BUILT_IN else tally(passed_over)
+    return found.model_copy(update={"passed_over": passed, "divided": _divided(into)})
+
+
+def _divided(folder: Path) -> str:
+    """Return the sentence about files that are held out by their names, from a data.json."""
+    return plain_line(str(read_object(folder / "data.json")["source"].get("divided", "")), 300)
 
 
 def _public(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
@@ -122,7 +128,7 @@ def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> 
     """Prepare a text into the cache, or take what is there, and copy it into `order.out`; what is passed over."""
     source = open_source(
         order.source,
-        order.column,
+        order.layout,
         lambda _: None,
         val_fraction=order.val_fraction,
         limit_bytes=order.limit_bytes,
@@ -193,7 +199,7 @@ def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, sa
     _accompany(place, into, resolved, say)
     _demand_questions(resolved, into, data)
     _demand_enough(found, resolved, data)
-    return found.model_copy(update={"beside": str(into)})
+    return found.model_copy(update={"beside": str(into), "divided": _divided(into)})
 
 
 def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:

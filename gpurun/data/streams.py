@@ -1,79 +1,81 @@
-"""Plain, gzip and zstd files as bytes from any place on; one that is cut short is refused, never a shorter file."""
+"""Files as bytes from any place on, whether they are packed or lie in an archive."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
-import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
-from gpurun.core.errors import UsageError
-from gpurun.data.refusals import MOST_ROW_BYTES, too_long, unreadable
-
-BLOCK_BYTES = 1 << 20
-_PACKED_BLOCK_BYTES = 1 << 10
-"""What is unpacked at once: a block of zstd can grow thirty thousandfold."""
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+from gpurun.data.archive_members import member_of, opened_member
+from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, SUFFIXES, naming_faults, packing_of, unpacked
+from gpurun.data.refusals import MOST_ROW_BYTES, too_long
 
 
-def packing(path: Path) -> str:
-    """How a file is packed, by its first bytes: "gzip", "zstd" or ""."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(4)
-    except OSError as error:
-        raise unreadable(path, error) from None
-    return "gzip" if head[:2] == _GZIP else "zstd" if head == _ZSTD else ""
+def plain_name(path: PurePath) -> str:
+    """Return a file's name in small letters, without what says that it is packed."""
+    name = path.name.lower()
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
 @contextlib.contextmanager
 def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
     """The content of a file from byte `start` on, unpacked. A packed file has no other way there than to unpack.
 
-    Raises UsageError for what cannot be read or is damaged, also while the stream is read within the context.
+    The path of a file in an archive goes on behind the archive's own. Raises UsageError for what cannot be read or is
+    damaged, also while the stream is read within the context.
     """
+    with naming_faults(path), _opened(path) as (raw, how), unpacked(raw, how) as stream:
+        if start and not how and stream.seekable():
+            stream.seek(start)
+            start = 0
+        while start > 0:
+            skipped = len(stream.read(min(start, BLOCK_BYTES)))
+            if not skipped:
+                break
+            start -= skipped
+        yield stream
+
+
+def packing(path: Path) -> str:
+    """How a file is packed, by its first bytes: "gzip", "zstd", "xz", "bzip2" or ""."""
+    with naming_faults(path), _opened(path) as (_, how):
+        return how
+
+
+@contextlib.contextmanager
+def open_raw(path: Path) -> Iterator[BinaryIO]:
+    """A file as it lies there, in an archive or not."""
+    with naming_faults(path), _opened(path) as (raw, _):
+        yield raw
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """A file as it lies there, and how it is packed."""
     try:
-        how = packing(path)
-        with _opened(path, how) as stream:
-            if not how:
-                stream.seek(start)
-            while how and start > 0:
-                skipped = len(stream.read(min(start, BLOCK_BYTES)))
-                if not skipped:
-                    break
-                start -= skipped
-            yield stream
-    except gzip.BadGzipFile as error:
-        if "Not a gzipped file" not in str(error):
-            raise _cut_short(path, error) from None
-        raise UsageError(
-            "data.bytes_behind",
-            f"{path} has other bytes behind the end of its gzip content.",
-            hint="Two files may have been joined, or a download went on: unpack it with gunzip, which names the place.",
-        ) from None
-    except (EOFError, zlib.error) as error:
-        raise _cut_short(path, error) from None
-    except OSError as error:
-        if error.filename is not None and Path(error.filename) != path:
-            raise
-        raise unreadable(path, error) from None
+        file: BinaryIO = open(path, "rb")  # noqa: SIM115
+    except NotADirectoryError:
+        file = opened_member(path)
+    with file:
+        yield file, packing_of(cast(io.BufferedReader, file).peek(MAGIC_BYTES)[:MAGIC_BYTES])
 
 
-def _cut_short(path: Path, error: Exception) -> UsageError:
-    return UsageError(
-        "data.cut_short",
-        f"{path} is damaged or cut short: {str(error).rstrip('.')} ({path.stat().st_size:,} bytes are there).",
-        hint="Download or copy that file again, and compare its size with the original's.",
-    )
+def size_and_time(path: Path) -> tuple[int, int]:
+    """Return a file's bytes as it lies there, and when it changed; of one in an archive, when that did."""
+    try:
+        about = path.stat()
+    except NotADirectoryError:
+        archive, member = member_of(path)
+        return member.bytes, archive.stat().st_mtime_ns
+    return about.st_size, about.st_mtime_ns
 
 
 def content_bytes(path: Path) -> int:
     """How long the unpacked content is; a packed file is unpacked for it once, so a damaged one shows here."""
     if not packing(path):
-        return path.stat().st_size
+        return size_and_time(path)[0]
     with open_content(path) as stream:
         return sum(iter(lambda: len(stream.read(BLOCK_BYTES)), 0))
 
@@ -95,58 +97,3 @@ def lines_from(stream: BinaryIO, path: Path, start: int, stop: int) -> Iterator[
             raise too_long(path, f"line at offset {place:,}")
         yield place, line
         place += len(line)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, how: str) -> Iterator[BinaryIO]:
-    if how == "gzip":
-        with gzip.open(path, "rb") as stream:
-            yield cast(BinaryIO, stream)
-    elif how == "zstd":
-        with open(path, "rb") as file, io.BufferedReader(_ZstdReader(file), BLOCK_BYTES) as unpacked:
-            yield unpacked
-    else:
-        with open(path, "rb") as file:
-            yield file
-
-
-class _ZstdReader(io.RawIOBase):
-    """Zstd frames, one after the other, as one stream. zstandard's own reader takes a cut file for a shorter one."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        import zstandard
-
-        self._file, self._new, self._error = file, zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
-        self._frame = self._new()
-        self._fresh, self._ready = True, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        while not self._ready:
-            raw = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._fresh = self._new(), True
-            raw = raw or self._file.read(_PACKED_BLOCK_BYTES)
-            if not raw:
-                if self._fresh:
-                    return 0
-                raise EOFError("the last zstd frame has no end")
-            try:
-                self._ready, self._fresh = memoryview(self._frame.decompress(raw)), False
-            except self._error as error:
-                if "too much memory" in str(error):
-                    raise _too_wide(self._file.name) from None
-                raise EOFError(str(error)) from None
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
-
-
-def _too_wide(path: str) -> UsageError:
-    return UsageError(
-        "data.window_too_large",
-        f"{path} is packed with a window of more than 128 MB (zstd --long), which unpacking would hold in memory.",
-        hint="Pack it again: zstd -d --long=31 --stdout FILE.zst | zstd -o OTHER.zst",
-    )

@@ -21,7 +21,8 @@ import numpy as np
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.untrusted import read_object
-from gpurun.data.documents import DIVISIBLE, Document, SourceFile, Span
+from gpurun.data.layout import Layout
+from gpurun.data.source_file import DIVISIBLE, Document, SourceFile, Span
 from gpurun.data.split import key_of
 
 UNFINISHED = ".task-"
@@ -40,8 +41,8 @@ class Work(Protocol):
     """What is done with every task's documents; it is pickled, and what it makes lies on the disk afterwards."""
 
     @property
-    def column(self) -> str:
-        """Where rows have their text."""
+    def layout(self) -> Layout:
+        """How the files are read."""
         ...
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
@@ -141,7 +142,7 @@ def _encoded(
         if drop is not None and drop():
             counts["documents"], counts["dropped"], last = counts["documents"] - 1, counts["dropped"] + 1, ""
             continue
-        split = "val" if key_of(document.text) < bound else "train"
+        split = "val" if document.held_out or key_of(document.text) < bound else "train"
         rows = tokenizer.encode([*tokenizers.pieces(document.text)])
         if document.begins or split != last:
             rows.insert(0, before)

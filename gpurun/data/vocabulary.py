@@ -5,20 +5,22 @@ Its vocabulary is written into the folder before any shard, so that every proces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.bpe import SAMPLE_CHARS, train_bpe
 from gpurun.data.documents import documents_of
+from gpurun.data.layout import Layout
+from gpurun.data.refusals import Say
 from gpurun.data.tasks import Task
 
 _SAMPLED_TASKS = 32
 
 
 def make_vocabulary(
-    folder: Path, name: str, size: int, tasks: Sequence[Task], column: str, say: Callable[[str], None]
+    folder: Path, name: str, size: int, tasks: Sequence[Task], layout: Layout, say: Say
 ) -> tokenizers.TextTokenizer:
     """The tokeniser for a corpus, with its vocabulary in `folder`; one that is there was made for these tasks.
 
@@ -28,9 +30,9 @@ def make_vocabulary(
         return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(folder))
     tokenizer: tokenizers.TextTokenizer
     if name == "char":
-        tokenizer = _characters(tasks, column, size, say)
+        tokenizer = _characters(tasks, layout, size, say)
     elif name == "bpe":
-        tokenizer = tokenizers.BpeTokenizer(train_bpe(_sample(tasks, column), size))
+        tokenizer = tokenizers.BpeTokenizer(train_bpe(_sample(tasks, layout), size))
         say(f"{len(tokenizer.tokens):,} tokens trained on the text")
     else:
         tokenizer = tokenizers.load_gpt2(say)
@@ -38,9 +40,9 @@ def make_vocabulary(
     return tokenizer
 
 
-def _characters(tasks: Sequence[Task], column: str, size: int, say: Callable[[str], None]) -> tokenizers.CharTokenizer:
+def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> tokenizers.CharTokenizer:
     """All characters of the corpus, or as many as there is room for; what is lost is said."""
-    counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, column))
+    counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, layout))
     tokenizer = tokenizers.CharTokenizer.for_counts(counts, size)
     known = {ord(token.decode("utf-8")) for token in tokenizer.tokens}
     lost = [code for code in counts.nonzero()[0].tolist() if code not in known]
@@ -51,12 +53,12 @@ def _characters(tasks: Sequence[Task], column: str, size: int, say: Callable[[st
     return tokenizer
 
 
-def _sample(tasks: Sequence[Task], column: str) -> Iterator[str]:
+def _sample(tasks: Sequence[Task], layout: Layout) -> Iterator[str]:
     """The beginnings of tasks from all over the source, some megabytes in all."""
     chosen = [tasks[place] for place in sorted({i * len(tasks) // _SAMPLED_TASKS for i in range(_SAMPLED_TASKS)})]
     for task in chosen:
         left = SAMPLE_CHARS // len(chosen)
-        for document in documents_of(task, column):
+        for document in documents_of(task, layout):
             yield document.text[:left]
             left -= len(document.text)
             if left <= 0:

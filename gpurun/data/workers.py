@@ -38,7 +38,7 @@ def work_through(
         yield from (index for index, _ in tasks)
     elif min(workers, len(tasks)) <= 1:
         for index, task in tasks:
-            work.do(index, documents_of(task, work.column), tell)
+            work.do(index, documents_of(task, work.layout), tell)
             yield index
     else:
         yield from _in_processes(work, tasks, min(workers, len(tasks)), tell)
@@ -104,7 +104,7 @@ def _do(work: Work, index: int, task: Task) -> None:
         with _read.get_lock():
             _read.value += count
 
-    work.do(index, documents_of(task, work.column), tell)
+    work.do(index, documents_of(task, work.layout), tell)
 
 
 def demand_executor(executor: str) -> None:

@@ -70,6 +70,8 @@ def make_plan(
     warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:
         warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
+    if plan.data.divided:
+        notes.append(f"Of {request.data}, {plan.data.divided}.")
     if plan.continues:
         from gpurun.planning.changed_trainer import other_than_before
         from gpurun.planning.continue_from import bucket_of, longer_than, others_from

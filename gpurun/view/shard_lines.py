@@ -41,6 +41,8 @@ def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
     if data.eot:
         told = {"before": "before each document", "after": "after each document", "none": "none"}
         rows.append(("end of text", told.get(data.eot, UNKNOWN)))
+    if divided := data.source.get("divided"):
+        rows.append(("divided", str(divided)))
     if data.skipped:
         rows.append(("passed over", ", ".join(f"{format_whole(n)} {why}" for why, n in data.skipped.items())))
     cells: list[list[Cell]] = [[Span(key, "dim"), value] for key, value in rows]

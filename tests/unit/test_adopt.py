@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from gpurun.cli.app import build_app
 from gpurun.core.errors import UsageError
 from gpurun.data.adopt import adopt
+from gpurun.data.layout import AS_FOUND
 from gpurun.data.run_shards import prepared
 from gpurun.data.shard_folder import inspect_data
 from gpurun.data.sources import Source, open_source
@@ -410,7 +411,7 @@ def test_nothing_is_written_over_or_among_what_is_there(tmp_path: Path) -> None:
 
 def opened(folder: Path) -> tuple[Source, list[str]]:
     said: list[str] = []
-    return open_source(str(folder), "text", said.append, val_fraction=0.1), said
+    return open_source(str(folder), AS_FOUND, said.append, val_fraction=0.1), said
 
 
 @pytest.mark.parametrize("below", ["", "data"])

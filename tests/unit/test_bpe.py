@@ -14,10 +14,12 @@ import pytest
 from gpurun.core.errors import UsageError
 from gpurun.data import bpe
 from gpurun.data.bpe import train_bpe
-from gpurun.data.documents import Span, documents_of
+from gpurun.data.documents import documents_of
+from gpurun.data.layout import AS_FOUND
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import write_prompts
 from gpurun.data.shard_folder import inspect
+from gpurun.data.source_file import Span
 from gpurun.data.sources import open_source
 from trainer.generate import encode
 from trainer.shards import Tokenizer
@@ -29,9 +31,9 @@ ODD = "naïve café 🦉\n\n  two  spaces 123\t'll don't <|endoftext|>\u2028 end
 @pytest.fixture(scope="module")
 def real() -> list[str]:
     """Two megabytes of the standard library."""
-    source = open_source("stdlib", "", print, val_fraction=0.1, limit_bytes=2_000_000)
+    source = open_source("stdlib", AS_FOUND, print, val_fraction=0.1, limit_bytes=2_000_000)
     whole = (Span(file, 0, file.text_bytes) for file in source.files)
-    return [document.text for document in documents_of(whole, "")]
+    return [document.text for document in documents_of(whole, AS_FOUND)]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,9 @@ from gpurun.data.dedupe import signatures
 from gpurun.data.dedupe.fingerprint import NO_KEY, normalised_url, signature, similarity, text_key, url_key
 from gpurun.data.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
 from gpurun.data.dedupe.stage import Signer, drop_filter, find_duplicates, read_duplicates
-from gpurun.data.documents import Document, Span, documents_of
+from gpurun.data.documents import documents_of
+from gpurun.data.layout import AS_FOUND
+from gpurun.data.source_file import Document, Span
 from gpurun.data.sources import open_source
 from gpurun.data.split import EVERY
 from gpurun.data.tasks import write_task
@@ -44,7 +46,7 @@ def changed(text: str, share: float, seed: int) -> str:
 
 
 def sign(folder: Path, index: int, texts: Iterable[Document], dedupe: Dedupe = EVERY_KIND) -> None:
-    Signer(folder, dedupe, "mine", "text").do(index, texts, lambda count: None)
+    Signer(folder, dedupe, "mine", AS_FOUND).do(index, texts, lambda count: None)
 
 
 def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = EVERY_KIND) -> list[str]:
@@ -63,9 +65,9 @@ def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = 
 @pytest.fixture(scope="module")
 def real() -> list[Document]:
     """Modules of the standard library, of at least forty words."""
-    source = open_source("stdlib", "", print, val_fraction=0.1, limit_bytes=3_000_000)
+    source = open_source("stdlib", AS_FOUND, print, val_fraction=0.1, limit_bytes=3_000_000)
     whole = (Span(file, 0, file.text_bytes) for file in source.files)
-    return [text for text in documents_of(whole, "") if len(re.findall(r"\w+", text.text)) >= 40]
+    return [text for text in documents_of(whole, AS_FOUND) if len(re.findall(r"\w+", text.text)) >= 40]
 
 
 def test_planted_duplicates_of_real_text_are_found_and_clean_documents_stay(
@@ -227,7 +229,7 @@ def test_blocks_are_read_back_where_they_were_written(tmp_path: Path, monkeypatc
 
 
 def test_signatures_are_believed_only_whole_and_of_the_same_texts_and_choice(tmp_path: Path) -> None:
-    mine, other = (Signer(tmp_path, EVERY_KIND, identity, "text") for identity in ("mine", "another"))
+    mine, other = (Signer(tmp_path, EVERY_KIND, identity, AS_FOUND) for identity in ("mine", "another"))
     assert not mine.is_done(0)
     sign(tmp_path, 0, [Document("a", prose(1))])
     assert mine.is_done(0)

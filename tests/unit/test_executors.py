@@ -20,6 +20,7 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data import prepare as pipeline
 from gpurun.data.datatrove_steps import Doing, TaskReader
 from gpurun.data.dedupe.signatures import Dedupe
+from gpurun.data.layout import AS_FOUND
 from gpurun.data.prepare import Begun, Order, begin, finish, prepare
 from gpurun.data.shard_folder import inspect
 from gpurun.data.workers import demand_executor
@@ -61,7 +62,7 @@ def begun_of(wanted: Order) -> Begun:
 
 
 def steps(begun: Begun, *between: Any) -> list[Any]:
-    return [TaskReader(begun.left, "text"), *between, Doing(begun.writer, begun.left)]
+    return [TaskReader(begun.left, AS_FOUND), *between, Doing(begun.writer, begun.left)]
 
 
 @pytest.mark.filterwarnings("ignore:placement_group:DeprecationWarning")

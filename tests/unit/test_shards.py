@@ -319,8 +319,10 @@ def test_shards_that_are_not_whole_are_never_taken_for_text(tmp_path: Path) -> N
     assert code(folder) == "data.no_manifest"
     for shard_file in folder.glob("*.bin"):
         shard_file.unlink()
+    assert code(folder) == "data.mostly_passed_over", "a vocabulary is JSON, and none of documents"
     text.rename(folder / "text.txt")
-    assert code(folder) == "data.no_text_column", "a vocabulary is JSON, and none of documents"
+    made = prepared(recipe, str(folder), into=tmp_path / "out", **places)
+    assert "JSON without 'text'" in made.passed_over
 
 
 @pytest.mark.parametrize("damaged", ["{", "[]", '{"tokens_b64": 3}', '{"tokens_b64": ["a"]}', '{"tokens_b64": [{}]}'])

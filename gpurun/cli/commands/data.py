@@ -10,17 +10,56 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import ACCEPT_SKIPPED, RecipeArgument
+from gpurun.cli.options import ACCEPT_SKIPPED, RecipeArgument, flag, text
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.cli.verb import verb
+from gpurun.cli.verb import Shared, verb
 from gpurun.core.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from gpurun.core.run_plan import DataSummary
+    from gpurun.data.layout import Layout as Layout
+else:
+    Layout = object
 
 app = typer.Typer(help="Make shards from text, and check them.", no_args_is_help=True, rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards, with a data.json.")]
+
+
+def _layout_from(session: Session, *, no_header: bool, text_column: str, val: str, **typed: Any) -> Layout:
+    from gpurun.data.layout import AS_TEXT, checked_layout
+
+    globs = {name: tuple(typed.pop(name)) for name in ("include", "exclude")}
+    place = val if val in ("", AS_TEXT) else str(Path(val).expanduser().absolute())
+    return checked_layout(**typed, **globs, column=text_column, has_head=not no_header, val=place)
+
+
+def _globs(name: str, help_text: str) -> Any:
+    return Annotated[list[str], typer.Option(name, metavar="GLOB", help=f"{help_text}; may be repeated.")]
+
+
+LAYOUT = Shared(
+    "layout",
+    {
+        "text_column": (text("--text-column", "NAME", "The key or column that has the text; else text."), ""),
+        "template": (text("--template", "TEXT", r"A text of several columns: '{question}\n{answer}'."), ""),
+        "delimiter": (text("--delimiter", "CHAR", "Of a table: ';', tab; none: it is a text."), ""),
+        "no_header": (flag("--no-header", "A table's first row is a document; its columns are 1, 2, …"), False),
+        "per_line": (flag("--per-line", "Each line of a text is a document."), False),
+        "include": (_globs("--include", "Only these files"), []),
+        "exclude": (_globs("--exclude", "Not these files"), []),
+        "val": (text("--val", "PATH", "What is held out; none: by chance, whatever files are called."), ""),
+        "val_fraction": (
+            Annotated[
+                float | None,
+                typer.Option("--val-fraction", metavar="F", help="The share that is held out; else the recipe's."),
+            ],
+            None,
+        ),
+    },
+    _layout_from,
+)
+"""The flags that say how a source's files are to be read."""
 
 
 @verb(
@@ -30,9 +69,11 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards,
         "gpurun data prepare gpt2-124m --out ./fineweb-edu",
         "gpurun data prepare gpt2-124m --source ./parquet --workers 4 --dedupe url,exact,near",
     ],
+    shares=[LAYOUT],
 )
 def prepare(
     session: Session,
+    layout: Layout,
     recipe: RecipeArgument = "",
     source: Annotated[
         str, typer.Option("--source", metavar="TEXT", help="A file, a folder, or hf:OWNER/NAME; else the recipe's.")
@@ -42,12 +83,6 @@ def prepare(
     executor: Annotated[
         str, typer.Option("--executor", metavar="WHO", help="processes, datatrove or ray.")
     ] = "processes",
-    val_fraction: Annotated[
-        float | None, typer.Option("--val-fraction", metavar="F", help="The share that is held out; else the recipe's.")
-    ] = None,
-    text_column: Annotated[
-        str, typer.Option("--text-column", metavar="NAME", help="The key or column that has the text.")
-    ] = "text",
     dedupe: Annotated[
         str, typer.Option("--dedupe", metavar="KINDS", help="Drop duplicates: url,exact,near, or some of them.")
     ] = "none",
@@ -66,17 +101,14 @@ def prepare(
     demand_executor(executor)
     if similarity is not None and "near" not in dedupe.split(","):
         raise _no_near(dedupe)
-    if val_fraction is not None and not 0.0 < val_fraction < 1.0:
-        what = f"A --val-fraction of {val_fraction} is not between 0 and 1."
-        raise UsageError("usage.val_fraction", what, hint="Try 0.005.")
     # A shard's header counts its tokens in 32 bits; a row group more may come into it.
     for name, value, least, most in (("workers", workers, 0, 10_000), ("shard-tokens", shard_tokens, 1000, 10**9)):
         if not least <= value <= most:
             what = f"--{name} {value} is too {'few' if value < least else 'many'}."
             raise UsageError(f"usage.{name.replace('-', '_')}", what, hint=f"Take {least:,} to {most:,}.")
-    choices: dict[str, Any] = {"column": text_column, "dedupe": dedupe_of(dedupe, similarity)}
+    choices: dict[str, Any] = {"layout": layout, "dedupe": dedupe_of(dedupe, similarity)}
     choices |= {"shard_tokens": shard_tokens, "accept_skipped": accept_skipped}
-    choices |= {} if val_fraction is None else {"val_fraction": val_fraction}
+    choices |= {} if layout.val_fraction is None else {"val_fraction": layout.val_fraction}
     how = {"workers": workers or os.cpu_count() or 1, "executor": executor}
     return _prepared(session, recipe, source=source, out=out, choices=choices, how=how)
 
@@ -113,10 +145,10 @@ def _prepared(
     finally:
         bar.end()
     figures = DataFigures(found, manifest["source"], skipped=made.passed_over)
-    text = session.draw(data_lines(place.name, figures, session.style))
+    shown = session.draw(data_lines(place.name, figures, session.style))
     after = f"Train on it: gpurun train {shlex.quote(name)} --data {shlex.quote(out or place.name)}"
     data = {**found.model_dump(exclude={"beside"}), "made": made.made, "documents": manifest["source"]["documents"]}
-    return Result(data=data, text=text, after=after)
+    return Result(data=data, text=shown, after=after)
 
 
 def _no_near(dedupe: str) -> UsageError:
@@ -149,10 +181,10 @@ def adopt(
     from gpurun.data.adopt import ENDS, TOKENIZERS
     from gpurun.data.adopt import adopt as refer
 
-    for flag, value, known in (("tokenizer", tokenizer, TOKENIZERS), ("eot", eot or ENDS[0], ENDS)):
+    for name, value, known in (("tokenizer", tokenizer, TOKENIZERS), ("eot", eot or ENDS[0], ENDS)):
         if value not in known:
-            what = f"--{flag} {value} is not known."
-            raise UsageError(f"usage.{flag}", what, hint=f"There are: {', '.join(known)}.")
+            what = f"--{name} {value} is not known."
+            raise UsageError(f"usage.{name}", what, hint=f"There are: {', '.join(known)}.")
     place = out.expanduser().absolute()
     found, manifest = refer(folder.expanduser().absolute(), tokenizer, place, session.say, eot=eot)
     after = f"Train on it: gpurun train RECIPE --data {shlex.quote(str(out))}"
@@ -188,5 +220,5 @@ def _told(session: Session, name: str, found: DataSummary, manifest: Mapping[str
     shards = {split: len(manifest[split]) for split in ("train", "val")}
     figures = DataFigures(found, manifest["source"], shards=shards, eot=str(manifest.get("eot", "unknown")))
     told = {"eot": figures.eot, "dtype": manifest.get("dtype"), "shards": shards, "about": manifest["source"]}
-    text = session.draw(data_lines(name, figures, session.style))
-    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=text, after=after)
+    shown = session.draw(data_lines(name, figures, session.style))
+    return Result(data={**found.model_dump(exclude={"beside"}), **told}, text=shown, after=after)

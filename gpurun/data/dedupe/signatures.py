@@ -19,7 +19,7 @@ import numpy as np
 
 from gpurun.core.errors import UsageError
 from gpurun.data.dedupe.fingerprint import PERMUTATIONS, band_keys, signature, text_key, url_key
-from gpurun.data.documents import Document
+from gpurun.data.source_file import Document
 
 __all__ = ["KINDS", "Dedupe", "SignatureFile", "SignatureWriter", "signature_path"]
 

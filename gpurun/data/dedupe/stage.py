@@ -22,7 +22,8 @@ from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.untrusted import read_object
 from gpurun.data.dedupe.search import search
 from gpurun.data.dedupe.signatures import Dedupe, SignatureFile, SignatureWriter, signature_path
-from gpurun.data.documents import Document
+from gpurun.data.layout import Layout
+from gpurun.data.source_file import Document
 from gpurun.data.tasks import Drop, Tell
 
 _DOCUMENT_BYTES = 2000
@@ -36,7 +37,7 @@ class Signer:
     folder: Path
     dedupe: Dedupe
     identity: str
-    column: str
+    layout: Layout
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
         """Sign a task's documents."""

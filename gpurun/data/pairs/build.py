@@ -18,8 +18,8 @@ from gpurun.core.installed_files import pair_tokenizer as pair_tokenizers
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.pairs.grammar import english_german
+from gpurun.data.refusals import Say
 from gpurun.data.source_names import BUILT_IN_PAIRS
-from gpurun.data.sources import Say
 from gpurun.data.split import bound_for, key_of
 
 _PAIRS_MADE = 20_000

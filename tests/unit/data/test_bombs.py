@@ -106,12 +106,12 @@ def test_a_parquet_page_is_judged_by_the_size_that_it_declares(tmp_path: Path, m
 
     path = tmp_path / "one.parquet"
     pq.write_table(pa.table({"text": ["a" * (2 << 20)]}), path, compression="zstd", use_dictionary=False)
-    assert len(list(rows(path, [0], "text"))) == 1
+    assert len(list(rows(path, [0], ["text"]))) == 1
     monkeypatch.setattr("gpurun.data.parquet_pages.MOST_PAGE_BYTES", 1 << 20)
     with pytest.raises(
         UsageError, match=r"has a page of 2,097,1\d\d bytes and 1 values, and one may have 1,048,576"
     ) as no:
-        list(rows(path, [0], "text"))
+        list(rows(path, [0], ["text"]))
     assert no.value.code == "data.page_too_large"
 
 
@@ -123,14 +123,14 @@ def test_a_parquet_row_has_its_bound_and_one_word_repeated_by_a_dictionary_takes
     table = pa.table({"text": ["one", "a" * (MOST_ROW_BYTES + 1)]})
     pq.write_table(table, path, compression="zstd", use_dictionary=False)
     with pytest.raises(UsageError, match="row 1 of row group 0: it has more than 64 MB"):
-        list(rows(path, [0], "text"))
+        list(rows(path, [0], ["text"]))
     word = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["a" * (2 << 20)]))
     pq.write_table(pa.table({"text": word}), path, compression="zstd", write_statistics=False)
     assert path.stat().st_size < 2000
     del table, word
     pa.default_memory_pool().release_unused()
     forget_own_peak()
-    assert sum(1 for _ in rows(path, [0], "text")) == 2000
+    assert sum(1 for _ in rows(path, [0], ["text"])) == 2000
     assert own_growth_bytes() < MOST_MEMORY_BYTES
 
 
@@ -144,7 +144,7 @@ def test_parquet_as_writers_make_it_is_read_whole(tmp_path: Path, version: str, 
     table = pa.table({"text": texts, "url": [f"https://example.org/{number % 7}" for number in range(20_000)]})
     path = tmp_path / "whole.parquet"
     pq.write_table(table, path, version=version, data_page_version=page, row_group_size=7000)
-    assert [text for _, text, _ in rows(path, range(3), "text")] == texts
+    assert [cells["text"] for _, cells, _ in rows(path, range(3), ["text"])] == texts
 
 
 def test_an_npy_header_that_declares_gigabytes_or_nests_is_no_shard(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
-from gpurun.data import documents
-from gpurun.data.documents import SourceFile, Span, documents_of
+from gpurun.data import texts as text_files
+from gpurun.data.documents import documents_of
 from gpurun.data.kinds import recognise
+from gpurun.data.layout import AS_FOUND, Layout
+from gpurun.data.source_file import SourceFile, Span
 from gpurun.data.sources import open_source
 
 PACKS: dict[str, Callable[[bytes], bytes]] = {
@@ -34,27 +36,27 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
 END = "<|endoftext|>"
 
 
-def texts(path: Path, column: str = "text") -> list[str]:
+def texts(path: Path, layout: Layout = AS_FOUND) -> list[str]:
     """What a source gives, read as one task."""
-    source = open_source(str(path), column, lambda _: None, val_fraction=0.1, accept_skipped=True)
+    source = open_source(str(path), layout, lambda _: None, val_fraction=0.1, accept_skipped=True)
     ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
     spans = [Span(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
-    return [document.text for document in documents_of(spans, column)]
+    return [document.text for document in documents_of(spans, layout)]
 
 
-def in_parts(path: Path, cuts: list[int], column: str = "text") -> list[str]:
+def in_parts(path: Path, cuts: list[int], layout: Layout = AS_FOUND) -> list[str]:
     """The same of a file that is divided at these places."""
-    (file,) = open_source(str(path), column, lambda _: None, val_fraction=0.1).files
+    (file,) = open_source(str(path), layout, lambda _: None, val_fraction=0.1).files
     places = sorted({0, *(cut % file.text_bytes for cut in cuts), file.text_bytes})
     found = []
     for start, stop in pairwise(places):
-        found += [document.text for document in documents_of([Span(file, start, stop)], column)]
+        found += [document.text for document in documents_of([Span(file, start, stop)], layout)]
     return found
 
 
-def refused(path: Path, code: str, says: str, column: str = "text") -> None:
+def refused(path: Path, code: str, says: str, layout: Layout = AS_FOUND) -> None:
     with pytest.raises(UsageError, match=says) as error:
-        texts(path, column)
+        texts(path, layout)
     assert error.value.code == code
 
 
@@ -96,7 +98,7 @@ def test_a_mark_is_found_wherever_the_blocks_end(tmp_path: Path, monkeypatch: py
     path = tmp_path / "a.txt"
     path.write_text(f"first{END}second{END}\nthird\n")
     for block in range(1, 40):
-        monkeypatch.setattr(documents, "BLOCK_BYTES", block)
+        monkeypatch.setattr(text_files, "BLOCK_BYTES", block)
         assert texts(path) == ["first", "second", "third\n"], block
 
 
@@ -110,11 +112,11 @@ def test_no_byte_of_a_text_is_lost_or_read_twice_wherever_it_is_divided(lines: l
         path = Path(folder) / "a.txt"
         content = "x" + "\n".join(lines)
         path.write_bytes(content.encode())
-        (file,) = open_source(str(path), "text", lambda _: None, val_fraction=0.1).files
+        (file,) = open_source(str(path), AS_FOUND, lambda _: None, val_fraction=0.1).files
         assert file.form == "pieces"
         places = sorted({0, *(cut % file.text_bytes for cut in cuts), file.text_bytes})
         spans = [Span(file, start, stop) for start, stop in pairwise(places)]
-        pieces = [piece for span in spans for piece in documents._pieces(span, "")]
+        pieces = [piece for span in spans for piece in text_files.pieces(span)]
         assert "".join(piece.text for piece in pieces) == content
         assert all(len(piece.text.encode()) <= 4 * file.piece_bytes for piece in pieces)
 
@@ -144,7 +146,7 @@ def test_rows_are_told_by_what_they_are_not_by_a_name(tmp_path: Path) -> None:
     }
     for name, content in layouts.items():
         (tmp_path / name).write_text(content)
-        assert texts(tmp_path / name, "story") == stories, name
+        assert texts(tmp_path / name, Layout(column="story")) == stories, name
         refused(tmp_path / name, "data.no_text_column", "there are: .*story")
 
 
@@ -162,7 +164,6 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_kind(tmp_path: Path) -> N
         "git-lfs pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
         "llm.c shard": struct.pack("<3i", 20240520, 1, 9) + bytes(2000),
         r"llm.c shard of uint32 \(Llama 3\)": struct.pack("<3i", 20240801, 7, 9) + bytes(2000),
-        "zip archive": b"PK\x03\x04" + bytes(100),
         "PDF": b"%PDF-1.7\n",
         "NumPy array": b"\x93NUMPY" + bytes(100),
         "JSON object": b'{\n "a": {\n  "b": 1\n }\n}\n',
@@ -223,8 +224,8 @@ def test_parquet_gives_every_row_and_its_url_whatever_kind_of_string_it_is(tmp_p
         columns = {"text": arrow.array(rows, arrow.string()).cast(kind), "url": [f"http://x/{i}" for i in range(40)]}
         parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=7)
         assert texts(tmp_path / "a.parquet") == [row for row in rows if row]
-    (file,) = open_source(str(tmp_path / "a.parquet"), "text", lambda _: None, val_fraction=0.1).files
-    assert next(documents_of([Span(file, 1, 2)], "text")).url == "http://x/7"
+    (file,) = open_source(str(tmp_path / "a.parquet"), AS_FOUND, lambda _: None, val_fraction=0.1).files
+    assert next(documents_of([Span(file, 1, 2)], AS_FOUND)).url == "http://x/7"
 
 
 def test_a_column_of_parquet_that_is_no_text_is_refused_by_its_type(tmp_path: Path) -> None:
@@ -265,7 +266,7 @@ def test_a_folder_of_which_more_is_passed_over_than_read_is_no_corpus(tmp_path: 
     (tmp_path / "readme.md").write_text("A few words.\n" * 20)
     (tmp_path / "weights.dat").write_bytes(b"\x00\x01" * 5000)
     with pytest.raises(UsageError, match="1 binary") as error:
-        open_source(str(tmp_path), "text", lambda _: None, val_fraction=0.1)
+        open_source(str(tmp_path), AS_FOUND, lambda _: None, val_fraction=0.1)
     assert error.value.code == "data.mostly_passed_over"
     assert "--accept-skipped" in error.value.hint
     assert texts(tmp_path), "it goes on where that is accepted"
@@ -274,13 +275,13 @@ def test_a_folder_of_which_more_is_passed_over_than_read_is_no_corpus(tmp_path: 
 def test_a_source_that_vanishes_or_changes_half_way_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a text\n" * 100)
-    (file,) = open_source(str(path), "text", lambda _: None, val_fraction=0.1).files
+    (file,) = open_source(str(path), AS_FOUND, lambda _: None, val_fraction=0.1).files
     path.write_text("another text\n" * 100)
     with pytest.raises(UsageError, match="changed while"):
-        list(documents_of([Span(file, 0, file.text_bytes)], "text"))
+        list(documents_of([Span(file, 0, file.text_bytes)], AS_FOUND))
     path.unlink()
     with pytest.raises(UsageError, match="not any more"):
-        list(documents_of([Span(file, 0, file.text_bytes)], "text"))
+        list(documents_of([Span(file, 0, file.text_bytes)], AS_FOUND))
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +290,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def shut(path: Path) -> tuple[None, str]:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("gpurun.data.sources.recognise", shut)
+    monkeypatch.setattr("gpurun.data.look.recognise", shut)
     refused(tmp_path, "data.unreadable", "a.txt cannot be read: Permission denied")
 
 

@@ -1,0 +1,252 @@
+"""The files in a zip or tar archive, which are read where they lie: nothing is unpacked to the disk.
+
+A member's path is the archive's with its own name behind it. What tells of the members is bounded as they are: so many
+names, and no header of a tar that would be read into memory whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import stat
+import struct
+import tarfile
+import zipfile
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from gpurun.core.errors import UsageError
+from gpurun.core.untrusted import plain_line
+from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, cut_short, naming_faults, packing_of, unpacked
+from gpurun.data.refusals import MOST_ROW_BYTES
+
+ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
+"""How an archive is called, with or without a packed file's suffix: in a folder others are not opened."""
+MOST_MEMBERS = 1_000_000
+_MOST_DIRECTORY_BYTES = 128 << 20
+"""The list of a zip archive's files is in memory whole."""
+_MOST_HEADER_BYTES = 1 << 20
+_ZIP_END, _ZIP_END_BYTES, _MOST_COMMENT_BYTES = b"PK\5\6", 22, 1 << 16
+_ZIP64_END, _ZIP64_BYTES = b"PK\6\6", 56 + 20
+_ZIP_PACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2}
+
+
+class Member(NamedTuple):
+    """A file in an archive: its bytes unpacked, and where they begin in a tar's content, or its name in a zip."""
+
+    bytes: int
+    place: int | str
+
+
+class Archive(NamedTuple):
+    """The regular files of an archive in their order, and how many things in it are none."""
+
+    kind: str
+    packing: str
+    members: dict[str, Member]
+    others: int
+
+
+def members_of(path: Path) -> Archive | None:
+    """Return what an archive holds; None for another file. UsageError for one that is damaged or cannot be read so."""
+    about = path.stat()
+    return _listed(path, about.st_size, about.st_mtime_ns)
+
+
+def member_of(path: Path) -> tuple[Path, Member]:
+    """Return the archive in which a path leads to a file, and that; NotADirectoryError where there is none."""
+    archive = next((parent for parent in path.parents if parent.is_file()), None)
+    found = members_of(archive) if archive is not None else None
+    name = path.relative_to(archive).as_posix() if archive is not None else ""
+    if archive is None or found is None or name not in found.members:
+        raise NotADirectoryError(20, "there is no such file in the archive", str(path))
+    return archive, found.members[name]
+
+
+def opened_member(path: Path) -> BinaryIO:
+    """Open a file in an archive, by its path behind the archive's."""
+    archive, member = member_of(path)
+    if isinstance(member.place, str):
+        about = archive.stat()
+        raw: Any = _zip(archive, about.st_size, about.st_mtime_ns).open(member.place)
+    else:
+        raw = _cursor.opened(archive, member.place, member.bytes)
+    return cast(BinaryIO, io.BufferedReader(raw, BLOCK_BYTES))
+
+
+@lru_cache(maxsize=4)
+def _listed(path: Path, size: int, modified_ns: int) -> Archive | None:
+    with naming_faults(path), open(path, "rb") as file:
+        head = file.peek(MAGIC_BYTES)[:MAGIC_BYTES]
+        if head.startswith(b"PK\3\4"):
+            return _of_zip(_zip(path, size, modified_ns), path)
+        how = packing_of(head)
+        with unpacked(file, how) as stream:
+            return _of_tar(stream, how, path)
+
+
+def _of_zip(archive: zipfile.ZipFile, path: Path) -> Archive:
+    members, others = {}, 0
+    for info in archive.infolist():
+        if info.is_dir():
+            continue
+        if info.flag_bits & 1 or info.compress_type not in _ZIP_PACKED:
+            how = "is encrypted" if info.flag_bits & 1 else "is packed by none of stored, deflate and bzip2"
+            what = f"{path} cannot be read as it lies there: {plain_line(info.filename, 80)} in it {how}."
+            raise UsageError("data.archive", what, hint="Unpack it, and name the folder.")
+        name = _name(info.filename)
+        if not name or stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+            others += 1
+        else:
+            members[name] = Member(info.file_size, info.filename)
+    return Archive("zip", "", members, others)
+
+
+@lru_cache(maxsize=2)
+def _zip(path: Path, size: int, modified_ns: int) -> zipfile.ZipFile:
+    """Open a zip archive, whose list of files is bounded before it is read."""
+    with open(path, "rb") as file:
+        file.seek(max(0, size - _MOST_COMMENT_BYTES - _ZIP_END_BYTES - _ZIP64_BYTES))
+        tail = file.read()
+    place, place64 = tail.rfind(_ZIP_END), tail.rfind(_ZIP64_END)
+    listed = int.from_bytes(tail[place + 12 : place + 16], "little") if place >= 0 else 0
+    if listed == 0xFFFFFFFF and place64 >= 0:
+        listed = int.from_bytes(tail[place64 + 40 : place64 + 48], "little")
+    if listed > _MOST_DIRECTORY_BYTES:
+        raise _too_many(path)
+    try:
+        return zipfile.ZipFile(path)
+    except (NotImplementedError, ValueError, struct.error) as error:
+        raise cut_short(path, str(error)) from None
+
+
+def _of_tar(stream: BinaryIO, how: str, path: Path) -> Archive | None:
+    members: dict[str, Member] = {}
+    others, file = 0, _Headers(stream)
+    if not file.is_tar:
+        return None
+    try:
+        with tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as archive:
+            while (info := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # It would keep all of them.
+                name = _name(info.name)
+                if info.isreg() and not info.issparse() and name:
+                    members[name] = Member(info.size, info.offset_data)
+                else:
+                    others += not info.isdir()
+                if len(members) + others > MOST_MEMBERS:
+                    raise _too_many(path)
+    except tarfile.TarError as error:
+        raise cut_short(path, str(error)) from None
+    if not file.last or file.last.strip(b"\0"):  # tarfile takes a damaged header for the end.
+        raise cut_short(path, f"its list of files breaks off behind the first {len(members):,}")
+    return Archive("tar", how, members, others)
+
+
+def _name(name: str) -> str:
+    """Return a member's name below the archive; "" for one that leads out of it."""
+    path = PurePosixPath(name.lstrip("/"))
+    return "" if ".." in path.parts else path.as_posix()
+
+
+def _too_many(path: Path) -> UsageError:
+    what = f"{path} holds more than {MOST_MEMBERS:,} files, which is the most of an archive."
+    return UsageError("data.archive", what, hint="Unpack it, and name the folder.")
+
+
+class _Headers:
+    """A tar's content for tarfile, which walks from header to header; none is read that claims more than 1 MB."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._at = stream, 0
+        self._first = stream.read(tarfile.BLOCKSIZE)
+        self.is_tar, self.last = self._first[257:262] == b"ustar", b""
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        if size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        self.last, self._first = self._first or self._stream.read(size), b""
+        self._at += len(self.last)
+        return self.last
+
+    def seek(self, place: int) -> None:
+        if self._stream.seekable():
+            self._stream.seek(place)
+            self._at = place
+        while self._at < place and (block := self._stream.read(min(place - self._at, BLOCK_BYTES))):
+            self._at += len(block)
+
+
+class _Cursor:
+    """Where a packed tar is being read in this process: its members are read in their order, some of them twice."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Path, int, int] | None = None
+        self._closing = contextlib.ExitStack()
+        self._stream: BinaryIO = io.BytesIO()
+        self._at, self._held = 0, (-1, b"")
+
+    def opened(self, archive: Path, place: int, size: int) -> Any:
+        """Return a member's bytes as a stream that is to be buffered; a small one's are held in memory."""
+        about, found, closing = archive.stat(), members_of(archive), contextlib.ExitStack()
+        how = found.packing if found is not None else ""
+        if not how:
+            file = closing.enter_context(open(archive, "rb", buffering=0))  # noqa: SIM115
+            file.seek(place)
+            return _Part(cast(BinaryIO, file), size, closing)
+        if size > MOST_ROW_BYTES:
+            return _Part(_from(archive, how, place, closing), size, closing)
+        key = (archive, about.st_size, about.st_mtime_ns)
+        if key != self._key or place != self._held[0]:
+            self._hold(key, how, place, size)
+        return _Part(io.BytesIO(self._held[1]), size, closing)
+
+    def _hold(self, key: tuple[Path, int, int], how: str, place: int, size: int) -> None:
+        if key != self._key or place < self._at:
+            self._closing.close()
+            self._stream, self._at = _from(key[0], how, 0, self._closing), 0
+        self._key = None  # Unless all goes well.
+        _skip(self._stream, place - self._at)
+        self._held, self._at = (place, self._stream.read(size)), place + size
+        self._key = key
+
+
+def _from(archive: Path, how: str, place: int, closing: contextlib.ExitStack) -> BinaryIO:
+    file = closing.enter_context(open(archive, "rb"))  # noqa: SIM115
+    stream = closing.enter_context(unpacked(file, how))
+    _skip(stream, place)
+    return stream
+
+
+_cursor = _Cursor()
+
+
+def _skip(stream: BinaryIO, size: int) -> None:
+    while size > 0 and (block := stream.read(min(size, BLOCK_BYTES))):
+        size -= len(block)
+
+
+class _Part(io.RawIOBase):
+    """So many bytes of a stream from where it stands; one that ends before them is cut short."""
+
+    def __init__(self, stream: BinaryIO, size: int, closing: contextlib.ExitStack) -> None:
+        self._stream, self._left, self._closing = stream, size, closing
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        raw = self._stream.read(min(len(buffer), self._left))
+        if not raw and self._left and len(buffer):
+            raise EOFError("the archive ends within it")
+        buffer[: len(raw)] = raw
+        self._left -= len(raw)
+        return len(raw)
+
+    def close(self) -> None:
+        self._closing.close()
+        super().close()

@@ -1,0 +1,111 @@
+"""Which files of a source are trained on and which are held out: by globs, by --val, by what they are called."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+from gpurun.core.errors import UsageError
+from gpurun.data.found_files import Found, find_files
+from gpurun.data.layout import AS_TEXT, Layout
+from gpurun.data.named_splits import named_splits
+from gpurun.data.refusals import Say
+from gpurun.data.source_file import ROWS, SourceFile
+from gpurun.data.source_names import STDLIB
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The names of files to train on, and of those that are held out, which may lie elsewhere; what else there is.
+
+    `says` is a sentence about what was divided by names; "" where the texts decide what is held out.
+    """
+
+    train: list[str]
+    val: list[str]
+    val_root: Path
+    passed: Counter[str]
+    says: str = ""
+
+
+def choose_files(found: Found, layout: Layout, say: Say) -> Chosen:
+    """Choose the files; UsageError for a glob that no name fits, and for names that contradict one another."""
+    passed = Counter(found.passed)
+    names = _globbed(found.names, layout, passed)
+    is_divisible = found.kind not in ("file", STDLIB) and layout.val != AS_TEXT
+    splits = named_splits(names) if is_divisible else {}
+    if not layout.val or layout.val == AS_TEXT:
+        apart, root = [name for name in names if splits.get(name) == "val"], found.root
+    else:
+        other = find_files(layout.val, say)
+        apart, root = other.names, other.root
+        passed.update(other.passed)
+    held = {os.path.realpath(root / name) for name in apart}
+    train = [name for name in names if splits.get(name, "train") == "train"]
+    train = [name for name in train if os.path.realpath(found.root / name) not in held]
+    tests = [name for name in names if splits.get(name) == "test"]
+    left = Counter(splits[name] for name in names if splits and os.path.realpath(found.root / name) not in held)
+    for split, reason in (("test", "test"), ("val", "validation"), ("", "beside train and test")):
+        passed[reason] += left[split]
+    says = f"held out is {_few(apart)}, by {'--val' if layout.val else 'its name'}" if apart else ""
+    if tests:
+        says += f"{'; ' if says else ''}test is left alone: {_few(tests)}"
+    return Chosen(train, apart, root, +passed, says)
+
+
+def _globbed(names: Sequence[str], layout: Layout, passed: Counter[str]) -> list[str]:
+    """Return the names that --include takes and --exclude leaves, and count the others."""
+    kept = list(names)
+    for flag, globs in (("include", layout.include), ("exclude", layout.exclude)):
+        if not globs:
+            continue
+        for glob in globs:
+            if not _fits(glob, names):
+                what = f"--{flag} {glob!r} fits none of the {len(names):,} files."
+                hint = f"Globs are as in .gitignore, of names such as {next(iter(names), 'a/b.txt')}."
+                raise UsageError(f"usage.{flag}", what, hint=hint)
+        fitting = set(GitIgnoreSpec.from_lines(globs).match_files(kept))
+        chosen = [name for name in kept if (name in fitting) == (flag == "include")]
+        passed["not included" if flag == "include" else "excluded"] += len(kept) - len(chosen)
+        kept = chosen
+    return kept
+
+
+def _fits(glob: str, names: Sequence[str]) -> bool:
+    try:
+        return any(GitIgnoreSpec.from_lines([glob]).match_files(names))
+    except ValueError:
+        return False
+
+
+def _few(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+
+
+def demand_used(layout: Layout, files: Sequence[SourceFile]) -> None:
+    """Refuse a flag that no file is read by: what it was meant for would be learned otherwise, in silence."""
+    forms = {file.form for file in files}
+    tables, rows = "table" in forms, bool(forms & {*ROWS})
+    unused = {
+        "--text-column": bool(layout.column) and not rows,
+        "--template": bool(layout.template) and not rows,
+        "--delimiter": layout.delimiter not in ("", AS_TEXT) and not tables,
+        "--no-header": not layout.has_head and not tables,
+        "--per-line": layout.per_line and "per_line" not in forms,
+    }
+    for flag, is_unused in unused.items():
+        if is_unused:
+            kinds = {"--per-line": "texts", "--text-column": "rows", "--template": "rows"}
+            what = f"{flag} is not used: no file of the source is read as {kinds.get(flag, 'a table')}."
+            hint = (
+                f"Leave it out, or say that it is a table: --delimiter. They are read as: {', '.join(sorted(forms))}."
+            )
+            raise UsageError("usage.unused", what, hint=hint)
+    if layout.val_fraction is not None and any(file.held_out for file in files):
+        what = "--val-fraction is not used: what is held out are whole files."
+        raise UsageError("usage.unused", what, hint="Leave it out, or hold out by chance from all files: --val none.")

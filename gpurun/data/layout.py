@@ -1,0 +1,107 @@
+"""How the files of a source are to be read, as far as a person says it; the files themselves decide the rest."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from gpurun.core.errors import UsageError
+
+AS_TEXT = "none"
+"""As a delimiter: what looks like a table is text. As what is held out: names of files mean nothing."""
+_DELIMITERS = {"tab": "\t", r"\t": "\t"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What was said about a source's files; a field that is empty was not said.
+
+    `column`: where a row has its text, else "text". `template`: a row's text made of several columns, `{a} {b}`.
+    `delimiter`: between the cells of a table, or AS_TEXT. `has_head`: False where a table's columns are 1, 2, …
+    `per_line`: each line of a text is a document. `include`, `exclude`: globs of names, as .gitignore has them.
+    `val`: a file or folder that is held out, or AS_TEXT. `val_fraction`: the share to hold out.
+    """
+
+    column: str = ""
+    template: str = ""
+    delimiter: str = ""
+    has_head: bool = True
+    per_line: bool = False
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    val: str = ""
+    val_fraction: float | None = None
+    FLAGS: ClassVar = ("text-column", "template", "delimiter", "no-header", "per-line", "include", "exclude", "val")
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a row's text is made of."""
+        named = [name for _, name in self._parts if name is not None]
+        return tuple(dict.fromkeys(named)) if self.template else (self.column or ("text" if self.has_head else "1"),)
+
+    @cached_property
+    def _parts(self) -> list[tuple[str, str | None]]:
+        """Return the literals of the template, each with the column that follows it."""
+        return [(literal, name) for literal, name, _, _ in string.Formatter().parse(self.template)]
+
+    def text_of(self, cells: Mapping[str, str]) -> str:
+        """Return a row's text; "" where every column that it is made of is empty."""
+        if not self.template:
+            return cells[self.columns[0]]
+        if not any(cells[name] for name in self.columns):
+            return ""
+        return "".join(literal + ("" if name is None else cells[name]) for literal, name in self._parts)
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What was said that decides the bytes, by the names of the flags."""
+        told = {
+            "text-column": self.column or "text",
+            "template": self.template,
+            "delimiter": self.delimiter,
+            "no-header": not self.has_head,
+            "per-line": self.per_line,
+            "include": list(self.include),
+            "exclude": list(self.exclude),
+            "val": "named" if self.val and self.val != AS_TEXT else self.val,
+        }
+        return {name: value for name, value in told.items() if value}
+
+
+AS_FOUND = Layout()
+"""Where nothing was said."""
+
+
+def checked_layout(**fields: Any) -> Layout:
+    """Return the layout of what was typed; UsageError for a template or delimiter that cannot be.
+
+    In a template and a delimiter `\\n` and `\\t` are written as a shell takes them.
+    """
+    template, delimiter, fraction = fields.get("template", ""), fields.get("delimiter", ""), fields.get("val_fraction")
+    if fraction is not None and not 0.0 < fraction < 1.0:
+        what = f"A --val-fraction of {fraction} is not between 0 and 1."
+        raise UsageError("usage.val_fraction", what, hint="Try 0.005.")
+    if template and fields.get("column"):
+        what = "--template says where a row has its text, and so does --text-column."
+        raise UsageError("usage.template", what, hint="Leave one of them out.")
+    template = template.replace(r"\n", "\n").replace(r"\t", "\t")
+    try:
+        parts = [part[1:] for part in string.Formatter().parse(template)]
+    except ValueError as error:
+        parts = [("", str(error), None)]
+    named = [name for name, *_ in parts if name is not None]
+    if template and (not all(named) or not named or any(spec or turned for _, spec, turned in parts)):
+        what = f"--template {template[:80]!r} does not name the columns that a text is made of."
+        hint = r"Write each in braces: --template '{instruction}\n{output}'; a brace of the text is doubled."
+        raise UsageError("usage.template", what, hint=hint)
+    delimiter = _DELIMITERS.get(delimiter, delimiter)
+    if delimiter and delimiter != AS_TEXT and (len(delimiter) != 1 or delimiter in '"\r\n'):
+        what = f"--delimiter {delimiter!r} is not one character."
+        raise UsageError("usage.delimiter", what, hint="Write one, for instance ';', or tab; or none: it is text.")
+    if delimiter == AS_TEXT and not fields.get("has_head", True):
+        what = "--delimiter none reads a table as text, and --no-header is of a table."
+        raise UsageError("usage.delimiter", what, hint="Leave one of them out.")
+    return Layout(**{**fields, "template": template, "delimiter": delimiter})

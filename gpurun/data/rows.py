@@ -1,0 +1,139 @@
+"""Files of rows: JSON Lines, one JSON array, a table, Parquet. A row is a document, of one column or of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.errors import UsageError
+from gpurun.core.untrusted import Malformed, parse_json
+from gpurun.data import parquet
+from gpurun.data.bounded_rows import members_of_array
+from gpurun.data.layout import Layout
+from gpurun.data.refusals import bad_row, no_column
+from gpurun.data.source_file import Document, SourceFile, Span
+from gpurun.data.streams import lines_from, open_content
+from gpurun.data.tables import rows_of
+from gpurun.data.texts import look_through, parted
+
+_PEEKED = 100
+_UNBOUNDED = 1 << 62
+
+
+def demand_columns(path: Path, form: str, layout: Layout) -> None:
+    """Refuse a file of JSON rows of which none of the first has the columns that are wanted, and says which it has."""
+    there: set[str] = set()
+    with open_content(path) as stream:
+        rows = members_of_array(stream, path) if form == "array" else _json_lines(stream, path)
+        try:
+            for row in islice(rows, _PEEKED):
+                if not isinstance(row, dict) or all(
+                    isinstance(row.get(name, 0), str | None) for name in layout.columns
+                ):
+                    return
+                there.update(map(str, row))
+        except UsageError as error:
+            if error.code != "data.bad_line":
+                raise
+            if not there:  # Reading it says what is wrong with its first row.
+                return
+    missing = next((name for name in layout.columns if name not in there), "")
+    if not missing:
+        raise bad_row(path, f"its {form}", f"no row has a text under {layout.columns[0]!r}")
+    raise no_column(path, missing, sorted(there), "key")
+
+
+def _json_lines(stream: Any, path: Path) -> Iterator[Any]:
+    for place, line in lines_from(stream, path, 0, _UNBOUNDED):
+        if line.strip():
+            yield _parsed(path, place, line)
+
+
+def of_lines(span: Span, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of a part of JSON Lines."""
+    file = span.file
+    with open_content(file.path, max(0, span.start - 1)) as stream:
+        for place, line in lines_from(stream, file.path, span.start, span.stop):
+            if line.strip():
+                row = _parsed(file.path, place, line)
+                yield from _of_row(file, f"line at offset {place:,}", str(place), row, layout)
+
+
+def _parsed(path: Path, place: int, line: bytes) -> Any:
+    try:
+        return parse_json(line.decode("utf-8").removeprefix("\ufeff"))
+    except UnicodeDecodeError:
+        look_through(path)
+        raise
+    except Malformed as error:
+        raise bad_row(path, f"line at offset {place:,}", str(error)) from None
+
+
+def of_array(span: Span, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of one array: where a row begins is known only once all before it were read."""
+    file = span.file
+    with open_content(file.path) as stream:
+        for number, row in enumerate(members_of_array(stream, file.path)):
+            yield from _of_row(file, f"object {number}", str(number), row, layout)
+
+
+def of_strings(span: Span, layout: Layout) -> Iterator[Document]:
+    """Yield the strings of one array."""
+    file = span.file
+    with open_content(file.path) as stream:
+        for number, text in enumerate(members_of_array(stream, file.path)):
+            if not isinstance(text, str):
+                raise bad_row(
+                    file.path, f"member {number}", f"it is {type(text).__name__}, and those before it are text"
+                )
+            yield from parted(Document(f"{file.name}#{number}", mended(text)))
+
+
+def of_table(span: Span, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of a table: it may have line ends within quotes, so that no part of it can be read alone."""
+    file = span.file
+    assert file.table is not None
+    rows = rows_of(file.path, file.table)
+    names: list[str] = next(rows, []) if file.table.has_head else []
+    for number, cells in enumerate(rows):
+        names = names or [str(place + 1) for place in range(len(cells))]
+        yield from _of_row(file, f"row {number}", str(number), dict(zip(names, cells, strict=True)), layout)
+
+
+def of_parquet(span: Span, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of row groups."""
+    for number, cells, url in parquet.rows(span.file.path, range(span.start, span.stop), layout.columns):
+        if text := layout.text_of(cells):
+            yield from parted(Document(f"{span.file.name}#{number}", text, url))
+
+
+def _of_row(file: SourceFile, where: str, number: str, row: Any, layout: Layout) -> Iterator[Document]:
+    """Yield the documents of a row that is an object; one whose text is null has none."""
+    if not isinstance(row, dict):
+        raise bad_row(file.path, where, f"it is {type(row).__name__}, not an object")
+    text, url = layout.text_of(_cells(file, where, row, layout)), row.get("url")
+    if text:
+        yield from parted(Document(f"{file.name}#{number}", mended(text), mended(url) if isinstance(url, str) else ""))
+
+
+def _cells(file: SourceFile, where: str, row: Mapping[str, Any], layout: Layout) -> dict[str, str]:
+    """Return the texts of a row that are wanted; UsageError for one that is missing, or no text."""
+    cells = {}
+    for name in layout.columns:
+        if name not in row:
+            raise no_column(file.path, name, sorted(map(str, row)), "key")
+        if row[name] is not None and not isinstance(row[name], str):
+            raise bad_row(file.path, where, f"it has {type(row[name]).__name__} under {name!r}, which is no text")
+        cells[name] = row[name] or ""
+    return cells
+
+
+def mended(text: str) -> str:
+    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can spell and no UTF-8 has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text

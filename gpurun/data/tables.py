@@ -1,0 +1,219 @@
+"""Tables (CSV, TSV and the like): recognised where all rows agree, else refused with the flags that say what they are.
+
+A guess is never learned from: a file that is called a table and does not read as one is in doubt, and so is a text
+whose many lines all have as many cells.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Literal
+
+from gpurun.core.errors import UsageError
+from gpurun.data.bounded_rows import TableLines
+from gpurun.data.layout import AS_TEXT, Layout
+from gpurun.data.refusals import MOST_NAMES, MOST_ROW_BYTES, bad_row, listed, no_column
+from gpurun.data.source_file import Table
+from gpurun.data.streams import open_content, plain_name
+from gpurun.data.texts import look_through
+
+_DELIMITERS = ",;\t|"
+_SUFFIXES = (".csv", ".tsv", ".tab", ".psv")
+_HEAD_BYTES = 64 << 10
+"""The first row of what is not called a table lies within so much: a text may be one line of gigabytes."""
+_FEW_ROWS, _MANY_ROWS = 3, 50
+"""Fewer rows with a head are no agreement; without one, so many are too many for a chance."""
+_NAME_CHARS, _NAME_WORDS = 40, 3
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What reading a file as one kind of table showed: rows that agree, and why it ended before the file did."""
+
+    table: Table
+    first: tuple[str, ...]
+    rows: int = 0
+    fault: str = ""
+    has_empty_column: bool = False
+    error: UsageError | None = None
+    """The fault, where it is a row that is too long."""
+
+    def breaks_off(self, layout: Layout) -> bool:
+        """Whether rows agree up to a fault, too many for a chance: then it is no text."""
+        is_named = set(layout.columns) <= set(self.first) and self.rows >= _FEW_ROWS
+        return bool(self.fault) and (is_named or (self.rows >= _MANY_ROWS and not self.has_empty_column))
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the first row is one of names; the first may be that of pandas' index, which has none."""
+        names = [cell.strip() for cell in self.first]
+        named = names[1:] if len(names) > 1 and not names[0] else names
+        is_short = all(0 < len(cell) <= _NAME_CHARS and len(cell.split()) <= _NAME_WORDS for cell in named)
+        is_named = not any(cell.replace(".", "").isdigit() for cell in named)
+        return is_short and is_named and len(set(names)) == len(names) <= 10 * MOST_NAMES
+
+
+def is_called_table(path: Path) -> bool:
+    """Whether a file's name says that it is a table, packed or not."""
+    return plain_name(path).endswith(_SUFFIXES)
+
+
+def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
+    """Return how a file is written as a table with the columns that are wanted; None for a text.
+
+    UsageError where it is a table without them, or in doubt. `is_alone` where the source is this one file, which a
+    flag of tables is then about.
+    """
+    if layout.delimiter == AS_TEXT:
+        return None
+    is_called = is_called_table(path)
+    is_demanded = is_called or (is_alone and bool(layout.delimiter or not layout.has_head))
+    if layout.per_line and not is_demanded:
+        return None
+    readings = list(_readings(path, layout, is_demanded=is_demanded))
+    agreed = [reading for reading in readings if not reading.fault]
+    if not layout.has_head:
+        return _headless(path, layout, agreed, readings, is_demanded=is_demanded)
+    for reading in agreed:
+        if set(layout.columns) <= set(reading.first) and (reading.rows >= _FEW_ROWS or is_demanded):
+            return reading.table
+    best = max(agreed, key=lambda reading: len(reading.first), default=None)
+    if best is not None and len(best.first) > 1:
+        if best.has_head and (is_demanded or (is_alone and best.rows >= _FEW_ROWS)):
+            missing = next(name for name in layout.columns if name not in best.first)
+            raise no_column(path, missing, best.first)
+        if is_demanded or (best.rows >= _MANY_ROWS and not best.has_empty_column):
+            raise _in_doubt(path, f"its rows have {_cells(agreed)}, and the first names none of them", best)
+    broken = [reading for reading in readings if is_demanded or reading.breaks_off(layout)]
+    if broken or is_demanded:
+        errors = (reading.error for reading in broken if reading.error is not None)
+        raise next(errors, None) or _in_doubt(path, _why(readings, layout), best)
+    return None
+
+
+def _headless(
+    path: Path, layout: Layout, agreed: Sequence[_Reading], readings: Sequence[_Reading], *, is_demanded: bool
+) -> Table | None:
+    """Return how a table without a head is written; its columns are numbers, of which there must be enough."""
+    best = max(agreed, key=lambda reading: len(reading.first), default=None)
+    if best is None or (best.rows < _MANY_ROWS and not is_demanded):
+        if is_demanded:
+            raise _in_doubt(path, _why(readings, layout), best)
+        return None
+    if sum(len(reading.first) > 1 for reading in agreed) > 1:
+        raise _in_doubt(path, f"its rows have {_cells(agreed)}", best)
+    there = [str(number + 1) for number in range(len(best.first))]
+    chosen = layout.column or layout.template
+    if len(there) > 1 and not chosen:
+        raise _in_doubt(path, f"its rows have {_cells(agreed)}, and none is named", best)
+    if missing := [name for name in layout.columns if name not in there]:
+        raise no_column(path, missing[0], there)
+    return best.table._replace(has_head=False)
+
+
+def _readings(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Reading]:
+    """Read a file as each kind of table that it could be."""
+    with open_content(path) as stream:
+        head = stream.read(_HEAD_BYTES + 1).removeprefix(b"\xef\xbb\xbf")
+    first, ended, _ = head.partition(b"\n")
+    if not is_demanded and not ended and len(head) > _HEAD_BYTES:
+        return
+    for delimiter in layout.delimiter or _DELIMITERS:
+        is_single = delimiter == "," and first.decode("utf-8", "replace").strip().strip('"') in layout.columns
+        if delimiter.encode() not in first and not (is_single or is_demanded):
+            continue
+        reading = _read(path, Table(delimiter, is_quoted=True, has_head=True))
+        if reading.fault or delimiter == "\t":
+            bare = _read(path, Table(delimiter, is_quoted=False, has_head=True))
+            # Quotes that hold nothing together: by them, two rows would be read as one.
+            reading = bare if not bare.fault and reading.rows != bare.rows and delimiter != "," else reading
+        if len(reading.first) > 1 or is_single or (is_demanded and delimiter == (layout.delimiter or ",")):
+            yield reading
+
+
+def _read(path: Path, table: Table) -> _Reading:
+    """Read a file as a table to its end, or to the first row that does not agree."""
+    first: tuple[str, ...] = ()
+    rows, empty = 0, set[int]()
+    try:
+        for cells in rows_of(path, table, is_strict=False):
+            if not first:
+                first, empty = tuple(cells), set(range(len(cells)))
+            elif len(cells) != len(first):
+                told = (
+                    f"row {rows} has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, and the first {len(first)}"
+                )
+                return _Reading(table, first, rows, told, has_empty_column=bool(empty))
+            elif empty:
+                empty = {place for place in empty if not cells[place].strip()}
+            rows += 1
+    except UsageError as error:
+        if error.code == "data.bad_line":
+            return _Reading(table, first, rows, error.what.partition(": ")[2].rstrip(".") or "it is no table")
+        if error.code == "data.row_too_long":
+            return _Reading(table, first, rows, "a row is too long", has_empty_column=bool(empty), error=error)
+        if error.code == "data.not_utf8":
+            return _Reading(table, first, rows, "it is not UTF-8", error=error)
+        raise
+    return _Reading(table, first, rows, "" if rows else "it is empty", has_empty_column=bool(empty))
+
+
+def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[list[str]]:
+    """Yield the rows of a table, its first among them, but for blank lines; UsageError by its place for a bad one.
+
+    Where `is_strict`, a row of more or fewer cells than the first is refused.
+    """
+    csv.field_size_limit(MOST_ROW_BYTES)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if table.is_quoted else csv.QUOTE_NONE
+    with open_content(path) as stream:
+        lines = TableLines(TextIOWrapper(stream, "utf-8-sig", newline=""), path, table.delimiter)
+        rows = csv.reader(lines, delimiter=table.delimiter, quoting=quoting, strict=True)
+        count, number = 0, 0
+        try:
+            for cells in rows:
+                lines.begin_row()
+                if not cells:
+                    continue
+                if is_strict and count and len(cells) != count:
+                    what = f"it has {len(cells)} cells, and the first row {count}"
+                    raise bad_row(path, f"row {number}", what)
+                count, number = count or len(cells), number + 1
+                yield cells
+        except UnicodeDecodeError:
+            look_through(path)
+            raise
+        except csv.Error as error:
+            raise bad_row(path, f"line {rows.line_num}", str(error)) from None
+
+
+def _cells(readings: Sequence[_Reading]) -> str:
+    several = [reading for reading in readings if len(reading.first) > 1]
+    return " or ".join(f"{len(one.first)} cells each by {_sign(one.table.delimiter)}" for one in several)
+
+
+def _sign(delimiter: str) -> str:
+    return "tab" if delimiter == "\t" else f"{delimiter!r}"
+
+
+def _why(readings: Sequence[_Reading], layout: Layout) -> str:
+    """Return why a file that is called a table reads as none."""
+    furthest = max((reading for reading in readings if reading.fault), key=lambda reading: reading.rows, default=None)
+    if furthest is None:
+        by = _sign(layout.delimiter) if layout.delimiter else "any sign"
+        return f"its first row is not {listed(layout.columns)!r}, and nothing is parted by {by}"
+    return f"by {_sign(furthest.table.delimiter)} {furthest.fault}"
+
+
+def _in_doubt(path: Path, why: str, best: _Reading | None) -> UsageError:
+    """Return the refusal of what may be a table, with the flags that say it."""
+    first = f" The first row: {listed([cell.strip() or '(empty)' for cell in best.first])}." if best else ""
+    return UsageError(
+        "data.table_in_doubt",
+        f"{path} may be a table or a text: {why}.{first}",
+        hint="Say it, of gpurun data prepare: --text-column NAME (with --no-header a number from 1), --no-header, "
+        "--delimiter ';' or tab; or --delimiter none: it is a text.",
+    )

@@ -1,0 +1,134 @@
+"""Files of text: looked through before any work, and read as one document, or as pieces, parts or lines of it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from gpurun.data.packing import BLOCK_BYTES
+from gpurun.data.refusals import MOST_ROW_BYTES, has_nul, not_utf8, too_long
+from gpurun.data.source_file import Document, SourceFile, Span
+from gpurun.data.streams import lines_from, open_content
+
+END, START = b"<|endoftext|>", "<|startoftext|>"
+"""GPT-2's mark between documents, wherever in a text it stands, and the one that some put before each."""
+
+
+def look_through(path: Path) -> tuple[int, bool]:
+    """The bytes of a text's content, and whether marks part documents in it; UsageError for NUL and what is not UTF-8.
+
+    Here it costs a moment. Later it would cost the work before it: a file that is mended then makes another source.
+    """
+    decoder, size, tail, is_separated = codecs.getincrementaldecoder("utf-8")(), 0, b"", False
+    with open_content(path) as stream:
+        while block := stream.read(BLOCK_BYTES):
+            if b"\0" in block:
+                raise has_nul(path, size + block.index(b"\0"))
+            _demand_utf8(decoder, block, path, size)
+            size, joined = size + len(block), tail + block
+            is_separated, tail = is_separated or END in joined, joined[-len(END) + 1 :]
+    _demand_utf8(decoder, b"", path, size)
+    return size, is_separated
+
+
+def _demand_utf8(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, place: int) -> None:
+    """Refuse a block that begins at `place`, if with what came before it is no UTF-8; an empty one is the end."""
+    place -= len(decoder.getstate()[0])
+    try:
+        decoder.decode(block, final=not block)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error.object, error.start, place + error.start) from None
+
+
+def whole(span: Span) -> Iterator[Document]:
+    """Yield a text as one document."""
+    with open_content(span.file.path) as stream:
+        yield Document(span.file.name, _text(span.file, 0, stream.read(span.stop)))
+
+
+def pieces(span: Span) -> Iterator[Document]:
+    """Yield pieces of about `piece_bytes`, cut behind a line end or else a space; the last goes past the stop."""
+    size, file = span.file.piece_bytes, span.file
+    place, stop = (_cut_from(file, at) if at else 0 for at in (span.start, span.stop))
+    with open_content(file.path, place) as stream:
+        rest, begins = b"", True
+        while place < stop:
+            rest += stream.read(max(0, min(2 * size, stop - place) - len(rest)))
+            is_last = place + len(rest) >= stop and len(rest) <= size + size // 2
+            piece = rest if is_last else rest[: _cut(rest, size)]
+            if not piece:
+                return
+            yield Document(f"{file.name}#{place}", _text(file, place, piece), begins=begins)
+            place, rest, begins = place + len(piece), rest[len(piece) :], False
+
+
+def _cut_from(file: SourceFile, place: int) -> int:
+    """Where a text is cut at `place` or soon after: both tasks that meet there find the same."""
+    with open_content(file.path, place) as stream:
+        return place + _cut(stream.read(file.piece_bytes), 0)
+
+
+def _cut(raw: bytes, least: int) -> int:
+    """The first place from `least` on behind a line end, or else behind a space, or else before a character."""
+    for gap in (b"\n", b" "):
+        if place := raw.find(gap, least) + 1:
+            return place
+    return next((at for at in range(least, len(raw)) if raw[at] & 0xC0 != 0x80), len(raw))
+
+
+def separated(span: Span) -> Iterator[Document]:
+    """Yield what stands between marks; a document belongs where its mark begins, and is read to its own end."""
+    file, is_owned, place, held = span.file, span.start == 0, span.start, b""
+    with open_content(file.path, place) as stream:
+        while block := stream.read(BLOCK_BYTES):
+            *ended, held = (held + block).split(END)
+            if len(held) > MOST_ROW_BYTES and is_owned:
+                raise too_long(file.path, f"text at offset {place:,}")
+            for part in ended:
+                if is_owned:
+                    yield Document(f"{file.name}#{place}", _text(file, place, part))
+                place += len(part)
+                if place >= span.stop:
+                    return
+                is_owned, place = True, place + len(END)
+            if not is_owned:
+                if place >= span.stop:
+                    return
+                kept = held[-len(END) + 1 :]
+                place, held = place + len(held) - len(kept), kept
+    if is_owned:
+        yield Document(f"{file.name}#{place}", _text(file, place, held))
+
+
+def _text(file: SourceFile, place: int, raw: bytes) -> str:
+    """A document's text: without byte-order mark and what is left of a mark's line, lines ending in \\n."""
+    try:
+        text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise not_utf8(file.path, raw, error.start, place + error.start) from None
+    if file.form != "separated":
+        return text
+    text = text.lstrip(" \t").removeprefix("\n") if place else text
+    return text.removeprefix(START).removeprefix("\n") if text.startswith(START) else text
+
+
+def lines(span: Span) -> Iterator[Document]:
+    """Yield each line, which ends in a line end, the last one too."""
+    file = span.file
+    with open_content(file.path, max(0, span.start - 1)) as stream:
+        for place, line in lines_from(stream, file.path, span.start, span.stop):
+            text = _text(file, place, line).rstrip("\n")
+            for part in parted(Document(f"{file.name}#{place}", text)):
+                yield replace(part, text=f"{part.text}\n") if part.text.strip() else part
+
+
+def parted(document: Document) -> Iterator[Document]:
+    """Yield a row; one that has marks within it is several documents, or one with a mark to be left out."""
+    mark = END.decode()
+    if mark not in document.text:
+        yield document
+        return
+    for part in document.text.split(mark):
+        yield replace(document, text=part.lstrip("\n").removeprefix(START))
