@@ -24,7 +24,7 @@ from gpurun.core.run_plan import Estimate
 from gpurun.planning.catalog import Card, card_of
 from gpurun.planning.history import Nearest, Priors, nearest
 from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of, what_would_fit
-from gpurun.planning.recipe import ResolvedRecipe, flops_per_token
+from gpurun.planning.recipe import ResolvedRecipe
 
 NO_PRIORS = Priors()
 
@@ -150,7 +150,7 @@ def estimate(
         return _unfit(peak, what_would_fit(recipe, offer, processes, vocab_size))
     if card is not None and (why := _wrong_precision(recipe, card)):
         return _unfit(peak, why)
-    token_flops = flops_per_token(model, vocab_size)
+    token_flops = recipe.flops_per_token(vocab_size)
     own = nearest(priors, recipe, offer, micro_batch, token_flops, machine)
     if own is not None:
         guess = _by_own_run(own, recipe, peak, micro_batch)
@@ -181,7 +181,8 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
         expected_s = sum(speed.beside_s) / 2 + steps * step_flops / speed.expected_flops
-    notes = [f"6N+{12 * schema.ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
+    own = f"6N+{12 * schema.ATTENTIONS[recipe.tables.model.preset]}LCT"
+    notes = [f"{'your flops_per_token' if recipe.reader else own} FLOPs a token"]
     notes += ["launch-bound, so the range is wide"] if launch_bound else []
     return Estimate(
         fits=True,

@@ -21,7 +21,7 @@ from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
 from gpurun.core.untrusted import plain_line
 from gpurun.ledger.audit.compare import differences
-from gpurun.ledger.audit.contradictions import contradictions
+from gpurun.ledger.audit.contradictions import contradictions, has_own_keys
 from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.other_rules import broken_by_any_rules, note_of
@@ -305,6 +305,8 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     if found.has_travelled and "command" not in opened and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
+    if "command" not in opened and has_own_keys(plan):
+        found.warnings.append("not checked: the size and speed of a model that only its changed trainer knows")
     found.problems += _opening_problems(opened, plan)
 
 
