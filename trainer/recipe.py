@@ -155,6 +155,7 @@ class EvalConfig:
     tokens: Whole
     order: Order = "permuted"  # Whether the tokens are drawn from the whole split, or its first ones.
     hellaswag_items: Count = 0  # Items of data/hellaswag.jsonl that are answered each time; 0: none.
+    core: Count = 0  # Items of each task of CORE (data/core.jsonl) that are answered after the last step; 0: none.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +319,7 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str, tuple[Any, ...], str], ...] = (
     (_PRESET, _NMT, "train.compile", (False,), "the preset {} meets other lengths in every batch; set it to false"),
     (_PRESET, _NMT, "train.init_from", ("",), "the preset {} starts from weights of its own"),
     *((_PRESET, _NMT, f"{table}.order", ("permuted",), "the preset {} draws its pairs") for table in ("data", "eval")),
-    (_PRESET, _NMT, "eval.hellaswag_items", (0,), "the preset {} continues no text; set it to 0"),
+    *((_PRESET, _NMT, f"eval.{key}", (0,), "the preset {} continues no text") for key in ("hellaswag_items", "core")),
     (_PRESET, _NMT, "sample.top_k", (0,), "the preset {} searches for its translations and draws none; set it to 0"),
     (_PRESET, _GPT, "data.tokenizer", _NO_PAIRS, 'model.preset is {}; only "encoder-decoder" reads sentence pairs'),
     (_PRESET, _GPT, "train.label_smoothing", (0,), 'model.preset is {}; only "encoder-decoder" has one'),

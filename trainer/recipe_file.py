@@ -181,6 +181,7 @@ def completed(record: Mapping[str, Any]) -> dict[str, Any]:
 _MAY_CHANGE = {
     *("train.micro_batch", "train.compile", "train.parallel", "train.log_every", "train.checkpoint_every"),
     *("train.keep_checkpoints", "train.spike", "train.spike_z", "eval.every", "eval.hellaswag_items"),
+    "eval.core",
 }
 
 

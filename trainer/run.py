@@ -82,7 +82,7 @@ class Run:
         """Check everything, build the model, go on from a checkpoint if (data, out) has one, and report the start."""
         self.recipe, self.processes, self.device = recipe, processes, device
         self.reporter, self.stop_asked, self.progress = reporter, stop_asked, progress
-        self.out, self.plan = folders[1], plan_batch(recipe, processes.count)
+        self.data, self.out, self.plan = *folders, plan_batch(recipe, processes.count)
         # Which card is to take which micro-batch by the recipe, before memory has run out.
         self.asked = {"card": device.cuda_name, "planned": self.plan.micro_batch}
         self.scale, self.spikes = LossScale(device.precision == "fp16"), SpikeGuard(recipe.train.spike_z)
@@ -251,6 +251,22 @@ class Run:
         self.reporter.beat(UNKNOWN_S)
         if self.writer is not None:
             self.writer.store()
+
+    def score_core(self) -> None:
+        """Answer CORE's tasks after the last step, where the recipe wants it; a stop leaves it untold."""
+        if not self.recipe.eval.core:
+            return
+        from trainer.core_score import FILE, as_record, core_score
+
+        began = time.perf_counter()
+        with torch.compiler.set_stance("force_eager"):
+            found = core_score(
+                self.gpt, self.data / FILE, self.plan.micro_batch, device=self.device, processes=self.processes,
+                stopping=self.stop_asked.is_set, beat=lambda: self.reporter.beat(UNKNOWN_S),
+            )  # fmt: skip
+        if found is not None:
+            figures = as_record(*found) | {"eval_s": time.perf_counter() - began}
+            self.reporter.core(self.progress.step, figures)
 
     def close_feed(self) -> None:
         """End the thread that reads ahead."""

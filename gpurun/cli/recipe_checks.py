@@ -71,7 +71,8 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
     What concerns only the renting is left out. `trainer` is the folder of a changed trainer, or "". Such a one ends
     after a part of the steps, and another process goes on from its checkpoint: on a spot machine it would have to.
     """
-    asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": Choices(trainer=trainer)})
+    choices = Choices(trainer=trainer, core_bundle=request.choices.core_bundle)
+    asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": choices})
     again = f"Look at it closely: gpurun train {request.recipe_word} --dry-run"
     again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
     hint = f"{again}, then gpurun logs @last."

@@ -35,6 +35,7 @@ class _Opened(Frozen):
     cap_micros: int | None
     worst_micros: int
     rules: int = 1
+    core_bundle_sha256: str = ""
 
 
 class _Intended(Frozen):

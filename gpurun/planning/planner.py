@@ -69,6 +69,11 @@ def make_plan(
     else:
         recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
+    if request.choices.core_bundle or plan.resolved["eval"].get("core"):
+        from gpurun.planning.core_tasks import core_note, demand_bundle
+
+        demand_bundle(request, plan.resolved["eval"].get("core", 0))
+        notes.append(core_note(plan, request))
     notes += notes_of(plan, home.staged_trainer(run)) if own_trainer else ()
     warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:

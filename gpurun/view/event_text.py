@@ -9,7 +9,18 @@ from gpurun.core.artifact_names import shown
 from gpurun.core.clock import local_minute
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros, format_rate, format_usd
-from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Outputs, Sample, Start, Step, Stop, TrainerEvent
+from gpurun.core.trainer_events import (
+    Alert,
+    Checkpoint,
+    CoreScore,
+    Evaluation,
+    Outputs,
+    Sample,
+    Start,
+    Step,
+    Stop,
+    TrainerEvent,
+)
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
     UNKNOWN,
@@ -285,6 +296,8 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             return metrics(event, steps)
         case Evaluation():
             return f"val loss {format_loss(event.val_loss)}"
+        case CoreScore():
+            return f"CORE {format_loss(event.core)} over {format_whole(event.core_items or 0)} items"
         case Checkpoint():
             return f"checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
         case Sample():
