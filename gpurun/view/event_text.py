@@ -294,10 +294,13 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
     match event:
         case Step():
             return metrics(event, steps)
+        case Evaluation() if event.val_loss is None and event.bits_per_byte is not None:
+            return f"val {event.bits_per_byte:.4f} bits a byte"
         case Evaluation():
             return f"val loss {format_loss(event.val_loss)}"
         case CoreScore():
-            return f"CORE {format_loss(event.core)} over {format_whole(event.core_items or 0)} items"
+            over = "" if event.core_items is None else f" over {format_whole(event.core_items)} items"
+            return f"CORE {format_loss(event.core)}{over}"
         case Checkpoint():
             return f"checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
         case Sample():
