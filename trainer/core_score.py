@@ -25,7 +25,7 @@ from trainer.evaluate import answered, filled_rows, rounds
 from trainer.generate import open_checkpoint
 from trainer.model import GPT
 
-__all__ = ["FILE", "TaskScore", "as_record", "core_score", "main", "read_tasks"]
+__all__ = ["FILE", "TaskScore", "as_record", "core_score", "demand_tasks", "main", "read_tasks"]
 
 FILE = "core.jsonl"
 MOST_TASKS = 1000
@@ -64,6 +64,15 @@ def read_tasks(lines: TextIO) -> tuple[str, list[TaskScore]]:
         return str(head["bundle_sha256"]), tasks
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Refused(f"{FILE} does not begin with its tasks: {error}") from error
+
+
+def demand_tasks(folder: Path) -> None:
+    """Raise Refused where a data folder has no items of CORE."""
+    try:
+        with (folder / FILE).open(encoding="utf-8") as lines:
+            read_tasks(lines)
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refused(f"eval.core is above 0, but {FILE} in the data folder cannot be read") from error
 
 
 def _item(line: str, vocab_size: int) -> _Item:

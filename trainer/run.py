@@ -139,6 +139,10 @@ class Run:
             from trainer.translation.task import TranslationTask
 
             return TranslationTask.open(recipe, folder, data, self.plan.sequences, processes)
+        if recipe.eval.core:  # What would be missed after the last step is missed now.
+            from trainer.core_score import demand_tasks
+
+            demand_tasks(folder)
         return TextTask.open(recipe, folder, data, processes)
 
     def put_back(self, state: Mapping[str, Any]) -> None:
@@ -253,7 +257,7 @@ class Run:
             self.writer.store()
 
     def score_core(self) -> None:
-        """Answer CORE's tasks after the last step, where the recipe wants it; a stop leaves it untold."""
+        """Answer CORE's tasks after the last step, where the recipe wants it; a stop before their end is a warning."""
         if not self.recipe.eval.core:
             return
         from trainer.core_score import FILE, as_record, core_score
@@ -267,6 +271,9 @@ class Run:
         if found is not None:
             figures = as_record(*found) | {"eval_s": time.perf_counter() - began}
             self.reporter.core(self.progress.step, figures)
+            return
+        message = "a stop was asked for before CORE's tasks were answered; the checkpoint can still be scored"
+        self.reporter.warning(self.progress.step, "core.stopped", message)
 
     def close_feed(self) -> None:
         """End the thread that reads ahead."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Train, events, recipe_record, write_data
 
 from trainer.core_score import FILE, as_record, core_score
 from trainer.distributed import Device, Processes
@@ -164,3 +165,28 @@ def test_a_file_that_ends_early_or_has_no_tasks_is_refused(model: GPT, tmp_path:
     (tmp_path / FILE).write_text("[]\n")
     with pytest.raises(Refused, match="does not begin"):
         scored(model, tmp_path / FILE)
+
+
+def test_a_run_without_its_items_ends_before_its_first_step(tmp_path: Path, train: Train) -> None:
+    folder = write_data(tmp_path / "data")
+    assert train(recipe_record(eval={"core": 5}), tmp_path / "out", folder) == 2
+    assert "core.jsonl in the data folder cannot be read" in events(tmp_path / "out")[-1]["message"]
+    assert not events(tmp_path / "out", "step")
+
+
+def test_a_run_whose_score_is_stopped_is_done_and_says_what_is_missing(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_data(tmp_path / "data")
+    item = {"prefix": [1], "rows": [[2, 3], [4]], "asked": [1, 1], "label": 0}
+    written(folder, {"choices": [item] * 3})
+    recipe = recipe_record(train={"steps": 2, "checkpoint_every": 2}, eval={"core": 3, "every": 2})
+    assert train(recipe, tmp_path / "out", folder) == 0
+    (scored,) = events(tmp_path / "out", "core")
+    assert (scored["core_items"], scored["step"]) == (3, 2)
+
+    monkeypatch.setattr("trainer.core_score.core_score", lambda *_, **__: None)
+    assert train(recipe, tmp_path / "other", folder) == 0
+    assert [one["code"] for one in events(tmp_path / "other", "warning")][-1] == "core.stopped"
+    assert events(tmp_path / "other", "stop")[-1]["reason"] == "done"
+    assert not events(tmp_path / "other", "core")
