@@ -25,6 +25,8 @@ run_checkpoint.py  a checkpoint that nobody trusts, opened to be used
 generate.py     text from a checkpoint, and the command `python -m trainer.generate`
 replay.py       a checkpoint's loss and its last steps, computed again
 export.py       a checkpoint for transformers, and the command `python -m trainer.export`; model_card.py its card
+core_score.py   CORE, and the command `python -m trainer.core_score`
+traced_memory.py  what a step takes of a card's memory, traced without one
 prepare.py      a text file in, shards out: the command `python -m trainer.prepare`
 tokenizer.py    text to token ids; pair_tokenizer.py the same for sentence pairs
 items.py        HellaSwag's items; cards.py the peaks of cards; errors.py the ways in which training ends badly

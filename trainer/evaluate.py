@@ -28,7 +28,19 @@ if TYPE_CHECKING:
     from trainer.translation.model import Translator
     from trainer.translation.task import TranslationTask
 
-__all__ = ["Evaluation", "Task", "TextTask", "accuracy", "generate", "pick", "rounds", "token_bytes", "validation"]
+__all__ = [
+    "Evaluation",
+    "Task",
+    "TextTask",
+    "accuracy",
+    "answered",
+    "filled_rows",
+    "generate",
+    "pick",
+    "rounds",
+    "token_bytes",
+    "validation",
+]
 
 ITEMS_AT_ONCE = 8
 WIDTHS = 64
@@ -163,12 +175,11 @@ def width_of(longest: int, context: int, kind: str) -> int:
     return min(context, -(-longest // WIDTHS) * WIDTHS) if kind == "cuda" else longest
 
 
-def _rows(items: Sequence[Item], context: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (4 items, time): every ending after its context, -100 where nothing is asked.
+def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: int, kind: str) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets (rows, time): every ending after what is before it, -100 where nothing is asked.
 
     What is longer than the model's context loses its beginning, what is shorter is padded at its end, unseen.
     """
-    pairs = [(item.context, ending) for item in items for ending in item.endings]
     rows = [((*before, *ending)[-(context + 1) :], min(len(ending), context)) for before, ending in pairs]
     width = width_of(max(len(row) for row, _ in rows) - 1, context, kind)
     ids, targets = torch.zeros(len(rows), width, dtype=torch.int64), torch.full((len(rows), width), -100)
@@ -179,13 +190,17 @@ def _rows(items: Sequence[Item], context: int, kind: str) -> tuple[Tensor, Tenso
     return ids, targets
 
 
-def _mean_losses(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss (rows) of each row's targets; only the rows asked for go through the head."""
+def answered(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each row's mean loss over its targets, and whether each target is the likeliest token.
+
+    Only the positions asked for go through the head.
+    """
     asked = targets != -100
     logits = model.logits(model.hidden(ids)[asked])
-    losses = torch.zeros_like(targets, dtype=torch.float32)
+    losses, missed = torch.zeros_like(targets, dtype=torch.float32), torch.zeros_like(asked)
     losses[asked] = F.cross_entropy(logits, targets[asked], reduction="none")
-    return losses.sum(dim=1) / asked.sum(dim=1)
+    missed[asked] = logits.argmax(dim=1) != targets[asked]
+    return losses.sum(dim=1) / asked.sum(dim=1), ~missed.any(dim=1)
 
 
 @torch.no_grad()
@@ -200,9 +215,10 @@ def accuracy(
             model.train()
             return None
         some = items[first : first + max(1, count)]
-        ids, targets = _rows(some, model.config.context, device.torch.type)
+        pairs = [(item.context, ending) for item in some for ending in item.endings]
+        ids, targets = filled_rows(pairs, model.config.context, device.torch.type)
         with device.autocast():
-            losses = _mean_losses(model, ids.to(device.torch), targets.to(device.torch))
+            losses, _ = answered(model, ids.to(device.torch), targets.to(device.torch))
         labels = torch.tensor([item.label for item in some], device=device.torch)
         right += (losses.view(-1, 4).argmin(dim=1) == labels)[:count].sum()
     model.train()

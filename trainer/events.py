@@ -133,6 +133,12 @@ class Reporter:
         line = f"eval {step:04d} | val_loss {values['val_loss']:.4f} | perplexity {values['perplexity']:.2f}"
         self.say(line if values["hellaswag"] is None else f"{line} | hellaswag {values['hellaswag']:.4f}")
 
+    def core(self, step: int, values: dict[str, Any]) -> None:
+        """Report CORE, which is taken after the last step."""
+        self.emit("core", step, **values)
+        each = " | ".join(f"{label} {task['centered']:.4f}" for label, task in values["tasks"].items())
+        self.say(f"core {step:04d} | CORE {values['core']:.4f} | items {values['core_items']:,} | {each}")
+
     def sample(self, step: int, prompt: str, text: str, name: str) -> None:
         """Report a sample whose file is there."""
         self.emit("sample", step, prompt=prompt, text=text, name=name)

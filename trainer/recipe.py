@@ -171,6 +171,7 @@ class EvalConfig:
     tokens: Whole
     order: Order = "permuted"  # Whether the tokens are drawn from the whole split, or its first ones.
     hellaswag_items: Count = 0  # Items of data/hellaswag.jsonl that are answered each time; 0: none.
+    core: Count = 0  # Items of each task of CORE (data/core.jsonl) that are answered after the last step; 0: none.
 
 
 @dataclass(frozen=True, kw_only=True)

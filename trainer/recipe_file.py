@@ -2,7 +2,8 @@
 
 Over it go its `[rehearsal]`, where one is asked for, and then every `--set`. gpurun lays them over by the same
 functions. What a checkpoint says of its recipe is held against it. It needs the standard library alone, and Python 3.11
-for TOML only.
+for TOML only. `python -m trainer.recipe_file --recipe FILE` prints a recipe with every key, and its counts, as JSON:
+gpurun reads the recipes of a changed trainer by that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import MISSING, fields, replace
@@ -18,7 +20,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.errors import Refused
-from trainer.recipe import REHEARSED, TABLES, Recipe, RecipeError, parse_recipe, unknown_key
+from trainer.recipe import (
+    REHEARSED,
+    TABLES,
+    Recipe,
+    RecipeError,
+    flops_per_token,
+    parameters_of,
+    parse_recipe,
+    unknown_key,
+)
 
 __all__ = [
     "Override",
@@ -27,6 +38,7 @@ __all__ = [
     "completed",
     "differing_keys",
     "laid_over",
+    "main",
     "parse_override",
     "parse_toml",
     "read_recipe",
@@ -173,7 +185,7 @@ def completed(record: Mapping[str, Any]) -> dict[str, Any]:
 _MAY_CHANGE = {
     *("train.micro_batch", "train.compile", "train.compile_mode", "train.parallel", "train.log_every"),
     *("train.checkpoint_every", "train.keep_checkpoints", "train.spike", "train.spike_z", "eval.every"),
-    "eval.hellaswag_items",
+    *("eval.hellaswag_items", "eval.core"),
 }
 
 
@@ -186,3 +198,26 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
     every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]
     return [k for k, was, now in every if was != now and k not in _MAY_CHANGE and (k != "train.steps" or now < was)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the recipe, its parameters and its FLOPs a token as one JSON line; return 0, or 2 where it is refused."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.recipe_file", description="Print a recipe, counted.")
+    add_recipe_words(parser)
+    parser.add_argument("--vocab-size", type=int, default=0, help="the tokeniser's, for a model that leaves it open")
+    given = parser.parse_args(arguments)
+    try:
+        recipe = read_recipe(given.recipe, overrides=given.overrides, rehearse=given.rehearse)
+    except Refused as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return refusal.exit_code
+    record: dict[str, Any] = {"recipe": recipe.as_record(), "parameters": None, "flops_per_token": None}
+    if vocab_size := recipe.model.vocab_size or given.vocab_size:
+        record["parameters"] = parameters_of(recipe.model, vocab_size)
+        record["flops_per_token"] = flops_per_token(recipe.model, vocab_size)
+    print(json.dumps(record), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,7 +40,7 @@ ONLY: tuple[tuple[str, tuple[Any, ...], Mapping[str, tuple[Any, ...]], str], ...
      "the preset {} meets other lengths in every batch; set it to false"),
     (_PRESET, _NMT, {"train.init_from": ("",)}, "the preset {} starts from weights of its own"),
     (_PRESET, _NMT, {"data.order": ("permuted",), "eval.order": ("permuted",)}, "the preset {} draws its pairs"),
-    (_PRESET, _NMT, {"eval.hellaswag_items": (0,)}, "the preset {} continues no text; set it to 0"),
+    (_PRESET, _NMT, {"eval.hellaswag_items": (0,), "eval.core": (0,)}, "the preset {} continues no text; set it to 0"),
     (_PRESET, _NMT, {"sample.top_k": (0,)},
      "the preset {} searches for its translations and draws none; set it to 0"),
     (_PRESET, _GPT, {"data.tokenizer": ("char", "gpt2", "bpe")},

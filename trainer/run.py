@@ -82,7 +82,7 @@ class Run:
         """Check everything, build the model, go on from a checkpoint if (data, out) has one, and report the start."""
         self.recipe, self.processes, self.device = recipe, processes, device
         self.reporter, self.stop_asked, self.progress = reporter, stop_asked, progress
-        self.out, self.plan = folders[1], plan_batch(recipe, processes.count)
+        self.data, self.out, self.plan = *folders, plan_batch(recipe, processes.count)
         # Which card is to take which micro-batch by the recipe, before memory has run out.
         self.asked = {"card": device.cuda_name, "planned": self.plan.micro_batch}
         self.scale, self.spikes = LossScale(device.precision == "fp16"), SpikeGuard(recipe.train.spike_z)
@@ -140,6 +140,10 @@ class Run:
             from trainer.translation.task import TranslationTask
 
             return TranslationTask.open(recipe, folder, data, self.plan.sequences, processes)
+        if recipe.eval.core:  # What would be missed after the last step is missed now.
+            from trainer.core_score import demand_tasks
+
+            demand_tasks(folder)
         return TextTask.open(recipe, folder, data, processes)
 
     def put_back(self, state: Mapping[str, Any]) -> None:
@@ -252,6 +256,25 @@ class Run:
         self.reporter.beat(UNKNOWN_S)
         if self.writer is not None:
             self.writer.store()
+
+    def score_core(self) -> None:
+        """Answer CORE's tasks after the last step, where the recipe wants it; a stop before their end is a warning."""
+        if not self.recipe.eval.core:
+            return
+        from trainer.core_score import FILE, as_record, core_score
+
+        began = time.perf_counter()
+        with torch.compiler.set_stance("force_eager"):
+            found = core_score(
+                self.gpt, self.data / FILE, self.plan.micro_batch, device=self.device, processes=self.processes,
+                stopping=self.stop_asked.is_set, beat=lambda: self.reporter.beat(UNKNOWN_S),
+            )  # fmt: skip
+        if found is not None:
+            figures = as_record(*found) | {"eval_s": time.perf_counter() - began}
+            self.reporter.core(self.progress.step, figures)
+            return
+        message = "a stop was asked for before CORE's tasks were answered; the checkpoint can still be scored"
+        self.reporter.warning(self.progress.step, "core.stopped", message)
 
     def close_feed(self) -> None:
         """End the thread that reads ahead."""

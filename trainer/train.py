@@ -84,6 +84,8 @@ def train(run: Run) -> str:
             run.finish_saving()
         raise
     run.finish_saving()
+    if reason == "done":
+        run.score_core()
     return reason
 
 

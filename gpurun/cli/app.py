@@ -48,6 +48,7 @@ VERBS = {
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
     ),
     "sample": "Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's.",
+    "eval": "Score a run's checkpoint on this machine, on tasks that other models were scored on.",
     "export": "Write a run's checkpoint or curves for other tools, a model with a card of its receipt.",
     "confirm-shutdown": "Check that your own box answers no more after a run, and sign it beside the receipt.",
     "pack": "Show what would be uploaded, or write it to a file.",
@@ -64,7 +65,7 @@ VERBS = {
 GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "stop", "resume", "collect", "destroy"),
     "Train elsewhere": ("notebook", "import"),
-    "Look": ("ps", "attach", "wait", "logs", "report", "sample", "export"),
+    "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
     "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
     "Data": ("data", "recipes", "pack"),

@@ -107,6 +107,8 @@ def request_from(session: Session, **typed: Any) -> Request:
     renting = renting_from(session, **typed)
     trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
     own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer}
+    bundle = typed["core_bundle"]
+    own["core_bundle"] = str(Path(bundle).expanduser().absolute()) if bundle and "://" not in bundle else bundle
     choices = renting["choices"].model_copy(update=own)
     kept = (f"train.keep_checkpoints={typed['keep_checkpoints']}",) if typed["keep_checkpoints"] else ()
     request = Request(
@@ -329,6 +331,8 @@ REQUEST = Shared(
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
         "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
+        # Hidden: a recipe with eval.core and without it is refused by its name.
+        "core_bundle": (Annotated[str, typer.Option("--core-bundle", metavar="FILE|URL", hidden=True)], ""),
     },
     request_from,
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.session import Session
 from gpurun.core.clock import Clock
-from gpurun.core.errors import NoOffer, TrainingFailed
+from gpurun.core.errors import NoOffer, TrainingFailed, UsageError
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder, make_private
 from gpurun.core.run_plan import Choices, Plan, Request
@@ -27,8 +27,9 @@ from gpurun.ledger.runs import Sight, look, open_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.planning.budget import expected_train_s
+from gpurun.planning.changed_recipe import own_reader
 from gpurun.planning.planner import make_plan
-from gpurun.planning.recipe import load_recipe
+from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.check_table import CheckRow
 
 _PERIOD_S = 0.2
@@ -67,19 +68,45 @@ def check_recipe(session: Session, name: str, home: Home) -> CheckRow:
 def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> tuple[Plan, RunFolder]:
     """Rehearse a request from its beginning, in a home that is its own; TrainingFailed where it does not end well.
 
-    What concerns only the renting is left out. `trainer` is the folder of a changed trainer, or "".
+    What concerns only the renting is left out. `trainer` is the folder of a changed trainer, or "". Such a one ends
+    after a part of the steps, and another process goes on from its checkpoint: on a spot machine it would have to.
     """
-    asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": Choices(trainer=trainer)})
+    choices = Choices(trainer=trainer, core_bundle=request.choices.core_bundle)
+    asked = request.model_copy(update={"dry_run": True, "continues": "", "choices": choices})
     again = f"Look at it closely: gpurun train {request.recipe_word} --dry-run"
     again += f" --trainer {shlex.quote(request.choices.trainer)}" if request.choices.trainer else ""
-    say = session.talk_when_slow()
-    plan = make_plan(asked, run=_RUN, home=home, clock=session.clock, say=say, need_data=True)
+    hint = f"{again}, then gpurun logs @last."
+    if not trainer or (part := _part_of(asked)) is None:
+        return _rehearsed(session, asked, home, _RUN, "", hint)
+    _, first = _rehearsed(session, part, home, _RUN, "", hint)
+    steps = look(home, first.name).plan.steps
+    hint = f"Its checkpoint has the optimiser's state (trainer/optim.py: optimizer_tensors). {again} trains it whole."
+    after = f", stopped after step {steps} and begun again from its checkpoint,"
+    return _rehearsed(session, asked.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
+
+
+def _rehearsed(session: Session, asked: Request, home: Home, name: str, how: str, hint: str) -> tuple[Plan, RunFolder]:
+    plan = make_plan(asked, run=name, home=home, clock=session.clock, say=session.talk_when_slow(), need_data=True)
     folder = open_run(home, asked, plan)
     sight = _rehearse(home, folder, session.clock)
     if sight.state.outcome != "done":
-        what = f"The rehearsal of {request.recipe} {_why(sight)}"
-        raise TrainingFailed("recipes.rehearsal_failed", what, hint=f"{again}, then gpurun logs @last.")
+        what = f"The rehearsal of {asked.recipe}{how} {_why(sight)}"
+        raise TrainingFailed("recipes.rehearsal_failed", what, hint=hint)
     return plan, folder
+
+
+def _part_of(asked: Request) -> Request | None:
+    """The same rehearsal of half of its steps, or of all but one where its schedule needs them; None for one step."""
+    recipe = load_recipe(asked.recipe, own_reader(Path(asked.choices.trainer)))
+    steps = resolve(recipe, "rehearsal", asked.overrides).tables.train.steps
+    for fewer in sorted({steps // 2, steps - 1} - {0}):
+        overrides = (*asked.overrides, f"train.steps={fewer}")
+        try:
+            resolve(recipe, "rehearsal", overrides)
+        except UsageError:
+            continue
+        return asked.model_copy(update={"overrides": overrides})
+    return None
 
 
 def _planned(name: str, plan: Plan) -> CheckRow:

@@ -23,6 +23,7 @@ from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.ledger.audit.audit_run import sha256_of
 from gpurun.ledger.evidence.card import MOST_STATE_BYTES
 from gpurun.planning.continue_from import newest_whole
+from gpurun.planning.jobs import CHANGED
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13
@@ -90,6 +91,8 @@ def replay_run(
     """
     if not terms_in(told).has_model:
         return Replayed.nothing("it ran a command of its user's own")
+    if told["asked"].get("trainer") == CHANGED:
+        return Replayed.nothing("a changed trainer trained it, whose code is not run for this")
     listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
     files = [one for one in listed if sha256_of(folder.artifacts / one["name"]) == one["sha256"]]
     last = newest_whole(files)

@@ -9,29 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import resource
 import subprocess
-import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
-from gpurun.core.installed_files import bundle_root
 from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import open_regular
-from gpurun.core.secrets import child_environment
-from gpurun.core.untrusted import safe_line
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.planning.changed_trainer import demand_as_planned
+from gpurun.planning.jobs import CHANGED
 
 # What continuing a text or exporting needs; the optimiser's state may stay where it is.
 _NEEDED = ("weights", "state")
-REFUSED = 2
 MEMORY_BYTES = 8 << 30
 """What torch may take beside the weights, on a card of its own too."""
 _STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetensors|\.state\.json)?")
@@ -39,12 +35,16 @@ _STEP = re.compile(r"(?:checkpoints/)?0*(\d{1,6})(?:\.(?:model|optim)\.safetenso
 
 @dataclass(frozen=True)
 class HomeCheckpoint:
-    """One checkpoint that came home whole: its step, its file of weights, its data's folder and the plan's recipe."""
+    """One checkpoint that came home whole: its step, its file of weights, its data's folder and the plan's recipe.
+
+    `trainer` is the run's copy of its own changed trainer, which alone knows its model; None for gpurun's.
+    """
 
     step: int
     weights: Path
     data: Path
     recipe: dict[str, Any]
+    trainer: Path | None = None
 
 
 def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
@@ -69,7 +69,15 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
-    return HomeCheckpoint(step, own["weights"], data, sight.plan.resolved)
+    return HomeCheckpoint(step, own["weights"], data, sight.plan.resolved, _own_trainer(sight))
+
+
+def _own_trainer(sight: Sight) -> Path | None:
+    """The run's copy of a changed trainer, which is run as the one that the run was planned with, or not at all."""
+    if sight.plan.trainer != CHANGED:
+        return None
+    demand_as_planned(sight.plan, sight.folder.trainer)
+    return sight.folder.trainer
 
 
 def _came_home(sight: Sight) -> dict[str, Any]:
@@ -126,7 +134,7 @@ def _unchanged(sight: Sight, file: dict[str, Any]) -> Path:
 
 
 def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: float, **told: Any) -> str:
-    """Run `python -m MODULE` of the bundled trainer on a checkpoint, and return what it prints.
+    """Run `python -m MODULE` of a checkpoint's trainer on it, and return what it prints.
 
     It has the recipe from the plan, not from the checkpoint, a bound to its memory and to its time, and by files the
     JSON of `told`. SetupError where torch is missing or the program breaks; UsageError for what it refuses.
@@ -134,51 +142,25 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
     if find_spec("torch") is None:
         hint = "From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
-    command = [sys.executable, "-m", module, str(found.weights), *arguments, "--data", str(found.data)]
+    words = [str(found.weights), *arguments, "--data", str(found.data)]
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
         for name, value in (told | ({"recipe": found.recipe} if "model" in found.recipe else {})).items():
             path = Path(own, f"{name}.json")
             path.write_text(json.dumps(value), encoding="utf-8")
-            command += [f"--{name}", str(path)]
-        code, out, err = _bounded(command, MEMORY_BYTES + 4 * found.weights.stat().st_size, limit_s)
-    said = err.strip().splitlines() or ["it said nothing"]
-    refusal = safe_line(said[-1]).rstrip(".").partition("refused: ")[2]
-    if code == REFUSED and refusal:
+            words += [f"--{name}", str(path)]
+        most_bytes = MEMORY_BYTES + 4 * found.weights.stat().st_size
+        try:
+            ended = run_module(module, words, trainer=found.trainer, most_bytes=most_bytes, limit_s=limit_s)
+        except subprocess.TimeoutExpired:
+            what = f"python -m {module} was not done after {limit_s / 60:.0f} minutes, and was ended."
+            hint = "Take a faster machine; of a sample fewer --tokens."
+            raise SetupError("trainer.too_long", what, hint=hint) from None
+    if refusal := ended.refusal:
         hint = f"See gpurun {'sample' if module.endswith('generate') else 'export'} --help."
         begun = refusal.split(maxsplit=1)[0]  # A sentence begins with a capital; the name of a key or file does not.
         what = f"{begun.capitalize() if begun.isalpha() else begun}{refusal[len(begun) :]}."
         raise UsageError("trainer.refused", what, hint=hint)
-    if code:
-        what = f"python -m {module} ended with exit code {code}: {safe_line(' '.join(said[-3:]))}"
+    if ended.code:
+        what = f"python -m {module} ended with exit code {ended.code}: {ended.last_lines}"
         raise SetupError("trainer.failed", what, hint="The memory or PyTorch itself may be the reason; gpurun doctor.")
-    return out
-
-
-def _bounded(command: list[str], most_bytes: int, limit_s: float) -> tuple[int, str, str]:
-    """The exit code and output of a program that may take so much memory and time: what it reads came from a machine.
-
-    Only Linux bounds the memory.
-    """
-    root = bundle_root()  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
-    with subprocess.Popen(
-        command,
-        env=child_environment({"PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8"}),
-        cwd=root,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    ) as child:
-        try:
-            if hasattr(resource, "prlimit"):
-                with suppress(ProcessLookupError):  # It has ended already.
-                    resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
-            out, err = child.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            what = f"python -m {command[2]} was not done after {limit_s / 60:.0f} minutes, and was ended."
-            hint = "Take a faster machine; of a sample fewer --tokens."
-            raise SetupError("trainer.too_long", what, hint=hint) from None
-        finally:
-            child.kill()
-    return child.returncode, out, err
+    return ended.out

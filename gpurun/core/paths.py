@@ -197,6 +197,11 @@ class Home:
         return self.staged / f"{run}.trainer.{os.getpid()}"
 
     @property
+    def traced(self) -> Path:
+        """What the steps of changed trainers take of memory, by digest of trainer and recipe."""
+        return self.cache / "traced"
+
+    @property
     def uploads(self) -> Path:
         """Uploads to buckets that are under way: what is needed to go on with them after a crash."""
         return self.cache / "uploads"

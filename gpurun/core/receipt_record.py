@@ -88,6 +88,7 @@ class Digests(TypedDict):
     shipped: str
     log: Digested
     events: Digested
+    core_bundle: NotRequired[str]
 
 
 class Shipping(Is):

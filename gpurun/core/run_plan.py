@@ -44,9 +44,10 @@ class Choices(Frozen):
     a script to run first, for `setup_limit_s` (0: the usual). `stage`: the bucket (s3://…) for shards and checkpoints.
     `warm`: send earlier compile caches along. `accept_skipped`: train on a folder of which most is passed over.
     `give_up_after_s`: how long a machine may be silent while it trains (0: to its lease). `log_to`: trackers of its
-    figures. `trainer`: a folder to ship as the trainer. `queue_s`: how long it may wait. `max_gpu_hours`: the most for
-    a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of its login's variables for the job. `idle_s`,
-    `silent_s`: how long its job may be idle or silent before it is ended (0: to its lease; None: not said). `hold_s`:
+    figures. `trainer`: a folder to ship as the trainer. `core_bundle`: a file or URL with CORE's tasks. `queue_s`: how
+    long it may wait. `max_gpu_hours`: the most for a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of
+    its login's variables for the job. `idle_s`, `silent_s`: how long its job may be idle or silent before it is ended
+    (0: to its lease; None: not said). `hold_s`:
     for how long at most a machine is kept whose end would take away what is not at home (0: not at all).
     """
 
@@ -70,6 +71,7 @@ class Choices(Frozen):
     slow_network: bool = False
     log_to: tuple[str, ...] = ()
     trainer: str = ""
+    core_bundle: str = ""
     pass_env: tuple[str, ...] = ()
 
     def with_limits_of(self, earlier: Choices) -> Choices:
@@ -236,6 +238,8 @@ class DataSummary(Frozen):
     passed_over: str = ""
     divided: str = ""
     public: tuple[PublicFile, ...] = ()
+    core_sha256: str = ""
+    """The digest of the bundle whose items of CORE lie beside them."""
     public_origin: str = ""
     """The hub that the user named in place of huggingface.co, which may be in a network of their own."""
 

@@ -85,6 +85,15 @@ class Evaluation(TrainerEvent):
 
 
 @dataclass(frozen=True)
+class CoreScore(TrainerEvent):
+    """CORE after the last step, over so many items of the bundle of that digest."""
+
+    core: float | None
+    core_items: int | None
+    bundle_sha256: str | None
+
+
+@dataclass(frozen=True)
 class Sample(TrainerEvent):
     """What the model wrote after a prompt; `text` is None where the line has none."""
 
@@ -272,6 +281,7 @@ _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], A
         Evaluation,
         dict.fromkeys(("val_loss", "bits_per_byte", "hellaswag"), number) | {"eval_s": _seconds, "tokens": whole},
     ),
+    "core": (CoreScore, {"core": number, "core_items": whole, "bundle_sha256": _word}),
     "sample": (Sample, {"prompt": _text, "text": _written}),
     "checkpoint": (Checkpoint, {"bytes": whole, "stall_s": _seconds}),
     "warning": (Alert, {"code": _name, "message": _text}),

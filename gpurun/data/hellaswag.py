@@ -29,7 +29,7 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
     """
     lines, written = [], shards / question_items.FILE
     with preparing("Nothing was left behind."):
-        tokenizer = _tokenizer_of(shards, say)
+        tokenizer = tokenizer_of_shards(shards, say)
         for context, endings, label in _questions(questions):
             first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {one}" for one in endings)]))
             lines.append(json.dumps({"context": first, "endings": rest, "label": label}) + "\n")
@@ -39,7 +39,7 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
     return written, len(lines)
 
 
-def _tokenizer_of(shards: Path, say: Say) -> tokenizers.TextTokenizer:
+def tokenizer_of_shards(shards: Path, say: Say) -> tokenizers.TextTokenizer:
     """The tokeniser that the shards were made with."""
     try:
         name = read_object(shards / "data.json")["tokenizer"]["name"]

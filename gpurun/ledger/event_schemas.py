@@ -36,6 +36,7 @@ class _Opened(Frozen):
     cap_micros: int | None
     worst_micros: int
     rules: int = 1
+    core_bundle_sha256: str = ""
 
 
 class _Lease(Lease):

@@ -17,7 +17,7 @@ from typing import Any
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
 from gpurun.core.receipt_rules import rules_of
-from gpurun.core.trainer_events import Alert, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
+from gpurun.core.trainer_events import Alert, CoreScore, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
 
@@ -89,6 +89,7 @@ class _Told:
     last_step: Step | None = None
     last_eval: Evaluation | None = None
     best_val_loss: float | None = None
+    core: CoreScore | None = None
     sample: Sample | None = None
     stop: Stop | None = None
     split: TrainingSplit = field(default_factory=TrainingSplit)
@@ -155,6 +156,8 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
                 told.last_eval = event
                 losses = [loss for loss in (event.val_loss, told.best_val_loss) if loss is not None]
                 told.best_val_loss = min(losses, default=None)
+            case CoreScore():
+                told.core = event
             case Sample():
                 told.sample = event
             case Alert() if len(told.warnings) < _MOST_WARNINGS:
@@ -167,7 +170,8 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
 
 def _figures(told: _Told) -> dict[str, Any]:
     """Losses, steps and speed as the trainer reported them; null where it did not."""
-    first, last = told.first_step, told.last_step
+    first, last, core = told.first_step, told.last_step, told.core
+    scored = {key: getattr(core, key) for key in ("core", "core_items", "bundle_sha256")} if core else None
     return {
         "first_step": first.step if first else None,
         "first_loss": first.loss if first else None,
@@ -177,6 +181,7 @@ def _figures(told: _Told) -> dict[str, Any]:
         "best_val_loss": told.best_val_loss,
         "tokens": last.tokens if last else None,
         "train_s": told.stop.train_s if told.stop else None,
+        **({"core": scored} if scored else {}),
     }
 
 

@@ -218,6 +218,7 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict
         "request_sha256": hashlib.sha256(read_regular(folder.request)).hexdigest(),
         "plan_sha256": hashlib.sha256(read_regular(folder.plan)).hexdigest(),
         "data_sha256": plan.data.sha256,
+        **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),
         "bundle_sha256": plan.bundle_sha256,
         "trainer": plan.trainer,
         "gpurun_version": __version__,

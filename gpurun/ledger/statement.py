@@ -141,7 +141,7 @@ def _file(file: dict[str, Any]) -> FileAtHome:
 
 def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Evidence) -> Digests:
     shipped = last_of(records, Event.SHIP_OBSERVED)
-    return {
+    digests: Digests = {
         "request": opened["request_sha256"],
         "plan": opened["plan_sha256"],
         "recipe": opened["recipe_sha256"],
@@ -151,6 +151,9 @@ def _digests(opened: dict[str, Any], records: Sequence[Record], evidence: Eviden
         "log": evidence.log,
         "events": evidence.events,
     }
+    if bundle := opened.get("core_bundle_sha256"):
+        digests["core_bundle"] = bundle
+    return digests
 
 
 def _shipping(records: Sequence[Record]) -> Shipping:

@@ -16,7 +16,7 @@ from gpurun.planning.budget import candidates, choose, ranked
 from gpurun.planning.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
 from gpurun.planning.estimate import NO_PRIORS
 from gpurun.planning.history import Priors, uplink_of
-from gpurun.planning.recipe import ResolvedRecipe, parameters_of
+from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.requirements import outfitted, setup_limit_s
 from gpurun.planning.transfer import Load, load_for, named_data, not_prepared, vocabulary_of
 
@@ -198,7 +198,7 @@ def build_plan(
         form=resolved.form,
         recipe_sha256=resolved.sha256,
         resolved=resolved.record,
-        parameters=parameters_of(resolved.tables.model, data.vocab_size),
+        parameters=resolved.parameters(data.vocab_size),
         processes=chosen.offer.gpu_count or (chosen.offer.nodes if mode is Mode.PAID else resolved.processes),
         # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),

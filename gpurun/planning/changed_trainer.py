@@ -58,11 +58,8 @@ def notes_of(plan: Plan, trainer: Path) -> Iterator[str]:
     """What the plan says of a trainer that gpurun does not know."""
     digest = digest_of_trainer(trainer)
     if words_of_trainer(digest) == CHANGED:
-        first = ", and rehearsed here before anything is rented" if plan.mode is Mode.PAID else ""
-        yield (
-            f"A changed trainer is shipped{first} (sha256 {short_hash(digest)}). Memory and time are counted as if it "
-            "were gpurun's own."
-        )
+        first = "; it is rehearsed here before anything is rented, and resumes once" if plan.mode is Mode.PAID else ""
+        yield f"A changed trainer is shipped (sha256 {short_hash(digest)}){first}. Its time is counted as gpurun's own."
 
 
 def other_than_before(plan: Plan, home: Home) -> Iterator[str]:

@@ -137,6 +137,10 @@ def shards_of(
 
     into, found = home.staged_data(run), _prepared(request, run, resolved, home, say)
     data = carried(started(found, resolved), resolved, home, into)
+    if resolved.tables.eval.core:
+        from gpurun.planning.core_tasks import with_core
+
+        data = with_core(data, request, resolved, home, into, say)
     return warmed(data, request, resolved, home, into)
 
 

@@ -78,9 +78,10 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
         outfit = {name: getattr(request.choices, name) or getattr(asked.choices, name) for name in names}
         told["choices"] = request.choices.model_copy(update=outfit)
     choices = told.get("choices", request.choices).with_limits_of(asked.choices)
-    told["choices"] = choices
     if asked.choices.trainer and not request.choices.trainer:
-        told["choices"] = choices.model_copy(update={"trainer": str(run.folder.trainer)})
+        choices = choices.model_copy(update={"trainer": str(run.folder.trainer)})
+    bundle = request.choices.core_bundle or asked.choices.core_bundle
+    told["choices"] = choices.model_copy(update={"core_bundle": bundle})
     return request.model_copy(update=told)
 
 

@@ -24,7 +24,7 @@ from gpurun.core.run_plan import Estimate
 from gpurun.planning.catalog import Card, card_of
 from gpurun.planning.history import Nearest, Priors, nearest
 from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of, what_would_fit
-from gpurun.planning.recipe import ResolvedRecipe, flops_per_token
+from gpurun.planning.recipe import ResolvedRecipe
 
 NO_PRIORS = Priors()
 
@@ -40,6 +40,8 @@ NODES_SCALING = (0.7, 0.95)
 PCIE_SCALING = (0.85, 0.97)  # With NVLink nothing more is lost: that MFU was read off whole machines, of eight cards.
 HELLASWAG_ITEM_TOKENS = 4 * 128
 """Four endings, each after the context in a row padded to the longest of a few items: a guess by hand."""
+CORE_TASKS, CORE_ITEM_TOKENS = 22, 1_500
+"""Of an item of CORE all rows together, most of them after ten examples: a guess by hand."""
 LAUNCH_S = (0.0002, 0.0015)
 """Launching one layer's kernels, forward and backward, eager."""
 FORWARD_SHARE = 1 / 3
@@ -61,6 +63,8 @@ class Pieces:
     """What goes through the model for a checkpoint's samples: a whole context for each token of each prompt."""
     sampled_layers: int = 0
     """The layers launched for it, beside their work: all prompts go on at once, but one token after the other."""
+    core_tokens: int = 0
+    """What goes through the model for CORE, after the last step."""
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
@@ -77,7 +81,8 @@ class Pieces:
         eval_tokens += HELLASWAG_ITEM_TOKENS * items if type(items) is int and items > 0 else 0
         sampled_tokens = prompts * tokens * model.get("context", 0)
         sampled_layers = tokens * model.get("layers", 0) if prompts else 0
-        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_tokens, sampled_layers)
+        core = core_tokens(resolved)
+        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_tokens, sampled_layers, core)
 
     @property
     def sampled_steps(self) -> float:
@@ -96,7 +101,8 @@ class Pieces:
 
     def beside_from(self, step: int) -> float:
         """All evaluations and samples from this step on, in steps."""
-        evaluated = self.evaluations_from(step) * self.eval_tokens * FORWARD_SHARE / self.batch_tokens
+        evaluated_tokens = self.evaluations_from(step) * self.eval_tokens + self.core_tokens
+        evaluated = evaluated_tokens * FORWARD_SHARE / self.batch_tokens
         return evaluated + self.saves_from(step) * self.sampled_steps
 
     def launching_s(self, step: int) -> tuple[float, float]:
@@ -107,6 +113,12 @@ class Pieces:
     def _multiples(self, every: int, step: int) -> int:
         """How many steps from this one on, but for the last, are a multiple."""
         return max(0, (self.steps - 1) // every - (max(1, step) - 1) // every)
+
+
+def core_tokens(resolved: Mapping[str, Any]) -> int:
+    """The tokens that CORE reads, by a recipe.json: an older one has no such key."""
+    most = resolved.get("eval", {}).get("core", 0)
+    return CORE_TASKS * most * CORE_ITEM_TOKENS if type(most) is int and most > 0 else 0
 
 
 @dataclass(frozen=True)
@@ -150,7 +162,7 @@ def estimate(
         return _unfit(peak, what_would_fit(recipe, offer, processes, vocab_size))
     if card is not None and (why := _wrong_precision(recipe, card)):
         return _unfit(peak, why)
-    token_flops = flops_per_token(model, vocab_size)
+    token_flops = recipe.flops_per_token(vocab_size)
     own = nearest(priors, recipe, offer, micro_batch, token_flops, machine)
     if own is not None:
         guess = _by_own_run(own, recipe, peak, micro_batch)
@@ -181,7 +193,8 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
     expected_s = None
     if speed.expected_flops is not None and not launch_bound:
         expected_s = sum(speed.beside_s) / 2 + steps * step_flops / speed.expected_flops
-    notes = [f"6N+{12 * schema.ATTENTIONS[recipe.tables.model.preset]}LCT FLOPs a token"]
+    own = f"6N+{12 * schema.ATTENTIONS[recipe.tables.model.preset]}LCT"
+    notes = [f"{'your flops_per_token' if recipe.reader else own} FLOPs a token"]
     notes += ["launch-bound, so the range is wide"] if launch_bound else []
     return Estimate(
         fits=True,

@@ -1,7 +1,7 @@
 """How much memory one GPU holds at most, which micro-batch that leaves, and what would have to be smaller to fit.
 
 What is counted, at the moments of a training step, is what the trainer's step keeps; torch's MemTracker on the real
-step agrees (tests/traced_memory.py).
+step agrees (trainer/traced_memory.py).
 N tokens of C channels in L layers with H heads, V the vocabulary, P parameters. All of it grows with each of these.
 """
 
@@ -250,9 +250,15 @@ REPLICA_BYTES, REPLICA_SHARE = 18, 0.75
 """The trainer's own switch (trainer/distributed.py): where so many bytes a parameter are above this share of a card."""
 
 
-def peak_bytes(model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE) -> int:
-    """The most memory one GPU holds at once, everything included: tensors, the allocator's gaps, CUDA itself."""
-    return int(tensor_bytes(model, micro_batch, vocab_size, way) * FRAGMENTATION) + CONTEXT_BYTES
+def peak_bytes(
+    model: ModelConfig, micro_batch: int, vocab_size: int = 0, way: Way = ALONE, beyond_bytes: int = 0
+) -> int:
+    """The most memory one GPU holds at once, everything included: tensors, the allocator's gaps, CUDA itself.
+
+    `beyond_bytes` are those of tensors that a trace has found and the formula has not.
+    """
+    tensors = max(0, tensor_bytes(model, micro_batch, vocab_size, way) + beyond_bytes)
+    return int(tensors * FRAGMENTATION) + CONTEXT_BYTES
 
 
 def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
@@ -263,9 +269,9 @@ def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: 
     wanted, model = recipe.tables.train.parallel, recipe.tables.model
     if processes == 1 or not offer.gpu_count or wanted == "ddp":
         return 1
-    if wanted == "fsdp" or REPLICA_BYTES * parameters_of(model, vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
+    if wanted == "fsdp" or REPLICA_BYTES * recipe.parameters(vocab_size) > REPLICA_SHARE * offer.vram_gb * GIB:
         return processes
-    replica = peak_bytes(model, 1, vocab_size, _way(recipe, offer, gradient=True, shards=1))
+    replica = peak_bytes(model, 1, vocab_size, _way(recipe, offer, gradient=True, shards=1), recipe.beyond_formula(1))
     return 1 if replica <= usable_bytes(offer, processes) else processes
 
 
@@ -287,7 +293,7 @@ def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -
 def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> int:
     """The most memory that a GPU of an offer holds with a micro-batch of this recipe."""
     way = way_of(recipe, offer, processes, micro_batch, vocab_size)
-    return peak_bytes(recipe.tables.model, micro_batch, vocab_size, way)
+    return peak_bytes(recipe.tables.model, micro_batch, vocab_size, way, recipe.beyond_formula(micro_batch))
 
 
 def fitting_micro_batch(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:

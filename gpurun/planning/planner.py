@@ -27,7 +27,7 @@ from gpurun.planning.cloud_plan import rented_plan, shown_plan
 from gpurun.planning.history import load_priors
 from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
 from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
-from gpurun.planning.transfer import advice, public_shards, unused_notes
+from gpurun.planning.transfer import advice, public_shards, unused_notes, vocabulary_of
 from gpurun.providers.registry import require_known
 from gpurun.view.number_format import format_count
 
@@ -59,13 +59,21 @@ def make_plan(
 
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
-    recipe = load_recipe(request.recipe)
     notes: list[str] = []
     if own_trainer := request.choices.trainer:
+        from gpurun.planning.changed_recipe import own_reader
         from gpurun.planning.changed_trainer import notes_of, take_trainer
 
         take_trainer(Path(own_trainer), home.staged_trainer(run))
+        recipe = load_recipe(request.recipe, own_reader(home.staged_trainer(run)))
+    else:
+        recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
+    if request.choices.core_bundle or plan.resolved["eval"].get("core"):
+        from gpurun.planning.core_tasks import core_note, demand_bundle
+
+        demand_bundle(request, plan.resolved["eval"].get("core", 0))
+        notes.append(core_note(plan, request))
     notes += notes_of(plan, home.staged_trainer(run)) if own_trainer else ()
     warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:
@@ -114,27 +122,14 @@ def _planned(
     _check_providers(request, mode)
     offered: tuple[Candidate, ...] = ()
     if mode is Mode.PAID:
-        full = _going_on(_rented_form(request, recipe), request, home)
-        if request.providers == ("slurm",):
-            from gpurun.planning.local_plan import job_plan
-
-            return with_bundle(job_plan(request, run, full, home, clock, say), home, clock)
-        if request.providers == ("ssh",):
-            from gpurun.planning.local_plan import box_plan
-
-            return with_bundle(box_plan(request, run, full, home, clock, say), home, clock)
-        if need_data:
-            return with_bundle(rented_plan(request, run, full, home, clock, say), home, clock)
-        made = shown_plan(request, run, full, home, clock, say)
-        if request.choices.stage:
-            from gpurun.planning.staging import with_stage
-
-            return with_stage(made, None, clock)
-        is_sent = not public_shards(request, full.tables.data.source)
-        return made.told(*advice(made.offer, made.uplink, made.ship_bytes)) if is_sent else made
+        full, notes = _traced(_going_on(_rented_form(request, recipe), request, home), request, run, home, say)
+        return _paid_plan(request, full, run, home, clock, say, need_data).told(*notes)
     if mode is Mode.REHEARSAL:
         here = resolve(recipe, "rehearsal", request.overrides)
-        offered, notes = _paid_form(request, recipe, home)
+        if _begins_at_rehearsal(request, home):
+            here, notes = _going_on(here, request, home), ()
+        else:
+            offered, notes = _paid_form(request, recipe, home)
     else:
         here, notes = _form_here(request, recipe)
         here = _going_on(here, request, home)
@@ -142,9 +137,65 @@ def _planned(
 
     _need_software(here)
     plan = local_plan(request, run, mode, here, home, clock, say)
-    if (small := small_memory(plan, here)) and not has_cuda():
+    if not request.choices.trainer and not has_cuda() and (small := small_memory(plan, here)):
         raise small
     return with_bundle(plan.model_copy(update={"candidates": offered}).told(*notes), home, clock)
+
+
+def _paid_plan(
+    request: Request,
+    full: ResolvedRecipe,
+    run: str,
+    home: Home,
+    clock: Clock,
+    say: Callable[[str], None],
+    need_data: bool,
+) -> Plan:
+    """The plan of a run that is paid for, or that has a box or a cluster of the user's."""
+    if request.providers == ("slurm",):
+        from gpurun.planning.local_plan import job_plan
+
+        return with_bundle(job_plan(request, run, full, home, clock, say), home, clock)
+    if request.providers == ("ssh",):
+        from gpurun.planning.local_plan import box_plan
+
+        return with_bundle(box_plan(request, run, full, home, clock, say), home, clock)
+    if need_data:
+        return with_bundle(rented_plan(request, run, full, home, clock, say), home, clock)
+    made = shown_plan(request, run, full, home, clock, say)
+    if request.choices.stage:
+        from gpurun.planning.staging import with_stage
+
+        return with_stage(made, None, clock)
+    is_sent = not public_shards(request, full.tables.data.source)
+    return made.told(*advice(made.offer, made.uplink, made.ship_bytes)) if is_sent else made
+
+
+def _traced(
+    full: ResolvedRecipe, request: Request, run: str, home: Home, say: Callable[[str], None]
+) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+    """The recipe with the memory of a changed trainer's model, traced, and a note that says so."""
+    if not request.choices.trainer:
+        return full, ()
+    from gpurun.planning.jobs import CHANGED, digest_of_trainer, words_of_trainer
+
+    trainer = home.staged_trainer(run)
+    if words_of_trainer(digest_of_trainer(trainer)) != CHANGED:
+        return full, ()
+    from gpurun.planning.changed_recipe import traced_form
+
+    say("The memory of the changed trainer's model is traced on this computer.")
+    traced, note = traced_form(full, trainer, vocabulary_of(full), home.traced)
+    return traced, (note,)
+
+
+def _begins_at_rehearsal(request: Request, home: Home) -> bool:
+    """Whether a rehearsal is to go on from another, as that of a changed trainer does; no command of a user's can."""
+    if not request.continues:
+        return False
+    from gpurun.ledger.plan_from_journal import read_plan
+
+    return read_plan(home.run(request.continues)).mode is Mode.REHEARSAL
 
 
 def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:

@@ -7,9 +7,9 @@ a sentence that names the file, the key and the nearest right word.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, get_args, get_type_hints
 
 from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.installed_files import bundle_root, page, recipe_file
@@ -29,14 +29,28 @@ padded_vocab = schema.padded_vocab
 parameters_of = schema.parameters_of
 
 
+class Reader(Protocol):
+    """Reads the recipes of a changed trainer (changed_recipe.py), which may have keys that gpurun does not know."""
+
+    def read(self, path: Path, overrides: Sequence[str] = (), *, rehearse: bool = False) -> dict[str, Any]:
+        """Return a recipe's record with its rehearsal, if that is asked for, and the overrides; UsageError."""
+
+    def counts(self, record: Mapping[str, Any], vocab_size: int) -> tuple[int, int]:
+        """Return the model's parameters and its FLOPs a token."""
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, checked; `written` is what its file says by itself, without the defaults."""
+    """A recipe, checked; `written` is what its file says by itself, without the defaults.
+
+    `reader` is that of a changed trainer, by which it was read; `tables` have the part of it that gpurun knows.
+    """
 
     name: str
     path: str
     tables: RecipeTables
     written: Mapping[str, Any]
+    reader: Reader | None = None
 
     @property
     def about(self) -> str:
@@ -48,7 +62,9 @@ class Recipe:
 class ResolvedRecipe:
     """A recipe after defaults, rehearsal and `--set`, for a number of processes that its batch can be shared among.
 
-    `earlier` is the checkpoint that it goes on from; what is trained is the same, and less of it is left.
+    `earlier` is the checkpoint that it goes on from; what is trained is the same, and less of it is left. `reader` and
+    `whole` are those of a changed trainer: its reader, and its record, of which `tables` have what gpurun knows.
+    `beyond` is by how many bytes its tensors exceed memory.py's formula, at two micro-batches.
     """
 
     name: str
@@ -56,6 +72,9 @@ class ResolvedRecipe:
     processes: int
     tables: RecipeTables
     earlier: Earlier | None = None
+    reader: Reader | None = None
+    whole: Mapping[str, Any] | None = None
+    beyond: tuple[tuple[int, int], tuple[int, int]] = ((1, 0), (1, 0))
 
     @property
     def first_step(self) -> int:
@@ -70,9 +89,31 @@ class ResolvedRecipe:
     @property
     def record(self) -> dict[str, Any]:
         """What recipe.json holds: every key of every table but the rehearsal's, which has been applied."""
-        record = self.tables.as_record()
+        record = self.tables.as_record() if self.whole is None else {**self.whole}
         del record["rehearsal"]
         return record
+
+    def parameters(self, vocab_size: int = 0) -> int:
+        """The number of parameters; `vocab_size` is the tokeniser's, for a model that says 0."""
+        return self._counts(vocab_size)[0]
+
+    def flops_per_token(self, vocab_size: int = 0) -> int:
+        """Training FLOPs for one token, counted as `schema.flops_per_token` does."""
+        return self._counts(vocab_size)[1]
+
+    def official_parameters(self, vocab_size: int = 0) -> int:
+        """The number of parameters of gpurun's own model of these tables."""
+        return parameters_of(self.tables.model, vocab_size)
+
+    def beyond_formula(self, micro_batch: int) -> int:
+        """By how many bytes the tensors of a micro-batch exceed memory.py's formula, on the line through two traces."""
+        (first, least), (last, most) = self.beyond
+        return least + (most - least) * (micro_batch - first) // max(1, last - first)
+
+    def _counts(self, vocab_size: int) -> tuple[int, int]:
+        if self.reader is not None:
+            return self.reader.counts(self.record, vocab_size)
+        return self.official_parameters(vocab_size), flops_per_token(self.tables.model, vocab_size)
 
     @property
     def sha256(self) -> str:
@@ -93,10 +134,11 @@ def list_recipes() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (bundle_root() / "recipes").glob("*.toml")))
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str, reader: Reader | None = None) -> Recipe:
     """Read and check a bundled recipe by its name, or any file by its path (it ends in .toml or has a slash).
 
-    Raises UsageError: not found (names the nearest), malformed TOML (file and line), unknown or missing key, bad value.
+    With the `reader` of a changed trainer it may have keys that only that knows. Raises UsageError: not found (names
+    the nearest), malformed TOML (file and line), unknown or missing key, bad value.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(name).expanduser()
@@ -108,6 +150,8 @@ def load_recipe(name: str) -> Recipe:
             raise UsageError("recipe.unknown", f"There is no recipe {name!r}.", hint=hint)
         path = bundle_root() / "recipes" / f"{name}.toml"
     written = _read(path)
+    if reader is not None:
+        return Recipe(path.stem, str(path), _known_part(reader.read(path), path.name), written, reader)
     return Recipe(path.stem, str(path), check_tables(written, where=path.name), written)
 
 
@@ -119,28 +163,46 @@ def resolve(
     `processes` None means what the recipe says: its rehearsal's number, or one for each GPU; else it is how many there
     are on all nodes. Raises UsageError.
     """
-    parsed = [parse_override(text) for text in overrides]
-    where = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else "")
-    try:
-        tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
-    except schema.RecipeError as error:
-        raise _refusal(error, where) from None
-    checked = check_tables(tables, where=where)
+    where, whole = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else ""), None
+    if recipe.reader is not None:
+        whole = recipe.reader.read(Path(recipe.path), overrides, rehearse=form == "rehearsal")
+        checked = _known_part(whole, where)
+    else:
+        parsed = [parse_override(text) for text in overrides]
+        try:
+            tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
+        except schema.RecipeError as error:
+            raise _refusal(error, where) from None
+        checked = check_tables(tables, where=where)
     if processes is None:
         asked = checked.rehearsal.processes if form == "rehearsal" else parse_gpu(checked.hardware.gpu).count
         processes = max(1, asked)
     _check_batch(checked, processes, nodes, where)
     if checked.train.loop == "huggingface" and processes > 1:
         _refuse(where, f'train.loop is "huggingface", which trains in one process; here are {processes} processes')
-    return ResolvedRecipe(name=recipe.name, form=form, processes=processes, tables=checked)
+    return ResolvedRecipe(recipe.name, form, processes, checked, reader=recipe.reader, whole=whole)
 
 
 def hardware_of(recipe: Recipe, overrides: Sequence[str]) -> schema.HardwareConfig:
     """The table `hardware` as `--set` has it: it decides which form is trained, and only that one is to add up."""
-    named = {path[1]: value for path, value in map(parse_override, overrides) if path[0] == "hardware"}
-    tables = recipe.tables.as_record()
-    tables["hardware"] |= named
-    return check_tables(tables, where=f"{recipe.name} with --set").hardware
+    paths = (known_override(text) for text in overrides)
+    named = {path[1]: value for path, value in filter(None, paths) if path[0] == "hardware"}
+    hardware, where = {**vars(recipe.tables.hardware), **named}, f"{recipe.name} with --set"
+    try:
+        checked: schema.HardwareConfig = schema.read_table(schema.HardwareConfig, hardware, "hardware", is_whole=False)
+    except schema.RecipeError as error:
+        raise _refusal(error, where) from None
+    return _on_one_node(checked, where)
+
+
+def known_override(text: str) -> recipe_file.Override | None:
+    """Return the path and the value of a --set; None for a key that gpurun does not have, which `resolve` judges."""
+    try:
+        return parse_override(text)
+    except UsageError as error:
+        if error.code == "set.unknown_key":
+            return None
+        raise
 
 
 def parse_override(text: str) -> recipe_file.Override:
@@ -166,8 +228,36 @@ def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
         recipe = schema.parse_recipe(tables, is_whole=False)
     except schema.RecipeError as error:
         raise _refusal(error, where) from None
-    if (need := parse_gpu(recipe.hardware.gpu, name="hardware.gpu")).nodes > 1:
+    _on_one_node(recipe.hardware, where)
+    return recipe
+
+
+def _on_one_node(hardware: schema.HardwareConfig, where: str) -> schema.HardwareConfig:
+    if (need := parse_gpu(hardware.gpu, name="hardware.gpu")).nodes > 1:
         _refuse(where, f"hardware.gpu {need} is {need.nodes} nodes, which only --gpu asks for")
+    return hardware
+
+
+def _known_part(record: Mapping[str, Any], where: str) -> RecipeTables:
+    """What gpurun knows of a recipe that a changed trainer has read: what it plans by.
+
+    A key that gpurun does not have is left out, and a word that it does not have in a list of words ("lion" for
+    optim.kind) is counted as the usual one. All else is held to gpurun's bounds.
+    """
+    known: dict[str, Any] = {"rehearsal": record.get("rehearsal", {}), "about": record.get("about", "")}
+    for name, kind in schema.TABLES.items():
+        table, hints = record.get(name), get_type_hints(kind)
+        given: dict[str, Any] = table if isinstance(table, dict) else {}  # What must be there is missed below.
+        known[name] = {key.name: given[key.name] for key in fields(kind) if key.name in given}
+        for key in fields(kind):
+            words = get_args(hints[key.name])
+            if words and key.default is not MISSING and isinstance(given.get(key.name), str):
+                known[name] |= {} if given[key.name] in words else {key.name: key.default}
+    try:
+        recipe: RecipeTables = schema.read_table(RecipeTables, known, "", is_whole=False)
+    except schema.RecipeError as error:
+        raise _refusal(error, where) from None
+    _on_one_node(recipe.hardware, where)
     return recipe
 
 

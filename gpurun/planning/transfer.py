@@ -19,7 +19,7 @@ from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, demand_public_name
 from gpurun.planning.catalog import terms_of
-from gpurun.planning.recipe import Recipe, ResolvedRecipe, parameters_of, parse_override
+from gpurun.planning.recipe import Recipe, ResolvedRecipe, known_override
 from gpurun.view.number_format import format_bytes, format_duration
 
 DOWNLINK_BITS_PER_S = 50e6
@@ -79,7 +79,7 @@ def download_s(public_bytes: int) -> float:
 def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
     """The load of a recipe: what is shipped, and the checkpoints that come home."""
     count = KEPT_CHECKPOINTS + recipe.tables.train.keep_checkpoints
-    size = CHECKPOINT_BYTES * parameters_of(recipe.tables.model, vocab_size)
+    size = CHECKPOINT_BYTES * recipe.parameters(vocab_size)
     return Load(ship_bytes, count * size, recipe.tables.hardware.disk_gb)
 
 
@@ -98,7 +98,7 @@ def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 
     train = recipe.tables.train
     each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
     count = min(CHECKPOINTS_ON_DISK + train.keep_checkpoints, ceil(recipe.steps_left / train.checkpoint_every))
-    needed = ship_bytes * 11 // 10 + count * each * parameters_of(recipe.tables.model, vocab_size)
+    needed = ship_bytes * 11 // 10 + count * each * recipe.parameters(vocab_size)
     return ceil(needed / 2**30)
 
 
@@ -302,7 +302,8 @@ def unused_notes(request: Request, recipe: Recipe, told: Mapping[str, Any]) -> t
         "vocab_size": told["vocab_size"] in (0, vocab_size),
     }
     named = {key: getattr(recipe.tables.data, key) for key in recipe.written["data"]}
-    named |= {path[-1]: value for path, value in map(parse_override, request.overrides) if path[-2] == "data"}
+    said = filter(None, map(known_override, request.overrides))
+    named |= {path[-1]: value for path, value in said if path[-2] == "data"}
     unused = [f"data.{key} {told[key]}" for key, held in holds.items() if not held and named.get(key) == told[key]]
     if not unused:
         return ()

@@ -9,7 +9,18 @@ from gpurun.core.artifact_names import shown
 from gpurun.core.clock import local_minute
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros, format_rate, format_usd
-from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Outputs, Sample, Start, Step, Stop, TrainerEvent
+from gpurun.core.trainer_events import (
+    Alert,
+    Checkpoint,
+    CoreScore,
+    Evaluation,
+    Outputs,
+    Sample,
+    Start,
+    Step,
+    Stop,
+    TrainerEvent,
+)
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
     UNKNOWN,
@@ -290,8 +301,13 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
     match event:
         case Step():
             return metrics(event, steps)
+        case Evaluation() if event.val_loss is None and event.bits_per_byte is not None:
+            return f"val {event.bits_per_byte:.4f} bits a byte"
         case Evaluation():
             return f"val loss {format_loss(event.val_loss)}"
+        case CoreScore():
+            over = "" if event.core_items is None else f" over {format_whole(event.core_items)} items"
+            return f"CORE {format_loss(event.core)}{over}"
         case Checkpoint():
             return f"checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
         case Sample():

@@ -300,6 +300,8 @@ def _result(told: Predicate) -> str:
     words += [f"step {step}"] if step is not None else []
     words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
     words += [_best_val(told, best)] if isinstance(best, float) else []
+    core = figures.get("core")
+    words += [f"CORE {core['core']:.4f}"] if isinstance(core, dict) and isinstance(core.get("core"), float) else []
     return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
 
 

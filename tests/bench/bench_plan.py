@@ -2,7 +2,7 @@
 
     python tests/bench/bench_plan.py [--rows memory,plan,time] [--repeats 3] [--cpu-time]
 
-`memory`: the formula against torch's MemTracker on the real step (tests/traced_memory.py), over models from 0.1M to
+`memory`: the formula against torch's MemTracker on the real step (trainer/traced_memory.py), over models from 0.1M to
 1.5B, both presets, batches, chunked and whole logits, dropout, precisions, portions, replicas, Muon: the largest error
 of each group either way. `plan`: forty offers of the catalogue, judged and ranked, processor time, the median; and the
 whole command, interpreter and all. `time`: runs of the real trainer on this machine; what is told at the fiftieth step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -72,6 +73,29 @@ def test_a_class_is_made_handed_in_and_checked_as_the_teachers_page_says(tmp_pat
     assert "1 no card · 1 smoke" in table
     assert "replayed: all" in table
     assert "Ada,ada.zip," in (tmp_path / "class.csv").read_text()
+
+
+def test_two_changes_of_the_trainer_are_made_trained_resumed_and_planned_as_the_page_says(tmp_path: Path) -> None:
+    environment = child_environment({"GPURUN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
+    shutil.copytree(DOCS.parent / "trainer", tmp_path / "trainer")
+    page, said = (DOCS / "YOUR-TRAINER.md").read_text(), []
+    for kind, text in re.findall(r"^```(sh|diff)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        if kind == "diff":
+            apply = ["git", "apply", "-p0", "-C1", "-"]
+            subprocess.run(apply, cwd=tmp_path, env=environment, input=text, text=True, check=True)
+            continue
+        said += [typed(line, tmp_path, environment) for line in text.splitlines()]
+    _, trained, sampled, rehearsed, planned = said
+    assert "closed, exit 0" in trained
+    assert "def " in sampled, "by the run's own copy: gpurun's trainer has no such key"
+    assert "closed, exit 0" in rehearsed
+    assert "the cap of $5.00 holds" in planned
+    audited = typed("gpurun audit --replay", tmp_path, environment)
+    assert "0 problems, 2 warnings" in audited
+    assert "not checked: the size and speed of a model that only its changed trainer knows" in audited
+    assert "not checked: a changed trainer trained it, whose code is not run for this" in audited
+    assert "Memory was traced here on your trainer's own model" in planned
+    assert "it is rehearsed here before anything is rented, and resumes once" in " ".join(planned.split())
 
 
 def test_gpt_2_is_rehearsed_and_planned_under_its_cap_as_the_page_says(tmp_path: Path) -> None:

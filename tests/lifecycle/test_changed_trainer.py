@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from gpurun import __version__
+from gpurun.cli.recipe_checks import own_home, rehearsed
+from gpurun.cli.session import Session
+from gpurun.core.errors import TrainingFailed
 from gpurun.core.installed_files import bundle_root
+from gpurun.core.paths import Home
+from gpurun.core.run_plan import Choices, Request
 from tests.command_line import gpurun
 
 QUICK = ("--provider", "local", "--yes", "--json")
@@ -95,3 +100,36 @@ def test_what_is_no_trainer_or_holds_a_secret_is_refused_in_words(
     assert (refused.returncode, error["code"]) == (2, code)
     assert str(copy) in error["message"]
     assert not [*(own_home / "cache" / "staged").glob("*")], "nothing is left of it"
+
+
+RECIPE = """
+about = "a test"
+model = { layers = 1, heads = 1, width = 32, context = 32 }
+data = { source = "stdlib", tokenizer = "char", limit_mb = 1 }
+optim = { lr = 0.003 }
+schedule = { kind = "cosine", warmup_steps = 5 }
+train = { steps = 8, batch_tokens = 512, micro_batch = 16, checkpoint_every = 4, log_every = 1 }
+eval = { every = 8, tokens = 512 }
+sample = { prompts = ["def "], tokens = 8 }
+hardware = { gpu = "1xA100", disk_gb = 20, on_cpu = "rehearsal" }
+"""
+
+
+@pytest.mark.slow
+def test_an_optimiser_that_cannot_be_resumed_fails_its_rehearsal(own: Home, copy: Path, tmp_path: Path) -> None:
+    """Its state is saved by halves. It learns, and a spot machine that goes would take the run with it."""
+    path, session = tmp_path / "small.toml", Session(home=own, quiet=True)
+    path.write_text(RECIPE)
+    request = Request(recipe=str(path), choices=Choices(trainer=str(copy)))
+    plan, _ = rehearsed(session, request, own, str(copy))
+    assert plan.continues is not None
+    assert plan.continues.step == 7, "half of the steps were fewer than its warm-up has"
+
+    optim = copy / "optim.py"
+    loop = "for key, value in optimizer.state[parameter].items()\n    }"
+    optim.write_text(optim.read_text().replace(loop, loop.replace("\n", '\n        if key != "exp_avg"\n')))
+    with own_home(own) as home, pytest.raises(TrainingFailed) as failed:
+        rehearsed(session, request, home, str(copy))
+    assert "stopped after step 7 and begun again from its checkpoint, ended as failed" in str(failed.value)
+    assert "exp_avg" in str(failed.value)
+    assert "optimizer_tensors" in failed.value.hint

@@ -52,7 +52,7 @@ def recipe_record(**tables: dict[str, Any]) -> dict[str, Any]:
             "spike": "warn", "spike_z": 7.0, "label_smoothing": 0.0, "log_every": 1, "checkpoint_every": 10,
             "keep_checkpoints": 0,
         },
-        "eval": {"every": 10, "tokens": 256, "order": "permuted", "hellaswag_items": 0},
+        "eval": {"every": 10, "tokens": 256, "order": "permuted", "hellaswag_items": 0, "core": 0},
         "sample": {"prompts": ["the "], "tokens": 8, "temperature": 0.8, "top_k": 0, "beams": 1, "length_penalty": 0.6},
         "hardware": {"gpu": "1xA100", "disk_gb": 10, "on_cpu": "as_written"},
         "rehearsal": {

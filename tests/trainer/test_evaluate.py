@@ -13,7 +13,7 @@ import torch
 from conftest import Train, events, manifest, recipe_record, write_data, write_items
 
 from trainer.distributed import Device, Processes
-from trainer.evaluate import _mean_losses, _rows, accuracy, rounds, token_bytes, validation, width_of
+from trainer.evaluate import accuracy, answered, filled_rows, rounds, token_bytes, validation, width_of
 from trainer.items import FILE, Item, read_items
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
@@ -99,10 +99,11 @@ def test_on_a_card_few_widths_are_met_and_what_fills_a_text_up_changes_nothing()
     torch.manual_seed(0)
     model = GPT(ModelConfig(layers=2, heads=2, width=16, context=128, vocab_size=64)).eval()
     items = [Item(tuple(range(1, 9)), ((1, 2), (3, 4), (5,), (6, 7, 8)), 1), Item((5,) * 70, ((9,),) * 4, 0)]
-    as_it_is, filled = (_rows(items, 128, kind) for kind in ("cpu", "cuda"))
+    pairs = [(item.context, ending) for item in items for ending in item.endings]
+    as_it_is, filled = (filled_rows(pairs, 128, kind) for kind in ("cpu", "cuda"))
     assert (as_it_is[0].shape[1], filled[0].shape[1]) == (70, 128)
     with torch.no_grad():
-        torch.testing.assert_close(_mean_losses(model, *filled), _mean_losses(model, *as_it_is))
+        torch.testing.assert_close(answered(model, *filled), answered(model, *as_it_is))
 
 
 def test_a_run_answers_the_items_and_learns_to(tmp_path: Path, train: Train) -> None:

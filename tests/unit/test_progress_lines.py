@@ -20,6 +20,10 @@ LINES = [
         {"step": 10, "loss": 9.123456, "tokens_per_s": 1234567.0},
     ),  # nanochat
     ("step:100/1000 train_loss:4.2 train_time:1000ms", {"step": 100, "loss": 4.2}),  # modded-nanogpt
+    ("Step 00250 | Validation bpb: 0.812345", {"step": 250, "bits_per_byte": 0.812345}),  # nanochat
+    ("Step 02000 | CORE metric: 0.2034", {"step": 2000, "core": 0.2034}),
+    ("CORE metric: 0.2612", {"step": None, "core": 0.2612}),  # its evaluation at the end
+    ("step:125/3600 val_loss:4.52310 train_time:12.000s", {"step": 125, "val_loss": 4.5231}),  # track 3
     ("Epoch 3 Step 40 Loss 0.5000", {"step": 40, "loss": 0.5}),
     ('{"step": 7, "loss": 1.5, "lr": 0.001, "note": "x"}', {"step": 7, "loss": 1.5, "lr": 0.001}),
     ("step 30 | loss nan | lr 1e-3", {"step": 30, "loss": "nan", "lr": 1e-3}),
@@ -43,6 +47,9 @@ def test_the_usual_lines_are_understood(line: str, wanted: dict[str, Any]) -> No
         "{" * 5000,
         "{'loss': " + "[" * 200,
         "the closing loss: 3",
+        "Minimum validation bpb: 0.7",
+        "train bpb: 0.71",
+        "Evaluating the CORE metric",
         "",
     ],
     ids=lambda line: line[:25],
@@ -146,3 +153,9 @@ def test_what_scripts_count_is_one_step_and_what_they_lose_is_called_as_they_cal
     lines: list[str], found: list[tuple[int | None, float | None, float | None]]
 ) -> None:
     assert points(lines)[0] == found
+
+
+def test_an_epoch_that_is_named_behind_the_first_step_of_all_begins_nothing_again() -> None:
+    told = Progress()
+    lines = [f"step {step:05d}/05000 ({step / 50:.2f}%) | loss: 3.5 | dt: 1.00ms | epoch: 1 pq: 0" for step in range(3)]
+    assert [found["step"] for found in map(told.take, lines) if found] == [0, 1, 2]

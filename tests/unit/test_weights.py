@@ -55,7 +55,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     (bundle / "trainer" / "__init__.py").write_text("")
     (bundle / "trainer" / "generate.py").write_text(STUB)
     (bundle / "trainer" / "export.py").write_text(EXPORT_STUB)
-    monkeypatch.setattr(weights, "bundle_root", lambda: bundle)
+    monkeypatch.setattr("gpurun.core.bounded_program.bundle_root", lambda: bundle)
     monkeypatch.setattr(weights, "find_spec", lambda name: object())
     return Session(home=Home(tmp_path / "home").prepare(), quiet=True)
 

@@ -341,6 +341,8 @@ def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
         yield "the run was not opened with the command of its plan"
     if opened["data_sha256"] != plan["data"]["sha256"]:
         yield "the run was not opened with the plan's data"
+    if opened.get("core_bundle_sha256", "") != plan["data"].get("core_sha256", ""):
+        yield "the run was not opened with the plan's bundle of CORE"
 
 
 def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -> None:

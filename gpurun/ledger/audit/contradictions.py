@@ -201,9 +201,8 @@ def _speed_problems(said: _Said, plan: Json) -> Iterator[str]:
     """Whether the cards can have been so quick: the multiplications of the weights alone, against their data sheet."""
     start = said.starts[0] if said.starts else None
     peak = cards.peak_tflops(start.cuda_name) if start and start.cuda_name else None
-    if start is None or peak is None or "model" not in plan.get("resolved", ()):
+    if start is None or peak is None or (model := _model_of(plan)) is None:
         return
-    model = schema.read_table(schema.ModelConfig, plan["resolved"]["model"], "model", is_whole=False)
     # Without what attention costs: a kernel may leave half of that out.
     flops = schema.flops_per_token(dataclasses.replace(model, context=1), int(plan["data"]["vocab_size"]))
     most = peak * 1e12 * (start.world_size or 1) / flops
@@ -211,6 +210,22 @@ def _speed_problems(said: _Said, plan: Json) -> Iterator[str]:
     if quickest > most:
         speed = "no time" if quickest == float("inf") else f"{quickest:,.0f} tokens a second"
         yield f"it says {speed}, and {start.world_size or 1} x {start.cuda_name} can do {most:,.0f} of this model"
+
+
+def has_own_keys(plan: Json) -> bool:
+    """Whether the model has keys that only its changed trainer knows: then its size and speed are not checked."""
+    known = {key.name for key in dataclasses.fields(schema.ModelConfig)}
+    return str(plan.get("trainer")).startswith("changed") and not plan["resolved"]["model"].keys() <= known
+
+
+def _model_of(plan: Json) -> schema.ModelConfig | None:
+    """The plan's model; None where there is none whose weights anybody here can count."""
+    if "model" not in plan.get("resolved", ()) or has_own_keys(plan):
+        return None
+    model: schema.ModelConfig = schema.read_table(
+        schema.ModelConfig, plan["resolved"]["model"], "model", is_whole=False
+    )
+    return model
 
 
 def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
@@ -227,6 +242,8 @@ def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
 
 def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
     """What makes a run that contradicts nothing say less than others: each is a warning, which `--strict` counts."""
+    if has_own_keys(plan):
+        yield "not checked: the size and speed of a model that only its changed trainer knows"
     train = plan.get("resolved", {}).get("train", {})
     if (challenge := train.get("challenge")) and train.get("seed") == recipe_file.seed_of(challenge, 32):
         yield "not checked: the seed of an older gpurun has 32 bits, and a key can be searched that gives another's"
@@ -260,9 +277,8 @@ def _step_problems(said: _Said, records: Sequence[Json], told: Mapping[str, Any]
 def _size_problems(said: _Said, told: Mapping[str, Any], plan: Json) -> Iterator[str]:
     """Whether the model that was trained, and the weights that came home, are as large as the recipe makes them."""
     counts = {one.parameters for one in said.starts if one.parameters is not None}
-    if not counts or "model" not in plan.get("resolved", ()):
+    if not counts or (model := _model_of(plan)) is None:
         return
-    model = schema.read_table(schema.ModelConfig, plan["resolved"]["model"], "model", is_whole=False)
     wanted = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
     for count in sorted(counts - {wanted}):
         yield f"the events tell of {count:,} parameters, and the recipe's model has {wanted:,}"

@@ -97,13 +97,15 @@ def _loss(mark: Mark | None) -> str:
 
 
 def _at(mark: Mark | None, run: RunMaterial) -> str:
+    core = [] if run.told.core is None else [f"CORE {run.told.core:.4f}"]
     if mark is None:
-        return ""
+        bits = run.told.bits_per_byte
+        return ", ".join([*([] if bits is None else [f"{bits:.3f} bits a byte"]), *core])
     words = [f"step {mark.step:,}"]
     words += [f"perplexity {math.exp(mark.loss):,.1f}"] if run.terms.has_model and 0 <= mark.loss < 14 else []
     words += [f"{mark.bits_per_byte:.3f} bits a byte"] if mark.bits_per_byte is not None else []
     words += [f"HellaSwag {format_percent(mark.hellaswag, 1)}"] if mark.hellaswag is not None else []
-    return ", ".join(words)
+    return ", ".join([*words, *core])
 
 
 def _verdict(run: RunMaterial) -> str:

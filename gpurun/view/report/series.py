@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gpurun.core.money import Micros
-from gpurun.core.trainer_events import Alert, Evaluation, Sample, Start, Step, Stop, parse
+from gpurun.core.trainer_events import Alert, CoreScore, Evaluation, Sample, Start, Step, Stop, parse
 from gpurun.core.untrusted import safe_line, safe_text
 
 MOST_MARKS = 4096
@@ -94,6 +94,9 @@ class Told:
     stop_message: str = ""
     unreadable: int = 0
     not_finite: int = 0
+    core: float | None = None
+    bits_per_byte: float | None = None
+    """The last ones that were told."""
     best: Mark | None = None
     """The lowest validation loss of all, also of those that are not kept."""
 
@@ -121,7 +124,10 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
         match event:
             case Step():
                 _mark(told, told.losses, event, event.loss, spent_at)
+            case CoreScore():
+                told.core = event.core
             case Evaluation():
+                told.bits_per_byte = event.bits_per_byte if event.bits_per_byte is not None else told.bits_per_byte
                 mark = _mark(told, told.validation, event, event.val_loss, spent_at)
                 if mark is not None and (told.best is None or mark.loss < told.best.loss):
                     told.best = mark

@@ -25,6 +25,11 @@ NUMBER = r"([+-]?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf))"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x08")
 LOSS = re.compile(r"(?i)(?:(?<![^\W_])|(?<=[a-z]_))loss(?:_step)?\b\s*[:=]?\s*" + NUMBER)
 OTHER_LOSS = re.compile(r"(?i)[a-z0-9]+_$")
+SCORES = {
+    "core": re.compile(r"(?i)\bcore metric\s*:\s*" + NUMBER),
+    "bits_per_byte": re.compile(r"(?i)(?<!minimum )\bval(?:idation)? bpb\s*:\s*" + NUMBER),
+}
+"""Scores of a checkpoint, as nanochat tells them: CORE, and the validation loss in bits a byte."""
 RATE = re.compile(r"(?i)\b(?:lr|learning[_ ]rate)\b\s*[:=]?\s*" + NUMBER)
 SPEED = re.compile(r"(?i)(?:\b([\d,.]+)\s*(k)?\s*tok(?:en)?s?\s*/\s*s|\btok(?:en)?s?/s(?:ec)?\b\s*[:=]\s*([\d,.]+))")
 TEST = re.compile(r"(?i)(?<![a-z])(?:test(?:ing)?|predict(?:ing|ion)?|sanity)(?![a-z])")
@@ -78,16 +83,19 @@ class Progress:
         self.counts_epochs = True  # As long as nothing finer was counted.
         self.bars: dict[int, Counter] = {}  # By their sizes, the one that was drawn last at the end.
         self.used: Counter | None = None  # The bar of training: losses were told beside it.
-        self.text, self.text_epoch = Counter(), 0
+        self.text, self.text_epoch = Counter(), -1  # No step was counted in any epoch yet.
         self.keras_size, self.keras_last = 0, 0
         self.last_val: float | None = None
 
     def take(self, line: str) -> dict[str, Any] | None:
         """Return what a line says: `step` and any of loss, val_loss, lr, tokens_per_s; None where it says no loss.
 
+        A line with a score (`SCORES`) has that alone.
         The step of a validation loss is None where nothing tells it.
         """
         line = line[:MOST_CHARS]
+        if "core metric" in line.lower() or " bpb" in line.lower():
+            return self._score(line)
         if "|" not in line and not any(word in line.lower() for word in ("loss", "epoch")):
             return None  # A flood of lines is passed over quickly.
         line = ESCAPES.sub("", line).strip()
@@ -116,6 +124,13 @@ class Progress:
                 return None
             found.update({} if step is None else {"step": step})
         return self._placed(dict(found, **speeds_of(line)), epoch=epoch)
+
+    def _score(self, line: str) -> dict[str, Any] | None:
+        """Return a score of the step that a line names, or of the last one."""
+        found = {name: form.search(line) for name, form in SCORES.items()}
+        told = {name: number(one[1]) for name, one in found.items() if one}
+        at = STEP.search(line)
+        return dict(told, step=int(at[1]) if at else self.step) if told else None
 
     def _placed(self, told: dict[str, Any], *, epoch: int | None) -> dict[str, Any] | None:
         """Give what was told its step: its own, else its epoch as long as nothing finer is counted, else the bar's."""
@@ -221,7 +236,7 @@ class Progress:
 
     def _of_text(self, count: int, size: int) -> int:
         """Return the step of `step 10/100`; it is counted within an epoch if it begins again with a new one."""
-        is_again = self.epoch != self.text_epoch and count <= self.text.last
+        is_again = self.text_epoch not in (-1, self.epoch) and count <= self.text.last
         self.text_epoch = self.epoch
         if is_again:
             self.text.last = max(self.text.last, size)  # The epoch before was done to its end.

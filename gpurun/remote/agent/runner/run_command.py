@@ -121,6 +121,10 @@ class Curve:
 
     def put(self, found: dict[str, Any]) -> None:
         """Write what was told, or let a step wait for the next one."""
+        if "core" in found or "bits_per_byte" in found:
+            self.write()
+            self.events.tell("core" if "core" in found else "eval", **found)
+            return
         val_loss = found.pop("val_loss", None)
         if found["step"] is not None and (val_loss is None or "loss" in found):
             self.warn_lost(found)

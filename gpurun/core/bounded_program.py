@@ -1,0 +1,73 @@
+"""A module of a trainer run as a program of its own: no key in its environment, bounded memory, bounded time.
+
+What it reads came from a machine, or it is itself a user's changed code; what it prints is foreign text.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.secrets import child_environment
+from gpurun.core.untrusted import safe_line
+
+REFUSED = 2
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last_lines(self) -> str:
+        """The end of what it printed as errors, made harmless."""
+        return safe_line(" ".join(self.err.strip().splitlines()[-3:])) or "it printed no error"
+
+    @property
+    def refusal(self) -> str:
+        """What the trainer refused, without its full stop; "" where it refused nothing."""
+        last = (self.err.strip().splitlines() or [""])[-1]
+        return safe_line(last).rstrip(".").partition("refused: ")[2] if self.code == REFUSED else ""
+
+
+def run_module(
+    module: str, arguments: Sequence[str], *, trainer: Path | None = None, most_bytes: int, limit_s: float
+) -> Ended:
+    """Run `python -m MODULE` of the bundled trainer, or of the changed one whose modules lie in `trainer`.
+
+    Raises subprocess.TimeoutExpired, once it has been ended. Only Linux bounds the memory.
+    """
+    with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
+        root = bundle_root()  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
+        if trainer is not None:
+            root = Path(own)
+            (root / "trainer").symlink_to(trainer.absolute(), target_is_directory=True)
+        with subprocess.Popen(
+            [sys.executable, "-B", "-m", module, *arguments],
+            env=child_environment({"PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8"}),
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+        ) as child:
+            try:
+                if hasattr(resource, "prlimit"):
+                    with suppress(ProcessLookupError):  # It has ended already.
+                        resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
+                out, err = child.communicate(timeout=limit_s)
+            finally:
+                child.kill()
+    return Ended(child.returncode, out, err)

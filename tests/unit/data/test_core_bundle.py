@@ -1,0 +1,121 @@
+"""CORE's bundle as items of token ids: what is asked is what nanochat asks, and what is no bundle is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.data.core_bundle import bundle_file, write_core
+from tests.core_bundle import ANIMALS, GO_ON, META, WHO, YAML, write_bundle
+from trainer.shards import write_json
+from trainer.tokenizer import load_gpt2
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder whose shards are of GPT-2's tokens."""
+    write_json(tmp_path / "data.json", {"tokenizer": {"name": "gpt2"}})
+    return tmp_path
+
+
+def items_of(bundle: Path, shards: Path, most: int = 100) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    write_core(bundle, most, shards, shards, lambda _: None)
+    head, *items = map(json.loads, (shards / "core.jsonl").read_text().splitlines())
+    return head, items
+
+
+def asked(item: dict[str, Any]) -> list[tuple[str, str]]:
+    """What each row reads, and what is asked for."""
+    tokenizer = load_gpt2(lambda _: None)
+    texts = []
+    for row, count in zip(item["rows"], item["asked"], strict=True):
+        ids = [*item["prefix"], *row]
+        assert ids[0] == tokenizer.eot_id
+        assert tokenizer.eot_id not in ids[1:]
+        read, end = (b"".join(tokenizer.tokens[i] for i in some).decode() for some in (ids[1:-count], ids[-count:]))
+        texts.append((read, end))
+    return texts
+
+
+def drawn(questions: list[dict[str, Any]], index: int, shots: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A question as the published evaluation draws it, and its examples."""
+    order = [*questions]
+    random.Random(1337).shuffle(order)
+    others = [i for i in range(len(order)) if i != index]
+    return order[index], [order[i] for i in random.Random(1234 + index).sample(others, shots)]
+
+
+def test_each_kind_of_task_is_asked_in_the_published_words_and_order(shards: Path) -> None:
+    bundle = write_bundle(shards / "bundle.zip")
+    head, items = items_of(bundle, shards)
+    assert head["bundle_sha256"] == hashlib.sha256(bundle.read_bytes()).hexdigest()
+    assert [(one["label"], one["random_baseline"], one["items"]) for one in head["tasks"]] == [
+        ("animals", 25, 7), ("who_is_it", 50, 7), ("go_on", 0, 7)
+    ]  # fmt: skip
+    for index in (0, 6):
+        question, (first, second) = drawn(ANIMALS, index, 2)
+        examples = "".join(f"{one['query']}\nAnswer: {one['choices'][one['gold']]}\n\n" for one in (first, second))
+        for (read, end), choice in zip(asked(items[index]), question["choices"], strict=True):
+            assert read + end == f"{examples}{question['query']}\nAnswer: {choice}"
+            assert choice.endswith(end.strip())
+        assert items[index]["label"] == question["gold"]
+
+        question, _ = drawn(WHO, index, 0)
+        for (read, end), context in zip(asked(items[7 + index]), question["context_options"], strict=True):
+            assert (read, end) == (context, " was full.")
+
+        question, (example,) = drawn(GO_ON, index, 1)
+        ((read, end),) = asked(items[14 + index])
+        assert read == f"{example['context'].strip()} one\n\n{question['context'].strip()}"
+        assert (end, items[14 + index]["label"]) == (" one", None)
+
+
+def test_the_first_of_the_shuffled_questions_are_taken_and_examples_are_of_these(shards: Path) -> None:
+    head, items = items_of(write_bundle(shards / "bundle.zip", folder=""), shards, most=3)
+    assert [one["items"] for one in head["tasks"]] == [3, 3, 3]
+    order = [*ANIMALS]
+    random.Random(1337).shuffle(order)
+    texts = asked(items[0])[0][0]
+    assert all(one["query"] in texts for one in order[:3])
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"core": None}, "has no core.yaml"),
+        ({"core": "icl_tasks: ["}, "core.yaml"),
+        ({"core": "icl_tasks: !!python/object/apply:os.system ['touch /tmp/never']"}, "core.yaml"),
+        ({"core": YAML.replace("schema", "essay")}, "who_is_it is of the kind 'essay'"),
+        ({"core": YAML.replace("knowledge/animals", "../../animals")}, "animals has a place"),
+        ({"core": YAML.replace("[2]", "[7]")}, "animals has 7 questions, and each needs 7 others"),
+        ({"eval_meta_data": META.replace("25", "100")}, "a baseline that cannot be"),
+        ({"eval_meta_data": "Eval Task\n"}, "eval_meta_data.csv"),
+        ({"animals": None}, "has no eval_data/knowledge/animals.jsonl"),
+        ({"animals": "[]\n" * 9}, "animals.jsonl of the bundle is not"),
+        (
+            {"who": '{"context_options": ["a"], "continuation": "b", "gold": 1}\n'},
+            "gold is not the number of an answer",
+        ),
+        ({"go_on": '{"context": 5, "continuation": "b"}\n' * 3}, "go_on.jsonl of the bundle is not"),
+    ],
+)
+def test_what_is_no_bundle_is_refused_with_the_place(shards: Path, other: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        items_of(write_bundle(shards / "bundle.zip", **other), shards)
+    assert words in str(refused.value)
+    assert not (shards / "core.jsonl").exists()
+
+
+def test_a_file_that_is_not_there_and_an_address_that_anybody_may_change_on_the_way_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "no.zip").write_text("no zip")
+    with pytest.raises(UsageError, match="is no zip"):
+        write_core(tmp_path / "no.zip", 5, tmp_path, tmp_path, lambda _: None)
+    for named in (str(tmp_path / "absent.zip"), "http://example.org/bundle.zip"):
+        with pytest.raises(UsageError):
+            bundle_file(named, tmp_path, lambda _: None)

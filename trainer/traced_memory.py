@@ -1,0 +1,186 @@
+"""The memory that a recipe's step takes on one card, traced without a card: `python -m trainer.traced_memory`.
+
+torch's MemTracker follows the real step on fake tensors, which have a shape and hold nothing. They say that they are on
+the CPU; what a card does otherwise is chosen as on a card: the fused AdamW, and flash attention, which on a CPU has no
+dropout. With `--recipe FILE --micro-batch 1 --micro-batch 16` it prints one JSON line: how many parameters the model
+has, and the most bytes of tensors at each micro-batch, of a step in two portions. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data import plan_batch
+from trainer.distributed import Device, ParallelStrategy, Processes, SingleProcess
+from trainer.errors import Refused
+from trainer.evaluate import TextTask
+from trainer.optim import LossScale, SpikeGuard, make_optimizer
+from trainer.recipe import ModelConfig, Recipe
+from trainer.recipe_file import add_recipe_words, read_recipe
+from trainer.run import Progress, Run
+from trainer.train import take_step
+from trainer.translation.task import TranslationTask
+
+__all__ = ["main", "traced_step"]
+
+
+def traced_step(
+    recipe: Recipe,
+    vocab_size: int,
+    precision: str,
+    *,
+    processes: Processes | None = None,
+    share: Callable[[nn.Module], ParallelStrategy] = SingleProcess,
+    on_card: bool = True,
+) -> tuple[int, int]:
+    """Return the model's parameters, and the most bytes that the tensors of one process take in a step of the recipe.
+
+    `share` is how `processes` share the model; nothing travels between them.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(_with_nothing_in_it())
+        if on_card:
+            stack.enter_context(_as_on_a_card())
+        run = _run(recipe, vocab_size, precision, processes or Processes(), share)
+        # In the first step the optimiser's state is made, and the layouts of parts are tried on whole tensors.
+        take_step(run)
+        run.progress.step += 1
+        tracker = MemTracker()
+        tracker.track_external(run.model, run.optimizer)
+        begin = run.parallel.before_micro_step
+        # The tracker takes a module's second forward for an error, unless it is told that a new pass begins.
+        run.parallel.before_micro_step = lambda last: (tracker.reset_mod_stats(), begin(last))  # type: ignore
+        with tracker:
+            take_step(run)
+        peaks = tracker.get_tracker_snapshot("peak")
+    return sum(p.numel() for p in run.model.parameters()), int(peaks[torch.device("cpu")]["Total"])
+
+
+class _Tokens:
+    """Stands in for a corpus."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config, self.train_samples = config, self
+
+    def read(self, first: int, count: int) -> tuple[Tensor, ...]:
+        """Return inputs and targets (count, context), int64; of a parallel text source, target, labels and weight."""
+        in_pairs = self._config.preset == "encoder-decoder"
+        ids = [torch.zeros(count, self._config.context, dtype=torch.int64) for _ in range(2 + in_pairs)]
+        return (*ids, torch.ones(())) if in_pairs else tuple(ids)
+
+
+def _run(
+    recipe: Recipe,
+    vocab_size: int,
+    precision: str,
+    processes: Processes,
+    share: Callable[[nn.Module], ParallelStrategy],
+) -> Run:
+    run: Any = object.__new__(Run)  # It is put together from files, and here are none.
+    run.recipe, run.processes, run.stop_asked = recipe, processes, threading.Event()
+    run.device = Device(torch.device("cpu"), precision, None)
+    run.task, run.feed, run.progress = _Tokens(recipe.model), None, Progress()
+    run.plan = plan_batch(recipe, processes.count)
+    data = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=vocab_size))
+    opened: Any = SimpleNamespace(data=data, special=SimpleNamespace(pad_id=0))
+    task: Any = TranslationTask if recipe.model.preset == "encoder-decoder" else TextTask
+    run.model = task.build_model(opened, recipe)
+    run.scale, run.spikes = LossScale(precision == "fp16"), SpikeGuard(recipe.train.spike_z)
+    run.parallel = share(run.model)
+    run.optimizer = make_optimizer(run.model, recipe.optim, processes)
+    return run
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The kernel that a card takes: flash attention or, where a mask says what may be read, the one with a bias."""
+    kernels = torch.ops.aten
+    if attn_mask is None:
+        return kernels._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+    # A mask's yes and no become numbers first, of as many places as it has; every head reads the same ones.
+    bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+    bias = bias.expand(*q.shape[:3], k.shape[2])
+    return kernels._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p, False)[0]
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """The kernel of a card, which keeps one byte a value."""
+    return torch.native_dropout(x, p, training)[0] if p and training else x
+
+
+@contextlib.contextmanager
+def _as_on_a_card() -> Iterator[None]:
+    with (
+        mock.patch("torch.nn.functional.scaled_dot_product_attention", _fused),
+        mock.patch("torch.nn.functional.dropout", _dropout),
+    ):
+        yield
+
+
+class _Arrived:
+    def wait(self) -> None:
+        """Return at once."""
+
+
+@contextlib.contextmanager
+def _with_nothing_in_it() -> Iterator[None]:
+    """Let the step read its numbers, and send them, where there are none."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    with (
+        mock.patch.object(FakeTensor, "tolist", lambda tensor: [0.0] * tensor.numel()),
+        mock.patch("torch.distributed.all_reduce", return_value=_Arrived()),
+    ):
+        yield
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what was traced as one JSON line; return 0, or 2 where the recipe is refused."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.traced_memory", description="Trace a step's memory.")
+    add_recipe_words(parser)
+    parser.add_argument("--vocab-size", type=int, default=0, help="the tokeniser's, for a model that leaves it open")
+    parser.add_argument("--micro-batch", type=int, action="append", required=True, metavar="N", help="repeatable")
+    given = parser.parse_args(arguments)
+    try:
+        recipe = read_recipe(given.recipe, overrides=given.overrides, rehearse=given.rehearse)
+    except Refused as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return refusal.exit_code
+    precision = "fp32" if recipe.train.precision == "fp32" else "bf16"
+    told: dict[str, Any] = {"parameters": 0, "peak_bytes": {}}
+    for size in given.micro_batch:
+        train = replace(
+            recipe.train, micro_batch=size, batch_tokens=2 * size * recipe.model.context, spike="off", compile=False
+        )
+        cut = replace(recipe, train=train)
+        told["parameters"], told["peak_bytes"][str(size)] = traced_step(cut, given.vocab_size, precision)
+    print(json.dumps(told), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
