@@ -26,8 +26,7 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.untrusted import error_words, number, parse_object, plain_line, whole
 from gpurun.data.hellaswag import tokenizer_of_shards
-from gpurun.data.refusals import preparing
-from gpurun.data.sources import Say
+from gpurun.data.refusals import Say, preparing
 
 FILE = "core.jsonl"
 MOST_BUNDLE_BYTES, MOST_MEMBER_BYTES = 1 << 30, 1 << 30

@@ -9,7 +9,7 @@ from gpurun.core.money import cost_of, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.data.core_bundle import FILE, bundle_file, local_file, write_core
-from gpurun.data.sources import Say
+from gpurun.data.refusals import Say
 from gpurun.planning.estimate import CORE_TASKS, FORWARD_SHARE, core_tokens
 from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.view.number_format import format_count, format_duration, short_hash

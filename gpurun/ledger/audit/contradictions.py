@@ -61,6 +61,15 @@ class _Losses:
             self._is_open[step] |= not isnan(self._other[step]) and loss != self._other[step]
             self._other[step] = loss
 
+    @property
+    def last(self) -> int:
+        """The last step of which something was said; 0 where nothing was."""
+        return max(0, len(self._one) - 1)
+
+    def has(self, step: int) -> bool:
+        """Whether something was said of a step."""
+        return step < len(self._one) and (bool(self._is_open[step]) or not isnan(self._one[step]))
+
     def of(self, step: Any) -> set[float]:
         """Return the losses of a step, all of them; none where they are not known."""
         if type(step) is not int or not 0 <= step < len(self._one) or self._is_open[step]:
@@ -258,18 +267,18 @@ def _step_problems(said: _Said, records: Sequence[Json], told: Mapping[str, Any]
     After the last step that is told, lines may be lost with a machine; of a run that ended well none is.
     """
     every = whole(plan.get("resolved", {}).get("train", {}).get("log_every"))
-    if not every or not said.starts or not said.losses or trainer_told(told).startswith("changed"):
+    if not every or not said.starts or not said.losses.last or trainer_told(told).startswith("changed"):
         return  # Of a run that tells no loss at all nothing is claimed that steps would show; a replay finds that.
     begun = said.starts[0].resumed_from or 0
     is_whole = told["training"]["outcome"] == "done" and not any(
         one["data"]["code"] == "log.left" for one in named(records, "incident")
     )
-    saved = [one["step"] for one in told["checkpoint"]["files"] if is_whole and whole(one.get("step"))]
-    last = max([*said.losses, *saved], default=begun)
+    saved = [whole(one.get("step")) or 0 for one in told["checkpoint"]["files"] if is_whole]
+    last = min(max([said.losses.last, *saved]), MOST_STEPS - 1)
     due = [1] * (begun == 0 and last > 0) + [
         step for step in range(begun + 1, last + 1) if step > 1 and step % every == 0
     ]
-    if missing := [step for step in due if step not in said.losses]:
+    if missing := [step for step in due if not said.losses.has(step)]:
         more = f", nor of {len(missing) - 1:,} others" if len(missing) > 1 else ""
         yield f"the events have no loss of step {missing[0]}{more}, and the trainer tells it"
 
