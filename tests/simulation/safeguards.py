@@ -204,7 +204,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     "gpurun/lifecycle/machine_owner.py": (
         ("replay(folder.name, reading.records).token == token", "True"),
         ("if asked_for(home.run(name), token):", "if True:"),
-        ("return not is_waited_for and instance.id not in state.late", "return not is_waited_for"),
+        ("return state.token != instance.token or state.phase in _OVER", "return True"),
         ("if holder_of(folder.lock) is not None:\n            return None", "if False:\n            return None"),
     ),
     "gpurun/lifecycle/instance/absence.py": (
