@@ -120,9 +120,8 @@ def _check(session: Session, name: str) -> Checked:
     findings += [_things(name, left)] if left else []
     if not orphans and not left:
         findings.append(Finding("ok", f"nothing of gpurun's is left at {name}"))
-    billing = any(one.fate in ("overdue", "no deadline", "closed here") for one in orphans) or any(
-        thing.billed for thing in left
-    )
+    red = ("overdue", "no deadline", "closed here")
+    billing = any(one.fate in red for one in orphans) or any(thing.billed for thing in left)
     seen = [{**one.instance.model_dump(mode="json"), "fate": one.fate} for one in orphans]
     seen += [{**thing.model_dump(mode="json"), "fate": "left over"} for thing in left]
     return Checked(name, tuple(findings), account, billing, tuple(seen))

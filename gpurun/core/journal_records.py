@@ -191,16 +191,16 @@ class RunState(Frozen):
     that the machine could not list.
     `held_at` is when the hold began, `hold_until_wall` until when it lasts, `hold_why` what it is for; `earlier` is the
     failure from before the one of the collect step.
-    `moves_on` says that the machine was shown as gone before it ever answered, and that the next offer is taken once
-    that is proven. `rated` says that the measured rate is on record. `signal` names the signal that asked for the
-    `stop`, if one did.
+    `moves_on` says in words that the machine was shown as gone before it was ready: once that is proven, and not much
+    later, the next offer is taken. `rated` says that the measured rate is on record. `signal` names the signal that
+    asked for the `stop`, if one did.
     """
 
     run: str
     phase: Phase
     attempt: int = 0
     passed_over: int = 0
-    moves_on: bool = False
+    moves_on: str = ""
     token: str = ""
     provider: str = ""
     account: str = ""

@@ -15,6 +15,8 @@ from gpurun.core.stop_request import STRENGTH
 from gpurun.core.untrusted import number
 
 TALK_S = 120.0
+MOVES_ON_S = 3600.0
+"""So long after an asking another offer may still be taken: nobody expects a machine the day after."""
 _MOST_NAMED = 20
 WORKING = (
     Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD,
@@ -294,10 +296,19 @@ def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
     gone = {name: one for name, one in state.extras.items() if one.ended is None and one.token == state.token}
     ended = {name: one.model_copy(update={"ended": Moment.of(record)}) for name, one in gone.items()}
     extras = {**state.extras, **ended}
-    if state.moves_on and not (state.stop or state.failure):
-        nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "moves_on": False}
-        return {"phase": Phase.OPENED, "passed_over": state.passed_over + 1, "extras": extras, **nothing}
-    return {"phase": Phase.GONE, "teardown": Teardown(record.data["teardown"]), "extras": extras}
+    proven: dict[str, Any] = {"phase": Phase.GONE, "teardown": Teardown(record.data["teardown"]), "extras": extras}
+    if not state.moves_on or state.stop or state.failure or state.asked_at is None:
+        return proven
+    if state.asked_at.seconds_until(Moment.of(record)) > MOVES_ON_S:
+        failure = {
+            "step": str(Step.AWAIT_READY),
+            "code": "boot.gone",
+            "message": state.moves_on,
+            "hint": "Train again.",
+        }
+        return {**proven, "failure": {**failure, "exit_code": int(ExitCode.NO_OFFER)}}
+    nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "moves_on": ""}
+    return {**proven, "phase": Phase.OPENED, "passed_over": state.passed_over + 1, **nothing}
 
 
 def _incident(state: RunState, record: Record) -> dict[str, Any]:
@@ -311,8 +322,8 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
         return {"instance": state.instance.model_copy(update={"address": moved.address})}
     if record.data["code"] in ("job.silent", "job.heard"):
         return {"silent_since_wall": number(record.data.get("since_wall"))}
-    if record.data["code"] == "boot.gone":
-        return {"moves_on": True}
+    if record.data["code"] == "boot.gone" and token == state.token:
+        return {"moves_on": str(record.data["message"])}
     match record.data["code"]:
         case "create.late" | "create.duplicate" if name:
             extras[name] = Extra(token=token)

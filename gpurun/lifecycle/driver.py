@@ -107,7 +107,8 @@ class Driver:
 
     def record_outlived(self, instance: Instance) -> None:
         """Record a machine that lives though its end had been believed: the run is red until its end is proven."""
-        self._record(*close_run.came_late(instance, self._state()))
+        if instance.id not in self._state().late:
+            self._record(*close_run.came_late(instance, self._state()))
 
     def _ended(self, state: RunState, error: GpurunError) -> MayBeBilling:
         """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""

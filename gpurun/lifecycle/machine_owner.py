@@ -116,15 +116,14 @@ def open_here(home: Home) -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
-    """Whether a run of this home asked for a machine and waits for it no more, since its end was believed.
+    """Whether a run of this home asked for a machine, and its end was believed, whatever was found out since.
 
     False while somebody drives the run, who sees to it, and where its journal is damaged.
     """
     state = _state_of(owner, home)
     if state is None or instance.token not in state.asked:
         return False
-    is_waited_for = state.token == instance.token and state.phase not in _OVER
-    return not is_waited_for and instance.id not in state.late
+    return state.token != instance.token or state.phase in _OVER
 
 
 def made_by(folder: RunFolder) -> list[Instance]:

@@ -1,4 +1,4 @@
-"""A machine that is shown as gone before it ever answered: doubted for the settling time, then passed over."""
+"""A machine that is shown as gone before it was ready: doubted for the settling time, then passed over."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_id_that_never_was_is_doubted_for_the_settling_time_and_the_next_offe
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second"]
     assert SETTLE_S <= waited_s(market) <= SETTLE_S + 10.0
-    assert gone(market) == ["local shows i-local-1 as gone before it ever answered; the next offer is taken"]
+    assert gone(market) == ["local shows i-local-1 as gone before it was ready; the next offer is taken"]
 
 
 def test_what_ended_at_its_launch_is_passed_over_with_the_providers_reason(market: Market) -> None:
@@ -140,7 +140,7 @@ def test_one_that_was_denied_for_a_hundred_seconds_is_used(market: Market) -> No
     find, read = market.cloud.find, market.cloud.read
 
     def is_denied() -> bool:
-        return any(box.born_s + 20.0 <= market.cloud.now < box.born_s + 120.0 for box in market.cloud.boxes)
+        return any(box.born_s + 5.0 <= market.cloud.now < box.born_s + 105.0 for box in market.cloud.boxes)
 
     market.cloud.profile = replace(market.cloud.profile, boot_s=60.0)
     market.cloud.find = lambda token: [] if is_denied() else find(token)  # type: ignore[method-assign]
@@ -158,6 +158,18 @@ def test_killed_before_its_end_is_proven_the_next_supervisor_moves_on_too(market
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second"]
     assert kept(market)
+
+
+def test_the_day_after_no_second_is_asked_for(market: Market) -> None:
+    """Whatever somebody came for then: a command that sees an old end proven must not rent."""
+    ended_at_launch(market)
+    market.cloud.killing = "before destroy"
+    with pytest.raises(Killed):
+        market.supervise()
+    market.clock.sleep(86_400.0)
+    assert market.supervise() is ExitCode.NO_OFFER
+    assert market.regions == ["here"]
+    assert [row.problems for row in audit(market.home).rows] == [()]
 
 
 def test_a_stop_while_its_end_is_proven_asks_for_no_second(market: Market) -> None:

@@ -20,7 +20,7 @@ from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.lifecycle.steps import await_ready as set_up
+from gpurun.lifecycle.instance import setup_script as set_up
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.local import LocalProvider
 from gpurun.remote.client import FarSide

@@ -65,6 +65,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/providers/slurm/": ("tests/contract/test_slurm.py", f"{_LIFE}test_slurm_run.py"),
     "gpurun/lifecycle/": _CLOUD,
     "gpurun/lifecycle/steps/await_ready.py": (*_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py"),
+    "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
+    "gpurun/lifecycle/machine_owner.py": (f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py"),
     "gpurun/ledger/runs.py": _SYNCS,
     "gpurun/ledger/month_budget.py": (f"{_UNIT}test_month_budget.py", f"{_LIFE}test_month.py"),
     "gpurun/lifecycle/instance/monitor.py": (f"{_LIFE}test_monitor.py", *_CLOUD),
@@ -99,6 +101,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/data/hellaswag.py": (f"{_UNIT}test_hellaswag_items.py",),
     "gpurun/data/run_shards.py": (f"{_UNIT}test_shards.py", f"{_UNIT}data/test_prepare.py"),
     "gpurun/lifecycle/reaper.py": (
+        f"{_LIFE}test_outlived.py",
         f"{_LIFE}test_shared_account.py", f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_slurm_run.py", *_CLOUD,
     ),
     **dict.fromkeys(

@@ -1,4 +1,4 @@
-"""A machine that its provider shows as gone before it ever answered: how long that is doubted, and what comes next."""
+"""A machine that its provider shows as gone before it was ready: how long that is doubted, and what comes next."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ class Absence:
 
     def is_believed(self, seen: Instance, state: RunState, context: Context) -> bool:
         """Take the next reading; return whether the machine is gone by all readings so far."""
-        now_mono, is_first = context.clock.monotonic(), self.since_mono is None
-        listed = list[Instance]()
+        now_mono, is_first, listed = context.clock.monotonic(), self.since_mono is None, list[Instance]()
+        if seen.state is not InstanceState.GONE:
+            self.since_mono = None
+            return False
         with suppress(Unknown, Rejected, SetupError):  # No list is no word against the reading.
             listed = [one for one in context.provider.find(state.token) if one.id == seen.id]
-        if seen.state is not InstanceState.GONE or living(listed, state.token):
+        if living(listed, state.token):
             self.since_mono = None
             return False
         self.since_mono = now_mono if self.since_mono is None else self.since_mono
@@ -51,7 +53,7 @@ def next_offer(born: Instance, absence: Absence, state: RunState, context: Conte
     Where only silence says that it is gone, the cap has to pay for both.
     """
     name = context.provider.name
-    what = f"{name} shows {born.id} as gone before it ever answered{f': {absence.said}' if absence.said else ''}"
+    what = f"{name} shows {born.id} as gone before it was ready{f': {absence.said}' if absence.said else ''}"
     if not context.has_offer(state.passed_over + 1):
         raise NoOffer("boot.gone", f"{what}.", hint="Try again, or another region or provider.")
     if not _pays_for_next(absence, state, context):
