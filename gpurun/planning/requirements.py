@@ -34,12 +34,25 @@ LEAST_TORCH = "2.8"
 SETUP_LIMIT_S = 600
 """How long a script that sets the machine up may take where nobody says it."""
 HUGGINGFACE_PACKAGES = ("accelerate", "transformers")
-HUGGINGFACE_SETUP = """\
+# Every version of theirs, and of what they need beside torch and numpy, with the digests of its wheels.
+_PINS = Path(__file__).with_name("huggingface_pins.txt").read_text(encoding="ascii")
+_IS_PINNED_FOR = """
+import platform, sys
+here = platform.system(), platform.machine()
+if not ((3, 10) <= sys.version_info[:2] <= (3, 13) and here in (("Linux", "x86_64"), ("Linux", "aarch64"))):
+    words = "Python %s on %s %s" % (platform.python_version(), here[0], here[1])
+    sys.exit("gpurun pins accelerate and transformers for Python 3.10 to 3.13 on Linux (x86_64, aarch64), and "
+             "here is " + words + ": take an --image that has them, or install them by --setup FILE.")
+"""
+HUGGINGFACE_SETUP = f"""\
 # The Hugging Face Trainer, for the Python that has torch; torch itself stays as it is.
 for python in /opt/pytorch/bin/python python3; do
     if "$python" -c 'import torch' 2>/dev/null; then
+        "$python" -c '{_IS_PINNED_FOR}' || exit 1
         export PIP_BREAK_SYSTEM_PACKAGES=1
-        exec "$python" -m pip install -q --no-input 'accelerate>=1.1,<2' 'transformers>=5.6,<6'
+        exec "$python" -m pip install -q --no-input --no-deps --only-binary :all: --require-hashes \\
+            -r /dev/stdin <<'END_OF_PINS'
+{_PINS}END_OF_PINS
     fi
 done
 echo 'no Python here imports torch' >&2

@@ -57,10 +57,18 @@ class Look(Said):
     words: Words
 
 
+class Packages(Said):
+    """How many distributions a Python has, and the sha256 of their sorted lines NAME==VERSION."""
+
+    count: Count
+    sha256: Sha256
+
+
 class Torch(Said):
     """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used.
 
-    `built_for` is the CUDA that it was made for, `archs` the cards; `error` is what it said of them.
+    `built_for` is the CUDA that it was made for, `archs` the cards; `error` is what it said of them. `packages` are
+    what is installed in that Python, after --setup.
     """
 
     found: bool
@@ -70,6 +78,7 @@ class Torch(Said):
     cuda: Text | None
     devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
     built_for: Text | None = None
+    packages: Packages | None = None
     archs: Annotated[tuple[Text, ...], FailFast(), Field(max_length=64)] = ()
     error: Words | None = None
     looks: Annotated[tuple[Look, ...], FailFast(), Field(max_length=64)] = ()

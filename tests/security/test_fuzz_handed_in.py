@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import shutil
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -136,6 +139,69 @@ def test_a_nested_state_that_a_machine_sent_is_a_problem_of_its_run_alone(own_ho
     said = check("audit", "--replay")
     assert "fox-41: it cannot be computed again: it is nested too deep" in said
     assert "owl-07: the validation loss of step 120 is 2 again" in said
+
+
+def _spaces(path: Path) -> None:
+    """A card whose index is a gigabyte of spaces, in a megabyte of zip."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(INDEX, "w") as index:
+        for _ in range(1 << 10):
+            index.write(b" " * (1 << 20))
+
+
+def _receipt(old: bytes, new: bytes) -> Callable[[Path], None]:
+    """A card whose receipt has other bytes in its envelope."""
+
+    def change(path: Path) -> None:
+        pack_again(path, lambda files: relisted(files, "receipt.json", files["receipt.json"].replace(old, new, 1)))
+
+    return change
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+ODDITIES: dict[str, Callable[[Path], None]] = {
+    "nested": lambda path: pack_again(path, lambda files: relisted(files, STATE_NAME, NESTED)),
+    "NaN": _receipt(b'"signatures":', b'"more":NaN,"signatures":'),
+    "huge": _receipt(b'"signatures":', b'"more":' + b"9" * 5000 + b',"signatures":'),
+    "types": _receipt(b'"signatures": [', b'"signatures": 7, "other": ['),
+    "twice": _receipt(b'"payload":', b'"payload":"e30=","payload":'),
+    "spaces": _spaces,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "link": _link,
+    "fifo": _fifo,
+    "others": lambda path: shutil.copy(path.with_name("lab-00.zip"), path),
+}
+
+
+def test_each_odd_card_has_a_finding_of_its_own_and_all_others_are_graded(tmp_path: Path, shards: Path) -> None:
+    roster, cards = a_class(2 * len(ODDITIES)), tmp_path / "cards"
+    (tmp_path / "ml.roster.json").write_text(roster.to_json())
+    names = [""] * len(ODDITIES) + list(ODDITIES)
+    for number, student in enumerate(roster.students):
+        lab = Whole(tmp_path, number, student.challenge)
+        path = lab.again().hand_in_with_shards(cards, shards)
+        if names[number]:
+            ODDITIES[names[number]](path)
+    check("audit", "--roster", str(cards), "--class", str(tmp_path / "ml.roster.json"), "--replay")
+    words = ("audit", "--roster", str(cards), "--class", str(tmp_path / "ml.roster.json"), "--replay", "--json")
+    rows = json.loads(gpurun(*words).stdout.splitlines()[-1])["data"]["rows"]
+    by_file = {row["file"]: row for row in rows if row["file"]}
+    told = [by_file[f"lab-{number:02d}.zip"] for number in range(len(names))]
+    assert [row["verdict"] for row in told[:10]] == ["gpu, rented"] * 10
+    assert not any(row["problems"] for row in told[:10])
+    assert all("is 2 again" in row["checked"][0] for row in told[:10])
+    # The card of another is no forgery of it: both say so, and whose it should be has handed nothing in.
+    assert [not row["problems"] for row in told[10:]] == [name == "others" for name in ODDITIES]
+    assert (told[0]["notes"], told[-1]["notes"]) == (["the same card as lab-19.zip"], ["the same card as lab-00.zip"])
+    assert not any(row["notes"] for row in told[1:10])
 
 
 @many

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,8 @@ from gpurun.core.run_plan import Choices
 from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.requirements import HUGGINGFACE_SETUP, LEAST_TORCH, outfitted
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
+from gpurun.remote.agent.torch_look import PROBE
+from tests.fake_torch import torch_source
 
 STOCK = load_recipe("tiny-hf").tables
 OWN = Choices(image="mine:1", setup="pip install everything")
@@ -47,9 +53,38 @@ def test_the_script_installs_for_the_python_that_has_torch(tmp_path: Path, found
     python.chmod(0o755)
     done = subprocess.run(["/bin/sh", "-c", HUGGINGFACE_SETUP], env={"PATH": str(tmp_path)}, capture_output=True)
     if found:
-        assert done.stdout == b"1 -m pip install -q --no-input accelerate>=1.1,<2 transformers>=5.6,<6\n"
+        words = b"1 -m pip install -q --no-input --no-deps --only-binary :all: --require-hashes -r /dev/stdin\n"
+        assert done.stdout == words
     else:
         assert (done.returncode, done.stderr) == (1, b"no Python here imports torch\n")
+
+
+@pytest.mark.parametrize(("version", "machine"), [("3.14.0", "x86_64"), ("3.9.2", "aarch64"), ("3.12.1", "ppc64le")])
+def test_a_machine_that_the_pins_are_not_for_is_told_in_a_sentence(tmp_path: Path, version: str, machine: str) -> None:
+    python = tmp_path / "python3"
+    python.write_text(
+        f"#!{sys.executable}\nimport platform, sys\nif 'torch' in sys.argv[2]:\n    sys.exit()\n"
+        f"sys.version_info, platform.python_version = ({version.replace('.', ', ')}), lambda: '{version}'\n"
+        f"platform.system, platform.machine = lambda: 'Linux', lambda: '{machine}'\nexec(sys.argv[2])\n"
+    )
+    python.chmod(0o755)
+    script, environment = ["/bin/sh", "-c", HUGGINGFACE_SETUP], {"PATH": str(tmp_path)}
+    done = subprocess.run(script, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"here is Python {version} on Linux {machine}: take an --image that has them, or install" in done.stderr
+
+
+def test_what_is_installed_beside_torch_is_told_as_pip_freeze_has_it(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(torch_source())
+    for name, version in (("zarr", "3.0"), ("Accelerate", "1.15.0")):
+        folder = tmp_path / f"{name.lower()}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-S", "-c", PROBE], input=b"\n", env=environment, capture_output=True)
+    told = json.loads(done.stdout.splitlines()[0])["packages"]
+    assert told == {"count": 2, "sha256": hashlib.sha256(b"Accelerate==1.15.0\nzarr==3.0").hexdigest()}
 
 
 def test_the_hugging_face_trainer_trains_in_one_process() -> None:

@@ -30,7 +30,9 @@ LIMIT_S = 180.0
 """How long all of it may take together."""
 TELL_S, TICK_S = 2.0, 0.05
 MOST_PYTHONS = 16
-NOTHING: Json = {"version": None, "numpy": None, "cuda": None, "built_for": None, "archs": [], "devices": []}
+NOTHING: Json = {
+    "version": None, "numpy": None, "cuda": None, "built_for": None, "packages": None, "archs": [], "devices": [],
+}  # fmt: skip
 MOST_WORDS, LAST_LINES, MOST_OUTPUT_BYTES = 500, 4, 1 << 20
 PLACES = (
     # A distribution of conda, and its environments.
@@ -46,11 +48,18 @@ PLACES = (
 )
 # It ends at once: to take torch's modules apart again takes a quarter of the time that to import them did.
 PROBE = """
-import json, os, sys, torch
+import hashlib, json, os, sys, torch
 try:
     from numpy import __version__ as numpy
 except ImportError:
     numpy = None
+def packages():
+    try:
+        from importlib.metadata import distributions
+        lines = sorted({"%s==%s" % (one.metadata["Name"], one.version) for one in distributions()})
+        return {"count": len(lines), "sha256": hashlib.sha256("\\n".join(lines).encode()).hexdigest()}
+    except Exception:
+        return None
 def tell(**facts):
     print(json.dumps(facts), flush=True)
 def free_bytes(place):
@@ -74,7 +83,8 @@ def worked(place):
     except Exception as error:
         told["error"] = "%s: %s" % (type(error).__name__, error)
     return told
-tell(version=torch.__version__, numpy=numpy, built_for=torch.version.cuda or getattr(torch.version, "hip", None))
+built_for = torch.version.cuda or getattr(torch.version, "hip", None)
+tell(version=torch.__version__, numpy=numpy, built_for=built_for, packages=packages())
 sys.stdin.readline()
 try:
     torch.cuda.init()
