@@ -57,6 +57,7 @@ class Event(StrEnum):
     DESTROY_ASKED = "destroy.asked"
     DEATH_READ = "death.read"
     DEATH_PROVEN = "death.proven"
+    BILL_OBSERVED = "bill.observed"
     SALVAGE_INTENDED = "salvage.intended"
     SALVAGE_OBSERVED = "salvage.observed"
     STEP_FAILED = "step.failed"
@@ -190,7 +191,8 @@ class RunState(Frozen):
     that the machine could not list.
     `held_at` is when the hold began, `hold_until_wall` until when it lasts, `hold_why` what it is for; `earlier` is the
     failure from before the one of the collect step.
-    `rated` says that the measured rate is on record. `signal` names the signal that asked for the `stop`, if one did.
+    `rated` says that the measured rate is on record, `was_gone` that the last reading of the machine which is on record
+    shows it as gone. `signal` names the signal that asked for the `stop`, if one did.
     """
 
     run: str
@@ -210,6 +212,7 @@ class RunState(Frozen):
     hard_stop_wall: float | None = None
     linger_s: float = 0.0
     rated: bool = False
+    was_gone: bool = False
     silent_since_wall: float | None = None
     deadline_wall: float | None = None
     timer_shares_key: bool | None = None

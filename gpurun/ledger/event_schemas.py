@@ -49,6 +49,7 @@ class _Intended(Frozen):
     deadline_wall: Seconds
     beside_micros_per_hour: int = 0
     egress_micros: int = 0
+    sends_itself: bool = False
     least_billed_s: Seconds = 0
 
 
@@ -118,6 +119,8 @@ class _Read(Frozen):
     ended_wall: Seconds | None = None
     ran_s: Seconds | None = None
     alive_s_ago: Seconds | None = None
+    up_s_ago: Seconds | None = None
+    gone_s_ago: Seconds | None = None
 
 
 class _Proven(Frozen):
@@ -126,6 +129,13 @@ class _Proven(Frozen):
     reads: int
     spread_s: float
     evidence_sha256: str
+
+
+class _Billed(Frozen):
+    token: str
+    micros: int
+    reads: int
+    spread_s: Seconds
 
 
 class _Failed(Frozen):
@@ -143,6 +153,10 @@ class _Incident(Frozen):
 class _Rose(Frozen):
     rate_micros_per_hour: int
     since_wall: Seconds
+
+
+class _Gone(Frozen):
+    gone_s_ago: Seconds
 
 
 class _EndsItself(Frozen):
@@ -177,13 +191,18 @@ FORMS: dict[Event, type[Frozen]] = {
     Event.HOLD_OBSERVED: _HoldOver,
     Event.DEATH_READ: _Read,
     Event.DEATH_PROVEN: _Proven,
+    Event.BILL_OBSERVED: _Billed,
     Event.STEP_FAILED: _Failed,
     Event.INCIDENT: _Incident,
     Event.RECEIPT_OBSERVED: _Receipt,
     Event.RUN_CLOSED: _Closed,
     Event.JOURNAL_REPAIRED: _Repaired,
 }
-_OF_INCIDENTS: dict[str, type[Frozen]] = {"price.rose": _Rose, "machine.ends_itself": _EndsItself}
+_OF_INCIDENTS: dict[str, type[Frozen]] = {
+    "price.rose": _Rose,
+    "machine.ends_itself": _EndsItself,
+    "machine.gone": _Gone,
+}
 
 
 def lacks(record: Record) -> str | None:

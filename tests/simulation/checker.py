@@ -110,7 +110,9 @@ def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
         return
     most = sum(one.data["egress_micros"] for one in _named(played, Event.CREATE_INTENDED))
     for one, cloud in zip(cost["rentals"], played.clouds.values(), strict=False):
-        slack_s = _LOOKS_S + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
+        slack_s = (
+            _LOOKS_S + 2 * scenario.list_s + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
+        )
         most += cost_of(Micros(one["rate_micros_per_hour"]), slack_s, one["billing_unit_s"])
     if bound > max(metered * 103 // 100, metered + most):
         yield f"the receipt says at most {bound} micros of a watched machine, the meter {metered}"

@@ -28,7 +28,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
 _MOST_LIES = 2
 _DEEDS: tuple[Deeds, ...] = (
     "stop", "stop now", "destroy", "kill", "kill", "kill", "kill and reboot", "sleep", "doze", "jump",
-    "reap elsewhere", "reap all", "guard killed",
+    "reap elsewhere", "reap all", "guard killed", "taken",
 )  # fmt: skip
 _NAPS_S = (30.0, 300.0, 1800.0, 4 * 3600.0)
 _OFF_S = (0.0, 0.0, 60.0, 1800.0)
@@ -50,6 +50,7 @@ def draw(seed: int) -> Scenario:
         weather=_weather(dice),
         ending=dice.choice(("resumed", "resumed", "never returns", "reaped elsewhere")),
         machines=dice.choice((1, 1, 2)),
+        list_s=dice.choice((0.0, 0.0, 0.0, 40.0)),
     )
     return _damaged(drawn, dice) if dice.random() < 0.3 else drawn
 

@@ -130,6 +130,7 @@ class Stage:
             outages=times["silent"],
             refusals=times["ends refused"],
             laptop=self.laptop,
+            list_s=scenario.list_s,
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
@@ -250,6 +251,9 @@ class Stage:
             case "guard killed":
                 for cloud in self.played.clouds.values():
                     cloud.kill_guards()
+            case "taken":
+                for cloud in self.played.clouds.values():
+                    cloud.take()
             case "reap elsewhere":
                 self.reap_elsewhere()
             case "reap all":

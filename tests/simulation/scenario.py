@@ -11,7 +11,7 @@ from gpurun.providers.fake import Fault
 Ending = Literal["resumed", "never returns", "reaped elsewhere"]
 Deeds = Literal[
     "stop", "stop now", "destroy", "kill", "kill and reboot", "sleep", "doze", "jump", "reap elsewhere", "reap all",
-    "collect", "guard killed",
+    "collect", "guard killed", "taken",
 ]  # fmt: skip
 
 
@@ -46,7 +46,8 @@ class Weather:
 class Scenario:
     """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
 
-    With `damaged` a file of the latest checkpoint arrives with another digest until somebody collects by hand.
+    A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives with another digest until somebody
+    collects by hand.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class Scenario:
     ending: Ending = "resumed"
     machines: int = 1
     damaged: bool = False
+    list_s: float = 0.0
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""
@@ -73,6 +75,8 @@ class Scenario:
             yield replace(self, machines=1)
         if self.damaged:
             yield replace(self, damaged=False)
+        if self.list_s:
+            yield replace(self, list_s=0.0)
 
     def plus(self, *more: Strike | Deed | Weather) -> Scenario:
         """The scenario, grown."""

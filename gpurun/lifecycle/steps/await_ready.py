@@ -21,7 +21,7 @@ from gpurun.core.untrusted import safe_text
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
-from gpurun.lifecycle.instance.terminate import living
+from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.verify_machine import (
     check_box,
     check_imports,
@@ -160,6 +160,7 @@ def _answered(
     if born.state is InstanceState.GONE:
         raise _given_up(born, 0.0, "its provider shows it as gone")
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
+    row = GoneRow(context.clock)
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
     for waited_s in ticks(context.clock, context.provider.traits.poll_s, _patience_s(state, context, to_set_up_s)):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
@@ -167,7 +168,7 @@ def _answered(
             break
         context.raise_if_stopped(state)
         try:
-            instance = context.provider.read(born.id)
+            instance = row.read(context.provider, born.id)
             if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
                 told = {"token": state.token, "instance": instance.model_dump(mode="json")}
@@ -194,6 +195,7 @@ def _answered(
             raise NoOffer("boot.rejected", f"{str(error).rstrip('.')}.", hint="Try again.") from error
         except (Unknown, MachineLost) as error:
             last = str(error)
+    yield from row.notes(context.provider, born.id)
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 
