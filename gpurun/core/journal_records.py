@@ -57,6 +57,7 @@ class Event(StrEnum):
     DESTROY_ASKED = "destroy.asked"
     DEATH_READ = "death.read"
     DEATH_PROVEN = "death.proven"
+    BILL_OBSERVED = "bill.observed"
     SALVAGE_INTENDED = "salvage.intended"
     SALVAGE_OBSERVED = "salvage.observed"
     STEP_FAILED = "step.failed"
@@ -192,8 +193,8 @@ class RunState(Frozen):
     `held_at` is when the hold began, `hold_until_wall` until when it lasts, `hold_why` what it is for; `earlier` is the
     failure from before the one of the collect step.
     `moves_on` says in words that the machine was shown as gone before it was ready: once that is proven, and not much
-    later, the next offer is taken. `rated` says that the measured rate is on record. `signal` names the signal that
-    asked for the `stop`, if one did.
+    later, the next offer is taken. `rated` says that the measured rate is on record, `was_gone` that the last reading
+    of the machine which is on record shows it as gone. `signal` names the signal that asked for the `stop`, if one did.
     """
 
     run: str
@@ -214,6 +215,7 @@ class RunState(Frozen):
     hard_stop_wall: float | None = None
     linger_s: float = 0.0
     rated: bool = False
+    was_gone: bool = False
     silent_since_wall: float | None = None
     deadline_wall: float | None = None
     timer_shares_key: bool | None = None

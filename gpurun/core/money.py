@@ -19,6 +19,8 @@ class Figure(StrEnum):
 
     MEASURED = "measured"
     """Every machine was seen to its end."""
+    BILLED = "billed"
+    """The end of a machine was not seen, and its provider's bill says what it cost."""
     BOUND = "bound"
     """At most that: nobody saw when a machine began or ended, or whether it still lives."""
     FLOOR = "floor"
@@ -101,6 +103,11 @@ def seconds_within(cap: Micros, rate_per_hour: Micros, billing_unit_s: int = 1) 
         return float("inf")
     units = cap * SECONDS_PER_HOUR // (rate_per_hour * max(1, billing_unit_s))
     return float(max(0, units) * max(1, billing_unit_s))
+
+
+def seconds_paid(amount: Micros, rate_per_hour: Micros) -> int:
+    """The whole seconds that an amount was paid for at a rate above zero, rounded up."""
+    return -(-amount * SECONDS_PER_HOUR // rate_per_hour)
 
 
 def ratio_of(part: Micros, whole: Micros) -> float:

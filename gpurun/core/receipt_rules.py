@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-RULES = 2
+RULES = 3
 """The rules of this gpurun; a run that was opened without any has 1."""
 WORDS = frozenset({
     "predicate.cost.says",

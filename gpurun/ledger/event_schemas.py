@@ -59,6 +59,7 @@ class _Intended(Frozen):
     deadline_wall: Seconds
     beside_micros_per_hour: int = 0
     egress_micros: int = 0
+    sends_itself: bool = False
     least_billed_s: Seconds = 0
 
 
@@ -132,6 +133,8 @@ class _Read(Frozen):
     ended_wall: Seconds | None = None
     ran_s: Seconds | None = None
     alive_s_ago: Seconds | None = None
+    up_s_ago: Seconds | None = None
+    gone_s_ago: Seconds | None = None
 
 
 class _Proven(Frozen):
@@ -140,6 +143,13 @@ class _Proven(Frozen):
     reads: int
     spread_s: float
     evidence_sha256: str
+
+
+class _Billed(Frozen):
+    token: str
+    micros: int
+    reads: int
+    spread_s: Seconds
 
 
 class _Failed(Frozen):
@@ -157,6 +167,10 @@ class _Incident(Frozen):
 class _Rose(Frozen):
     rate_micros_per_hour: int
     since_wall: Seconds
+
+
+class _ShownGone(Frozen):
+    gone_s_ago: Seconds
 
 
 class _EndsItself(Frozen):
@@ -199,6 +213,7 @@ FORMS: dict[Event, type[Frozen]] = {
     Event.HOLD_OBSERVED: _HoldOver,
     Event.DEATH_READ: _Read,
     Event.DEATH_PROVEN: _Proven,
+    Event.BILL_OBSERVED: _Billed,
     Event.STEP_FAILED: _Failed,
     Event.INCIDENT: _Incident,
     Event.RECEIPT_OBSERVED: _Receipt,
@@ -211,6 +226,7 @@ _OF_INCIDENTS: dict[str, type[Frozen]] = {
     "machine.moved": _Moved,
     "create.duplicate_gone": _Gone,
     "create.late_gone": _Gone,
+    "machine.gone": _ShownGone,
 }
 
 

@@ -15,7 +15,8 @@ from gpurun.core.journal_records import Event, Record
 from gpurun.core.receipt_record import UNKNOWN, Planned, Timeline
 from gpurun.core.trainer_events import Checkpoint, Evaluation, Start, Step, TrainerEvent
 from gpurun.core.untrusted import number, plain_data
-from gpurun.ledger.rental import MEASURED, Rental, last_of
+from gpurun.ledger.billed_time import MEASURED, last_of
+from gpurun.ledger.rental import Rental
 
 # What goes on after each record; a record that is not here changes nothing about that.
 _BEGINS: dict[str, str] = {

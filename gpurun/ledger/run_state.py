@@ -149,6 +149,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "shared": "empty" if data.get("lease", {}).get("queue_s") else "",
         "instance": None,
         "rated": False,
+        "was_gone": False,
         "deadline_wall": data["deadline_wall"],
         "asked_at": Moment.of(record),
         "heard_at": Moment.of(record),
@@ -315,6 +316,8 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
     """What is beside the machine and billed stays open until it is gone; a run closed before has its code then."""
     extras, leftover, dearer = dict(state.extras), dict.fromkeys(state.leftover), state.dearer
     name, token = str(record.data.get("id", "")), str(record.data.get("token", ""))
+    if record.data["code"] in ("machine.gone", "machine.back"):
+        return {"was_gone": record.data["code"] == "machine.gone"}
     if record.data["code"] == "machine.ends_itself":
         return {"ends_wall": record.data["ends_wall"]}
     if record.data["code"] == "machine.moved" and state.instance is not None:
@@ -372,6 +375,7 @@ _EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
     Event.HOLD_INTENDED: _hold_intended,
     Event.HOLD_OBSERVED: _to(Phase.COLLECTED),
     Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
+    Event.DEATH_READ: lambda state, record: {"was_gone": True},
     Event.DEATH_PROVEN: _death_proven,
     Event.SALVAGE_OBSERVED: _salvage_observed,
     Event.STEP_FAILED: _step_failed,

@@ -34,9 +34,11 @@ from gpurun.core.receipt_record import (
 )
 from gpurun.core.receipt_rules import rules_of
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
+from gpurun.ledger.billed_time import elapsed_s, last_of
+from gpurun.ledger.cost_words import cost_says
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
-from gpurun.ledger.rental import BY_TIMER, UNSEEN, Rental, all_bounded, elapsed_s, figure_of, last_of, rentals_of
+from gpurun.ledger.rental import Rental, all_bounded, billed_by, figure_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
@@ -246,24 +248,23 @@ def _cost(opened: dict[str, Any], rentals: Sequence[Rental]) -> Cost:
     cap, ended = opened["cap_micros"], all_bounded(rentals) and not opened.get("imported")
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
     figure = figure_of(rentals)
-    says = NOT_OBSERVED if opened.get("imported") else _says(rentals) if ended and figure is Figure.BOUND else ""
+    billed = billed_by(rentals) if ended else None
     is_kept = None if cap is None or upper is None else left_of(cap, upper) >= 0
     cost: Cost = {
         "upper_bound_micros": upper,
         "is": _figure_by_rules(opened, figure) if ended else UNKNOWN,
-        "billed_micros": None,
-        "billed_is": UNKNOWN,
+        "billed_micros": billed,
+        "billed_is": UNKNOWN if billed is None else REPORTED,
         "worst_micros": opened["worst_micros"],
         "cap_micros": cap,
         "cap_kept": None
         if figure is Figure.BOUND and not is_kept
         else is_kept,  # No bound that nobody saw shows that it was broken.
         "rentals": [_rental(rental) for rental in rentals],
+        "says": NOT_OBSERVED if opened.get("imported") else cost_says(rentals),
     }
     if any(rental.is_queued for rental in rentals):
         cost["gpu_hours"] = round(sum(rental.gpu_hours for rental in rentals), 4) if ended else None
-    if says:
-        cost["says"] = says
     return cost
 
 
@@ -297,15 +298,6 @@ def _rental(rental: Rental) -> RentalPaid:
 def _figure_by_rules(opened: dict[str, Any], figure: Figure) -> str:
     """What the bound is called; by rules 1 one that nobody saw was "measured", too."""
     return MEASURED if "rules" not in opened else str(figure)
-
-
-def _says(rentals: Sequence[Rental]) -> str:
-    """Why the cost is only a bound: a machine's beginning or end was not seen."""
-    ends = {rental.end_is for rental in rentals}
-    if not ends & {UNSEEN, BY_TIMER}:
-        return "at most, with a second machine from its request on"
-    by = ", by its own timer" if BY_TIMER in ends and UNSEEN not in ends else ""
-    return f"at most{by}; when it ended was not seen"
 
 
 def _training(records: Sequence[Record], evidence: Evidence) -> Training:

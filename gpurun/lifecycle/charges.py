@@ -1,17 +1,29 @@
-"""What a run cost by its provider's own account, where that tells what it billed for one machine."""
+"""What a run cost by its provider's own account, where that tells what it billed for one machine.
+
+A bill grows for minutes after a machine's end. It bounds a cost by itself, once two readings agree that are ten minutes
+apart; a receipt waits for that, and only where nobody saw the end of a machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError
+from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import plain_line
+from gpurun.ledger.billed_time import UNSEEN
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import Rental, rentals_of
+from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.instance.terminate import once
 from gpurun.providers.base import Provider, Rejected, ReportsCharges, Unknown
+
+BILL_GAP_S, BILL_WAIT_S, LOOK_S = 600.0, 1800.0, 30.0
+"""How far apart two readings of a bill are, how long a receipt waits for them, how often a stop is looked for."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
         return None
     amounts, is_settled, unclear = list[Micros](), True, list[str]()
     for rental in rented:
-        told = _charge(rental, provider_named)
+        told = _charge(rental, provider_named, rental.records[-1].wall)
         if isinstance(told, str):
             unclear.append(plain_line(told))
             continue
@@ -48,16 +60,58 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
     return Bill(total(*amounts) if amounts else None, is_settled and bool(amounts), tuple(dict.fromkeys(unclear)))
 
 
-def _charge(rental: Rental, provider_named: Callable[[str], Provider]) -> tuple[Micros, bool] | str:
+def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wall: float) -> tuple[Micros, bool] | str:
     """The bill of one machine and whether it is settled; in words why there is none."""
     name, instance = str(rental.intent.data["provider"]), rental.instance or {}
     try:
         provider = provider_named(name)
         if not isinstance(provider, ReportsCharges):
             return f"{name} does not tell what it billed for one machine"
-        charge = provider.charges(str(instance["id"]), rental.intent.wall, rental.records[-1].wall)
+        charge = provider.charges(str(instance["id"]), rental.intent.wall, until_wall)
     except (Unknown, Rejected) as error:
         return f"{name} could not be asked: {error}"
     except GpurunError as error:
         return f"{name} could not be asked: {error.what}"
+    except Exception as error:  # noqa: BLE001 - whatever its answer was, there is no bill in it.
+        return f"{name}'s bill cannot be read: {type(error).__name__}"
     return (charge.micros, charge.settled) if charge is not None else f"{name} has no bill of it yet"
+
+
+def final_bills(state: RunState, context: Context) -> Iterator[Note]:
+    """Wait for the bill of every machine whose end was not seen, for as long as a receipt may wait for it.
+
+    A wish to stop ends the wait. What is not final by then is not recorded, and the cost stays a bound.
+    """
+    rentals = rentals_of(read_journal(context.folder.journal).records)
+    unseen = [one for one in rentals if one.ended and one.rate and one.end_is == UNSEEN and one.billed is None]
+    seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
+    unseen = [one for one in unseen if _tells(one, context)]
+    for rental in unseen:
+        name, machine = rental.intent.data["provider"], (rental.instance or {})["id"]
+        message = f"nobody saw when {machine} ended, so the receipt waits up to half an hour for the bill of {name}; "
+        incident: dict[str, object] = {"code": "bill.awaited", "message": f"{message}nothing is billed meanwhile"}
+        yield from once((Event.INCIDENT, incident), context)
+    for elapsed in ticks(context.clock, LOOK_S, BILL_WAIT_S) if unseen else ():
+        for rental in unseen:
+            at_s, before = seen.get(rental.token, (float("-inf"), None))
+            if rental.token in final or elapsed - at_s < BILL_GAP_S:
+                continue
+            charge = _charge(rental, context.provider_named, context.clock.wall())
+            if isinstance(charge, str):
+                continue
+            seen[rental.token] = elapsed, charge[0]
+            if charge[0] == before:
+                final.add(rental.token)
+                bill = {"token": rental.token, "id": str((rental.instance or {})["id"]), "micros": charge[0]}
+                yield Event.BILL_OBSERVED, {**bill, "reads": 2, "spread_s": round(elapsed - at_s, 3)}
+        if len(final) == len(unseen) or context.wants_stop(state):
+            return
+
+
+def _tells(rental: Rental, context: Context) -> bool:
+    """Whether the provider of a machine tells what it billed for it."""
+    try:
+        provider = context.provider_named(str(rental.intent.data["provider"]))
+    except GpurunError:
+        return False
+    return rental.instance is not None and isinstance(provider, ReportsCharges)

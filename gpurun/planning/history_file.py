@@ -13,8 +13,8 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.core.trainer_events import Start, events_of
+from gpurun.ledger.billed_time import last_of
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.rental import last_of
 from gpurun.planning.catalog import card_of
 from gpurun.planning.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
 from gpurun.planning.jobs import CHANGED

@@ -248,6 +248,11 @@ def _unheld(data: Mapping[str, Any]) -> str:
     return f"the machine is held no longer: {how}"
 
 
+def _billed(data: Mapping[str, Any]) -> str:
+    amount = data.get("micros")
+    return f"its provider has billed {format_usd(Micros(amount)) if type(amount) is int else UNKNOWN}, by two readings"
+
+
 _OF_THE_JOB: dict[str, Callable[[Mapping[str, Any], JobTerms], str]] = {
     "train.intended": lambda d, terms: f"starting {terms.worker}",
     "train.started": lambda d, terms: terms.doing,
@@ -274,6 +279,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "destroy.asked": _asked_to_die,
     "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
     "death.proven": _teardown,
+    "bill.observed": _billed,
     "salvage.intended": lambda d: (
         "bringing home what the machine has put into the bucket" if d.get("folder") else "counting what came home early"
     ),

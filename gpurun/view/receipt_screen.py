@@ -11,7 +11,7 @@ from typing import Any
 
 from gpurun.core.clock import local_time
 from gpurun.core.job_terms import terms_in
-from gpurun.core.money import Micros, format_usd, left_of, percent_of
+from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
@@ -87,7 +87,9 @@ def cost_label(told: Predicate) -> str:
     """What the cost rests on."""
     if told["asked"]["provider"] == "slurm" and not any(one["rate_micros_per_hour"] for one in told["cost"]["rentals"]):
         return "not metered"
-    return told["cost"].get("says") or told["cost"]["is"]
+    says = told["cost"].get("says", "")
+    is_plain = told["cost"]["is"] != Figure.BOUND and not says.startswith(("at most", "not observed"))
+    return told["cost"]["is"] if is_plain else says or told["cost"]["is"]
 
 
 def _headed(title: Line, right: Line, style: Style) -> list[Line]:
@@ -266,6 +268,8 @@ def _cost(told: Predicate) -> list[Cell]:
     cost, cap = told["cost"], told["cost"]["cap_micros"]
     upper = None if cost["upper_bound_micros"] is None else Micros(cost["upper_bound_micros"])
     parts: list[Cell] = ["unknown" if upper is None else Span(format_usd(upper), "money"), cost_label(told)]
+    if (says := cost.get("says")) and says not in parts:
+        parts.append(says)
     if cost["billed_micros"] is not None:
         parts.append(f"provider bill {format_usd(Micros(cost['billed_micros']))}")
     if (used := cost.get("gpu_hours")) is not None:

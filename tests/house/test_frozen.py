@@ -14,7 +14,7 @@ EVENTS = """
     run.opened stage.intended stage.observed create.intended create.observed create.refused create.unknown
     ready.observed ship.intended ship.observed train.intended train.started rate.observed train.observed stop.requested
     collect.intended collect.observed hold.intended hold.observed
-    destroy.intended destroy.asked death.read death.proven salvage.intended
+    destroy.intended destroy.asked death.read death.proven bill.observed salvage.intended
     salvage.observed step.failed incident receipt.observed run.closed journal.repaired
 """
 

@@ -50,8 +50,8 @@ def test_the_receipt_has_what_left_and_a_twentieth_more_and_not_what_was_planned
     assert audit(world.home).problems == ()
 
 
-def test_a_machine_that_ran_for_seconds_costs_the_minute_that_aws_bills(tmp_path: Path) -> None:
-    """The receipt was below the bill as soon as the planned way home no longer covered it."""
+def test_a_machine_that_ran_for_seconds_costs_the_minute_that_aws_bills_and_nothing_left_it(tmp_path: Path) -> None:
+    """The receipt was below the bill as soon as the planned way home no longer covered it; that is not charged here."""
     world = World(Home(tmp_path))
     offer_at(world, "aws", "us-east-1")
     world.far.broken["install_agent"] = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
@@ -60,7 +60,7 @@ def test_a_machine_that_ran_for_seconds_costs_the_minute_that_aws_bills(tmp_path
     (intent,) = world.all_of(Event.CREATE_INTENDED)
     assert 0 < rental["billable_s"] < 60 == intent["least_billed_s"]
     paid = cost_of(Micros(rental["rate_micros_per_hour"]), 60) + cost_of(Micros(intent["beside_micros_per_hour"]), 60)
-    assert rental["micros"] == paid + intent["egress_micros"]
+    assert (rental["micros"], intent["egress_micros"] > 0) == (paid, True)
     assert "does not follow" not in str(audit(world.home).rows), "the audit reckons the same"
 
 

@@ -14,7 +14,7 @@ from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import driver
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
-from gpurun.lifecycle.instance.terminate import Reading, proves
+from gpurun.lifecycle.instance.readings import Reading, proves
 from gpurun.lifecycle.reaper import Orphan, sweep, sweep_leftovers
 from gpurun.lifecycle.steps import collect_bucket
 from gpurun.remote.messages import Manifest

@@ -28,7 +28,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
 _MOST_LIES, DENIED_S = 2, 38.0
 _DEEDS: tuple[Deeds, ...] = (
     "stop", "stop now", "destroy", "kill", "kill", "kill", "kill and reboot", "sleep", "doze", "jump",
-    "reap elsewhere", "reap all", "guard killed",
+    "reap elsewhere", "reap all", "guard killed", "taken",
 )  # fmt: skip
 _NAPS_S = (30.0, 300.0, 1800.0, 4 * 3600.0)
 _OFF_S = (0.0, 0.0, 60.0, 1800.0)

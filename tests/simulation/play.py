@@ -268,6 +268,9 @@ class Stage:
             case "guard killed":
                 for cloud in self.played.clouds.values():
                     cloud.kill_guards()
+            case "taken":
+                for cloud in self.played.clouds.values():
+                    cloud.take()
             case "reap elsewhere":
                 self.reap_elsewhere()
             case "reap all":

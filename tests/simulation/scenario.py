@@ -11,7 +11,7 @@ from gpurun.providers.fake import Fault
 Ending = Literal["resumed", "never returns", "reaped elsewhere"]
 Deeds = Literal[
     "stop", "stop now", "destroy", "kill", "kill and reboot", "sleep", "doze", "jump", "reap elsewhere", "reap all",
-    "collect", "guard killed",
+    "collect", "guard killed", "taken",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from gpurun.core.journal_records import Event
+from gpurun.core.receipt_rules import RULES
 from gpurun.core.records import digest_of
 
 Json = dict[str, Any]
@@ -25,7 +26,7 @@ class DrawnJournal:
         cap = self.dice.choice((None, 1_000_000, 50_000_000, 10**9))
         self.add(Event.RUN_OPENED, {
             "run": "fox-41", "home": "4f0c11", "mode": "paid", "recipe": "tiny", "form": "full", "provider": "runpod",
-            "endpoint": "", "challenge": "", "rules": 2, "gpurun_version": "0.1.0", "cap_micros": cap,
+            "endpoint": "", "challenge": "", "rules": RULES, "gpurun_version": "0.1.0", "cap_micros": cap,
             "worst_micros": 1,
             **{f"{name}_sha256": "0" * 64 for name in ("recipe", "request", "plan", "data", "bundle")},
         })  # fmt: skip
@@ -67,6 +68,7 @@ class DrawnJournal:
             "rate_micros_per_hour": self.rate, "billing_unit_s": dice.choice((1, 1, 60, 3600)), "worst_micros": 1,
             "deadline_wall": self.wall + dice.choice((300.0, 3000.0)) + dice.random(),
             **dice.choice(({}, {"least_billed_s": 60, "beside_micros_per_hour": 12_345, "egress_micros": 98_765})),
+            **dice.choice(({}, {"sends_itself": True})),
         })  # fmt: skip
         if dice.random() < 0.1:
             self.add(Event.CREATE_REFUSED, {"token": self.token, "reason": "no_capacity", "message": ""})
@@ -81,6 +83,9 @@ class DrawnJournal:
         self.end()
         for _ in range(dice.choice((0, 0, 0, 1))):
             self.happen()
+        if dice.random() < 0.3:
+            paid = dice.randint(0, 4 * self.rate)
+            self.add(Event.BILL_OBSERVED, {"token": self.token, "id": "i-1", "micros": paid, "reads": 2})
 
     def live(self) -> None:
         """Show life for a while, with what may happen between."""
@@ -101,11 +106,14 @@ class DrawnJournal:
     def happen(self) -> None:
         """One thing that bears on money: a price, a second machine that comes or goes, something billed beside."""
         code = self.dice.choice(("price.rose", "price.rose", "create.duplicate", "create.duplicate_gone", "create.late",
-                                 "create.late_gone", "leftover", "machine.said"))  # fmt: skip
+                                 "create.late_gone", "leftover", "machine.said", "machine.gone", "machine.gone",
+                                 "machine.back", "death.denied"))  # fmt: skip
         told: Json = {"code": code, "message": "", "token": self.token, "id": self.dice.choice(("x-1", "x-2"))}
         if code == "price.rose":
             told |= {"rate_micros_per_hour": self.dice.choice((self.rate // 2, self.rate + 5, 2 * self.rate))}
             told |= {"since_wall": self.wall - self.dice.choice((-5.0, 0.0, 700.0)) * self.dice.random()}
+        if code == "machine.gone":
+            told["gone_s_ago"] = round(self.dice.choice((0.0, 40.0, 900.0)) * self.dice.random(), 3)
         if code == "create.duplicate" and self.dice.random() < 0.2:
             told.pop("id")
         if code == "leftover":
@@ -121,18 +129,22 @@ class DrawnJournal:
             self.add(Event.DESTROY_ASKED, {"id": "i-1", "attempt": 1, "answer": "asked"})
         for read in self.reads(dice.choice((3, 3, 4))):
             self.add(Event.DEATH_READ, read)
+            if dice.random() < 0.05:
+                self.happen()
         claim = {"id": "i-1", "teardown": "destroyed", "reads": 3, "spread_s": 30.0, "evidence_sha256": digest_of(0)}
         self.add(Event.DEATH_PROVEN, claim)
 
     def reads(self, count: int) -> Iterator[Json]:
         """What the readings of its end say, the same for all of them but for how long ago it was seen alive."""
         dice = self.dice
-        found_gone = dice.random() < 0.6
         ended = dice.choice((None, None, float(int(self.wall)), self.wall - 3000 * dice.random()))
         ran = dice.choice((None, 0, 0.0, 77, 1234.5678)) if self.is_queued else None
         for place in range(count):
-            ago_s = dice.choice((None, round(dice.choice((0.1, 60.0, 119.9, 4000.0)) * dice.random(), 3)))
+            alive_s, up_s, gone_s = (
+                dice.choice((None, round(dice.choice((0.1, 60.0, 119.9, 4000.0)) * dice.random(), 3))) for _ in range(3)
+            )
             yield {
                 "id": "i-1", "at_s": 15.0 * place, "state": "GONE", "listed": False, "answer_sha256": "",
-                "ended_wall": ended, "ran_s": ran, "alive_s_ago": ago_s, "found_gone": found_gone,
+                "ended_wall": ended, "ran_s": ran, "alive_s_ago": alive_s, "up_s_ago": up_s,
+                "gone_s_ago": gone_s,
             }  # fmt: skip

@@ -29,6 +29,7 @@ def dies(
     ended_wall: float | None = None,
     first_s: int = 2,
     ran_s: float | None = None,
+    up_s_ago: float | None = None,
 ) -> None:
     """The request to end, and readings 15 s apart; `alive_s_ago` None: it was gone before anybody asked."""
     intent = {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}
@@ -39,7 +40,8 @@ def dies(
         run.clock.sleep(15 if at_s else first_s)
         seen = {"id": run.instance_id, "at_s": at_s, "state": state, "listed": listed, "answer_sha256": answer}
         ago_s = None if alive_s_ago is None else alive_s_ago + at_s
-        seen |= {"ended_wall": ended_wall, "ran_s": ran_s, "alive_s_ago": ago_s, "found_gone": alive_s_ago is None}
+        seen |= {"ended_wall": ended_wall, "ran_s": ran_s, "alive_s_ago": ago_s, "gone_s_ago": None}
+        seen |= {"up_s_ago": ago_s if up_s_ago is None else up_s_ago + at_s}
         run.write((Event.DEATH_READ, seen))
     claim = {"id": run.instance_id, "teardown": "destroyed", "reads": 3, "spread_s": 30.0}
     run.write((Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_of(taken)}))
@@ -65,7 +67,8 @@ def test_a_machine_that_was_watched_is_paid_to_the_first_reading_that_shows_it_g
     dies(run, alive_s_ago=5.0)
     told = cost(run)
     assert (told["rentals"][0]["billable_s"], told["rentals"][0]["end_is"]) == (3337.0, "measured")
-    assert "says" not in told
+    watched = "the machine was watched until its provider showed it as gone; the provider's bill was not read"
+    assert told["says"] == watched
 
 
 @pytest.mark.parametrize("away_s", [14 * 60, 86_400])
@@ -75,7 +78,10 @@ def test_where_nobody_looked_its_own_timer_bounds_it_and_the_figure_does_not_gro
     dies(run)
     told = cost(run)
     assert told["upper_bound_micros"] == LEASE_S * RATE // 3600
-    assert (told["cap_kept"], told["says"]) == (True, "at most, by its own timer; when it ended was not seen")
+    assert (told["cap_kept"], told["says"].partition(";")[0]) == (
+        True,
+        "at most, by the time limit at which its provider ends it",
+    )
 
 
 def test_a_bound_over_the_cap_that_nobody_saw_is_unknown_and_not_broken(run: CloudRun) -> None:
@@ -153,3 +159,134 @@ def test_a_price_that_rose_counts_from_when_the_old_one_was_read_last(run: Cloud
     told = cost(run)["rentals"][0]
     assert told["price_rose"] == [{"rate_micros_per_hour": 2 * RATE, "billable_s": 1200.0}]
     assert told["micros"] == (1800 + 1200) * RATE // 3600
+
+
+# The first reading that says GONE -----------------------------------------------------------------------------------
+
+
+def shown_gone(run: CloudRun, ago_s: float) -> None:
+    told = {"id": run.instance_id, "message": "it is shown as gone", "gone_s_ago": ago_s}
+    run.write((Event.INCIDENT, {"code": "machine.gone", **told}))
+
+
+def test_a_machine_that_was_shown_as_gone_is_paid_to_the_first_of_these_readings(run: CloudRun) -> None:
+    """A machine that was gone at its launch was billed with the whole wait for it."""
+    opens(run)
+    run.clock.sleep(900)
+    shown_gone(run, 890.0)
+    dies(run)
+    told = cost(run)["rentals"][0]
+    assert (told["billable_s"], told["end_is"]) == (10.0, "measured")
+
+
+@pytest.mark.parametrize("code", ["machine.back", "death.denied"])
+def test_one_that_showed_itself_again_was_not_gone(run: CloudRun, code: str) -> None:
+    opens(run)
+    run.clock.sleep(900)
+    shown_gone(run, 890.0)
+    run.clock.sleep(30)
+    run.write((Event.INCIDENT, {"code": code, "id": run.instance_id, "message": "it lives"}))
+    dies(run)
+    assert cost(run)["rentals"][0]["billable_s"] == 932.0
+
+
+def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> None:
+    """The first may have been wrong, and nobody knows what was between."""
+    opens(run)
+    run.clock.sleep(100)
+    shown_gone(run, 90.0)
+    run.clock.sleep(3000)
+    dies(run)
+    told = cost(run)["rentals"][0]
+    assert (told["billable_s"], told["end_is"]) == (3102.0, "unseen")
+
+
+def test_what_is_shown_as_ending_does_not_contradict_the_providers_own_time_of_the_end(run: CloudRun) -> None:
+    """EC2 ends the billing with the request, and shows the instance as shutting down for a minute."""
+    born = run.clock.wall()
+    opens(run, created_wall=born).play(run.through_training())
+    run.clock.sleep(100)
+    dies(run, alive_s_ago=5.0, up_s_ago=70.0, ended_wall=run.clock.wall() - 60)
+    told = cost(run)["rentals"][0]
+    assert (told["billable_s"], told["end_is"]) == (3335.0 + 100 - 60 + 2, "provider-reported")
+
+
+# What left it ---------------------------------------------------------------------------------------------------------
+
+
+def charged(run: CloudRun) -> int:
+    """What is charged beside its time, of a planned $0.50."""
+    dies(run, alive_s_ago=5.0)
+    (rental,) = cost(run)["rentals"]
+    assert rental["machines"] == 1
+    minutes = -(-rental["billable_s"] // 60)
+    return int(rental["micros"] - minutes * 60 * RATE // 3600)
+
+
+def asked(run: CloudRun, **more: Any) -> CloudRun:
+    (event, opened), (intent, planned) = run.opened(), run.intended()
+    told = {**planned, "egress_micros": 500_000, "worst_micros": 11_730_000, **more}
+    return run.write((event, {**opened, "home": "0a1b2c"}), (intent, told), run.created())
+
+
+def collected(run: CloudRun, micros: int) -> None:
+    for seconds, (event, data) in run.through_training():
+        run.clock.sleep(seconds)
+        run.write((event, {**data, "egress_micros": micros} if event is Event.COLLECT_OBSERVED else data))
+
+
+def test_nothing_left_a_machine_that_never_answered(run: CloudRun) -> None:
+    assert charged(asked(run)) == 0
+
+
+def test_what_left_one_that_answered_is_as_planned_where_nobody_counted(run: CloudRun) -> None:
+    asked(run)
+    ready = next(note for _, note in run.through_training() if note[0] is Event.READY_OBSERVED)
+    run.write(ready)
+    assert charged(run) == 500_000
+
+
+@pytest.mark.parametrize(("by_itself", "expected"), [(False, 900), (True, 500_000)])
+def test_what_was_counted_is_charged_and_of_a_job_that_may_send_by_itself_at_least_the_plan(
+    run: CloudRun, by_itself: bool, expected: int
+) -> None:
+    collected(asked(run, sends_itself=by_itself), 900)
+    assert charged(run) == expected
+
+
+# The bill -------------------------------------------------------------------------------------------------------------
+
+
+def billed(run: CloudRun, micros: int) -> None:
+    told = {"token": run.token, "id": run.instance_id, "micros": micros, "reads": 2, "spread_s": 600.0}
+    run.write((Event.BILL_OBSERVED, told))
+
+
+def test_where_nobody_saw_the_end_the_bill_bounds_the_cost_and_the_receipt_says_so(run: CloudRun) -> None:
+    opens(run)
+    run.clock.sleep(4000)
+    dies(run)
+    billed(run, RATE // 4)
+    told = cost(run)
+    assert (told["rentals"][0]["end_is"], told["is"]) == ("the provider's bill", "billed")
+    assert (told["billed_micros"], told["billed_is"]) == (RATE // 4, "provider-reported")
+    assert RATE // 4 <= told["upper_bound_micros"] <= RATE // 4 + RATE // 60
+    assert told["says"] == "by the provider's bill, which two readings gave alike; when it ended was not seen"
+
+
+def test_a_bill_for_less_than_the_machine_was_seen_alive_is_not_whole(run: CloudRun) -> None:
+    opens(run).play(run.through_training())
+    run.clock.sleep(1000)
+    dies(run)
+    billed(run, RATE // 4)
+    told = cost(run)
+    assert (told["rentals"][0]["end_is"], told["is"]) == ("unseen", "bound")
+
+
+def test_a_bill_that_was_not_read_twice_is_a_problem(run: CloudRun) -> None:
+    opens(run)
+    run.clock.sleep(4000)
+    dies(run)
+    run.write((Event.BILL_OBSERVED, {"token": run.token, "id": "x", "micros": 1, "reads": 1, "spread_s": 0.0}))
+    run.settle()
+    assert "the bill was not read twice" in str(audit(run.home).rows[0].problems)

@@ -32,7 +32,7 @@ class Told(CloudRun):
 
     def death(self, **how: Any) -> Iterator[tuple[float, Note]]:
         wall = self.clock.wall()
-        more = {Event.DEATH_READ: {"ended_wall": wall, "ran_s": None, "alive_s_ago": 1.0, "found_gone": True}}
+        more = {Event.DEATH_READ: {"ended_wall": wall, "ran_s": None, "alive_s_ago": 1.0, "gone_s_ago": 1.0}}
         more[Event.DESTROY_INTENDED] = {"timer": True}
         for seconds, (event, data) in super().death(**how):
             yield seconds, (event, {**data, **more.get(event, {})})

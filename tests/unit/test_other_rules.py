@@ -2,7 +2,8 @@
 
 Each archive in `homes_of_rules_1/` is a home as commit 333d4db wrote it: a command and a training on this machine, a
 price that rose, an end by the machine's own timer, a job that Slurm lost, and a command on RunPod's emulator with a
-script of `--setup`.
+script of `--setup`. Each in `homes_of_rules_2/` is one as commit 7e772b8 wrote it: a job that Slurm lost, whose
+folder was read long after its end, and a start that failed on AWS.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ SAID: dict[str, tuple[str, str, str, int, tuple[str, ...]]] = {
 }
 
 
-def unpacked(kind: str, into: Path) -> Home:
-    with tarfile.open(HOMES / f"{kind}.tar.xz") as archive:
+def unpacked(kind: str, into: Path, homes: Path = HOMES) -> Home:
+    with tarfile.open(homes / f"{kind}.tar.xz") as archive:
         archive.extractall(into, filter="data")
     return Home(into / kind)
 
@@ -69,6 +70,23 @@ def test_a_home_of_an_older_gpurun_audits_as_it_did_there_and_is_not_changed(kin
     assert (row.may_be_billing, row.is_floor) == (False, False)
     assert row.warnings == (NOTE, *warnings)
     assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before
+
+
+# What was signed by rules 2, and what today's make of it: nothing left the one, and the other ran for five seconds.
+SIGNED_BY_2 = {"slurm-lost": (190_000, 70_000), "failed-start": (1_113_589, 33_589)}
+
+
+@pytest.mark.parametrize("kind", SIGNED_BY_2)
+def test_a_receipt_that_was_signed_too_high_by_rules_2_holds_and_what_is_reckoned_otherwise_is_named(
+    kind: str, tmp_path: Path
+) -> None:
+    home = unpacked(kind, tmp_path, HOMES.with_name("homes_of_rules_2"))
+    row, (signed, today) = only_row(home), SIGNED_BY_2[kind]
+    assert read_receipt(home, home.run("fox-41")).predicate["cost"]["upper_bound_micros"] == signed
+    assert (row.problems, row.chain, row.signature, row.measured_micros) == ((), "ok", "ok", today)
+    (note,) = row.warnings
+    assert note.startswith(NOTE.replace("rules 1", "rules 2"))
+    assert f"otherwise by rules {RULES}: cost." in note
 
 
 def types(home: Home, *words: str) -> int:
@@ -105,7 +123,7 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
             if name.endswith("_SENTENCE") or name == "NOT_OBSERVED":
                 monkeypatch.setattr(module, name, f"in other words: {value}")
     monkeypatch.setattr(log_facts, "_NOT_SHOWN", dict.fromkeys(log_facts._NOT_SHOWN, "something else"))
-    monkeypatch.setattr(statement, "_says", lambda _: "some other words")
+    monkeypatch.setattr(statement, "cost_says", lambda _: "some other words")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -120,7 +138,7 @@ def test_a_receipt_holds_when_todays_gpurun_says_the_same_in_other_words(
 
 def test_every_sentence_of_a_receipt_is_among_its_words_or_a_quotation(home: Home, tmp_path: Path) -> None:
     """A code is a few words that stay; what reads as a sentence of ours is named in one place, and not compared."""
-    codes = {*log_facts._NOT_SHOWN, "its own timer"}
+    codes = {*log_facts._NOT_SHOWN, "its own timer", "the provider's bill"}
     homes = [home, *(unpacked(kind, tmp_path) for kind in SAID)]
     finished_run(home)
     for one in homes:

@@ -73,6 +73,17 @@ def test_slurms_word_of_a_job_that_nobody_saw_counts(run: CloudRun) -> None:
     assert ends(run, 900.0) == (902.0, "provider-reported", True)
 
 
+def test_what_is_read_in_its_folder_is_no_sign_of_a_jobs_life(run: CloudRun) -> None:
+    """The receipt of a lost job was up to 75 % too high: its log was brought when it was long over."""
+    ready(run, run.clock.wall())
+    run.clock.sleep(9000)
+    notes = dict(note for _, note in run.through_training())
+    for event in (Event.SHIP_INTENDED, Event.SHIP_OBSERVED, Event.TRAIN_INTENDED, Event.TRAIN_STARTED,
+                  Event.TRAIN_OBSERVED, Event.COLLECT_INTENDED, Event.COLLECT_OBSERVED):  # fmt: skip
+        run.write((event, notes[event]))
+    assert ends(run, 900.0) == (902.0, "provider-reported", True)
+
+
 def test_a_word_that_is_less_than_what_was_seen_is_not_believed(run: CloudRun) -> None:
     ready(run, run.clock.wall())
     run.clock.sleep(1000)

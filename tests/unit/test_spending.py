@@ -15,7 +15,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
-from gpurun.ledger.rental import elapsed_s
+from gpurun.ledger.billed_time import elapsed_s
 from gpurun.ledger.runs import look
 from gpurun.ledger.spending import spending
 from gpurun.ledger.write_receipt import read_receipt
@@ -91,7 +91,7 @@ def test_a_machine_that_ended_by_its_timer_costs_no_more_than_that_while_another
     read = {"id": run.instance_id, "state": "GONE", "listed": False, "answer_sha256": "0" * 64}
     for at_s in (0.0, 15.0, 30.0):
         run.clock.sleep(15)
-        seen = {"at_s": at_s, "ended_wall": None, "ran_s": None, "alive_s_ago": None, "found_gone": True}
+        seen = {"at_s": at_s, "ended_wall": None, "ran_s": None, "alive_s_ago": None, "gone_s_ago": None}
         run.write((Event.DEATH_READ, {**read, **seen}))
     proof = {"id": run.instance_id, "teardown": "destroyed", "reads": 3, "spread_s": 30.0, "evidence_sha256": "0" * 64}
     run.write((Event.DEATH_PROVEN, proof))

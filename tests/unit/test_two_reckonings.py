@@ -18,7 +18,18 @@ from gpurun.ledger.rental import rentals_of
 from gpurun.ledger.statement import build_statement
 from tests.unit.drawn_journals import DrawnJournal
 
-SEEN = ("price_rose", "extras", "its own timer", "provider-reported", "unseen", "measured", "not_proven", "refused")
+SEEN = (
+    "price_rose",
+    "extras",
+    "its own timer",
+    "provider-reported",
+    "unseen",
+    "measured",
+    "not_proven",
+    "refused",
+    "the provider's bill",
+    "billed",
+)
 
 
 def unlike(seed: int, folder: RunFolder) -> list[str]:

@@ -37,6 +37,7 @@ _NEEDS: dict[str, str] = {
 _BESIDE: dict[str, str] = {
     Event.STAGE_INTENDED: Event.RUN_OPENED,
     Event.STAGE_OBSERVED: Event.STAGE_INTENDED,
+    Event.BILL_OBSERVED: Event.DEATH_PROVEN,
     Event.SALVAGE_INTENDED: Event.DEATH_PROVEN,
     Event.SALVAGE_OBSERVED: Event.SALVAGE_INTENDED,
 }
@@ -52,6 +53,7 @@ _PROOF: dict[str, tuple[int, float]] = {
     Teardown.USER_OPERATED: (1, 0.0),
 }
 _CLOCK_SLACK_S = 5.0
+_BILL_GAP_S = 600.0
 
 
 def open_token(records: Sequence[Json]) -> str | None:
@@ -119,6 +121,8 @@ def order_problems(records: Sequence[Json]) -> Iterator[str]:
         elif event in beside:
             if not any(before["event"] == beside[event] for before in records[:place]):
                 yield f"{at} there was no {beside[event]} before it"
+            if event == Event.BILL_OBSERVED:
+                yield from (f"{at} {problem}" for problem in _bill_problems(record, tokens))
         elif event in (Event.RECEIPT_OBSERVED, Event.RUN_CLOSED):
             yield from (f"{at} {problem}" for problem in _end_problems(records, place))
 
@@ -173,6 +177,15 @@ def _rental_problems(record: Json, rental: Sequence[Json]) -> Iterator[str]:
         yield "it went on although the machine costs more than was agreed to"
     if event == Event.DEATH_PROVEN:
         yield from death_problems(record, rental)
+
+
+def _bill_problems(bill: Json, tokens: set[str]) -> Iterator[str]:
+    """A bill counts that was read twice, some time apart, with the same amount."""
+    data = bill["data"]
+    if data["token"] not in tokens:
+        yield "it is the bill of a machine that was not asked for"
+    if data["reads"] < 2 or data["spread_s"] < _BILL_GAP_S:
+        yield "the bill was not read twice, ten minutes apart"
 
 
 def _price_rose(rental: Sequence[Json]) -> bool:

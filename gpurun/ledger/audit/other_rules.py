@@ -138,11 +138,12 @@ def _lasting(intent: Json, line: Json, seconds: float) -> Micros:
 
 
 def _once(rental: Sequence[Json], seconds: float) -> set[Micros]:
-    """Return what may be charged once for what left the machine: what was counted, or as planned or nothing."""
+    """Return what may be charged once for what left the machine: what was counted, as planned, or nothing."""
     told = [one["data"] for one in named(rental, "collect.observed")]
     counted = [one["egress_micros"] for one in told if "egress_micros" in one]
-    planned = {rental[0]["data"].get("egress_micros", 0), 0}
-    return {Micros(one) for one in ({counted[-1]} if counted else planned)} if seconds else {Micros(0)}
+    planned = rental[0]["data"].get("egress_micros", 0)
+    may_be = {counted[-1], max(counted[-1], planned)} if counted else {planned, 0}
+    return {Micros(one) for one in may_be} if seconds else {Micros(0)}
 
 
 def _seen(rental: Sequence[Json], end: str) -> tuple[float, float]:

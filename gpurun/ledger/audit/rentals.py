@@ -11,6 +11,7 @@ from gpurun.ledger.audit.strict_lines import Json
 
 _ALIVE = {"create.observed", "ready.observed", "ship.observed", "train.started", "rate.observed"}
 _ALIVE |= {"train.observed", "collect.observed"}
+_SAID_ALIVE = {"price.rose", "death.denied", "machine.back"}
 _WATCHED, _STAMPS = 120, Decimal(2)
 _MICRO, _MILLI, _NONE = Decimal("0.000001"), Decimal("0.001"), Decimal(0)
 
@@ -58,10 +59,11 @@ def rental_facts(rental: Sequence[Json], records: Sequence[Json]) -> Json:
     refused, proven = "create.refused" in events, events.get("death.proven")
     extras = _extras(rental, records)
     end = "refused" if refused else proven["data"]["teardown"] if proven else "not_proven"
-    seconds, end_is = (0.0, None) if refused else _billable(rental)
     rate = max(rates) if rates else intent["rate_micros_per_hour"]
-    hourly, planned = (Micros(intent.get(key, 0)) for key in ("beside_micros_per_hour", "egress_micros"))
-    once = Micros(events.get("collect.observed", rental[0])["data"].get("egress_micros", planned))
+    hourly, bill = Micros(intent.get("beside_micros_per_hour", 0)), billed_micros(intent["token"], records)
+    lasted = None if bill is None or not rate + hourly else _paid_for(bill, rate + hourly)
+    seconds, end_is = (0.0, None) if refused else _billable(rental, lasted)
+    once = _egress(intent, events)
 
     def lasting(so_long: float) -> Micros:
         paid_s = max(so_long, intent.get("least_billed_s", 0)) if so_long else 0.0
@@ -86,6 +88,26 @@ def rental_facts(rental: Sequence[Json], records: Sequence[Json]) -> Json:
     }
 
 
+def billed_micros(token: str, records: Sequence[Json]) -> int | None:
+    """What the provider's bill of a token's machine came to; None where it was not read."""
+    told = [one["data"]["micros"] for one in named(records, "bill.observed") if one["data"]["token"] == token]
+    return told[-1] if told else None
+
+
+def _paid_for(micros: int, hourly: int) -> Decimal:
+    """The seconds that a bill is for at this price, in whole ones."""
+    return (Decimal(micros) * 3600 / hourly).to_integral_value(rounding=ROUND_CEILING)
+
+
+def _egress(intent: Json, events: Json) -> Micros:
+    """What is charged for all that left a machine: nothing if it never answered."""
+    planned = intent.get("egress_micros", 0)
+    if "collect.observed" in events:
+        sent = events["collect.observed"]["data"].get("egress_micros", planned)
+        return Micros(max(sent, planned if intent.get("sends_itself") else 0))
+    return Micros(planned if "ready.observed" in events else 0)
+
+
 def paid_until(rental: Sequence[Json]) -> int:
     """The line until which a machine was paid at most: the first of the reads behind its proof, else the last line."""
     proofs = named(rental, "death.proven")
@@ -94,11 +116,14 @@ def paid_until(rental: Sequence[Json]) -> int:
     reads = [one for one in named(rental, "death.read") if one["seq"] < proofs[-1]["seq"]]
     counted = reads[max(0, len(reads) - max(1, proofs[-1]["data"]["reads"])) :]
     first = counted[0] if counted else proofs[-1]
-    return int((first if "found_gone" in first["data"] else proofs[-1])["seq"])
+    return int((first if "alive_s_ago" in first["data"] else proofs[-1])["seq"])
 
 
-def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
-    """The seconds that may be billed, and what their end rests on: the least of the bounds that hold."""
+def _billable(rental: Sequence[Json], bill: Decimal | None) -> tuple[float, str | None]:
+    """The seconds that may be billed, and what their end rests on: the least of the bounds that hold.
+
+    `bill` is for how many seconds the provider's own bill is, where that was read.
+    """
     start, last = rental[0]["seq"], paid_until(rental)
     longest = seconds_between(rental, start, last)
     gone = next(one for one in rental if one["seq"] == last)
@@ -107,27 +132,49 @@ def _billable(rental: Sequence[Json]) -> tuple[float, str | None]:
         is_queued, starts = _queue_limit(intent["lease"]) is not None, starts_of(rental)
         since = min(starts, default=longest) if is_queued else _NONE
         return float(max(_NONE, longest - since)), None
-    lives = [_NONE, *lives_of(rental)]
-    lives += [longest - _milli(_told(read["alive_s_ago"]))] if read.get("alive_s_ago") is not None else []
-    alive = max(lives)
-    bounds: list[tuple[Decimal, str]] = [(longest, "measured" if longest - alive <= _WATCHED else "unseen")]
+    seen = [_NONE, *lives_of(rental)]
+    born = seen[1] if len(seen) > 1 else _NONE
+    agos = (read.get("alive_s_ago"), read.get("up_s_ago", read.get("alive_s_ago")))
+    alive, up = (max(seen) if ago is None else max(*seen, longest - _milli(_told(ago))) for ago in agos)
+    since = _gone_since(rental, last)
+    absent = since if since >= alive else longest
+    bounds: list[tuple[Decimal, str]] = [(absent, "measured" if absent - alive <= _WATCHED else "unseen")]
     told = [record["data"]["instance"].get("created_wall") for record in rental if record["data"].get("instance")]
     if (limit := _queue_limit(intent["lease"])) is not None:
-        return _after_queue(rental, read, bounds, alive, limit)
+        return _after_queue(rental, read, bounds, (alive, up), limit)
     births = [_told(one) for one in told if one is not None]
     if births and read.get("ended_wall") is not None:
         lasted = _milli(_told(read["ended_wall"]) - min(births) + _STAMPS)
-        born = lives_of(rental)[:1]
-        if lasted >= alive - (born[0] if born else 0):
-            bounds.append((lasted, "provider-reported"))
+        bounds += [(lasted, "provider-reported")] if lasted >= up - born else []
+    if bill is not None and bill >= alive - born:
+        bounds.append((bill, "the provider's bill"))
     timed = named(rental, "destroy.intended")
-    if len(timed) == 1 and timed[0]["data"].get("timer") and read.get("found_gone"):
+    if len(timed) == 1 and timed[0]["data"].get("timer"):
         until = _told(intent["deadline_wall"]) + _told(intent["lease"]["kill_allowance_s"])
         by_timer = _milli(until - _told(rental[0]["wall"]))
-        if by_timer >= alive:
-            bounds.append((by_timer, "its own timer"))
+        bounds += [(by_timer, "its own timer")] if by_timer >= alive else []
     least = min(bounds, key=lambda bound: bound[0])
-    return float(least[0]), least[1]
+    return float(max(_MILLI, least[0])), least[1]
+
+
+def _gone_since(rental: Sequence[Json], last: int) -> Decimal:
+    """After how many seconds the readings begin that show it gone and were not broken off before that line."""
+    since = until = None
+    for record in rental:
+        if record["seq"] > last:
+            break
+        if _lives(record, rental):
+            since = None
+        elif record["event"] == "death.read" or _is_row(record):
+            at = seconds_between(rental, rental[0]["seq"], record["seq"])
+            begun = at - _milli(_told(record["data"].get("gone_s_ago") or 0))
+            is_on = since is not None and until is not None and begun - until <= _WATCHED
+            since, until = (min(since, begun) if is_on and since is not None else begun), at
+    return since if since is not None else _NONE
+
+
+def _is_row(record: Json) -> bool:
+    return bool(record["event"] == "incident" and record["data"]["code"] == "machine.gone")
 
 
 def _queue_limit(lease: Json) -> Decimal | None:
@@ -148,33 +195,40 @@ def starts_of(rental: Sequence[Json]) -> list[Decimal]:
 
 
 def _after_queue(
-    rental: Sequence[Json], read: Json, bounds: list[tuple[Decimal, str]], alive: Decimal, limit: Decimal
+    rental: Sequence[Json],
+    read: Json,
+    bounds: list[tuple[Decimal, str]],
+    last_seen: tuple[Decimal, ...],
+    limit: Decimal,
 ) -> tuple[float, str]:
     """The same of what had to queue: from its earliest start; of one whose start nobody told, what bounds it."""
     starts = starts_of(rental)
     start = min(starts, default=_NONE)
-    seen = alive if starts else _NONE
+    alive, up = last_seen if starts else (_NONE, _NONE)
     if read.get("ran_s") is not None:
         ran = _told(read["ran_s"])
-        bounds.append((start + _milli(ran + _STAMPS if ran else ran), "provider-reported"))
-    is_limited = seen <= 0 or (len(named(rental, "destroy.intended")) == 1 and read.get("found_gone"))
-    if is_limited:
+        ended = start + _milli(ran + _STAMPS if ran else ran)
+        bounds += [(ended, "provider-reported")] if ended >= up else []
+    is_limited = alive <= 0 or len(named(rental, "destroy.intended")) == 1
+    if is_limited and start + limit >= alive:
         bounds.append((start + limit, "its own timer"))
-    held = [bounds[0], *(one for one in bounds[1:] if one[0] >= seen)]
-    least = min(held, key=lambda bound: bound[0])
+    least = min(bounds, key=lambda bound: bound[0])
     return float(max(_NONE, least[0] - start)), least[1]
 
 
 def lives_of(rental: Sequence[Json]) -> list[Decimal]:
     """After how many seconds of a rental each sign of life came, before the line until which it was paid."""
     start, last = rental[0]["seq"], paid_until(rental)
-    return [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one)]
+    return [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one, rental)]
 
 
-def _lives(record: Json) -> bool:
+def _lives(record: Json, rental: Sequence[Json]) -> bool:
+    """Whether a line is a sign of life; of what queued only its scheduler's word is, as its folder outlives it."""
     data = record["data"]
     if record["event"] == "incident":
-        return bool(data["code"] == "price.rose")
+        return bool(data["code"] in _SAID_ALIVE)
+    if rental[0]["data"]["lease"].get("queue_s"):
+        return record["event"] in _ALIVE and "instance" in data
     return record["event"] in _ALIVE and data.get("outcome") != "lost" and not data.get("remembered")
 
 
@@ -258,7 +312,13 @@ def money_and_death(records: Sequence[Json]) -> Json:
     kept = None if cap is None or spent is None else left_of(cap, spent) >= 0
     unseen = ("unseen", "its own timer")
     is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
-    figure = "bound" if is_unseen and records[0]["data"].get("rules", 1) > 1 else "measured"
+    by_bill = any(one["rate_micros_per_hour"] and one.get("end_is") == "the provider's bill" for one in facts)
+    figure = "bound" if is_unseen else "billed" if by_bill else "measured"
+    figure = figure if records[0]["data"].get("rules", 1) > 1 else "measured"
+    bills = [billed_micros(rental[0]["data"]["token"], records) for rental in split_rentals(records)]
+    paid = [(bill, one) for bill, one in zip(bills, facts, strict=True) if one["end"] != "refused"]
+    owed = [(bill, one) for bill, one in paid if one["rate_micros_per_hour"] or one.get("extras")]
+    has_bill = bool(owed) and not is_live and all(bill is not None and not one.get("extras") for bill, one in owed)
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))
     ends = [one["end"] for one in facts if one["end"] != "refused"]
     hidden = {"billable_s": None, "micros": None}
@@ -269,6 +329,8 @@ def money_and_death(records: Sequence[Json]) -> Json:
             "is": "unknown" if is_live else figure,
             "cap_micros": cap,
             "cap_kept": (kept or None) if is_unseen else kept,
+            "billed_micros": sum(bill or 0 for bill, _ in owed) if has_bill else None,
+            "billed_is": "provider-reported" if has_bill else "unknown",
             "rentals": [{**one, **hidden} if is_open(one) else one for one in facts],
         },
         "teardown": {"is": "not_proven" if "not_proven" in ends else (ends or [None])[-1]},

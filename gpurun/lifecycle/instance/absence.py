@@ -13,7 +13,7 @@ from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.context import Context, Note, pays_for_another
-from gpurun.lifecycle.instance.terminate import living
+from gpurun.lifecycle.instance.readings import living
 from gpurun.providers.base import Rejected, Unknown
 
 

@@ -17,7 +17,8 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.lifecycle.instance.terminate import Reading, incident, look, proves
+from gpurun.lifecycle.instance.readings import Reading, look, proves
+from gpurun.lifecycle.instance.terminate import incident
 from gpurun.lifecycle.job_spec import stops_of
 from gpurun.providers.base import FindsInRegions, Provider, Rejected, Throttled, Unknown
 from gpurun.remote.interface import FarRefusal, MachineLost

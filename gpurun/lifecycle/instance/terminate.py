@@ -5,7 +5,8 @@ What one account rented does not exist for another one, so its absence there is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
@@ -14,10 +15,11 @@ from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import MayBeBilling, SetupError, clauses
 from gpurun.core.journal_records import Event, RunState
-from gpurun.core.records import Instance, InstanceState, digest_of
+from gpurun.core.records import Instance, InstanceState
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import is_noted, read_journal
 from gpurun.lifecycle.context import Context, Note, by_our_clock
+from gpurun.lifecycle.instance.readings import GoneRow, Reading, gap_s, living, look, proof_of, proves
 from gpurun.providers.base import HasAccounts, Provider, Unknown
 
 PATIENCE_S = 300.0
@@ -37,25 +39,6 @@ NAMED = "account:"
 CheckAccount = Callable[[], list[Note]]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """One look at the provider: the instance's own state, and whether anything listed carries the token."""
-
-    at_s: float
-    state: InstanceState
-    listed: bool
-    answer_sha256: str
-    ended_wall: float | None = None
-    """The provider's own time of the end, where it tells one."""
-    ran_s: float | None = None
-    """For how long it ran, by its provider, where it had to queue before."""
-
-    @property
-    def gone(self) -> bool:
-        """Both ways of looking say that there is nothing."""
-        return self.state is InstanceState.GONE and not self.listed
-
-
 def end(
     provider: Provider,
     clock: Clock,
@@ -68,6 +51,7 @@ def end(
     begin: Begin = Inline,
     refused: Callable[[Exception], list[Note]] = lambda _: [],
     knock: Callable[[], bool] = lambda: False,
+    was_gone: bool = False,
 ) -> Iterator[Note]:
     """Ask and read until death is proven; only what carries the token is ever asked to end.
 
@@ -75,18 +59,16 @@ def end(
     nothing, and a request for its end may have gone to nobody. Nor does it prove anything to a key that could not see
     it: unless something that carries the token is seen, `check_account` has to answer first (`account.vouched`).
     Where the request is not taken, `refused` is done beside it. A machine that answers a `knock` lives, whatever its
-    provider says, which puts the proof off for twice the settling time at most. After five minutes without proof, or
-    one in which the key was refused, it raises MayBeBilling; the caller keeps the run red and tries again later.
+    provider says, which puts the proof off for twice the settling time at most. Where it is on record that it
+    `was_gone`, so is that it shows itself again. After five minutes without proof, or one in which the key was refused,
+    it raises MayBeBilling; the caller keeps the run red and tries again later.
     """
-    asking = _Asking(provider, identifier, token, check_account, begin)
+    asking = _Asking(provider, identifier, token, check_account, begin, GoneRow(clock), was_gone)
     readings: list[Reading] = []
     started, due_s, poll_s = clock.monotonic(), 0.0, min(provider.traits.poll_s, LOOK_EVERY_S)
     for elapsed in ticks(clock, min(poll_s, TICK_S), PATIENCE_S + hidden_s):
         if not readings and elapsed - asking.asked_s >= ASK_AGAIN_S:
-            yield from asking.ask(elapsed, clock.monotonic())
-            for note in refused(asking.trouble) if asking.trouble is not None else ():
-                asking.by_itself = str(note[1]["message"])
-                yield note
+            yield from asking.ask(elapsed, clock.monotonic(), refused)
         if asking.is_hopeless(elapsed, hidden_s):
             break
         if elapsed < due_s:
@@ -97,23 +79,23 @@ def end(
             continue
         # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
         knocking = begin(knock) if len(readings) + 1 >= provider.traits.death_reads else None
-        reading = look(provider, identifier, token, round(clock.monotonic() - started, 3))
-        if reading.gone and elapsed < hidden_s and not asking.was_seen:
+        reading = look(provider, identifier, token, round(clock.monotonic() - started, 3), row=asking.row)
+        if asking.may_be_hidden(elapsed, hidden_s) and reading.gone:
             continue
         if not reading.gone:
-            asking.was_alive(reading, clock.monotonic())
-            if readings:  # It was seen gone and is there again: all proof so far is void, and it is asked at once.
-                readings, asking.asked_s = [], float("-inf")
+            yield from asking.was_alive(reading, clock.monotonic(), len(readings))
+            readings = []
             continue
         if knocking is not None and knocking.wait(KNOCK_S) and knocking.result():
             readings = []
             yield from asking.was_heard(elapsed, clock.monotonic())
             continue
         readings.append(reading)
-        due_s = reading.at_s + _gap_s(provider)
+        asking.was_gone = True
+        due_s = reading.at_s + gap_s(provider)
         yield Event.DEATH_READ, {"id": identifier, **asdict(reading), **asking.before(clock.monotonic())}
         if proves(provider, readings):
-            yield Event.DEATH_PROVEN, _proof(provider, identifier, readings)
+            yield Event.DEATH_PROVEN, proof_of(provider, identifier, readings)
             return
     raise asking.given_up(run)
 
@@ -127,6 +109,9 @@ class _Asking:
     token: str
     check_account: CheckAccount
     begin: Begin
+    row: GoneRow
+    was_gone: bool
+    """Whether the last record of the machine shows it as gone."""
     attempt: int = 0
     asked_s: float = float("-inf")
     answer: str = "nothing was asked yet"
@@ -139,15 +124,38 @@ class _Asking:
     """What came of telling the machine to end itself."""
     alive_mono: float | None = None
     """When the machine was shown alive last."""
+    up_mono: float | None = None
+    """When it was shown as one whose end has not begun."""
     denied_s: float = inf
     """When the machine answered for the first time while its provider showed it as gone."""
-    found_gone: bool = False
-    """Whether it was gone already by the list that was asked for before the first request."""
 
-    def was_alive(self, reading: Reading, now_mono: float) -> None:
-        """A reading that does not show it gone; what could not be read shows nothing."""
-        if reading.state is not InstanceState.UNKNOWN:
-            self.alive_mono, self.found_gone = now_mono, False
+    def may_be_hidden(self, elapsed: float, hidden_s: float) -> bool:
+        """Whether its absence says nothing yet; then no row of such answers begins either."""
+        is_hidden = elapsed < hidden_s and not self.was_seen
+        if is_hidden:
+            self.row.since_mono = None
+        return is_hidden
+
+    def was_alive(self, reading: Reading, now_mono: float, before: int) -> Iterator[Note]:
+        """Take in a reading that does not show it gone; what could not be read, or only a list shows, is no sign.
+
+        What is on record as gone and shows itself again is noted. All proof `before` is void then, and it is asked to
+        end at once.
+        """
+        if before:
+            self.asked_s = float("-inf")
+        if reading.state not in (InstanceState.UNKNOWN, InstanceState.GONE):
+            self.alive_mono = now_mono
+            if reading.state is not InstanceState.STOPPING:
+                self.up_mono = now_mono
+            yield from self.is_back(f"{self.provider.name} shows {self.identifier} again", reading.at_s)
+
+    def is_back(self, message: str, at_s: float) -> Iterator[Note]:
+        """Note that the machine lives which is on record as gone."""
+        if self.was_gone:
+            self.was_gone = False
+            told = {"code": "machine.back", "message": f"{message}, which was gone", "id": self.identifier}
+            yield Event.INCIDENT, {**told, "at_s": at_s}
 
     def is_hopeless(self, elapsed: float, hidden_s: float) -> bool:
         """Whether the key was refused for a minute, or the provider denied for long what answers."""
@@ -156,30 +164,35 @@ class _Asking:
 
     def was_heard(self, elapsed: float, now_mono: float) -> Iterator[Note]:
         """Take note that the machine answered while its provider showed it as gone; it is asked to end once more."""
-        self.alive_mono, self.found_gone, self.asked_s = now_mono, False, float("-inf")
+        self.alive_mono = self.up_mono = now_mono
+        self.row.since_mono, self.asked_s = None, float("-inf")
         self.denied_s = min(self.denied_s, elapsed)
         message = f"{self.provider.name} shows {self.identifier} as gone, and the machine answers over SSH"
         yield Event.INCIDENT, {"code": "death.denied", "message": f"{message} with its own host key: it lives"}
+        yield from self.is_back(f"{self.identifier} answers over SSH", elapsed)
 
     def before(self, now_mono: float) -> dict[str, object]:
-        """What is known of the machine's last life, for the books."""
-        ago_s = None if self.alive_mono is None else round(now_mono - self.alive_mono, 3)
-        return {"alive_s_ago": ago_s, "found_gone": self.found_gone}
+        """What is known of the machine's last life, and since when it is gone, for the books."""
+        seen = {"alive_s_ago": self.alive_mono, "up_s_ago": self.up_mono}
+        ago_s = {key: None if mono is None else round(now_mono - mono, 3) for key, mono in seen.items()}
+        return {**ago_s, "gone_s_ago": self.row.seconds}
 
-    def ask(self, elapsed: float, now_mono: float) -> Iterator[Note]:
-        """Ask for the end of all that carries the token."""
+    def ask(self, elapsed: float, now_mono: float, refused: Callable[[Exception], list[Note]]) -> Iterator[Note]:
+        """Ask for the end of all that carries the token; what is `refused` is done beside it."""
         self.attempt, self.asked_s = self.attempt + 1, elapsed
-        answer = _ask(self.provider, self.identifier, self.token, self.begin)
+        answer = _ask(self.provider, self.identifier, self.token, self.begin, self.row)
         self.answer, found, self.trouble = answer.words, answer.found, answer.trouble
-        self.found_gone = (self.found_gone or self.attempt == 1) and answer.is_clear and not found
         if found:
-            self.alive_mono = now_mono
+            self.alive_mono = self.up_mono = now_mono
         more = found[0 if self.identifier else 1 :]
         yield from map(incident, (one for one in more if one.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
         self.is_seeing = self.is_seeing or self.was_seen
         told = {"id": self.identifier, "attempt": self.attempt, "answer": self.answer, "taken": answer.is_taken}
         yield Event.DESTROY_ASKED, told
+        for note in refused(self.trouble) if self.trouble is not None else ():
+            self.by_itself = str(note[1]["message"])
+            yield note
 
     def given_up(self, run: str) -> MayBeBilling:
         """The error of an end that is not proven, with what would mend it."""
@@ -206,22 +219,22 @@ class _Asking:
 class _Answer:
     """What came of one request for an end.
 
-    `found` carries the token by the list, which `is_clear` where it is whole and older than any request. `trouble` is
-    why the request for the known machine was not taken; `is_taken`: one was, for that machine where its id is known.
+    `found` carries the token by the list. `trouble` is why the request for the known machine was not taken; `is_taken`:
+    one was, for that machine where its id is known.
     """
 
     words: str
     found: list[Instance]
     trouble: Exception | None
-    is_clear: bool
     is_taken: bool
 
 
-def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answer:
+def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: GoneRow) -> _Answer:
     """Request the end of the instance and of all that carries the token.
 
-    The list is begun first, as it may show that the key sees the machine, but a list that hangs delays nothing. Each
-    is asked whatever became of the others. No answer is a reason to stop asking: a revoked key may be restored.
+    The list is begun first, as it may show that the key sees the machine, but a list that hangs delays nothing: the
+    known one is read while that is waited for. Each is asked whatever became of the others. No answer is a reason to
+    stop asking: a revoked key may be restored.
     """
     asked, unclear, refused = list[str](), list[str](), dict[str, Exception]()
 
@@ -234,9 +247,12 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
             unclear.append(f"{name}: {error}")
 
     listing = begin(partial(_carrying, provider, token))
-    is_first = listing.wait(LIST_FIRST_S)
+    listing.wait(LIST_FIRST_S)
     if identifier:
         ask(identifier)
+    while identifier and not listing.wait(LOOK_EVERY_S):
+        with suppress(Exception):
+            row.read(provider, identifier)
     found, trouble = listing.result()
     unclear += trouble
     for name in sorted({one.id for one in found} - {identifier}):
@@ -246,7 +262,6 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin) -> _Answ
         words=f"no clear answer: {clauses(unclear)}" if unclear else words,
         found=found,
         trouble=refused.get(identifier),
-        is_clear=is_first and not trouble,
         is_taken=identifier in asked if identifier else bool(asked),
     )
 
@@ -259,54 +274,6 @@ def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]
         return living(error.found, token), [str(error)]
     except Exception as error:  # noqa: BLE001 - whatever it was, the known one is asked to end all the same.
         return [], [str(error)]
-
-
-def look(provider: Provider, identifier: str, token: str, at_s: float, *, but: str = "") -> Reading:
-    """Read the instance and the list, in which the one that is named by `but` does not count; doubt proves nothing."""
-    try:
-        listed = provider.find(token)
-        one = provider.read(identifier) if identifier else None
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer.
-        return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
-    answer = digest_of([_plain(one), [_plain(other) for other in listed]])
-    # Some clouds list their dead for an hour, and strangers of a like name.
-    alive = any(one.id != but for one in living(listed, token))
-    told = (one.state, one.ended_wall, one.ran_s) if one else (InstanceState.GONE, None, None)
-    state, ended_wall, ran_s = told
-    return Reading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
-
-
-def _plain(instance: Instance | None) -> object:
-    return instance.model_dump(mode="json") if instance else None
-
-
-def _gap_s(provider: Provider) -> float:
-    return provider.traits.death_spread_s / max(1, provider.traits.death_reads - 1)
-
-
-def _spread_s(readings: list[Reading]) -> float:
-    return round(readings[-1].at_s - readings[0].at_s, 3)
-
-
-def proves(provider: Provider, readings: list[Reading]) -> bool:
-    """Whether readings that all say GONE are as many, and as far apart, as this provider's word needs."""
-    traits = provider.traits
-    return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
-
-
-def _proof(provider: Provider, identifier: str, readings: list[Reading]) -> dict[str, object]:
-    return {
-        "id": identifier,
-        "teardown": provider.traits.teardown,
-        "reads": len(readings),
-        "spread_s": _spread_s(readings),
-        "evidence_sha256": digest_of([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
-    }
-
-
-def living(found: Sequence[Instance], token: str) -> list[Instance]:
-    """Those that carry this token, whatever a provider's own search took for the same, and are not gone."""
-    return [one for one in found if one.token == token and one.state is not InstanceState.GONE]
 
 
 def incident(extra: Instance) -> Note:

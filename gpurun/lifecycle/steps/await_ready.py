@@ -17,8 +17,8 @@ from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
+from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.setup_script import planned_s, set_up
-from gpurun.lifecycle.instance.terminate import living
 from gpurun.lifecycle.instance.verify_machine import (
     check_box,
     check_imports,
@@ -161,6 +161,7 @@ def _once_it_answers(
     """See `_answered`."""
     born, absence = instance_of(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
+    row = GoneRow(context.clock)
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
     for waited_s in ticks(context.clock, context.provider.traits.poll_s, patience_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
@@ -168,7 +169,7 @@ def _once_it_answers(
             break
         context.raise_if_stopped(state)
         try:
-            instance = context.provider.read(born.id)
+            instance = row.read(context.provider, born.id)
             if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
                 told = {"token": state.token, "instance": instance.model_dump(mode="json")}
@@ -188,6 +189,7 @@ def _once_it_answers(
             said = f"{context.provider.name} says {instance.said or instance.state}"
             last = f"{len(extras)} more carry its token" if extras else said
             if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
+                yield from row.notes(context.provider, born.id)
                 yield from next_offer(born, absence, state, context)
                 return None
         except FarRefusal as refusal:
@@ -199,6 +201,7 @@ def _once_it_answers(
         except (Unknown, MachineLost) as error:
             last = str(error)
         tell(int(waited_s), last)
+    yield from row.notes(context.provider, born.id)
     raise _given_up(born, context.clock.monotonic() - started, last)
 
 

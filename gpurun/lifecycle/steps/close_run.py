@@ -19,7 +19,9 @@ from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.charges import final_bills
 from gpurun.lifecycle.context import Context, Note
+from gpurun.lifecycle.instance.readings import living
 from gpurun.lifecycle.instance.terminate import (
     NAMED,
     CheckAccount,
@@ -27,7 +29,6 @@ from gpurun.lifecycle.instance.terminate import (
     end,
     is_other_account,
     knock_of,
-    living,
     once,
     other_account,
 )
@@ -57,6 +58,7 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     if is_over:
         return
     if link is None:
+        yield from final_bills(state, context)
         yield from Inventory(context.folder).take_stock()
     written = write_receipt(context.home, context.folder)
     if link is None:

@@ -50,6 +50,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
         begin=begin,
         refused=refused,
         knock=knock_of(state, context, identifier),
+        was_gone=state.was_gone,
     )
     for event, data in ending:
         if event is Event.INCIDENT:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gpurun.core.clock import Clock
 from gpurun.core.money import Micros, cost_of, times, total
-from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
+from gpurun.core.records import Account, Address, Charge, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.fake.boxes import Box, Fault, Thing, revoked, thing_of
 from gpurun.providers.fake.profile import Profile
@@ -139,6 +139,15 @@ class FakeCloud:
                 thing.removed_s = self.now
         self._ends("remove", fault)
 
+    def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
+        """What was billed for one box by some minutes ago; None where nothing was, or no bill is told."""
+        self._ends("charges", self._begins("charges"))
+        lag_s = self.profile.bill_lag_s
+        box = next((box for box in self.boxes if box.id == instance_id), None)
+        if box is None or lag_s is None or self.now - lag_s < box.born_s:
+            return None
+        return Charge(provider=self.name, instance_id=box.id, micros=self.bill(box, self.now - lag_s), settled=False)
+
     @property
     def clock_ahead_s(self) -> float:
         """How far the laptop's clock is ahead of true time."""
@@ -184,9 +193,15 @@ class FakeCloud:
         self._come_true()
         return total(*(self.bill(box) for box in self.boxes if token in (None, box.order.token)))
 
-    def bill(self, box: Box) -> Micros:
-        """What one box costs up to now, by the billing unit and the least that is billed."""
-        until_s = self.now if box.died_s is None else min(box.died_s, self.now)
+    def take(self) -> None:
+        """What a provider may do at any time: every box is taken away."""
+        for box in self.alive:
+            self._end(box, self.now)
+
+    def bill(self, box: Box, by_s: float | None = None) -> Micros:
+        """What one box costs up to then, or up to now, by the billing unit and the least that is billed."""
+        by_s = self.now if by_s is None else by_s
+        until_s = by_s if box.died_s is None else min(box.died_s, by_s)
         return cost_of(box.rate, max(until_s - box.born_s, self.profile.least_billed_s), self.profile.billing_unit_s)
 
     def _begins(self, verb: str) -> Fault:
@@ -291,6 +306,7 @@ class FakeCloud:
             state = InstanceState.STOPPING
         if box.died_s is not None and at_s >= box.died_s:
             state = InstanceState.GONE
+        ended_s = box.died_s if state is InstanceState.GONE else None
         return Instance(
             id=box.id,
             provider=self.name,
@@ -305,6 +321,7 @@ class FakeCloud:
             created_wall=self._epoch + box.born_s,
             deadline_wall=box.order.deadline_wall,
             region=box.order.offer.region,
+            ended_wall=float(int(self._epoch + ended_s)) if self.profile.tells_end and ended_s is not None else None,
         )
 
     def _told_rate(self, box: Box, verb: str) -> Micros | None:

@@ -18,6 +18,8 @@ class Profile:
     `hidden_s`: how long every verb denies what was just made. `list_lag_s`: how long the list lags behind births and
     deaths; `tomb_s`: how long it shows the dead as such. `late_s`: when a request arrives whose sender gave up.
     `stale_s`: how old an old view is. `least_billed_s`: the least that is billed for a machine, however short its life.
+    `tells_end`: it tells when a machine's billed time was over. `bill_lag_s`: by how much its bill of a machine lags
+    behind, where it tells one.
     `timer`: who arms the dead-man timer, the machine's own boot or nobody.
     """
 
@@ -38,6 +40,8 @@ class Profile:
     billing_unit_s: int = 1
     least_billed_s: int = 0
     leaves: tuple[str, ...] = ()
+    tells_end: bool = False
+    bill_lag_s: float | None = None
 
 
 def _traits(console_url: str) -> Traits:
@@ -51,6 +55,7 @@ RUNPOD = Profile(
     timer="boot",
     timer_needs_api=True,
     tells_rate=True,
+    bill_lag_s=240.0,
     list_lag_s=10.0,
     dying_s=3.0,
 )
@@ -72,6 +77,7 @@ AWS = Profile(
     idempotent=True,
     timer="boot",
     tells_rate=False,
+    tells_end=True,
     hidden_s=3.0,
     list_lag_s=5.0,
     tomb_s=3600.0,

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal
 from fnmatch import fnmatchcase
 from string import ascii_lowercase
@@ -76,7 +77,10 @@ def run_instances(call: Call, world: World, rules: Rules, pass_on: PassOn, lie: 
     world.add(one, rate)
     _tag_cards(world, one, call)
     # moto gives every instance a public address at once, and one of somebody else's.
-    reply = Reply(200, re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL))
+    body = re.sub(rb"<(ipAddress|dnsName|association)>.*?</\1>", b"", reply.body, flags=re.DOTALL)
+    # And it reads its own clock for the answer.
+    launched = datetime.fromtimestamp(one.launched, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode()
+    reply = Reply(200, re.sub(rb"(?<=<launchTime>).*?(?=</launchTime>)", launched, body))
     _tokens(world)[call.region, token] = (digest, reply)
     return reply
 

@@ -226,7 +226,8 @@ def squeue(state: Path, words: list[str]) -> int:
         if asked.get("--name", text(folder, "name")) == text(folder, "name"):
             started = text(folder, "started")
             word = text(folder, "word") or ("COMPLETING" if (folder / "completing").exists() else "")
-            used = int(time.time() - float(started)) if started and not word else 0
+            over = float(text(folder, "ended") or time.time())
+            used = int(over - float(started)) if started else 0
             word = word or ("RUNNING" if started else "PENDING")
             reason = text(state, "hold") or "Resources" if word == "PENDING" else "None"
             ends = text(folder, "ended") or "N/A"

@@ -1,0 +1,133 @@
+"""What a provider shows of a machine that is to be gone: one reading, an unbroken row of them, and a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gpurun.core.clock import Clock
+from gpurun.core.journal_records import Event
+from gpurun.core.records import Instance, InstanceState, digest_of
+from gpurun.ledger.billed_time import WATCHED_S
+from gpurun.lifecycle.context import Note
+from gpurun.providers.base import Provider
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at the provider: the instance's own state, and whether anything listed carries the token."""
+
+    at_s: float
+    state: InstanceState
+    listed: bool
+    answer_sha256: str
+    ended_wall: float | None = None
+    """The provider's own time of the end, where it tells one."""
+    ran_s: float | None = None
+    """For how long it ran, by its provider, where it had to queue before."""
+
+    @property
+    def gone(self) -> bool:
+        """Both ways of looking say that there is nothing."""
+        return self.state is InstanceState.GONE and not self.listed
+
+
+@dataclass
+class GoneRow:
+    """The answers about one machine that say GONE, one after the other.
+
+    An answer that shows the machine breaks the row. Two minutes without a question do, too: one answer may be wrong.
+    """
+
+    clock: Clock
+    since_mono: float | None = None
+    last_mono: float = 0.0
+
+    def read(self, provider: Provider, identifier: str) -> Instance:
+        """Read the machine; where it is shown as gone for the first time, once more, as one answer may be wrong."""
+        told = provider.read(identifier)
+        if told.state is InstanceState.GONE and self.since_mono is None:
+            told = provider.read(identifier)
+        self.take(told.state)
+        return told
+
+    def take(self, state: InstanceState) -> None:
+        """Take the next answer in; one that says nothing changes nothing."""
+        now_mono = self.clock.monotonic()
+        if state is not InstanceState.UNKNOWN and (
+            state is not InstanceState.GONE or now_mono - self.last_mono > WATCHED_S
+        ):
+            self.since_mono = None
+        if state is InstanceState.GONE:
+            self.since_mono = now_mono if self.since_mono is None else self.since_mono
+            self.last_mono = now_mono
+
+    @property
+    def seconds(self) -> float | None:
+        """For how long the row has lasted; None where there is none."""
+        return None if self.since_mono is None else round(self.clock.monotonic() - self.since_mono, 3)
+
+    def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
+        """The record of a row that stands, so that what the wait for the machine took is not taken for its life."""
+        if self.since_mono is not None:
+            message = f"{provider.name} has shown {identifier} as gone for {self.seconds:.0f} s, and it never answered"
+            yield Event.INCIDENT, {
+                "code": "machine.gone", "message": message, "id": identifier, "gone_s_ago": self.seconds
+            }  # fmt: skip
+
+
+def look(
+    provider: Provider, identifier: str, token: str, at_s: float, *, but: str = "", row: GoneRow | None = None
+) -> Reading:
+    """Read the instance and the list, in which the one that is named by `but` does not count; doubt proves nothing.
+
+    The list may take long, and the machine costs nothing from when it is read as gone: `row` has since when.
+    """
+    read = partial(row.read, provider) if row is not None else provider.read
+    try:
+        one = read(identifier) if identifier else None
+        listed = provider.find(token)
+    except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer.
+        return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
+    answer = digest_of([_plain(one), [_plain(other) for other in listed]])
+    # Some clouds list their dead for an hour, and strangers of a like name.
+    alive = any(one.id != but for one in living(listed, token))
+    told = (one.state, one.ended_wall, one.ran_s) if one else (InstanceState.GONE, None, None)
+    state, ended_wall, ran_s = told
+    return Reading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
+
+
+def _plain(instance: Instance | None) -> object:
+    return instance.model_dump(mode="json") if instance else None
+
+
+def gap_s(provider: Provider) -> float:
+    """Return how far apart two readings are taken."""
+    return provider.traits.death_spread_s / max(1, provider.traits.death_reads - 1)
+
+
+def _spread_s(readings: list[Reading]) -> float:
+    return round(readings[-1].at_s - readings[0].at_s, 3)
+
+
+def proves(provider: Provider, readings: list[Reading]) -> bool:
+    """Whether readings that all say GONE are as many, and as far apart, as this provider's word needs."""
+    traits = provider.traits
+    return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
+
+
+def proof_of(provider: Provider, identifier: str, readings: list[Reading]) -> dict[str, object]:
+    """Return what a proof claims of the readings behind it."""
+    return {
+        "id": identifier,
+        "teardown": provider.traits.teardown,
+        "reads": len(readings),
+        "spread_s": _spread_s(readings),
+        "evidence_sha256": digest_of([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
+    }
+
+
+def living(found: Sequence[Instance], token: str) -> list[Instance]:
+    """Those that carry this token, whatever a provider's own search took for the same, and are not gone."""
+    return [one for one in found if one.token == token and one.state is not InstanceState.GONE]

@@ -1,0 +1,104 @@
+"""Where a provider tells when a machine ended, or what it billed, no trouble makes a receipt dearer than the bill.
+
+A laptop that was lost made receipts 78 % too high, a start that failed was billed with its whole wait.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.journal_records import Event
+from gpurun.core.money import Micros, cost_of
+from gpurun.ledger.audit import audit
+from tests.simulation.play import Played, play
+from tests.simulation.scenario import Deed, Scenario, Weather
+from tests.simulation.soak import folder_of_one_run
+
+LOOKS_S = 2 * 5.0 + 2.0
+"""A look at each end, and the two seconds that a provider's whole seconds may leave out."""
+HOURS_S = 3000.0
+ON, IN_TRAINING, JUST_BORN = 1e6, 61, 10
+TROUBLES: dict[str, dict[str, Any]] = {
+    "nothing": {"train_s": 300.0},
+    "the laptop is lost, and comes back when all is over": {"deeds": (Deed(IN_TRAINING, "kill", HOURS_S),)},
+    "the laptop is lost, and a list takes 40 s": {"deeds": (Deed(IN_TRAINING, "kill", HOURS_S),), "list_s": 40.0},
+    "the lid is closed": {"deeds": (Deed(IN_TRAINING, "sleep", HOURS_S),)},
+    "the laptop is lost before the machine has answered": {"deeds": (Deed(JUST_BORN, "kill", HOURS_S),)},
+    "the laptop is lost, and the provider refuses the end at the deadline": {
+        "deeds": (Deed(IN_TRAINING, "kill", HOURS_S),),
+        "weather": (Weather("ends refused", 600.0, 1500.0),),
+    },
+    "the machine is taken away while it trains": {"deeds": (Deed(IN_TRAINING, "taken"),)},
+    "the machine is taken away while the laptop is lost": {
+        "deeds": (Deed(IN_TRAINING, "taken"), Deed(IN_TRAINING + 1, "kill", HOURS_S))
+    },
+    "the machine is taken away as it boots": {"deeds": (Deed(JUST_BORN, "taken"),)},
+    "the machine is taken away as it boots, and a list takes 40 s": {
+        "deeds": (Deed(JUST_BORN, "taken"),),
+        "list_s": 40.0,
+    },
+    "the provider is silent at the end": {"train_s": 100.0, "weather": (Weather("silent", 140.0, 400.0),)},
+}
+
+
+def played(profile: str, trouble: str, folder: Path) -> Played:
+    return play(Scenario(0, (profile,), **{"train_s": ON, **TROUBLES[trouble]}), folder)
+
+
+def receipt_of(run: Played) -> dict[str, Any]:
+    statement = json.loads(base64.b64decode(json.loads(run.folder.receipt.read_bytes())["payload"]))
+    return dict(statement["predicate"])
+
+
+@pytest.mark.parametrize("profile", ["aws", "runpod"])
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_receipt_is_within_three_percent_of_the_bill_or_a_look_at_each_end(profile: str, trouble: str) -> None:
+    with folder_of_one_run() as folder:
+        run = played(profile, trouble, Path(folder))
+        told = receipt_of(run)["cost"]
+        (rental,), (box,) = told["rentals"], run.clouds[profile].boxes
+        assert box.died_s is not None
+        lived_s = box.died_s - box.born_s
+        # A look takes as long as the list, and shows the machine for as long as the list lags behind.
+        slack_s = rental["billing_unit_s"] + LOOKS_S + run.scenario.list_s + run.clouds[profile].profile.list_lag_s
+        assert rental["billable_s"] <= max(1.03 * lived_s, lived_s + slack_s), told["says"]
+        assert told["upper_bound_micros"] >= run.clouds[profile].metered()
+        is_over = run.clouds[profile].metered() > (run.plan.cap_micros or 0)
+        assert [row.problems for row in audit(run.home).rows] == [("the cap was not kept",) if is_over else ()]
+
+
+def test_nothing_left_a_machine_that_never_answered_and_its_wait_is_not_its_life() -> None:
+    """$2.03 was booked for $0.03."""
+    with folder_of_one_run() as folder:
+        run = played("aws", "the machine is taken away as it boots", Path(folder))
+        intent = next(one.data for one in run.records if one.event is Event.CREATE_INTENDED)
+        (rental,) = receipt_of(run)["cost"]["rentals"]
+        assert intent["egress_micros"] > 0
+        beside = Micros(intent["beside_micros_per_hour"])
+        paid_s = max(60.0, rental["billable_s"])
+        paid = [cost_of(Micros(one), paid_s) for one in (rental["rate_micros_per_hour"], beside)]
+        assert rental["micros"] == sum(paid)
+
+
+def test_where_a_lost_laptop_saw_no_end_the_receipt_has_the_bill_and_says_so() -> None:
+    with folder_of_one_run() as folder:
+        run = played("runpod", "the laptop is lost, and comes back when all is over", Path(folder))
+        cost = receipt_of(run)["cost"]
+        bill = run.clouds["runpod"].metered()
+        assert (cost["is"], cost["rentals"][0]["end_is"]) == ("billed", "the provider's bill")
+        assert (cost["billed_micros"], cost["billed_is"]) == (bill, "provider-reported")
+        assert bill <= cost["upper_bound_micros"] <= bill + cost["rentals"][0]["rate_micros_per_hour"] // 3600 + 2
+        assert "not read" not in cost["says"]
+
+
+def test_where_a_provider_tells_nothing_the_cost_is_a_bound_and_the_cap_unknown() -> None:
+    with folder_of_one_run() as folder:
+        run = played("lambda-guarded", "the laptop is lost, and comes back when all is over", Path(folder))
+        cost = receipt_of(run)["cost"]
+        assert (cost["is"], cost["rentals"][0]["end_is"], cost["cap_kept"]) == ("bound", "unseen", None)
+        assert cost["says"].endswith("when it ended was not seen; the provider's bill was not read")
