@@ -9,22 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import resource
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.bounded_program import run_bounded
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
-from gpurun.core.installed_files import bundle_root
 from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import open_regular
-from gpurun.core.secrets import child_environment
 from gpurun.core.untrusted import safe_line
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
@@ -140,7 +136,7 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
             path = Path(own, f"{name}.json")
             path.write_text(json.dumps(value), encoding="utf-8")
             command += [f"--{name}", str(path)]
-        code, out, err = _bounded(command, MEMORY_BYTES + 4 * found.weights.stat().st_size, limit_s)
+        code, out, err = run_bounded(command, MEMORY_BYTES + 4 * found.weights.stat().st_size, limit_s)
     said = err.strip().splitlines() or ["it said nothing"]
     refusal = safe_line(said[-1]).rstrip(".").partition("refused: ")[2]
     if code == REFUSED and refusal:
@@ -152,33 +148,3 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
         what = f"python -m {module} ended with exit code {code}: {safe_line(' '.join(said[-3:]))}"
         raise SetupError("trainer.failed", what, hint="The memory or PyTorch itself may be the reason; gpurun doctor.")
     return out
-
-
-def _bounded(command: list[str], most_bytes: int, limit_s: float) -> tuple[int, str, str]:
-    """The exit code and output of a program that may take so much memory and time: what it reads came from a machine.
-
-    Only Linux bounds the memory.
-    """
-    root = bundle_root()  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
-    with subprocess.Popen(
-        command,
-        env=child_environment({"PYTHONPATH": str(root), "PYTHONIOENCODING": "utf-8"}),
-        cwd=root,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    ) as child:
-        try:
-            if hasattr(resource, "prlimit"):
-                with suppress(ProcessLookupError):  # It has ended already.
-                    resource.prlimit(child.pid, resource.RLIMIT_DATA, (most_bytes, most_bytes))
-            out, err = child.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            what = f"python -m {command[2]} was not done after {limit_s / 60:.0f} minutes, and was ended."
-            hint = "Take a faster machine; of a sample fewer --tokens."
-            raise SetupError("trainer.too_long", what, hint=hint) from None
-        finally:
-            child.kill()
-    return child.returncode, out, err

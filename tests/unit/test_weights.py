@@ -14,6 +14,7 @@ from gpurun.cli.app import build_app
 from gpurun.cli.commands.export import export
 from gpurun.cli.commands.sample import sample
 from gpurun.cli.session import Session
+from gpurun.core import bounded_program
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder
@@ -55,7 +56,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     (bundle / "trainer" / "__init__.py").write_text("")
     (bundle / "trainer" / "generate.py").write_text(STUB)
     (bundle / "trainer" / "export.py").write_text(EXPORT_STUB)
-    monkeypatch.setattr(weights, "bundle_root", lambda: bundle)
+    monkeypatch.setattr(bounded_program, "bundle_root", lambda: bundle)
     monkeypatch.setattr(weights, "find_spec", lambda name: object())
     return Session(home=Home(tmp_path / "home").prepare(), quiet=True)
 
@@ -145,6 +146,7 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
         ({"temperature": -0.1}, "--temperature -0.1 is not between 0 and 1,000"),
         ({"temperature": float("nan")}, "--temperature nan is not between"),
         ({"top_k": -1}, "--top-k -1 is not between"),
+        ({"top_p": 1.5}, "--top-p 1.5 is not between 0.0001 and 1"),
         ({"beams": 1_000_000}, "--beams 1000000 is not between 1 and 1,000"),
     ],
 )
