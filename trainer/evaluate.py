@@ -225,14 +225,21 @@ def accuracy(
     return float(processes.summed(right).item()) / len(items)
 
 
-def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless it is 0."""
+def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0) -> int:
+    """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless it is 0.
+
+    With `top_p` below 1 only the fewest of the likeliest remain whose probabilities, at this temperature, reach it.
+    """
     if temperature < COLDEST:
         return int(logits.argmax())
     logits = logits / temperature
     if 0 < top_k < len(logits):
         logits = logits.masked_fill(logits < torch.topk(logits, top_k).values[-1], -torch.inf)
-    return int(torch.multinomial(torch.softmax(logits, dim=0), 1, generator=generator))
+    likely = torch.softmax(logits, dim=0)
+    if top_p < 1.0:
+        ordered, places = likely.sort(descending=True, stable=True)
+        likely[places[ordered.cumsum(dim=0) - ordered >= top_p]] = 0.0
+    return int(torch.multinomial(likely, 1, generator=generator))
 
 
 @torch.no_grad()
@@ -243,8 +250,10 @@ def generate(
     *,
     seeds: Sequence[int],
     stopping: Callable[[], bool] = lambda: False,
+    top_p: float = 1.0,
+    is_over: Callable[[Sequence[int]], bool] = lambda ids: False,
 ) -> list[list[int]]:
-    """Return each prompt's ids and up to `config.tokens` more; the same seed, the same text.
+    """Return each prompt's ids and up to `config.tokens` more, fewer where it `is_over`; the same seed, the same text.
 
     All prompts go on in one batch: on a card, a forward of several rows takes no longer than that of one. `stopping` is
     asked before each token of all.
@@ -252,11 +261,12 @@ def generate(
     texts = [list(prompt) for prompt in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     for _ in range(config.tokens):
-        if stopping():
+        if stopping() or all(map(is_over, texts)):
             break
         logits = _next_logits(model, texts).cpu()
         for ids, row, generator in zip(texts, logits, generators, strict=True):
-            ids.append(pick(row, config.temperature, config.top_k, generator))
+            if not is_over(ids):
+                ids.append(pick(row, config.temperature, config.top_k, generator, top_p))
     return texts
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
+from trainer.foreign_weights import mingpt_files, nanogpt_files
 from trainer.model import GPT
 from trainer.model_card import model_card
 from trainer.pretrained import LINEAR_NAMES, TOKENIZER_KEY
@@ -112,6 +113,17 @@ def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, reci
         **{key: state.get(key) for key in ("step", "loss", "val_loss")},
     }
     return _filled(folder, lambda staged: torch.save(record, staged / LAB_FILE))
+
+
+def export_other(
+    form: str, checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None
+) -> list[str]:
+    """The same as nanoGPT reads it (`form` "nanogpt": ckpt.pt) or minGPT ("mingpt": model.pt and config.json)."""
+    trained = _read(checkpoint.resolve(), data, recipe)
+    model, tensors, tokens = trained.model, trained.tensors, trained.tokens
+    if form == "mingpt":
+        return _filled(folder, lambda staged: mingpt_files(model, tensors, tokens, staged))
+    return _filled(folder, lambda staged: nanogpt_files(model, tensors, tokens, trained.state, staged))
 
 
 def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
@@ -339,13 +351,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="the run's data folder with its vocab.json; only GPT-2's needs none")
     parser.add_argument("--recipe", type=Path, help="JSON: the recipe, in place of what the checkpoint says")
     parser.add_argument("--figures", type=Path, help="a JSON object of figures for the model card")
-    parser.add_argument("--form", choices=("hf", "lab"), default="hf", help=f"lab: {LAB_FILE}, of a character model")
+    parser.add_argument("--form", choices=("hf", "lab", "nanogpt", "mingpt"), default="hf", help=f"lab: {LAB_FILE}")
     arguments = parser.parse_args(argv)
     try:
         figures = _figures(arguments.figures)
         where = {"data": arguments.data, "recipe": arguments.recipe}
         if arguments.form == "lab":
             written = export_lab(arguments.checkpoint, arguments.folder, **where)
+        elif arguments.form != "hf":
+            written = export_other(arguments.form, arguments.checkpoint, arguments.folder, **where)
         else:
             written = export_hf(arguments.checkpoint, arguments.folder, **where, figures=figures)
     except Refused as refusal:

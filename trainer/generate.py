@@ -105,7 +105,7 @@ def _do(given: argparse.Namespace) -> dict[str, Any]:
     """Do what the command line asks for; Refused where the model has no such setting."""
     trained = open_checkpoint(given.checkpoint, given.data, given.recipe)
     translates = trained.special is not None
-    for name in ("temperature", "top_k", "seed") if translates else ("beams", "length_penalty"):
+    for name in ("temperature", "top_k", "top_p", "stop", "seed") if translates else ("beams", "length_penalty"):
         if getattr(given, name) is not None:
             how = "translates, which is a search and no draw" if translates else "continues a text, which is no search"
             raise Refused(f"--{name.replace('_', '-')} is not for this model: it {how}")
@@ -145,12 +145,27 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     seed = trained.seed if given.seed is None else given.seed
     if not 0 <= seed <= MOST_SEED:
         raise Refused(f"--seed {seed} is not between 0 and {MOST_SEED:,}")
-    ids = encode(given.prompt, trained.tokenizer)
+    top_p = 1.0 if given.top_p is None else given.top_p
+    if not 0.0 < top_p <= 1.0:
+        raise Refused(f"--top-p {top_p} is not above 0 and at most 1")
+    if given.stop == "":
+        raise Refused("--stop is empty; give it the text that ends a sample")
+    ids, longest = encode(given.prompt, trained.tokenizer), len((given.stop or "").encode("utf-8", "surrogatepass"))
+
+    def is_over(text: Sequence[int]) -> bool:
+        """Return whether the stop stands at the end of what was written: it has no more tokens than bytes."""
+        end = list(text[max(len(ids), len(text) - longest) :])
+        return given.stop is not None and given.stop in trained.tokenizer.decode(end)
+
     assert isinstance(trained.model, GPT)
-    (written,) = generate(trained.model, [ids], config, seeds=[seed])
+    (written,) = generate(trained.model, [ids], config, seeds=[seed], top_p=top_p, is_over=is_over)
     text = trained.tokenizer.decode(written[len(ids) :])
     made = {"prompt": given.prompt, "text": text, "step": trained.step, "seed": seed}
-    return made | {"tokens": len(written) - len(ids), "temperature": config.temperature, "top_k": config.top_k}
+    made |= {"tokens": len(written) - len(ids), "temperature": config.temperature, "top_k": config.top_k}
+    if given.stop is not None:
+        made["text"], found, _ = text.partition(given.stop)
+        made["stopped"] = bool(found)
+    return made | ({} if given.top_p is None else {"top_p": top_p})
 
 
 def _given(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -162,6 +177,8 @@ def _given(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, help="how many tokens to write; the recipe's number by default")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest; the recipe's by default")
     parser.add_argument("--top-k", type=int, help="draw among so many; 0: all; the recipe's by default")
+    parser.add_argument("--top-p", type=float, help="draw among the fewest whose probabilities reach it; 1: all")
+    parser.add_argument("--stop", help="a text that ends the sample, and is not shown")
     parser.add_argument("--seed", type=int, help="the same seed, the same text; the recipe's by default")
     parser.add_argument("--beams", type=int, help="of a translation; 1 is greedy search; the recipe's by default")
     parser.add_argument("--length-penalty", type=float, help="of a translation, an exponent; the recipe's by default")

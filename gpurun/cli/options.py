@@ -106,14 +106,15 @@ def request_from(session: Session, **typed: Any) -> Request:
     settings, continues = session.settings, typed["continues"]
     renting = renting_from(session, **typed)
     trainer = str(Path(typed["trainer"]).expanduser().absolute()) if typed["trainer"] else ""
-    own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer}
+    init = str(Path(typed["init"]).expanduser().absolute()) if typed["init"] else ""
+    own = {"warm": typed["warm"], "accept_skipped": typed["accept_skipped"], "trainer": trainer, "init": init}
     bundle = typed["core_bundle"]
     own["core_bundle"] = str(Path(bundle).expanduser().absolute()) if bundle and "://" not in bundle else bundle
     choices = renting["choices"].model_copy(update=own)
     kept = (f"train.keep_checkpoints={typed['keep_checkpoints']}",) if typed["keep_checkpoints"] else ()
     request = Request(
         recipe=_whole(typed["recipe"] or (settings["recipe"].value if continues is None else "")),
-        overrides=(*typed["overrides"], *kept, *challenged(session, typed["challenge"])),
+        overrides=(*typed["overrides"], *kept, *challenged(session, typed["challenge"]), *_init(typed)),
         **{**renting, "choices": choices},
     )
     if continues is None:
@@ -121,6 +122,23 @@ def request_from(session: Session, **typed: Any) -> Request:
     from gpurun.planning.continue_from import as_before
 
     return as_before(request, session.home, usual_providers(session))
+
+
+def _init(typed: dict[str, Any]) -> tuple[str, ...]:
+    """The override by which a run starts from the weights of --init; UsageError where it has others to start from."""
+    if not typed["init"]:
+        return ()
+    from gpurun.core.errors import UsageError
+    from gpurun.planning.checkpoint_file import INIT_FOLDER
+
+    for flag, is_said in (
+        ("--from", bool(typed["continues"])),
+        ("--set train.init_from", any(one.startswith("train.init_from=") for one in typed["overrides"])),
+    ):
+        if is_said:
+            what = f"--init says which weights to start from, and so does {flag}."
+            raise UsageError("usage.init", what, hint="Leave one of them out.")
+    return (f'train.init_from="{INIT_FOLDER}"',)
 
 
 def usual_providers(session: Session) -> tuple[str, ...]:
@@ -330,6 +348,8 @@ REQUEST = Shared(
         "keep_checkpoints": (Annotated[int, typer.Option("--keep-checkpoints", metavar="K", hidden=True)], 0),
         "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
+        # Hidden: docs/FORMATS.md has it, beside train.init_from.
+        "init": (Annotated[str, typer.Option("--init", metavar="FILE", hidden=True)], ""),
         "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
         # Hidden: a recipe with eval.core and without it is refused by its name.
         "core_bundle": (Annotated[str, typer.Option("--core-bundle", metavar="FILE|URL", hidden=True)], ""),

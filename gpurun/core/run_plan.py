@@ -48,7 +48,8 @@ class Choices(Frozen):
     long it may wait. `max_gpu_hours`: the most for a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of
     its login's variables for the job. `idle_s`, `silent_s`: how long its job may be idle or silent before it is ended
     (0: to its lease; None: not said). `hold_s`:
-    for how long at most a machine is kept whose end would take away what is not at home (0: not at all).
+    for how long at most a machine is kept whose end would take away what is not at home (0: not at all). `init`: the
+    checkpoint of nanoGPT or minGPT whose weights it starts from.
     """
 
     region: str | None = None
@@ -73,6 +74,7 @@ class Choices(Frozen):
     trainer: str = ""
     core_bundle: str = ""
     pass_env: tuple[str, ...] = ()
+    init: str = ""
 
     def with_limits_of(self, earlier: Choices) -> Choices:
         """Return the choices with the earlier limits of an idle and a silent job, where none is said now."""

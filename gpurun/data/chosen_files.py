@@ -18,6 +18,14 @@ from gpurun.data.refusals import Say
 from gpurun.data.source_file import ROWS, SourceFile
 from gpurun.data.source_names import STDLIB
 
+_FORM_WORDS = {
+    "lines": "JSON Lines",
+    "array": "a JSON array",
+    "strings": "a JSON array of strings",
+    "table": "a table",
+    "parquet": "Parquet",
+}
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -100,12 +108,13 @@ def demand_used(layout: Layout, files: Sequence[SourceFile]) -> None:
     }
     for flag, is_unused in unused.items():
         if is_unused:
-            kinds = {"--per-line": "texts", "--text-column": "rows", "--template": "rows"}
-            what = f"{flag} is not used: no file of the source is read as {kinds.get(flag, 'a table')}."
-            hint = (
-                f"Leave it out, or say that it is a table: --delimiter. They are read as: {', '.join(sorted(forms))}."
-            )
-            raise UsageError("usage.unused", what, hint=hint)
+            wanted = "rows with named cells" if flag in ("--text-column", "--template") else "a table"
+            cure = "a table in doubt: --delimiter CHAR"
+            if flag == "--per-line":
+                wanted, cure = "a text", "a table that is a text: --delimiter none"
+            what = f"{flag} is not used: no file of the source is read as {wanted}."
+            read = ", ".join(sorted({_FORM_WORDS.get(form, "text") for form in forms}))
+            raise UsageError("usage.unused", what, hint=f"Leave it out; what is read is {read} ({cure}).")
     if layout.val_fraction is not None and any(file.held_out for file in files):
         what = "--val-fraction is not used: what is held out are whole files."
         raise UsageError("usage.unused", what, hint="Leave it out, or hold out by chance from all files: --val none.")

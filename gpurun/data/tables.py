@@ -87,7 +87,7 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
             missing = next(name for name in layout.columns if name not in best.first)
             raise no_column(path, missing, best.first)
         if is_demanded or (best.rows >= _MANY_ROWS and not best.has_empty_column):
-            raise _in_doubt(path, f"its rows have {_cells(agreed)}, and the first names none of them", best)
+            raise _in_doubt(path, f"its rows have {_cells(agreed)}, and the first row is not a head", best)
     broken = [reading for reading in readings if is_demanded or reading.breaks_off(layout)]
     if broken or is_demanded:
         errors = (reading.error for reading in broken if reading.error is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpurun.core.clock import Clock
@@ -131,12 +132,15 @@ def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
     """The shards of a run, prepared or checked here, with weights to start or go on from and what --warm finds."""
+    from gpurun.planning.checkpoint_file import take_checkpoint
     from gpurun.planning.compile_cache import warmed
     from gpurun.planning.continue_from import carried
     from gpurun.planning.initial_weights import started
 
     into, found = home.staged_data(run), _prepared(request, run, resolved, home, say)
-    data = carried(started(found, resolved), resolved, home, into)
+    if request.choices.init:
+        take_checkpoint(Path(request.choices.init), into)
+    data = carried(started(found, resolved, into), resolved, home, into)
     if resolved.tables.eval.core:
         from gpurun.planning.core_tasks import with_core
 

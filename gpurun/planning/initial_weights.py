@@ -44,22 +44,24 @@ _MERGE = (
 _FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
 
 
-def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
+def started(data: DataSummary, resolved: ResolvedRecipe, own: Path | None = None) -> DataSummary:
     """The data with the weights that the recipe starts from counted as shipped; UsageError where they do not do.
 
-    A run that goes on from a checkpoint does not look at them.
+    They lie beside the shards, or in the run's `own` data folder, where --init has put them. A run that goes on from a
+    checkpoint does not look at them.
     """
     name = resolved.tables.train.init_from
     if not name or resolved.earlier is not None:
         return data
-    if not data.beside:
+    is_own = own is not None and (own / name).is_dir()
+    if not data.beside and not is_own:
         raise UsageError(
             "weights.no_folder",
             f'train.init_from is "{name}": weights lie beside the shards, and this run makes its own shards of text.',
             hint="Make the shards once: gpurun data prepare RECIPE --source TEXT --out DIR; put the weights into DIR; "
-            "add --data DIR.",
+            "add --data DIR. A checkpoint of nanoGPT or minGPT goes with any text: --init ckpt.pt.",
         )
-    files = weights_of(Path(data.folder), name)
+    files = weights_of(own if own is not None and is_own else Path(data.folder), name)
     weights = next(iter(files.values()))
     _demand_one_file(weights, name)
     if not weights.is_file():
@@ -68,9 +70,18 @@ def started(data: DataSummary, resolved: ResolvedRecipe) -> DataSummary:
             f'train.init_from is "{name}", and there is no {weights}.',
             hint="Put there a folder with GPT-2's model.safetensors and config.json, or a run's checkpoint.",
         )
-    for fault in _faults(weights, resolved, data):
+    for fault in (*_faults(weights, resolved, data), *(_other_alphabet(weights, data) if is_own else ())):
         raise UsageError("weights.unfit", f"{weights} {fault}.", hint=_FITS)
     return data.model_copy(update={"bytes": data.bytes + sum(file.stat().st_size for file in files.values())})
+
+
+def _other_alphabet(weights: Path, data: DataSummary) -> Iterator[str]:
+    """What speaks against a checkpoint whose file does not say its tokeniser: of characters, another number of them."""
+    table = read_tensor_places(weights).get("wte.weight")
+    rows = table.shape[0] if table is not None and table.shape else 0
+    # The data's vocabulary may have U+FFFD besides, at its end.
+    if data.tokenizer != "gpt2" and rows not in (data.vocab_size, data.vocab_size - 1):
+        yield f"has {rows} tokens, and the data {data.vocab_size}: they are not the same characters"
 
 
 def weights_of(folder: Path, name: str) -> dict[str, Path]:

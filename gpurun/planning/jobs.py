@@ -170,6 +170,6 @@ def _data(plan: Plan) -> dict[str, Path | bytes]:
     manifest = read_object(Path(plan.data.beside) / "data.json")
     shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
     files = {one: folder / one for one in shards}
-    if name and plan.continues is None:
+    if name and plan.continues is None and not (Path(plan.data.beside) / name).is_dir():
         files |= weights_of(folder, name)
     return {**{f"data/{one}": path for one, path in files.items()}, "data": Path(plan.data.beside)}

@@ -45,8 +45,8 @@ def test_the_far_sides_program_needs_only_the_standard_library() -> None:
 
 def test_nothing_imports_what_runs_code_when_it_is_read() -> None:
     unsafe = "pickle _pickle cPickle dill cloudpickle joblib shelve marshal"
-    # Which lets nothing be imported by what it reads: tests/unit/test_adopt.py holds it to that.
-    assert importers(unsafe, "gpurun", "trainer") == {"gpurun/data/nanogpt_meta.py"}
+    # They let nothing be imported by what they read: tests/unit/test_adopt.py, tests/trainer/test_foreign_weights.py.
+    assert importers(unsafe, "gpurun", "trainer") == {"gpurun/data/nanogpt_meta.py", "trainer/foreign_weights.py"}
 
 
 def test_no_checkpoint_is_read_by_torch_whose_own_format_is_a_pickle() -> None:

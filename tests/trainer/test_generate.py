@@ -69,6 +69,22 @@ def test_the_same_seed_gives_the_same_text_and_another_another(
     assert set(first["text"]) <= set("\nabcdefé\ufffd"), "the vocabulary's padding is never drawn"
 
 
+def test_a_stop_ends_the_text_before_it_and_only_in_what_is_written(
+    weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=60", "--seed=1")[1])["text"]
+    stop = whole[20:22]
+    told = json.loads(ask(weights, capsys, "--prompt", f"abc{stop}", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
+    assert stop not in told["text"]
+    assert told["text"], "a stop in the prompt ends nothing"
+    told = json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
+    assert (told["text"], told["stopped"]) == (whole[: whole.index(stop)], True)
+    assert told["tokens"] == whole.index(stop) + len(stop)
+    told = json.loads(ask(weights, capsys, "--prompt=abc", "--tokens=9", "--stop=never there", "--top-p=0.9")[1])
+    assert (told["tokens"], told["stopped"], told["top_p"]) == (9, False, 0.9)
+    assert ask(weights, capsys, "--prompt=a", "--stop=")[0] == ask(weights, capsys, "--prompt=a", "--top-p=1.1")[0] == 2
+
+
 def test_a_folder_means_its_newest_checkpoint_and_what_is_not_said_is_the_recipes(
     weights: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

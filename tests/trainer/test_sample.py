@@ -54,6 +54,16 @@ def test_top_k_draws_among_the_likeliest_only() -> None:
     assert pick(logits, 0.0, 0, generator) == 1
 
 
+def test_top_p_draws_among_the_fewest_that_reach_it_together() -> None:
+    logits = torch.log(torch.tensor([0.1, 0.5, 0.3, 0.1]))
+    generator = torch.Generator().manual_seed(0)
+    for top_p, drawn in ((0.4, {1}), (0.6, {1, 2}), (0.95, {0, 1, 2, 3}), (1.0, {0, 1, 2, 3})):
+        assert {pick(logits, 1.0, 0, generator, top_p) for _ in range(400)} == drawn, top_p
+    assert {pick(logits, 1.0, 3, generator, 0.75) for _ in range(400)} == {1, 2}
+    frequent = sum(pick(logits, 1.0, 0, generator, 0.6) == 1 for _ in range(4000)) / 4000
+    assert frequent == pytest.approx(0.625, abs=0.03), "what remains keeps its proportions"
+
+
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-39, 1e-31, 1e-10])
 def test_the_coldest_draw_is_the_likeliest_token(temperature: float) -> None:
     logits = torch.tensor([0.0, 3.0, 2.9, -1.0])

@@ -21,6 +21,7 @@ from gpurun.core.run_plan import DataSummary, Earlier
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.planning import initial_weights
+from gpurun.planning.checkpoint_file import INIT_FOLDER, take_checkpoint
 from gpurun.planning.initial_weights import started, weights_of
 from gpurun.planning.jobs import job_for
 from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
@@ -77,6 +78,38 @@ def test_weights_beside_the_shards_are_shipped_and_counted(shards: Path) -> None
         "data/gpt2/model.safetensors", "data/gpt2/config.json",
     }  # fmt: skip
     assert found.bytes - data.bytes == sum(file.stat().st_size for file in (shards / "gpt2").iterdir())
+
+
+def checkpoint_of_nanogpt(path: Path, rows: int) -> Path:
+    weights = GPT(ModelConfig(**SHAPE | {"vocab_size": rows})).state_dict()
+    args = {"n_layer": 2, "n_head": 2, "n_embd": 64, "block_size": 64, "bias": True, "vocab_size": rows}
+    torch.save({"model": {f"transformer.{name}": one for name, one in weights.items()}, "model_args": args}, path)
+    return path
+
+
+@pytest.mark.parametrize("source", ["shards", "text.txt"])
+def test_a_checkpoint_of_nanogpt_goes_with_shards_and_with_a_text(shards: Path, source: str) -> None:
+    resolved = recipe(INIT_FOLDER)
+    data = data_of(shards.parent / source, resolved)
+    into = shards.parent / "into"
+    take_checkpoint(checkpoint_of_nanogpt(shards.parent / "ckpt.pt", data.vocab_size), into)
+    found = started(data, resolved, into)
+    made = {f"data/{INIT_FOLDER}/{name}" for name in ("model.safetensors", "config.json")}
+    assert made <= shipped(found, resolved)
+    assert found.bytes - data.bytes == sum(file.stat().st_size for file in (into / INIT_FOLDER).iterdir())
+    load_weights(GPT(ModelConfig(**SHAPE), data.vocab_size), into / INIT_FOLDER)
+    take_checkpoint(checkpoint_of_nanogpt(shards.parent / "ckpt.pt", data.vocab_size - 2), into)
+    with pytest.raises(UsageError, match="not the same characters"):
+        started(data, resolved, into)
+
+
+def test_what_is_no_checkpoint_is_refused_at_home(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a file"):
+        take_checkpoint(tmp_path / "ckpt.pt", tmp_path)
+    (tmp_path / "ckpt.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(UsageError, match=r"not a whole checkpoint of torch 1\.6") as error:
+        take_checkpoint(tmp_path / "ckpt.pt", tmp_path)
+    assert error.value.code == "init.refused"
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_takes_no_weights_along(shards: Path) -> None:

@@ -145,6 +145,7 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
         ({"temperature": -0.1}, "--temperature -0.1 is not between 0 and 1,000"),
         ({"temperature": float("nan")}, "--temperature nan is not between"),
         ({"top_k": -1}, "--top-k -1 is not between"),
+        ({"top_p": 1.5}, "--top-p 1.5 is not between 0.0001 and 1"),
         ({"beams": 1_000_000}, "--beams 1000000 is not between 1 and 1,000"),
     ],
 )

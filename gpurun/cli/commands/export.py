@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpurun.ledger.runs import Sight
     from gpurun.view.report.series import Mark
 
-FORMS = ("hf", "lab", "tensorboard")
+FORMS = ("hf", "lab", "nanogpt", "mingpt", "tensorboard")
 LIMIT_S = 3_600
 
 app = typer.Typer(rich_markup_mode=None)
@@ -35,7 +35,9 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            "--to", metavar="FORM", help="hf: transformers' form; lab: the course's file; tensorboard: the curves."
+            "--to",
+            metavar="FORM",
+            help="hf: transformers' form; nanogpt, mingpt: their ckpt.pt; lab: the course's file; tensorboard: curves.",
         ),
     ] = "hf",
     checkpoint: Checkpoint = "best",

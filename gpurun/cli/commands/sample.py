@@ -16,10 +16,11 @@ from gpurun.core.errors import UsageError
 MOST_TOKENS, USUAL_TOKENS = 100_000, 1_000
 START_S, TOKEN_S = 600, 10
 """The longest that loading a model may take, and a token of it, on the slowest machine that anybody would use."""
-RANGES: Mapping[str, tuple[int, float, str]] = {
+RANGES: Mapping[str, tuple[float, float, str]] = {
     "tokens": (1, MOST_TOKENS, "100"),
     "temperature": (0, 1000, "0.8"),
     "top_k": (0, 1_000_000, "50"),
+    "top_p": (0.0001, 1, "0.9"),
     "seed": (0, (1 << 63) - 1, "1"),
     "beams": (1, 1000, "4"),
 }
@@ -46,6 +47,13 @@ def sample(
     top_k: Annotated[
         int | None, typer.Option("--top-k", metavar="K", help="Draw among the K likeliest tokens; 0: all.")
     ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option("--top-p", metavar="P", help="Draw among the likeliest that together reach P."),
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option("--stop", metavar="TEXT", help=r"End where this is written; \n is a line's end.")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="The same seed, the same text.")] = None,
     beams: Annotated[
         int | None, typer.Option("--beams", metavar="N", help="Beams of a translation; 1 is greedy search.")
@@ -57,7 +65,14 @@ def sample(
     from gpurun.cli.weights import ask_trainer, find_checkpoint
     from gpurun.core.untrusted import parse_object, safe_line, safe_text
 
-    wanted = {"tokens": tokens, "temperature": temperature, "top_k": top_k, "seed": seed, "beams": beams}
+    wanted = {
+        "tokens": tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "beams": beams,
+    }
     for name, value in wanted.items():
         least, most, example = RANGES[name]
         if value is not None and not least <= value <= most:  # Nor is what is not a number.
@@ -68,6 +83,7 @@ def sample(
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]
+    settings += [] if stop is None else ["--stop=" + stop.replace(r"\n", "\n")]
     limit_s = START_S + TOKEN_S * (tokens or USUAL_TOKENS) * (beams or 1)
     answer = parse_object(ask_trainer("trainer.generate", found, *settings, f"--prompt={prompt}", limit_s=limit_s))
     if answer.get("unknown"):
