@@ -38,7 +38,8 @@ def ways_on(sights: list[Sight], now: float) -> Iterator[str]:
         if _is_red(sight, now):
             told, name = gave_up(sight, now), sight.folder.name
             alone = f"{name} is past its deadline under its supervisor" if sight.owner else f"Nobody drives {name}"
-            told = f"{name}: {told} Its supervisor goes on asking" if told else alone
+            who = "Its supervisor goes on asking" if sight.owner else "Nobody drives it"
+            told = f"{name}: {told} {who}" if told else alone
             yield f"{told}: gpurun resume {name}, or gpurun destroy {name}"
 
 

@@ -566,7 +566,10 @@ def reaped(world: World) -> list[str]:
     return [orphan.fate for orphan in found]
 
 
-def test_an_instance_of_a_closed_run_that_lives_again_is_really_ended(world: World) -> None:
+def test_an_instance_of_a_closed_run_that_lives_again_is_really_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpurun.lifecycle.supervisor.open_provider", lambda *_, **__: world.cloud)
     assert world.drive() is ExitCode.DONE
     world.cloud.boxes[0].died_s = None
     assert reaped(world) == ["destroyed"]

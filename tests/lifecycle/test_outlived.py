@@ -18,9 +18,11 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Charge, Instance
 from gpurun.ledger.audit import audit
+from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle.reaper import LONGEST_LEASE_S, sweep
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_late import codes
+from tests.lifecycle.test_never_gives_up import late_machine
 
 
 @pytest.fixture
@@ -93,6 +95,18 @@ def test_another_id_under_the_same_token_is_told_and_ended_only_on_purpose(risen
     assert len(risen.cloud.alive) == 1
     assert reap(risen, destroy=True) == (0, ["destroyed"])
     assert codes(risen) == ["create.late", "create.late_gone"]
+
+
+def test_what_came_late_is_left_to_the_supervisor_that_drives_its_run(world: World) -> None:
+    late_machine(world)
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    world.clock.sleep(120.0)
+    assert len(world.cloud.alive) == 2
+    assert sorted(reap(world, look=True)[1]) == ["closed here", "within lease"]
+    with RunLock(world.folder.lock):
+        assert sorted(reap(world)[1]) == ["owned", "within lease"]
+    assert len(world.cloud.alive) == 2
 
 
 def renamed(world: World, name: str) -> None:
