@@ -79,7 +79,8 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
     if not layout.has_head:
         return _headless(path, layout, agreed, readings, is_demanded=is_demanded)
     for reading in agreed:
-        if set(layout.columns) <= set(reading.first) and (reading.rows >= _FEW_ROWS or is_demanded):
+        is_named = all(reading.first.count(name) == 1 for name in layout.columns)
+        if is_named and (reading.rows >= _FEW_ROWS or is_demanded):
             return reading.table
     best = max(agreed, key=lambda reading: len(reading.first), default=None)
     if best is not None and len(best.first) > 1:

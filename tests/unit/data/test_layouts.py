@@ -120,6 +120,8 @@ def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text(table(";", [["stars", "review"], *(["1", story] for story in STORIES)]))
     refused(tmp_path / "a.csv", "data.no_text_column", "there are: stars, review", "--text-column", "--no-header")
     assert texts(tmp_path / "a.csv", column="review") == STORIES
+    (tmp_path / "b.csv").write_text(table(",", [["text", "text"], *([story, "other"] for story in STORIES)]))
+    refused(tmp_path / "b.csv", "data.table_in_doubt", "the first row is not a head")
 
 
 @pytest.mark.parametrize(
