@@ -33,7 +33,7 @@ from trainer.evaluate import Task, TextTask
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.loss import chunked_cross_entropy
 from trainer.model import GPT
-from trainer.optim import LossScale, SpikeGuard, decayed, make_optimizer
+from trainer.optim import LossScale, SpikeGuard, make_optimizer
 from trainer.recipe import Recipe, parameters_of
 from trainer.room import end_with_the_others, read_room, without_room
 from trainer.saving import restore_model, restore_optimizer
@@ -187,8 +187,9 @@ class Run:
             self.reporter.say(f"code: {places(self.task.ideas(self.model))}")
         each = f"{plan.micro_batch} x {recipe.model.context} tokens x {count} processes"
         self.reporter.say(f"tokens per step: {recipe.train.batch_tokens:,} ({each} x {plan.accumulation} micro-steps)")
+        groups = self.optimizer.param_groups
         for name, wanted in (("decayed", True), ("not decayed", False)):
-            counts = [p.numel() for p in self.model.parameters() if decayed(p) is wanted]
+            counts = [p.numel() for group in groups if bool(group["weight_decay"]) is wanted for p in group["params"]]
             self.reporter.say(f"{name}: {len(counts)} tensors, {sum(counts):,} parameters")
         if self.saved_step is not None:
             self.reporter.say(f"resumed from step {self.saved_step}")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing
-from conftest import recipe_record
+from conftest import recipe_record, train_here
 from muon_twice import muon_in_one_of_two
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -167,6 +167,14 @@ def test_gains_and_biases_have_a_rate_and_a_decay_of_their_own_and_the_embedding
         wanted = (0.01, 0.5) if group["params"][0] is model.wte.weight else wanted
         assert {p.dim() for p in group["params"]} == {group["params"][0].dim()}
         assert (group["lr"], group["weight_decay"]) == pytest.approx(wanted)
+
+
+def test_a_run_says_which_weights_decay(tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for decay, said in ((0.0, "not decayed: 18 tensors"), (0.1, "not decayed: 0 tensors")):
+        keys = {"train": {"steps": 1, "checkpoint_every": 1}, "optim": {"gain_weight_decay": decay}}
+        recipe = recipe_record(**keys, schedule={"warmup_steps": 0}, sample={"tokens": 0})
+        assert train_here(recipe, data, tmp_path / said) == 0
+        assert said in capsys.readouterr().out
 
 
 def test_muons_momentum_rises_in_a_straight_line_and_follows_from_the_step_alone() -> None:
