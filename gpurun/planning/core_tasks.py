@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpurun.core.errors import UsageError
@@ -39,19 +40,22 @@ def demand_bundle(request: Request, most: int) -> None:
         )
     if most and "://" not in bundle:
         local_file(bundle)
-    if bundle and not most:
+    if bundle and not most and not request.dry_run:  # A recipe's rehearsal may leave it out.
         what = "--core-bundle is given, and eval.core is 0: no item of it would be answered."
         raise UsageError("core.unused", what, hint="Say how many of each task: --set eval.core=500, or leave it out.")
 
 
-def core_note(plan: Plan, request: Request) -> str:
+def core_note(plan: Plan) -> Iterator[str]:
     """What the plan says of it: how much of it there is, and what it takes of time and dollars."""
-    most, digest = int(plan.resolved["eval"]["core"]), plan.data.core_sha256
+    most, digest = int(plan.resolved["eval"].get("core", 0)), plan.data.core_sha256
+    if not most:
+        return
     said = f"CORE is taken after the last step: up to {most:,} items of each of its {CORE_TASKS} tasks"
     said += f" (bundle sha256 {short_hash(digest)})" if digest else ""
     if plan.estimate.tokens_per_s is None:
-        return f"{said}."
+        yield f"{said}."
+        return
     tokens, (low, high) = core_tokens(plan.resolved), plan.estimate.tokens_per_s
     seconds = tokens * FORWARD_SHARE * (low + high) / (2 * low * high)
     price = f", {format_usd(cost_of(plan.offer.rate_micros_per_hour, seconds))}" if plan.worst_micros else ""
-    return f"{said}, about {format_count(tokens)} tokens, {format_duration(seconds)}{price}; that is in the time above."
+    yield f"{said}, about {format_count(tokens)} tokens, {format_duration(seconds)}{price}; that is in the time above."

@@ -73,7 +73,7 @@ def make_plan(
         from gpurun.planning.core_tasks import core_note, demand_bundle
 
         demand_bundle(request, plan.resolved["eval"].get("core", 0))
-        notes.append(core_note(plan, request))
+        notes += core_note(plan)
     notes += notes_of(plan, home.staged_trainer(run)) if own_trainer else ()
     warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.installed_files import bundle_root
 from tests.command_line import gpurun
 from tests.core_bundle import write_bundle
 
@@ -65,6 +66,18 @@ def test_a_score_without_its_tasks_and_tasks_without_a_score_are_refused(
 ) -> None:
     refused = data_of("plan", "mini-gpt", "--provider", "local", *words, code=2)
     assert [one["code"] for one in refused["errors"]] == [error]
+
+
+def test_a_recipes_rehearsal_may_leave_it_out(own_home: Path, tmp_path: Path) -> None:
+    recipe = (bundle_root() / "recipes" / "mini-gpt.toml").read_text()
+    text = recipe.replace("every = 50\n", "every = 50\ncore = 4\n")
+    text = text.replace("[rehearsal]\n", "[rehearsal]\neval = { core = 0 }\n")
+    (tmp_path / "scored.toml").write_text(text)
+    planned = data_of(
+        "plan", str(tmp_path / "scored.toml"), "--dry-run", "--core-bundle", "https://example.org/any.zip"
+    )
+    assert planned["resolved"]["eval"]["core"] == 0
+    assert not [note for note in planned["notes"] if note.startswith("CORE")]
 
 
 def test_what_a_paid_run_takes_for_it_is_in_the_plan(own_home: Path, tmp_path: Path) -> None:
