@@ -9,6 +9,7 @@ from tests.simulation.generator import FAULTS, draw
 from tests.simulation.soak import judge_seed, shrunk
 
 SEEDS, GROUP = 320, 20
+_WEATHERS = ("silent", "ends refused", "revoked", "line down", "denied")
 
 
 @pytest.mark.slow
@@ -31,5 +32,5 @@ def test_the_scenarios_reach_every_profile_fault_and_deed() -> None:
     assert {name for one in drawn for name in one.profiles} == set(PROFILES)
     assert {s.fault for one in drawn for s in one.strikes} == {fault for some in FAULTS.values() for fault in some}
     assert {fault for some in FAULTS.values() for fault in some} == set(Fault) - {Fault.NONE}
-    assert {w.kind for one in drawn for w in one.weather} == {"silent", "ends refused", "revoked", "line down"}
+    assert {w.kind for one in drawn for w in one.weather} == {*_WEATHERS}
     assert {one.ending for one in drawn} == {"resumed", "never returns", "reaped elsewhere"}

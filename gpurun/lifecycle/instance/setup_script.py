@@ -27,19 +27,13 @@ MOST_LOG_BYTES = 4 << 20
 LAST_LINES, LAST_CHARS = 15, 2000
 
 
-def planned_s(context: Context) -> float:
-    """How long the script may take: by the plan, or as long as the planned boot in a plan that does not say it."""
-    lease = context.plan.lease
-    return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0
-
-
-def set_up(far: FarSide, state: RunState, context: Context) -> float:
+def set_up(far: FarSide, state: RunState, context: Context, planned_s: float) -> float:
     """See the script of --setup through; how long that took here. SetupError where it did not end well.
 
     The script is not waited for in one call: each is short, so that a request to stop is read between two of them,
     and one that is lost is made again, which begins nothing again. TrainingFailed where the machine stays lost.
     """
-    limit_s = max(1.0, min(planned_s(context), context.seconds_left(state)))
+    limit_s = max(1.0, min(planned_s, context.seconds_left(state)))
     script, log = context.plan.choices.setup.encode(), _Log(context.folder.setup_log)
     begun_mono = context.clock.monotonic()
     patience = Patience(state, context, limit_s=limit_s + OVER_S)

@@ -18,7 +18,7 @@ from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, insta
 from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
 from gpurun.lifecycle.instance.readings import GoneRow, living
-from gpurun.lifecycle.instance.setup_script import planned_s, set_up
+from gpurun.lifecycle.instance.setup_script import set_up
 from gpurun.lifecycle.instance.verify_machine import (
     check_box,
     check_imports,
@@ -60,7 +60,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     born = instance_of(state)
     early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
     check_made(born, context.plan)
-    clock, to_set_up_s, took_s = context.clock, planned_s(context), 0.0
+    clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
     started = clock.monotonic()
 
     def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, Facts | None]:
@@ -73,7 +73,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
         return
     instance, up_mono, (far, armed, facts) = up
     if facts is None:
-        took_s = set_up(far, state, context)
+        took_s = set_up(far, state, context, to_set_up_s)
         again = yield from _answered(lambda far, _: _looked(far, state, context), state, context, 0.0)
         if again is None:
             return
@@ -284,3 +284,9 @@ def _timer_read_back(far: FarSide, instance: Instance, context: Context) -> int 
         f"{instance.id} does not end itself as planned: {told.message}.",
         hint="Try again, another --image, or --accept-weak-lease.",
     )
+
+
+def _planned_s(context: Context) -> float:
+    """How long the script may take: by the plan, or as long as the planned boot in a plan that does not say it."""
+    lease = context.plan.lease
+    return float(lease.setup_s or lease.boot_s) if context.plan.choices.setup else 0.0

@@ -203,7 +203,9 @@ def _order(state: RunState, context: Context) -> Order:
     """A new token and an absolute deadline, checked against the cap once more before anything is sent."""
     plan = context.plan
     # What another offer has cost before its machine was gone is paid as well.
-    worst = total(plan.worst_micros, spending(read_journal(context.folder.journal).records).micros)
+    worst = plan.worst_micros
+    if any(asked.answer == "made" for asked in state.asked.values()):
+        worst = total(worst, spending(read_journal(context.folder.journal).records).micros)
     if plan.cap_micros is not None and worst > plan.cap_micros:
         raise NoOffer(
             "cap.too_small",
