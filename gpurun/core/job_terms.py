@@ -17,7 +17,7 @@ class JobTerms:
     `verb` is the verb of gpurun that begins it, `label` names what was asked for, `worker` does the `work`, which is
     `doing` while it lasts, and `files` come home. `whole` are the kinds of file that one checkpoint has. `has_model`:
     its recipe is known here. So parameters, tokens and an estimate can be told, its time is divided by its own events,
-    and a loss belongs to a checkpoint. `sends_itself`: what leaves the machine is not counted here alone.
+    and a loss belongs to a checkpoint.
     """
 
     verb: str
@@ -28,7 +28,6 @@ class JobTerms:
     files: str
     whole: frozenset[str]
     has_model: bool
-    sends_itself: bool
 
 
 TRAINER = JobTerms(
@@ -40,7 +39,6 @@ TRAINER = JobTerms(
     files="checkpoints",
     whole=frozenset({"weights", "optimizer", "state"}),
     has_model=True,
-    sends_itself=False,
 )
 COMMAND = JobTerms(
     verb="run",
@@ -51,7 +49,6 @@ COMMAND = JobTerms(
     files="outputs",
     whole=frozenset({"checkpoint"}),
     has_model=False,
-    sends_itself=True,
 )
 
 

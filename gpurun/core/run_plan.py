@@ -334,6 +334,11 @@ class Plan(Frozen):
         return self.chosen.lease
 
     @property
+    def sends_itself(self) -> bool:
+        """Whether what it runs may send something by itself, which is not counted here."""
+        return self.command is not None
+
+    @property
     def expected_micros(self) -> Micros:
         """What it is expected to cost there; 0 where nothing is known."""
         return self.chosen.expected_micros or Micros(0)

@@ -12,8 +12,18 @@ from gpurun.core.journal_records import Event, Record, microseconds
 from gpurun.core.money import SECONDS_PER_HOUR, Figure, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import Proof
 from gpurun.core.untrusted import plain_data
-from gpurun.ledger.billed_time import BY_BILL, BY_TIMER, UNSEEN, BilledTime, elapsed_ms, nearest_ms
+from gpurun.ledger.billed_time import BY_BILL, BY_TIMER, MEASURED, REPORTED, UNSEEN, BilledTime, elapsed_ms, nearest_ms
 
+_BOUNDS = {
+    MEASURED: "the machine was watched until its provider showed it as gone",
+    REPORTED: "by the provider's own times of its beginning and its end",
+    BY_BILL: "by the provider's bill, which two readings gave alike; when it ended was not seen",
+    BY_TIMER: "at most, by the time limit at which its provider ends it; when it ended was not seen",
+    UNSEEN: "at most, up to the first reading that showed it as gone; when it ended was not seen",
+    None: "up to the proof that it is gone",
+}
+_EXTRA = "at most, with a second machine from its request on"
+_UNREAD = "the provider's bill was not read"
 GONE = ("create.duplicate_gone", "create.late_gone")
 
 
@@ -152,6 +162,11 @@ def billed_by(rentals: Sequence[Rental]) -> Micros | None:
     return total(*told) if owed and len(told) == len(owed) else None
 
 
+def unseen_ends(rentals: Sequence[Rental]) -> list[Rental]:
+    """Return those that were paid for, whose end nobody saw and nothing told, and whose bill was not read."""
+    return [one for one in rentals if one.ended and one.rate and one.end_is == UNSEEN and one.billed is None]
+
+
 def is_more(rentals: Sequence[Rental]) -> bool:
     """Whether more was paid than the records tell: for what lay beside a machine, billed, or for one that came late.
 
@@ -190,3 +205,21 @@ def _extras_of(rental: Sequence[Record], records: Sequence[Record]) -> Iterator[
         end = min(ends, key=lambda one: one.seq) if ends else records[-1]
         ms = min(longest_ms, elapsed_ms(records, rental[0], end))
         yield Extra(str(found.data["id"]), ms / 1000, bool(ends))
+
+
+def cost_says(rentals: Sequence[Rental]) -> str:
+    """Return what bounds the cost of these rentals, and whether the bill was read, in a sentence."""
+    rented = [one for one in rentals if one.end != "refused"]
+    if not rented:
+        return "nothing was rented"
+    if is_more(rentals):
+        return f"unknown: more was billed than is on record; {_UNREAD}"
+    if not all(one.ended for one in rented):
+        return f"unknown: a machine is not proven gone; {_UNREAD}"
+    paid = [one for one in rented if one.rate or one.extras]
+    if not paid:
+        return "nothing is charged for it"
+    parts = [_EXTRA for one in paid if one.extras] + [_BOUNDS[one.end_is] for one in paid]
+    parts.sort(key=lambda words: not words.startswith("at most"))
+    parts += [_UNREAD] if any(one.billed is None for one in paid) else []
+    return "; ".join(dict.fromkeys(parts))

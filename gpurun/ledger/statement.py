@@ -35,10 +35,9 @@ from gpurun.core.receipt_record import (
 from gpurun.core.receipt_rules import rules_of
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
-from gpurun.ledger.cost_words import cost_says
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
-from gpurun.ledger.rental import Rental, all_bounded, billed_by, figure_of, rentals_of
+from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"

@@ -6,7 +6,7 @@ apart; a receipt waits for that, and only where nobody saw the end of a machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpurun.core.clock import ticks
@@ -15,7 +15,6 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import plain_line
-from gpurun.ledger.billed_time import UNSEEN
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import Rental, rentals_of
 from gpurun.lifecycle.context import Context, Note
@@ -77,15 +76,13 @@ def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wal
     return (charge.micros, charge.settled) if charge is not None else f"{name} has no bill of it yet"
 
 
-def final_bills(state: RunState, context: Context) -> Iterator[Note]:
-    """Wait for the bill of every machine whose end was not seen, for as long as a receipt may wait for it.
+def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) -> Iterator[Note]:
+    """Wait for the bills of machines whose end was not seen, for as long as a receipt may wait for it.
 
     A wish to stop ends the wait. What is not final by then is not recorded, and the cost stays a bound.
     """
-    rentals = rentals_of(read_journal(context.folder.journal).records)
-    unseen = [one for one in rentals if one.ended and one.rate and one.end_is == UNSEEN and one.billed is None]
     seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
-    unseen = [one for one in unseen if _tells(one, context)]
+    unseen = [one for one in rentals if _tells(one, context)]
     for rental in unseen:
         name, machine = rental.intent.data["provider"], (rental.instance or {})["id"]
         message = f"nobody saw when {machine} ended, so the receipt waits up to half an hour for the bill of {name}; "

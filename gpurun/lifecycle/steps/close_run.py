@@ -17,6 +17,7 @@ from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
 from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.rental import rentals_of, unseen_ends
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.charges import final_bills
@@ -58,7 +59,8 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     if is_over:
         return
     if link is None:
-        yield from final_bills(state, context)
+        if unseen := unseen_ends(rentals_of(read_journal(context.folder.journal).records)):
+            yield from final_bills(unseen, state, context)
         yield from Inventory(context.folder).take_stock()
     written = write_receipt(context.home, context.folder)
     if link is None:

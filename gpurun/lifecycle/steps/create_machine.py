@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
-from gpurun.core.job_terms import terms_of as job_terms_of
 from gpurun.core.journal_records import PASSES_OVER, Event, RunState
 from gpurun.core.machine_token import make_token, parse
 from gpurun.core.money import Micros, format_usd, total
@@ -251,7 +250,7 @@ def _intent(order: Order, context: Context) -> dict[str, object]:
         "rate_micros_per_hour": plan.offer.rate_micros_per_hour,
         "beside_micros_per_hour": hourly,
         "egress_micros": once_only,
-        "sends_itself": job_terms_of(plan).sends_itself,
+        "sends_itself": plan.sends_itself,
         "billing_unit_s": plan.offer.billing_unit_s,
         "least_billed_s": terms_of(plan.offer.provider).least_billed_s,
         "worst_micros": plan.worst_micros,
