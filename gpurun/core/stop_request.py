@@ -45,7 +45,7 @@ def read_stop_request(folder: RunFolder) -> StopRequest | None:
         )
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return StopRequest("save", by="user", reason=f"{folder.control.name} cannot be understood")
     except OSError as error:  # Another user's, say: `sudo gpurun stop`. Whether it is there can be seen all the same.
         unread = StopRequest("save", by="user", reason=f"{folder.control.name} cannot be read: {error.strerror}")

@@ -63,7 +63,7 @@ def read_notebook(text: str) -> Source:
         for cell in json.loads(text)["cells"]:
             if cell["cell_type"] == "code":
                 lines += "".join(cell["source"]).splitlines()
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is not a notebook: {error}") from None
     return read_python("\n".join("pass" if line.startswith(("%", "!")) else line for line in lines))
 

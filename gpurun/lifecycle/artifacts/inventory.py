@@ -275,13 +275,13 @@ def _memory_of_old(folder: Path) -> Memory:
     memory, told = Memory(), dict[str, object]()
     with suppress(OSError, ValueError):
         memory = Memory.model_validate_json(read_regular(folder / "newest.json"))
-    with suppress(OSError, ValueError, TypeError):
+    with suppress(OSError, ValueError, TypeError, RecursionError):
         told["kept"] = tuple(map(str, json.loads(read_regular(folder / "kept.json"))))
     try:
         told["left"] = {str(key): int(size) for key, size in json.loads(read_regular(folder / "left.json")).items()}
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         told["left"] = None
     return memory.model_copy(update=told)
 
