@@ -24,27 +24,11 @@ _NAME_CHARS = 60
 _SNIFF_BYTES = 8192
 _AROUND_BYTES, _FEW_LETTERS, _FEW_ENCODINGS = 16 << 10, 4, 3
 _ENCODINGS = (
-    "cp1252",
-    "cp1251",
-    "koi8-r",
-    "koi8-u",
-    "cp866",
-    "cp1250",
-    "cp1253",
-    "cp1254",
-    "cp1255",
-    "cp1256",
-    "cp1257",
-    "cp1258",
-    "cp932",
-    "euc-jp",
-    "gb18030",
-    "big5",
-    "cp949",
-    "euc-kr",
-    "cp874",
-    *(f"iso8859-{number}" for number in range(1, 17)),
-)
+    "cp1252", "cp1251", "koi8-r", "koi8-u", "cp866", "cp1250", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257",
+    "cp1258", "cp932", "euc-jp", "gb18030", "big5", "cp949", "euc-kr", "cp874", "iso8859-1", "iso8859-2", "iso8859-3",
+    "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-9", "iso8859-10", "iso8859-11",
+    "iso8859-12", "iso8859-13", "iso8859-14", "iso8859-15", "iso8859-16",
+)  # fmt: skip
 """The encodings that texts have, as iconv calls them; of two that read a text alike the first."""
 _CENTRAL_EUROPEAN = {"Polish", "Czech", "Slovak", "Slovene", "Hungarian", "Croatian", "Romanian"}
 
