@@ -18,6 +18,7 @@ from gpurun.ledger.audit.contradictions import _Rates, contradictions
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
 from gpurun.ledger.signing import payload_of
 from gpurun.planning.recipe import load_recipe, resolve
+from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import WEIGHTS, CloudRun, Note
 
 RESOLVED = resolve(load_recipe("course-lab"), "full").record
@@ -43,7 +44,11 @@ class Forged(CloudRun):
         return event, {**{key: one for key, one in data.items() if key != "resolved"}, **self.opened_with}
 
     def contents(self) -> dict[str, bytes]:  # type: ignore[override]
-        return {**super().contents(), WEIGHTS: bytes(4 * self.parameters), STATE_NAME: json.dumps(self.state).encode()}
+        return {
+            **super().contents(),
+            WEIGHTS: as_tensors(bytes(4 * self.parameters)),
+            STATE_NAME: json.dumps(self.state).encode(),
+        }
 
     def through_training(self) -> Any:
         for seconds, (event, data) in super().through_training():
