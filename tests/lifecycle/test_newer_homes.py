@@ -172,7 +172,7 @@ def test_every_record_that_is_written_has_what_its_form_asks_for(world: World) -
     assert read_journal(world.folder.journal).damage is None
     assert {record.event for record in world.records} >= set(FORMS) - {
         Event.CREATE_REFUSED, Event.STOP_REQUESTED, Event.SALVAGE_OBSERVED, Event.STEP_FAILED, Event.INCIDENT,
-        Event.JOURNAL_REPAIRED, Event.HOLD_INTENDED, Event.HOLD_OBSERVED,
+        Event.JOURNAL_REPAIRED, Event.HOLD_INTENDED, Event.HOLD_OBSERVED, Event.BILL_OBSERVED,
     }  # fmt: skip
 
 
