@@ -185,6 +185,7 @@ class RunState(Frozen):
     is when the machine ends itself, where that was brought forward by it.
     `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
     `unread`: the journal is damaged, and what follows the damage asked for a machine.
+    `moved`: the machine runs at another address than it had at first.
     `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
     `silent_since_wall` is when its job wrote last, while that is long ago and it runs.
     `hold_s` is for how long at most the machine is held for what is not at home, 0 where its end takes nothing away;
@@ -243,6 +244,7 @@ class RunState(Frozen):
     exit_code: int | None = None
     newer: str = ""
     unread: bool = False
+    moved: bool = False
     imported: bool = False
 
     @property

@@ -150,6 +150,7 @@ def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
         "instance": None,
         "rated": False,
         "was_gone": False,
+        "moved": False,
         "deadline_wall": data["deadline_wall"],
         "asked_at": Moment.of(record),
         "heard_at": Moment.of(record),
@@ -322,7 +323,7 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
         return {"ends_wall": record.data["ends_wall"]}
     if record.data["code"] == "machine.moved" and state.instance is not None:
         moved = Instance.model_validate(record.data["instance"])
-        return {"instance": state.instance.model_copy(update={"address": moved.address})}
+        return {"instance": state.instance.model_copy(update={"address": moved.address}), "moved": True}
     if record.data["code"] in ("job.silent", "job.heard"):
         return {"silent_since_wall": number(record.data.get("since_wall"))}
     if record.data["code"] == "boot.gone" and token == state.token:

@@ -187,8 +187,8 @@ class Patience(Waits):
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")
-        if self._context.plan.choices.give_up_after_s and self._state.outcome == "lost":
-            return 0.0  # The user's own limit is over.
+        if self._state.outcome == "lost" and (self._context.plan.choices.give_up_after_s or self._state.moved):
+            return 0.0  # It was waited for until it was given up.
         if self._state.pushed:
             return LEAST_UNHEARD_S
         paid_s = self._context.paid_s(self._state) - (self._now_mono() - self._moved_mono)

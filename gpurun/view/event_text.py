@@ -63,6 +63,7 @@ GOES_ON = {
     "rate.observed": "run",
     "destroy.asked": "destroy",
     "death.read": "destroy",
+    "bill.observed": "receipt",
 }
 ENDS = {
     "run.opened": "plan",

@@ -77,7 +77,7 @@ def leased_for_an_hour(world: World) -> None:
 
 def once(world: World) -> ExitCode:
     """One life of the real supervisor."""
-    return supervise(world.home, world.folder.name, world.clock, reach=lambda _: world.far, trainer=TINY / "trainer")
+    return supervise(world.home, world.folder.name, world.clock, reach=world.reach, trainer=TINY / "trainer")
 
 
 def killed_in_training(world: World) -> None:
@@ -367,7 +367,7 @@ def test_reap_ends_what_is_overdue_though_the_files_of_its_run_are_another_users
     def refused(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    for module in ("lifecycle.reaper", "ledger.runs"):
+    for module in ("lifecycle.machine_owner", "ledger.runs"):
         monkeypatch.setattr(f"gpurun.{module}.holder_of", refused)
     assert [one.fate for one in swept(world, world.home)] == ["destroyed"]
     assert world.cloud.alive == []

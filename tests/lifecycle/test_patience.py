@@ -132,8 +132,8 @@ def test_a_machine_that_runs_and_is_never_reached_again_is_paid_as_long_again_an
     assert kept(world)
 
 
-def test_a_machine_that_was_restarted_at_another_address_is_not_paid_until_its_lease_is_over(world: World) -> None:
-    """A pod gets another port by that, and what ran in it has ended: nobody will ever answer at the old one."""
+def test_a_machine_that_is_silent_at_its_new_address_too_is_not_paid_until_its_lease_is_over(world: World) -> None:
+    """A pod gets another port by a restart; where nothing answers there either, it is given up as any other."""
     read, calls = world.cloud.read, dead_for(world, "poll", float("inf"))
 
     def restarted(instance_id: str) -> Instance:

@@ -84,7 +84,7 @@ def test_a_living_machine_that_is_denied_for_38_s_is_not_signed_for_as_gone(prof
     scenario = Scenario(0, (profile,), train_s=90.0, weather=(Weather("denied", ends, ends + 38.0),))
     played = play(scenario, tmp_path)
     assert check(played) == []
-    assert [one["code"] for one in incidents(played)] == ["death.denied"]
+    assert [one["code"] for one in incidents(played)] == ["death.denied", "machine.back"]
     assert played.outcomes[-1].exit_code == 0
 
 
@@ -99,7 +99,7 @@ def test_what_is_gone_at_its_launch_is_followed_by_the_next_offer(profile: str, 
     scenario = Scenario(0, (profile, others[profile]), strikes=(Strike("create", 1, fault),), machines=2)
     played = play(scenario, tmp_path)
     assert check(played) == []
-    assert [one["code"] for one in incidents(played)] == ["boot.gone"]
+    assert [one["code"] for one in incidents(played)] == ["machine.gone", "boot.gone"]
     assert played.outcomes[-1].words == "DONE"
 
 

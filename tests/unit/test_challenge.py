@@ -71,7 +71,7 @@ def test_each_learner_of_a_class_gets_a_challenge_of_their_own(own_home: Path, t
     assert len({one.challenge for one in roster.students}) == 3
     for one in roster.students:
         assert one.challenge.startswith("ml-2026-")
-        assert 0 <= seed_with(f"{one.challenge}:{'a' * 64}") < 2**32
+        assert 0 <= seed_with(f"{one.challenge}:{'a' * 64}") < 2**63
     kept = where.read_bytes()
     assert gpurun(*asked).returncode == 2, "drawn again, every challenge that was handed out would be void"
     assert where.read_bytes() == kept

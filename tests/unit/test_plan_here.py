@@ -108,7 +108,7 @@ def test_a_plan_says_what_of_a_folder_is_not_trained_on(tmp_path: Path) -> None:
     """It was said only where tokenising took its time; it would be a run on less."""
     folder = tmp_path / "texts"
     folder.mkdir()
-    (folder / "a.txt").write_text("".join(f"to be, or not to be {number}.\n" for number in range(2000)))
+    (folder / "a.txt").write_text("".join(f"to be or not to be {number}.\n" for number in range(2000)))
     (folder / "b.bin").write_bytes(bytes(100))
     request = Request(recipe="mini-gpt", providers=("local",), data=str(folder))
     home = Home(tmp_path / "home").prepare()

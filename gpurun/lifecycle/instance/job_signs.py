@@ -27,6 +27,7 @@ from gpurun.view.number_format import format_bytes, format_duration, format_file
 
 TELL_S = 120.0
 """How long a machine is silent before an incident says so: a line that was cut is back sooner."""
+MOVED_S = 180.0
 _MOST_SHOWN = 5
 UNHEARD: dict[str, object] = {
     "outcome": "stopped",
@@ -198,9 +199,18 @@ class Outage:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether it was silent for longer than the user wants to pay for, while its provider said that it runs."""
-        limit_s = self._context.plan.choices.give_up_after_s
+        """Whether it was silent for longer than the user wants to pay for, while its provider said that it runs.
+
+        One that was restarted trains no more: where it is silent at its new address, too, it is given up soon.
+        """
+        limit_s = self._context.plan.choices.give_up_after_s or (MOVED_S if self._state.moved else 0.0)
         return bool(limit_s) and self._counted_s > limit_s
+
+    @property
+    def why_given_up(self) -> str:
+        """In words why it is waited for no longer."""
+        limit = "as --give-up-after has it" if self._context.plan.choices.give_up_after_s else "since it was restarted"
+        return f"{self.words}; it is given up, {limit}"
 
     def lasts(self, lost: MachineLost, *, is_said_to_run: bool) -> Iterator[Note]:
         """Take note that it has not answered once more."""

@@ -108,7 +108,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
                 yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
             yield from outage.lasts(lost, is_said_to_run=why is not None)
             if outage.is_given_up:
-                yield Event.TRAIN_OBSERVED, lost_training(f"{outage.words}; it is given up, as --give-up-after has it")
+                yield Event.TRAIN_OBSERVED, lost_training(outage.why_given_up)
                 return
             context.clock.sleep(POLL_S)
             continue
