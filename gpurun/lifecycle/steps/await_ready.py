@@ -163,10 +163,12 @@ def _once_it_answers(
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     row = GoneRow(context.clock)
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
-    for waited_s in ticks(context.clock, context.provider.traits.poll_s, patience_s):
+    traits = context.provider.traits
+    for waited_s in ticks(context.clock, traits.poll_s, max(0.0, patience_s) + traits.settle_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
         is_doubted = absence.since_mono is not None  # As gone: until that is believed, or it shows itself again.
-        if not (is_doubted or _is_worth_waiting(instance, waited_s, context)) or up_s > boot_s:
+        is_late = waited_s > max(0.0, patience_s) or not _is_worth_waiting(instance, waited_s, context)
+        if (is_late and not is_doubted) or up_s > boot_s:
             break
         context.raise_if_stopped(state)
         try:
