@@ -209,7 +209,7 @@ def _extras_of(rental: Sequence[Record], records: Sequence[Record]) -> Iterator[
 
 def cost_says(rentals: Sequence[Rental]) -> str:
     """Return what bounds the cost of these rentals, and whether the bill was read, in a sentence."""
-    rented = [one for one in rentals if one.end != "refused"]
+    rented = [one for one in rentals if one.end != "refused" or one.extras]  # What came late of it was rented, too.
     if not rented:
         return "nothing was rented"
     if is_more(rentals):
@@ -219,7 +219,7 @@ def cost_says(rentals: Sequence[Rental]) -> str:
     paid = [one for one in rented if one.rate or one.extras]
     if not paid:
         return "nothing is charged for it"
-    parts = [_EXTRA for one in paid if one.extras] + [_BOUNDS[one.end_is] for one in paid]
+    parts = [_EXTRA for one in paid if one.extras] + [_BOUNDS[one.end_is] for one in paid if one.end != "refused"]
     parts.sort(key=lambda words: not words.startswith("at most"))
     parts += [_UNREAD] if any(one.billed is None for one in paid) else []
     return "; ".join(dict.fromkeys(parts))

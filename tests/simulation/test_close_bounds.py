@@ -22,7 +22,7 @@ from tests.simulation.soak import folder_of_one_run
 LOOKS_S = 2 * 5.0 + 2.0
 """A look at each end, and the two seconds that a provider's whole seconds may leave out."""
 HOURS_S = 3000.0
-ON, IN_TRAINING, JUST_BORN = 1e6, 80, 10
+ON, IN_TRAINING, JUST_BORN = 1e6, 75, 10
 TROUBLES: dict[str, dict[str, Any]] = {
     "nothing": {"train_s": 300.0},
     "the laptop is lost, and comes back when all is over": {"deeds": (Deed(IN_TRAINING, "kill", HOURS_S),)},
