@@ -86,6 +86,10 @@ def another_card(run: Forged) -> None:
     run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA A100-SXM4-80GB"'))
 
 
+def a_maker_alone(run: Forged) -> None:
+    run.forge(run.folder.events, ('"NVIDIA H100"', '"NVIDIA"'))
+
+
 def no_card(run: Forged) -> None:
     run.hello = {"torch": {"found": True, "version": "2.13.0", "devices": []}, "gpus": []}
 
@@ -150,6 +154,7 @@ def another_recipe(run: Forged) -> None:
         (cpu_as_cuda, "cpu", "names no card"),
         (cpu_build, "cuda", "torch 2.13.0+cpu is built without it"),
         (another_card, "cuda", "and the provider told of a H100"),
+        (a_maker_alone, "cuda", "names 'NVIDIA' as its card, and that is the name of none"),
         (no_card, "cuda", "the machine told of no GPU"),
         (too_quick, "cuda", "9,000,000,000,000 tokens a second"),
         (a_larger_model, "cuda", "the events tell of 124,475,904 parameters, and the recipe's model has 28,032"),

@@ -28,6 +28,8 @@ MOST_STATE_BYTES = 16 << 20
 CLOCK_SLACK_S, CLOCK_DRIFT = 60.0, 1.01
 """What a trainer may count more than this computer did: records are written a little later, and no two clocks agree."""
 _STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
+_MAKERS = re.compile(r"(nvidia|geforce|quadro|tesla|rtx|gtx|amd|gpu|cuda|device|\s)*", re.IGNORECASE)
+"""What stands around the name of a card, and is none by itself."""
 _BYTES = 4
 """Of a parameter in a checkpoint: weights are kept in fp32 at every precision."""
 _FREE = {"micro_batch", "parallel"}
@@ -191,7 +193,7 @@ def _card_problems(said: _Said, told: Mapping[str, Any]) -> Iterator[str]:
         yield "the log says cuda, and before it began the machine told of no GPU"
     known = {str(one.get("name")) for one in torch.get("devices") or ()}
     for name in sorted({one.cuda_name for one in said.starts if one.cuda_name}):
-        if not re.search(r"\d|TITAN", name):
+        if _MAKERS.fullmatch(name):
             yield f"the log names {plain_line(name)!r} as its card, and that is the name of none"
         if known and name not in known:
             yield f"the log names a {name}, and the machine told of {plain_line(', '.join(sorted(known)))}"
