@@ -38,7 +38,7 @@ def with_replay(row: ledger.AuditRow, replayed: Replayed | None, *, is_required:
     """
     if replayed is None:
         return row
-    none = ("nothing of its training was computed again",) if is_required and replayed.extent == "nothing" else ()
+    none = ("nothing of its training was computed again",) if is_required and not replayed.was_replayed else ()
     problems = (*replayed.problems, *none)
     verdict = NO if problems and not row.may_be_billing else row.verdict
     warnings = (*row.warnings, *replayed.unchecked)

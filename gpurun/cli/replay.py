@@ -41,8 +41,8 @@ _KINDS = ("weights", "optimizer", "state")
 NOT_REPLAYED = "nothing"
 LEAST_ALIKE = 0.5
 """How much alike honest weights and replayed ones moved at least, as a cosine: docs/RECEIPTS.md has the sample."""
-MOST_ALIKE_STEPS = 300
-"""So many steps the sample was trained for; of more nobody knows how far chance parts honest runs."""
+SAMPLED_STEPS, SAMPLED_PARAMETERS = 300, 30_000
+"""How long the sample was trained, and how large its model is; beyond these a low cosine accuses nobody."""
 
 
 class Sort(StrEnum):
@@ -67,6 +67,11 @@ class Replayed:
     checked: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     extent: str = NOT_REPLAYED
+
+    @property
+    def was_replayed(self) -> bool:
+        """Whether any step was taken again."""
+        return self.extent != NOT_REPLAYED
 
     @classmethod
     def of(cls, lines: Iterable[Said], extent: str) -> Replayed:
@@ -103,7 +108,8 @@ def replay_run(
         return Replayed.nothing("the shards that it was trained on are not here")
     weights = folder.artifacts / next(one["name"] for one in own if one["kind"] == "weights")
     state = _state(folder, files, last)
-    spans = _spans(files, told, recipe, weights.stat().st_size // 4)
+    parameters = weights.stat().st_size // 4
+    spans = _spans(files, told, recipe, parameters)
     words = [f"--again={first}:{until}" for first, until in spans]
     found = HomeCheckpoint(last, weights, data, dict(recipe))
     try:
@@ -118,10 +124,10 @@ def replay_run(
         lines.append((Sort.UNCHECKED, "the steps to it were not checked: that would take long"))
     for again in answer["again"]:
         every = int(recipe["train"].get("log_every", 0))
-        lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every)
+        lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every, parameters)
     is_all = spans == [(0, last)]
     return Replayed.of(
-        lines, "all" if is_all else f"{len(spans)} span{'s' * (len(spans) != 1)}" if spans else "nothing"
+        lines, "all" if is_all else f"{len(spans)} span{'s' * (len(spans) != 1)}" if spans else NOT_REPLAYED
     )
 
 
@@ -143,6 +149,7 @@ def _steps(
     start: Mapping[str, Any],
     state: Mapping[str, Any],
     every: int,
+    parameters: int,
 ) -> Iterator[Said]:
     """A span that was taken again: to the bit on the same kind of processor, else as long as losses agree.
 
@@ -169,7 +176,7 @@ def _steps(
         due = range(first + 1, min(until, first + FIRST_STEPS) + 1)
         if any(step == 1 or (every and step % every == 0) for step in due):
             yield Sort.PROBLEM, f"{span}: {agreed}, and the trainer tells some"
-    yield from _moved(again, span)
+    yield from _moved(again, span, parameters)
     is_equal = again["equal"]
     if is_equal is None:  # No checkpoint ends it: then the losses are all that there is.
         is_equal = bool(told) and all(taken[step] in losses for step, losses in told.items())
@@ -193,16 +200,19 @@ def _steps(
         )
 
 
-def _moved(again: Mapping[str, Any], span: str) -> Iterator[Said]:
-    """How much alike the weights moved in a span: what no word of the run explains is a problem."""
+def _moved(again: Mapping[str, Any], span: str, parameters: int) -> Iterator[Said]:
+    """Say how much alike the weights moved in a span; a problem where no honest run of the sample came as low."""
     alike = number(again.get("alike"))
     if alike is None or again["equal"]:
         return
     words = f"over {span} its weights moved as the replayed ones did by a cosine of {alike:.3f}"
-    if again["from"] == 0 and again["to"] <= MOST_ALIKE_STEPS and alike < LEAST_ALIKE:
+    is_sampled = again["from"] == 0 and again["to"] <= SAMPLED_STEPS and parameters <= SAMPLED_PARAMETERS
+    if alike >= LEAST_ALIKE:
+        yield Sort.CHECKED, words
+    elif is_sampled:
         yield Sort.PROBLEM, f"{words}; those of honest runs on other processors do by {LEAST_ALIKE} and more"
     else:
-        yield Sort.CHECKED, words
+        yield Sort.UNCHECKED, f"{words}, and how low an honest run of this size and length comes was not measured"
 
 
 def _is_alike(answer: Mapping[str, Any], start: Mapping[str, Any]) -> bool:

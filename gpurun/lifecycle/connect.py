@@ -36,6 +36,8 @@ AWAY_S = 30.0
 # A try takes no longer than this by itself; in the rest of its time this laptop slept.
 LONGEST_TRY_S = 90.0
 LEAST_UNHEARD_S = 900.0
+MOVED_S = 180.0
+"""How long one is tried that was restarted and trains no more: what it had finished may come from its new address."""
 HOLD_S = 5.0
 
 
@@ -187,8 +189,10 @@ class Patience(Waits):
         """
         if not self._context.plan.offer.rate_micros_per_hour:
             return float("inf")
-        if self._state.outcome == "lost" and (self._context.plan.choices.give_up_after_s or self._state.moved):
-            return 0.0  # It was waited for until it was given up.
+        if self._state.outcome == "lost" and self._context.plan.choices.give_up_after_s:
+            return 0.0  # The user's own limit is over.
+        if self._state.outcome == "lost" and self._state.moved:
+            return MOVED_S
         if self._state.pushed:
             return LEAST_UNHEARD_S
         paid_s = self._context.paid_s(self._state) - (self._now_mono() - self._moved_mono)

@@ -270,7 +270,7 @@ class Context:
             return None
         if why and (self.wants_stop(state) or self.is_lease_over(state)):
             raise StopWanted
-        if not why and has_moved(machine, known):
+        if not why and _has_moved(machine, known):
             raise MachineMoved(machine)
         return why
 
@@ -298,7 +298,7 @@ class Context:
         return ""
 
 
-def has_moved(machine: Instance, known: Instance) -> bool:
+def _has_moved(machine: Instance, known: Instance) -> bool:
     """Whether it runs at another address: after a restart, or where its provider maps its ports anew."""
     now, before = machine.address, known.address
     return machine.state is InstanceState.RUNNING and now is not None and before is not None and now != before

@@ -211,6 +211,7 @@ class Driver:
         except MachineMoved as moved:
             new = {"message": f"{moved.what}; {moved.hint}", "instance": moved.machine.model_dump(mode="json")}
             self._record(Event.INCIDENT, {"code": moved.code, **new})
+            self._context.clock.sleep(PAUSE_S)  # A provider that tells two addresses in turn is not asked without end.
         except Unrecorded:
             raise
         except StoreFull as error:

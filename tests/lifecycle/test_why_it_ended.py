@@ -15,6 +15,7 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit
 from gpurun.providers.base import Unknown
 from gpurun.remote.interface import MachineLost
+from gpurun.remote.messages import Manifest
 from gpurun.view.event_text import tell_record
 from tests.lifecycle.scripted_cloud import World
 
@@ -110,6 +111,14 @@ def test_what_a_restarted_machine_had_finished_comes_home_from_its_new_port(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved(world, monkeypatch, survives=False)
+    manifest, cuts = world.far.manifest, [MachineLost("the line was cut")]
+
+    def cut_once(most_bytes: int) -> Manifest:
+        if cuts:
+            raise cuts.pop()
+        return manifest(most_bytes)
+
+    monkeypatch.setattr(world.far, "manifest", cut_once)
     assert world.drive() is ExitCode.TRAINING_FAILED
     assert world.state.outcome == "lost"
     assert "000030.model.safetensors" in world.at_home

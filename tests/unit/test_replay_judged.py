@@ -194,6 +194,16 @@ def test_no_word_of_the_run_makes_less_of_weights_that_went_another_way(kept: Ke
     assert "the bits were not checked" in honest.unchecked[0]
 
 
+def test_a_low_cosine_beyond_what_was_measured_is_not_checked_and_accuses_nobody(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "SAMPLED_PARAMETERS", 10)
+    apart = {**ANOTHER, "alike": 0.07}
+    found = kept.judged({**ANSWER, "again": [apart]}, state={**STATE, "processes": 2})
+    assert found.problems == ()
+    assert any("of this size and length comes was not measured" in said for said in found.unchecked)
+
+
 def test_a_run_that_went_on_from_another_is_not_taken_again_from_the_beginning(kept: Kept) -> None:
     kept.judged({**ANSWER, "again": []}, continues={"run": "owl-07"})
     assert kept.asked == [()]

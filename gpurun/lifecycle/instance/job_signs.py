@@ -15,7 +15,7 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import format_rate
 from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import Left, Outputs, Start, Stop, events_of
-from gpurun.lifecycle.connect import LONGEST_TRY_S
+from gpurun.lifecycle.connect import LONGEST_TRY_S, MOVED_S
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.job_spec import limits_of
 from gpurun.providers.base import Traits
@@ -27,7 +27,6 @@ from gpurun.view.number_format import format_bytes, format_duration, format_file
 
 TELL_S = 120.0
 """How long a machine is silent before an incident says so: a line that was cut is back sooner."""
-MOVED_S = 180.0
 _MOST_SHOWN = 5
 UNHEARD: dict[str, object] = {
     "outcome": "stopped",
