@@ -197,11 +197,12 @@ def test_each_odd_card_has_a_finding_of_its_own_and_all_others_are_graded(tmp_pa
     told = [by_file[f"lab-{number:02d}.zip"] for number in range(len(names))]
     assert [row["verdict"] for row in told[:10]] == ["gpu, rented"] * 10
     assert not any(row["problems"] for row in told[:10])
-    assert all("is 2 again" in row["checked"][0] for row in told[:10])
+    assert all(any("is 2 again" in said for said in row["checked"]) for row in told[:10])
     # The card of another is no forgery of it: both say so, and whose it should be has handed nothing in.
     assert [not row["problems"] for row in told[10:]] == [name == "others" for name in ODDITIES]
-    assert (told[0]["notes"], told[-1]["notes"]) == (["the same card as lab-19.zip"], ["the same card as lab-00.zip"])
-    assert not any(row["notes"] for row in told[1:10])
+    assert "the same card as lab-19.zip" in told[0]["checked"]
+    assert "the same card as lab-00.zip" in told[-1]["checked"]
+    assert not any(row["notes"] for row in told[:10])
 
 
 @many

@@ -91,7 +91,7 @@ def test_of_forty_cards_the_twelve_that_were_forged_are_named_and_no_honest_one(
         assert (row.problems, row.student) == ([], f"Learner {run.number:02d}")
         assert row.verdict == ("gpu, rented", "smoke", "gpu, as the machine says")[run.number % 3]
     copy = rows["a copied card.zip"]
-    assert (copy.student, copy.notes) == ("Learner 01", ["the same card as lab-01.zip"]), "whose it is its word says"
+    assert (copy.student, copy.checked) == ("Learner 01", ["the same card as lab-01.zip"]), "whose it is its word says"
     assert [row.student for row in found if row.verdict == "no card"] == ["Learner 33"], "whose word nobody used"
 
 

@@ -227,7 +227,7 @@ def _each_once(rows: Sequence[CardRow]) -> list[CardRow]:
     for _, owners in _shared((row.receipt_sha256, row) for row in rows):
         for row in owners:
             files = [one.file for one in owners if one is not row]
-            row.notes.append(f"the same card as {', '.join(files[:3])}")
+            row.checked.append(f"the same card as {', '.join(files[:3])}")
     return list({row.receipt_sha256: row for row in rows}.values())
 
 
