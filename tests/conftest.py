@@ -70,6 +70,11 @@ def _started_by(module: Path) -> list[str]:
     return [marker for marker, names in _STARTS.items() if names.search(text)]
 
 
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Name a long value by its length: the names of all tests are sent to every worker, and one value has 21 MB."""
+    return f"{argname} of {len(val)}" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with what its module starts."""
     for item in items:

@@ -25,6 +25,7 @@ def asked(folder: Path, address: str) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files.items()}
 
 
+@pytest.mark.boto
 def test_all_below_the_address_comes_and_nothing_beside_it(bucket: Bucket, tmp_path: Path) -> None:
     many = {f"part/{number:04d}.txt": b"x" * number for number in range(1, 1105)}  # More than one page has.
     put(bucket, {"a.txt": b"one", "empty": b"", **many})
