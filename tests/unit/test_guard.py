@@ -460,7 +460,7 @@ def test_a_guard_that_can_write_nothing_still_ends_its_pod(sh: Shell, api: Api) 
     pod = Pod(sh, api)
     pod.boot(FAR, lease_s=1)
     api.wait_for(1)
-    assert pod.has_started
+    until(lambda: pod.has_started)  # It is begun beside the guard, whose one second may be over first.
 
 
 @pytest.mark.parametrize(("deadline", "lease_s"), [("", ""), ("soon", "0"), ("1e9", "-1"), ("", "99999999999999")])
