@@ -1,4 +1,4 @@
-"""Five floors: cli; lifecycle; planning; five wings that know not one another; core. Imports go down, in no circle."""
+"""Imports go down the floors, in no circle; the rooms of one floor do not know one another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from graphlib import TopologicalSorter
 
 from house_sources import imports, sources
 
-FLOORS = {"cli": 4, "lifecycle": 3, "planning": 2, "core": 0} | dict.fromkeys(
-    ("providers", "remote", "data", "ledger", "view"), 1
+FLOORS = {"cli": 7, "readers": 6, "lifecycle": 5, "planning": 4, "jobs": 3, "view": 2, "core": 0} | dict.fromkeys(
+    ("providers", "remote", "data", "ledger"), 1
 )
 DOORS = {("gpurun.__main__", "gpurun.cli.app.main"), ("gpurun", "gpurun.cli.loaded_run")}
 """`python -m gpurun` and `import gpurun` stand outside all rooms, and each opens one door."""

@@ -10,9 +10,6 @@ from house_sources import ROOT, Source, sources
 
 PAGE = (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8")
 RETIRED = set(re.findall(r"`(\w+)`", PAGE.rpartition("Words that no module is named with")[2]))
-BANNED = {"heed", "anew", "whoever", "bear", "bears", "wish", "wishes", "vouch", "vouched", "worthiest"}
-OF_EACH_KIND = re.compile(r"gpurun/(providers|cli/\w+)/")
-"""A provider has the modules that the others have; a verb's file has the verb's name."""
 
 
 def rows() -> list[list[str]]:
@@ -37,11 +34,5 @@ def test_where_a_word_stands_there_is_something() -> None:
 
 
 def test_no_module_is_named_with_a_retired_word() -> None:
-    named = [s.path for s in modules() if PurePath(s.path).stem in RETIRED | BANNED]
-    named += [s.path for s in modules() if BANNED & set(PurePath(s.path).stem.split("_"))]
+    named = [s.path for s in modules() if PurePath(s.path).stem in RETIRED]
     assert not named, "\n".join(named)
-
-
-def test_no_base_name_stands_twice() -> None:
-    names = Counter(PurePath(s.path).name for s in modules() if not OF_EACH_KIND.match(s.path))
-    assert [name for name, count in names.items() if count > 1] == []

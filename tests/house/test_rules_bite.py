@@ -9,10 +9,13 @@ import pytest
 from house_sources import Source
 
 WING, FAR = "gpurun/view/new.py", "gpurun/remote/agent/new.py"
+DOWN = "test_floors.test_imports_go_down_a_floor_or_stay_in_their_room"
 STEP = "from gpurun.lifecycle.steps.close_run import settle\n"
 BROKEN = [
-    ("test_floors.test_imports_go_down_a_floor_or_stay_in_their_room", WING, "def f():\n    import gpurun.ledger\n"),
-    ("test_floors.test_imports_go_down_a_floor_or_stay_in_their_room", WING, "from gpurun.cli import app\n"),
+    (DOWN, "gpurun/ledger/new.py", "def f():\n    import gpurun.view\n"),
+    (DOWN, WING, "from gpurun.cli import app\n"),
+    (DOWN, "gpurun/ledger/new.py", "import gpurun.view\n"),
+    (DOWN, "gpurun/lifecycle/new.py", "import gpurun.readers\n"),
     ("test_floors.test_only_the_driver_knows_the_steps", "gpurun/lifecycle/steps/new.py", STEP),
     ("test_floors.test_there_is_no_room_without_a_floor", "gpurun/ninth/new.py", ""),
     ("test_apart.test_the_two_sides_share_files_not_code", WING, 'import_module("torch.nn")\n'),
@@ -26,13 +29,10 @@ BROKEN = [
     ("test_one_room_each.test_only_the_driver_appends_to_the_journal", "gpurun/lifecycle/new.py", "journal.append(1)"),
     ("test_money.test_only_money_py_does_sums_of_money", WING, "x = plan.worst_micros / 1e6\n"),
     ("test_money.test_only_money_py_does_sums_of_money", WING, "x = sum(row.spent_micros for row in rows)\n"),
-    ("test_words.test_public_things_have_a_docstring_whose_first_line_is_a_sentence", WING, '"""No full stop"""\n'),
     ("test_words.test_every_error_has_a_hint_and_a_code", WING, 'raise UsageError("a.b", "what", hint=" ")\n'),
     ("test_words.test_every_error_has_a_hint_and_a_code", WING, 'raise errors.NoOffer("A b", "what", hint="do")\n'),
     ("test_exceptions.test_nobody_swallows_an_exception", WING, "try:\n    x\nexcept Exception:\n    pass\n"),
     ("test_environment.test_environment_variables", WING, 'os.environ.get("NEW")\n'),
-    ("test_sizes.test_no_module_over_400_lines", WING, "x = 1\n" * 401),
-    ("test_sizes.test_no_function_over_60_lines", WING, "def f():\n" + "    x = 1\n" * 60),
     ("test_sizes.test_no_vague_name", "gpurun/view/_utils.py", ""),
     ("test_glossary.test_no_module_is_named_with_a_retired_word", "gpurun/view/settle.py", ""),
 ]  # fmt: skip
