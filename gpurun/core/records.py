@@ -41,8 +41,12 @@ class Frozen(BaseModel):
 
 
 def canonical(data: Any) -> bytes:
-    """The one byte form of JSON data that digests are taken over: sorted keys, no spaces, UTF-8."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    """Return the one byte form of JSON data that digests are taken over: sorted keys, no spaces, UTF-8.
+
+    Half of a surrogate pair, which a provider's answer can spell and UTF-8 cannot, stays JSON's escape of it.
+    """
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def digest_of(data: Any) -> str:

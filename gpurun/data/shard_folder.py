@@ -122,6 +122,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         _demand_types(manifest, {"source": dict})
         if not manifest["train"]:
             raise KeyError("train")
+        json.dumps(manifest, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair, UTF-8 cannot.
     except OSError as error:
         raise UsageError("data.unreadable", f"{folder}/data.json cannot be read: {error.strerror}.",
                          hint="Check the path and its permissions.") from None  # fmt: skip

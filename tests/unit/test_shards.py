@@ -160,6 +160,7 @@ def test_a_manifest_that_is_none(tmp_path: Path, manifest: str) -> None:
         (lambda manifest: manifest["val"][0].update(sha256=None), "sha256 is null"),
         (lambda manifest: manifest["tokenizer"].update(vocab_size="97"), 'vocab_size is "97"'),
         (lambda manifest: manifest.update(source="mine"), 'source is "mine"'),
+        (lambda manifest: manifest.update(note="\ud800"), "surrogates not allowed"),
     ],
 )
 def test_a_value_of_another_type_in_a_manifest_is_named(
