@@ -17,8 +17,8 @@ from gpurun.core.clock import SystemClock, utc
 from gpurun.core.paths import Home, default_home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Choices
-from gpurun.planning import catalog
 from gpurun.planning.live_offers import live_offers
+from gpurun.providers import catalog
 from gpurun.providers.registry import CLOUDS, ready_providers
 
 TABLE = Path(catalog.__file__).with_name("catalog.toml")

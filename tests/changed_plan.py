@@ -1,4 +1,4 @@
-"""A plan that differs in a few keys, those of its chosen candidate among them."""
+"""A plan that differs in a few keys, those of its job and of its chosen candidate among them."""
 
 from __future__ import annotations
 
@@ -11,5 +11,7 @@ from gpurun.core.run_plan import Candidate, Plan
 def changed_plan(plan: Plan, told: Mapping[str, Any]) -> Plan:
     """The plan with these keys, wherever they belong."""
     chosen = {key: value for key, value in told.items() if key in Candidate.model_fields}
-    others = {key: value for key, value in told.items() if key not in chosen}
-    return plan.model_copy(update={**others, "chosen": plan.chosen.model_copy(update=chosen)})
+    job = {key: value for key, value in told.items() if key in type(plan.job).model_fields}
+    others = {key: value for key, value in told.items() if key not in chosen and key not in job}
+    parts = {"job": plan.job.model_copy(update=job), "chosen": plan.chosen.model_copy(update=chosen)}
+    return plan.model_copy(update={**others, **parts})

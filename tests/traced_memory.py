@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from gpurun.planning.memory import Way
+from gpurun.jobs.training.memory import Way
 from tests.bench.recipes import measured_recipe
 from trainer.distributed import FullyShardedParallel, ParallelStrategy, Processes, SingleProcess
 from trainer.recipe import ModelConfig

@@ -13,7 +13,6 @@ from gpurun.cli.session import Session
 from gpurun.core.artifact_names import shown
 from gpurun.core.collected_record import files_of, missing_of
 from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
-from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
 from gpurun.core.records import canonical
@@ -298,7 +297,7 @@ def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> st
     steps = sorted({file.step for file in files if file.kind == "weights"})
     told = ", ".join(f"step {step} ({marks[step]})" if step in marks else f"step {step}" for step in steps)
     size = f"{format_files(len(files))}, {format_bytes(sum(file.bytes for file in files))}"
-    checkpoints = f"{told or 'no checkpoint'}; " if terms_of(sight.plan).has_model else ""
+    checkpoints = f"{told or 'no checkpoint'}; " if sight.plan.job.terms.has_model else ""
     return f"At home, digests verified: {checkpoints}{size}, in {sight.folder.artifacts}"
 
 

@@ -16,7 +16,7 @@ from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
 if TYPE_CHECKING:
-    from gpurun.core.job import Command
+    from gpurun.core.command import Command
     from gpurun.core.run_plan import Request
 
 _ALONE = (".py", ".ipynb")
@@ -55,7 +55,7 @@ def _with_named(typed: dict[str, Any]) -> dict[str, Any]:
     if not first or "/" in first or "." in first:
         return typed
     from gpurun.core.errors import UsageError
-    from gpurun.planning.named_command import demand_clone, named_commands, read_named
+    from gpurun.jobs.commands.named_command import demand_clone, named_commands, read_named
 
     if first not in named_commands():
         return typed
@@ -73,8 +73,8 @@ def _with_named(typed: dict[str, Any]) -> dict[str, Any]:
 
 def _command(typed: dict[str, Any]) -> Command:
     """The command as it was typed."""
+    from gpurun.core.command import EVERYTHING, Command
     from gpurun.core.errors import UsageError
-    from gpurun.core.job import EVERYTHING, Command
 
     argv = tuple(typed["command"])
     signal = typed["stop_signal"].upper().removeprefix("SIG")
@@ -189,7 +189,7 @@ def _name(flag: str, name: str) -> str:
 def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     """The command with what --pip wants installed before it."""
     from gpurun.core.errors import UsageError
-    from gpurun.planning.requirements import requirement_lines
+    from gpurun.jobs.requirements import requirement_lines
 
     if not wanted or request.command is None:
         return request.command

@@ -163,7 +163,7 @@ def _opened(sight: Sight) -> list[CurveLog]:
     """The logs that the run's user wants."""
     began = next((one.wall for one in sight.records if one.event is Event.TRAIN_STARTED), 0.0)
     plan, wanted = sight.plan, sight.plan.choices.log_to
-    told = {"recipe": plan.recipe, "machine": f"{plan.offer.provider} {plan.offer.label}", **plan.resolved}
+    told = {"recipe": plan.job.recipe, "machine": f"{plan.offer.provider} {plan.offer.label}", **plan.job.resolved}
     logs: list[CurveLog] = []
     if "tensorboard" in wanted:
         logs.append(TensorBoardLog(sight.folder.path / "tensorboard" / sight.folder.name, began))

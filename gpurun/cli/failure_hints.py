@@ -10,12 +10,10 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.untrusted import whole
 from gpurun.ledger.runs import Sight
-from gpurun.planning.failure_cure import failure_cure
 from gpurun.view.number_format import format_bytes
 
 _TAIL_BYTES = 32 << 10
 _SHARED_MEMORY = re.compile(r"out of shared memory|/dev/shm|shared memory object|killed by signal: Bus error", re.I)
-_NO_GIT = re.compile(r"not a git repository|InvalidGitRepositoryError|\bgit\b[^\n]{0,80}exit status 128", re.I)
 
 
 def failure_hint(sight: Sight, on: str = "") -> str:
@@ -29,7 +27,7 @@ def _cures(sight: Sight) -> Iterator[str]:
     """Yield what would help, for each cause that shows; the log is a claim, and read for its hint alone."""
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     words = _log_tail(sight.folder)
-    yield failure_cure(str(observed["message"]), sight.plan.command)
+    yield from sight.plan.job.cures(str(observed["message"]), words)
     if observed.get("reason") == "idle":
         yield "A job that is meant to wait so long: --idle 4h, or --idle off."
     if observed.get("reason") == "silent":
@@ -43,10 +41,6 @@ def _cures(sight: Sight) -> Iterator[str]:
             f"A DataLoader's workers pass their batches through /dev/shm{had}: use fewer workers or none, "
             "torch.multiprocessing.set_sharing_strategy('file_system'), or an --image or box with a larger one."
         )
-    if sight.plan.command and _NO_GIT.search(words):
-        commit = sight.plan.command.commit
-        known = "the commit is in $GPURUN_GIT_COMMIT" if commit else "its folder here has no commit either"
-        yield f".git is not uploaded, so git knows nothing there; {known}."
 
 
 def _log_tail(folder: RunFolder) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Self
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_minute
 from gpurun.core.errors import Interrupted
-from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
@@ -74,7 +73,7 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
     if phase in (Phase.SHIPPED, Phase.TRAINING):  # Where the start was asked for, the answer may have been lost.
         return _while_training(session, sight, number, on_interrupt)
     if phase is Phase.TRAINED:
-        session.say(f"The {terms_of(sight.plan).files} are coming home; that goes on without this terminal.")
+        session.say(f"The {sight.plan.job.terms.files} are coming home; that goes on without this terminal.")
         return True
     if phase is Phase.HELD:
         session.say(f"The machine is held: {sight.state.hold_why}. That goes on without this terminal.")
@@ -95,7 +94,7 @@ def _while_training(session: Session, sight: Sight, number: int, on_interrupt: s
     if answer.startswith("d"):
         return True
     if answer.startswith("s"):
-        session.say(_STOPPING[terms_of(sight.plan).has_model])
+        session.say(_STOPPING[sight.plan.job.terms.has_model])
         ask_to_stop(sight.folder, "save", by="signal", reason="interrupted while training", signal=_name(number))
     return False
 

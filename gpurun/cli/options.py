@@ -32,14 +32,14 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def _complete_recipe(incomplete: str) -> list[str]:
-    from gpurun.planning.recipe import list_recipes
+    from gpurun.jobs.training.recipe import list_recipes
 
     return [name for name in list_recipes() if name.startswith(incomplete)]
 
 
 def complete_gpu(incomplete: str) -> list[str]:
     """What of the catalogue, with or without its number, begins so."""
-    from gpurun.planning.catalog import all_offers, asked_as, card_names
+    from gpurun.providers.catalog import all_offers, asked_as, card_names
 
     names = {asked_as(offer) for offer in all_offers()} | {*card_names().values(), "any"}
     return sorted(name for name in names if name.startswith(incomplete))
@@ -129,7 +129,7 @@ def _init(typed: dict[str, Any]) -> tuple[str, ...]:
     if not typed["init"]:
         return ()
     from gpurun.core.errors import UsageError
-    from gpurun.planning.checkpoint_file import INIT_FOLDER
+    from gpurun.jobs.training.checkpoint_file import INIT_FOLDER
 
     for flag, is_said in (
         ("--from", bool(typed["continues"])),
@@ -148,10 +148,10 @@ def usual_providers(session: Session) -> tuple[str, ...]:
 
 def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     """What was typed of the flags of RENTING, as a Request has it, with the settings' defaults."""
-    from gpurun.core.job import checked_globs
+    from gpurun.core.command import checked_globs
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import HOLD_S, Choices
-    from gpurun.planning.catalog import parse_gpu
+    from gpurun.providers.catalog import parse_gpu
 
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value

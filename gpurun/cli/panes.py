@@ -10,7 +10,6 @@ from gpurun.cli.keyboard import Keyboard
 from gpurun.cli.reader import News
 from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
-from gpurun.core.job_terms import terms_of
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.spending import spent_by
 from gpurun.view.live_state import Screen
@@ -86,7 +85,7 @@ class PlainPane(SilentPane):
 
     def __init__(self, plan: Plan, session: Session) -> None:
         self._session = session
-        self._view = PlainView(terms_of(plan), unicode=probe(sys.stderr).unicode)
+        self._view = PlainView(plan.job.terms, unicode=probe(sys.stderr).unicode)
 
     def show(self, news: News, now: float) -> None:
         """Print what is new."""

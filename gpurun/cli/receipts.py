@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpurun.cli.session import Session
-from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Receipt
-from gpurun.core.run_plan import Request
+from gpurun.core.run_plan import Request, terms_in
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.styled_text import render
 

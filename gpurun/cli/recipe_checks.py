@@ -22,14 +22,14 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder, make_private
 from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
+from gpurun.jobs.training.changed_recipe import own_reader
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.runs import Sight, look, open_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.planning.budget import expected_train_s
-from gpurun.planning.changed_recipe import own_reader
 from gpurun.planning.planner import make_plan
-from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.view.check_table import CheckRow
 
 _PERIOD_S = 0.2
@@ -79,7 +79,7 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
     if not trainer or (part := _part_of(asked)) is None:
         return _rehearsed(session, asked, home, _RUN, "", hint)
     _, first = _rehearsed(session, part, home, _RUN, "", hint)
-    steps = look(home, first.name).plan.steps
+    steps = look(home, first.name).plan.job.steps
     hint = f"Its checkpoint has the optimiser's state (trainer/optim.py: optimizer_tensors). {again} trains it whole."
     after = f", stopped after step {steps} and begun again from its checkpoint,"
     return _rehearsed(session, asked.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)

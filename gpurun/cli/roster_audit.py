@@ -20,11 +20,11 @@ from gpurun.core.errors import ExitCode, UsageError, VerificationFailed
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import format_figure
 from gpurun.core.untrusted import finding, parse_object
+from gpurun.jobs.trainer import digest_of_trainer
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.evidence.card import PLAN, read_card
 from gpurun.ledger.evidence.class_check import TWICE, UNREADABLE, CardRow, check_class, lay_out
 from gpurun.ledger.evidence.roster import read_roster
-from gpurun.planning.jobs import digest_of_trainer
 from gpurun.view.evidence_card import roster_screen
 
 _COLUMNS = (

@@ -9,7 +9,6 @@ from gpurun.cli.session import Session
 from gpurun.cli.weights import steps_at_home
 from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError
-from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.receipt_record import Receipt
@@ -35,13 +34,13 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
     receipt, why = _receipt(session, sight)
     return RunMaterial(
         run=sight.folder.name,
-        recipe=plan.recipe + (" (rehearsal)" if plan.form == "rehearsal" else ""),
-        form=plan.form,
+        recipe=plan.job.recipe + (" (rehearsal)" if plan.job.form == "rehearsal" else ""),
+        form=plan.job.form,
         mode=str(plan.mode),
         where=f"{plan.offer.provider} {plan.offer.label}",
         state=state_word(sight),
-        parameters=plan.parameters or None,
-        resolved=plan.resolved,
+        parameters=plan.job.parameters or None,
+        resolved=plan.job.resolved,
         shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}"),
         tokenizer_sha256=plan.data.tokenizer_sha256,
         told=told,
@@ -49,8 +48,8 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         no_receipt=why,
         spent_micros=None if receipt else spent_by(sight.records, session.clock.wall()),
         notes=tuple(_notes(sight, told, receipt)),
-        terms=terms_of(plan),
-        argv=plan.command.argv if plan.command else (),
+        terms=plan.job.terms,
+        argv=plan.job.argv,
         folder_sha256=plan.bundle_sha256,
     )
 
@@ -64,7 +63,7 @@ def earlier_words(earlier: Earlier) -> str:
 
 def _pace(sight: Sight, record: Record, receipt: Receipt | None) -> str:
     """What was planned, what was measured after the first steps, and how long it took, as far as it is over."""
-    step, planned_s, terms = record.data.get("step"), sight.plan.estimate.likely_s, terms_of(sight.plan)
+    step, planned_s, terms = record.data.get("step"), sight.plan.estimate.likely_s, sight.plan.job.terms
     plan = f"Planned were {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
     if sight.unfinished:
         return f"{plan}at {utc(record.wall)[:16]}Z, after {step} steps: {tell_rate(record.data, terms)}."
@@ -101,7 +100,7 @@ def spending_of(sight: Sight) -> Callable[[float], Micros | None]:
 
 def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
     """What a reader of the figures has to know about them."""
-    terms = terms_of(sight.plan)
+    terms = sight.plan.job.terms
     if sight.plan.mode is Mode.REHEARSAL:
         small = "the recipe's small form on this machine's CPU" if terms.has_model else "a short run on this machine"
         yield f"A rehearsal: {small}, not the run that would be paid for."

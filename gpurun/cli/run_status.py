@@ -56,11 +56,11 @@ def run_row(sight: Sight, now: float) -> RunRow:
     dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
     return RunRow(
         run=sight.folder.name,
-        recipe=plan.recipe,
+        recipe=plan.job.recipe,
         where=f"{plan.offer.provider} {plan.offer.label}",
         state=state_word(sight) + _silence(sight, now),
         step=_last_step(sight),
-        steps=plan.steps or None,
+        steps=plan.job.steps or None,
         started_wall=sight.opened_wall or None,
         spent_micros=spent.micros,
         worst_micros=plan.worst_micros,
@@ -120,7 +120,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
     state = sight.state
     return {
         "run": sight.folder.name,
-        "recipe": sight.plan.recipe,
+        "recipe": sight.plan.job.recipe,
         "provider": sight.plan.offer.provider,
         "phase": state.phase,
         "step": row.step,

@@ -88,13 +88,13 @@ def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
     from pathlib import Path
 
     from gpurun.core.run_plan import Mode
-    from gpurun.planning.rehearsal_venv import is_built
+    from gpurun.jobs.commands.rehearsal_venv import is_built
 
     works = []
     if plan.choices.setup:
         works.append("the script of --setup")
-    if plan.command and plan.command.python and not is_built(Path(plan.command.python)):
-        works.append(f"what installs {', '.join(plan.command.pip)}")
+    if plan.job.python and not is_built(Path(plan.job.python)):
+        works.append(f"what installs {', '.join(plan.job.pip)}")
     if yes or plan.mode is Mode.PAID or not works:
         return
     question = f"Run {' and '.join(works)} on this machine? [y/N]"

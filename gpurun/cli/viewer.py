@@ -14,9 +14,9 @@ from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
-from gpurun.core.job_terms import terms_in, terms_of
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.paths import RunFolder
+from gpurun.core.run_plan import terms_in
 from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
 from gpurun.ledger.plan_from_journal import plan_of
@@ -253,7 +253,7 @@ def _failed(sight: Sight, on: str) -> GpurunError:
     """Return why a job failed or was cut off, in its own words where it is not gpurun's trainer."""
     from gpurun.cli.failure_hints import failure_hint
 
-    terms = terms_of(sight.plan)
+    terms = sight.plan.job.terms
     observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
     message = str(observed["message"])
     what = f"{terms.work.capitalize()} {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {message}"

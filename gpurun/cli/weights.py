@@ -18,13 +18,12 @@ from typing import Any
 
 from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
-from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import open_regular
+from gpurun.jobs.trainer import CHANGED
+from gpurun.jobs.training.changed_trainer import demand_as_planned
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
-from gpurun.planning.changed_trainer import demand_as_planned
-from gpurun.planning.jobs import CHANGED
 
 # What continuing a text or exporting needs; the optimiser's state may stay where it is.
 _NEEDED = ("weights", "state")
@@ -53,7 +52,7 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
     UsageError when there is none such, VerificationFailed when a file is missing or not the one that came home.
     """
     name = sight.folder.name
-    if not terms_of(sight.plan).has_model:
+    if not sight.plan.job.terms.has_model:
         what = f"{name} ran a command of your own, whose files nothing here opens."
         raise UsageError("checkpoint.command", what, hint=f"They are in {sight.folder.artifacts}.")
     collected = _came_home(sight)
@@ -69,12 +68,12 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
-    return HomeCheckpoint(step, own["weights"], data, sight.plan.resolved, _own_trainer(sight))
+    return HomeCheckpoint(step, own["weights"], data, sight.plan.job.resolved, _own_trainer(sight))
 
 
 def _own_trainer(sight: Sight) -> Path | None:
     """The run's copy of a changed trainer, which is run as the one that the run was planned with, or not at all."""
-    if sight.plan.trainer != CHANGED:
+    if sight.plan.job.trainer != CHANGED:
         return None
     demand_as_planned(sight.plan, sight.folder.trainer)
     return sight.folder.trainer

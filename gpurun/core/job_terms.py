@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gpurun.core.run_plan import Plan
 
 
 @dataclass(frozen=True)
@@ -50,13 +45,3 @@ COMMAND = JobTerms(
     whole=frozenset({"checkpoint"}),
     has_model=False,
 )
-
-
-def terms_of(plan: Plan) -> JobTerms:
-    """Return the words for what a plan runs."""
-    return COMMAND if plan.command else TRAINER
-
-
-def terms_in(stated: Mapping[str, Any]) -> JobTerms:
-    """Return the words for what ran by a receipt's predicate, or by the record that opened a run."""
-    return COMMAND if "command" in stated.get("asked", stated) else TRAINER

@@ -55,6 +55,8 @@ class CommandTold(TypedDict):
 class Asked(TypedDict):
     """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer".
 
+    `job` is its kind where it is neither a recipe nor a command.
+
     `imported` has the platform of a notebook that ran where nothing here could see it, and its evidence's digests.
     """
 
@@ -65,6 +67,7 @@ class Asked(TypedDict):
     continues: NotRequired[Continues]
     challenge: NotRequired[str]
     command: NotRequired[CommandTold]
+    job: NotRequired[str]
     trainer: NotRequired[str]
     max_gpu_hours: NotRequired[Number]
     imported: NotRequired[dict[str, str]]

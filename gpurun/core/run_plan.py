@@ -5,23 +5,26 @@ Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a doll
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from gpurun.core.job import Command
+from gpurun.core.command import Command
+from gpurun.core.job_terms import JobTerms
 from gpurun.core.made_before import Earlier as Earlier
 from gpurun.core.made_before import Quoted as Quoted
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
 from gpurun.core.uplink import Uplink
-
-CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
-
 
 HOLD_S = 900
 """For how long a machine is held for what is not at home, unless its user says otherwise."""
@@ -256,21 +259,194 @@ class DataSummary(Frozen):
         return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
+@dataclass(frozen=True)
+class Program:
+    """What a machine starts for a job, and what is uploaded for it.
+
+    `uploads` are files, folders or bytes by the place that they get there. `argv` runs in `cwd` with `env` beside the
+    machine's own variables, `{python}` standing for the Python with torch, or any where the job needs none.
+    `has_runner` says that the first process is gpurun's own, which runs the job as its child. `allowed` are files that
+    may have the name or the content of a key, by their whole paths here. Of all kinds the agent, the driver and the
+    download know the same: the log on standard output, progress in out/events.jsonl, outputs in out/MANIFEST.json, an
+    end in the job's `save_s` after SIGTERM.
+    """
+
+    argv: tuple[str, ...]
+    uploads: Mapping[str, Path | bytes]
+    env: Mapping[str, str]
+    has_runner: bool = False
+    cwd: str = "bundle"
+    allowed: tuple[str, ...] = ()
+
+
+class Job(Frozen, ABC):
+    """One job; a kind of job is a subclass in `gpurun.jobs.KIND`.
+
+    `recipe` is what lists call it, `recipe_sha256` the digest over all that was asked of it. `resolved` are its
+    settings as trackers log them, `parameters` those of its model, `trainer` says whose trainer it has; each is empty
+    where a kind has no such thing. `form` is the smaller one where only a rehearsal is trained.
+    """
+
+    kind: ClassVar[str]
+    terms: ClassVar[JobTerms]
+    needs_torch: ClassVar[bool] = False
+    sends_itself: ClassVar[bool] = True
+    """Whether it may send something by itself, which nobody here counts."""
+
+    recipe: str
+    recipe_sha256: str
+    form: Literal["full", "rehearsal"] = "full"
+    resolved: dict[str, Any] = Field(default_factory=dict)
+    parameters: int = 0
+    trainer: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _KINDS[cls.kind] = cls
+
+    @property
+    @abstractmethod
+    def disk_gb(self) -> int:
+        """Return the disk that it wants on the machine."""
+
+    @property
+    @abstractmethod
+    def home_bytes(self) -> int:
+        """Return how much comes home at the end at most."""
+
+    @property
+    @abstractmethod
+    def save_s(self) -> int:
+        """Return how long it is given to save and end, from the stop signal on."""
+
+    @abstractmethod
+    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
+        """Return what the plan's machine, which has so many cores, starts; `trainer` is the package that it is sent."""
+
+    @abstractmethod
+    def digest(self, plan: Plan, trainer: Path) -> str:
+        """Return one digest over the program that is uploaded: the trainer's modules, or the job's own folder."""
+
+    def shipped(self, digest: str) -> Self:
+        """Return the job with what the digest of its program tells of it."""
+        return self
+
+    @property
+    def steps(self) -> int:
+        """Return how many steps it is to take; 0 where nobody has said it."""
+        return 0
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Return what one checkpoint is counted to weigh: half of what comes home, as two are kept."""
+        return self.home_bytes // 2
+
+    @property
+    def more_kept(self) -> int:
+        """Return how many checkpoints are to come home beside the latest and the best."""
+        return 0
+
+    def most_bytes(self, kind: str) -> int | None:
+        """Return the most that one of its files of a kind can weigh; None where nothing is known of it."""
+        return self.disk_gb << 30
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return the names of the secrets that it is given."""
+        return ()
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """Return the modules that a machine's Python must find, since they are not uploaded."""
+        return ()
+
+    @property
+    def python(self) -> str:
+        """Return the Python that runs it on this machine; "" for gpurun's own."""
+        return ""
+
+    @property
+    def pip(self) -> tuple[str, ...]:
+        """Return the requirements that are installed into that Python first."""
+        return ()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Return the variables that its user gave it."""
+        return {}
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Return the command as its user typed it; () where nobody typed one."""
+        return ()
+
+    def opened(self) -> dict[str, Any]:
+        """Return what `run.opened` and the receipt say of it beside the facts that every kind has."""
+        return {"job": self.kind}
+
+    def headline(self) -> list[str]:
+        """Return what the plan says of it in a line: its name first."""
+        return [self.recipe]
+
+    def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
+        """Return what the plan calls that which is sent, and the names of its digests."""
+        return [], []
+
+    def cures(self, message: str, log: str) -> Iterator[str]:
+        """Yield what would help after a failure, by its last words and the end of its log, which are claims."""
+        yield from ()
+
+    def flat(self) -> dict[str, Any]:
+        """Return its part of plan.json, which `job_in` reads."""
+        return {"job": {"kind": self.kind, **self.model_dump(mode="json")}}
+
+
+_KINDS: dict[str, type[Job]] = {}
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,30}")
+
+
+def job_class(kind: str) -> type[Job]:
+    """Return the class of a kind of job; ValueError for a kind that this gpurun does not have."""
+    if kind not in _KINDS and _KIND.fullmatch(kind):
+        try:
+            import_module(f"gpurun.jobs.{kind}")
+        except ModuleNotFoundError as error:
+            raise ValueError(f"this gpurun has no job of the kind {kind!r}") from error
+    if kind not in _KINDS:
+        raise ValueError(f"this gpurun has no job of the kind {kind!r}")
+    return _KINDS[kind]
+
+
+def terms_in(stated: Mapping[str, Any]) -> JobTerms:
+    """Return the words for what ran by a receipt's predicate, or by the record that opened a run."""
+    asked = stated.get("asked", stated)
+    return job_class(str(asked.get("job") or ("command" if "command" in asked else "trainer"))).terms
+
+
+def job_in(plan: Mapping[str, Any]) -> Job:
+    """Return the job of a plan as its file has it.
+
+    What trains and what runs a command are told flat, among the plan's own keys: so plan.json has always been.
+    """
+    told = plan.get("job")
+    if isinstance(told, Job):
+        return told
+    if isinstance(told, dict):
+        return job_class(str(told.get("kind"))).model_validate(told)
+    return job_class("command" if plan.get("command") else "trainer").model_validate(dict(plan))
+
+
 class Plan(Frozen):
     """What will be done and what it may cost at most: shown, agreed to, and then not changed.
 
-    It is the request with the candidate that was `chosen` for it. As JSON the candidate's parts stand beside the
-    plan's, in the place of `chosen`: so plan.json has always been.
+    It is a job on the candidate that was `chosen` for it. As JSON the parts of both stand beside the plan's, in the
+    place of `job` and `chosen`: so plan.json has always been.
     """
 
     v: Literal[1] = 1
     run: str
     mode: Mode
-    recipe: str
-    form: Literal["full", "rehearsal"]
-    recipe_sha256: str
-    resolved: dict[str, Any]
-    parameters: int
+    job: Job
     processes: int
     chosen: Candidate
     cap_micros: Micros | None
@@ -278,8 +454,7 @@ class Plan(Frozen):
     candidates: tuple[Candidate, ...]
     data: DataSummary
     bundle_sha256: str
-    trainer: str = ""
-    """Whose the trainer of that digest is: "official trainer 0.1.0" or "changed trainer"; an old plan does not say."""
+    """The digest of the job's program."""
     ship_files: int
     ship_bytes: int
     notes: tuple[str, ...] = ()
@@ -290,17 +465,17 @@ class Plan(Frozen):
     uplink: Uplink = Uplink()
     continues: Earlier | None = None
     quoted_wall: float = 0.0
-    command: Command | None = None
-    """What runs in the place of the bundled trainer, which `resolved` is for; that is empty then."""
 
     @model_validator(mode="before")
     @classmethod
-    def _with_chosen(cls, told: Any) -> Any:
-        """What is told with the parts of the chosen candidate beside the plan's."""
-        if not isinstance(told, dict) or "chosen" in told:
+    def _of_file(cls, told: Any) -> Any:
+        """Return the plan's parts from plan.json, where those of the job and of the chosen candidate stand beside."""
+        if not isinstance(told, dict):
             return told
-        parts = {key: told[key] for key in _CHOSEN if key in told}
-        return {**{key: told[key] for key in told if key not in _CHOSEN}, "chosen": {"finishes": True, **parts}}
+        parts: dict[str, Any] = {"job": job_in(told)}
+        if "chosen" not in told:
+            parts["chosen"] = {"finishes": True, **{key: told[key] for key in _CHOSEN if key in told}}
+        return {key: told[key] for key in told if key not in _CHOSEN} | parts
 
     @model_validator(mode="after")
     def _has_lease(self) -> Plan:
@@ -311,6 +486,9 @@ class Plan(Frozen):
     @model_serializer(mode="wrap")
     def _flat(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
         told: dict[str, Any] = plain(self)
+        if "job" in told:
+            del told["job"]
+            told |= self.job.flat()
         if "chosen" in told:
             parts = told.pop("chosen")
             told |= {key: parts[key] for key in _CHOSEN}
@@ -334,11 +512,6 @@ class Plan(Frozen):
         return self.chosen.lease
 
     @property
-    def sends_itself(self) -> bool:
-        """Whether what it runs may send something by itself, which is not counted here."""
-        return self.command is not None
-
-    @property
     def expected_micros(self) -> Micros:
         """What it is expected to cost there; 0 where nothing is known."""
         return self.chosen.expected_micros or Micros(0)
@@ -347,25 +520,6 @@ class Plan(Frozen):
     def worst_micros(self) -> Micros:
         """The most that it can cost there."""
         return self.chosen.worst_micros or Micros(0)
-
-    @property
-    def steps(self) -> int:
-        """How many steps it is to take; 0 where nobody has said it."""
-        if self.command:
-            return self.command.total_steps
-        train = self.resolved.get("train")
-        steps = train.get("steps") if isinstance(train, dict) else 0
-        return steps if isinstance(steps, int) else 0
-
-    @property
-    def disk_gb(self) -> int:
-        """The disk that it wants on the machine."""
-        return self.command.disk_gb if self.command else int(self.resolved["hardware"]["disk_gb"])
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """What one checkpoint is counted to weigh; of a command's outputs half, as two checkpoints come home."""
-        return self.command.output_bytes // 2 if self.command else CHECKPOINT_BYTES * self.parameters
 
     @property
     def approved(self) -> tuple[Candidate, ...]:

@@ -212,15 +212,15 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict
         "endpoint": endpoint,
         "rules": RULES,
         "mode": plan.mode,
-        "recipe": plan.recipe,
-        "form": plan.form,
-        "recipe_sha256": plan.recipe_sha256,
+        "recipe": plan.job.recipe,
+        "form": plan.job.form,
+        "recipe_sha256": plan.job.recipe_sha256,
         "request_sha256": hashlib.sha256(read_regular(folder.request)).hexdigest(),
         "plan_sha256": hashlib.sha256(read_regular(folder.plan)).hexdigest(),
         "data_sha256": plan.data.sha256,
         **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),
         "bundle_sha256": plan.bundle_sha256,
-        "trainer": plan.trainer,
+        "trainer": plan.job.trainer,
         "gpurun_version": __version__,
         "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "provider": plan.offer.provider,
@@ -229,13 +229,13 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict
         **plan.choices.model_dump(mode="json", include={"pass_env"}, exclude_defaults=True),
         "worst_micros": plan.most_micros,
         "stage": plan.choices.stage,
-        "challenge": plan.resolved.get("train", {}).get("challenge", ""),
+        "challenge": plan.job.resolved.get("train", {}).get("challenge", ""),
         "continues": plan.continues.model_dump(
             include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
         )
         if plan.continues
         else None,
-        **({"command": plan.command.told} if plan.command else {}),
+        **plan.job.opened(),
     }
 
 

@@ -124,6 +124,8 @@ def _asked(opened: dict[str, Any]) -> Asked:
         asked["challenge"] = plain_line(str(opened["challenge"]))
     if opened.get("command"):
         asked["command"] = plain_data(opened["command"])
+    if opened.get("job"):
+        asked["job"] = plain_line(str(opened["job"]))
     if opened.get("trainer"):
         asked["trainer"] = opened["trainer"]
     if "max_gpu_hours" in opened:

@@ -6,6 +6,7 @@ laptop that sleeps is not trying at all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import inf
 
@@ -20,7 +21,6 @@ from gpurun.core.run_plan import Plan
 from gpurun.core.settings import load_clusters
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context
-from gpurun.planning.jobs import python_here
 from gpurun.planning.own_box import folder_machine, job_machine, job_step, machine_of, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -70,7 +70,7 @@ class Reach:
             return self._to_job(address, instance)
         if address.kind == "folder":
             place = self._folder.home / address.folder
-            return FarSide(LocalMachine(place, token=instance.token), python=python_here(self._plan))
+            return FarSide(LocalMachine(place, token=instance.token), python=self._plan.job.python or sys.executable)
         box, folder, last_mono = self._plan.box, f".gpurun/{instance.token}", self._last_mono(instance)
         if box is not None:
             return FarSide(machine_of(box, folder, self._clock, last_mono), python=python_of(box))

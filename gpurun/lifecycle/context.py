@@ -20,7 +20,7 @@ from gpurun.core.stop_request import STRENGTH, read_stop_request
 from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.run_state import WORKING, Step, next_step
 from gpurun.lifecycle.artifacts.inventory import Inventory
-from gpurun.planning.transfer import COLLECT_START_S, home_bytes
+from gpurun.planning.transfer import COLLECT_START_S
 from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
 from gpurun.remote.client import FarSide
 
@@ -157,7 +157,7 @@ class Context:
         lease, seen = self.plan.lease, Inventory(self.folder).memory.bytes_per_s
         if not seen:
             return lease.collect_s
-        needed_s = COLLECT_START_S + home_bytes(self.plan) / seen
+        needed_s = COLLECT_START_S + self.plan.job.home_bytes / seen
         return max(lease.collect_s, min(needed_s, lease.train_s / 2))
 
     def _lease_left_s(self, state: RunState) -> float:

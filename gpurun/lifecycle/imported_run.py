@@ -30,6 +30,7 @@ from gpurun.core.trainer_events import Start, Stop, events_of
 from gpurun.core.untrusted import number, plain_line
 from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, inspect_data
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
 from gpurun.ledger.journal import Journal
@@ -40,8 +41,6 @@ from gpurun.ledger.signing import load_signer
 from gpurun.ledger.statement import basis_of, build_statement
 from gpurun.ledger.write_receipt import write_receipt
 from gpurun.planning.candidates import build_plan
-from gpurun.planning.jobs import words_of_trainer
-from gpurun.planning.recipe import ResolvedRecipe
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
 _AGAIN = "Download it again where it was made, and leave it packed as it came."
@@ -204,7 +203,7 @@ def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, ev
     )  # fmt: skip
     plan = build_plan(request, run, Mode.IMPORTED, evidence.resolved, chosen, data, uplink=Uplink())
     trainer = told.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", told.trainer_sha256) else UNKNOWN
-    return plan.model_copy(update={"bundle_sha256": trainer, "trainer": words_of_trainer(trainer)})
+    return plan.model_copy(update={"bundle_sha256": trainer, "job": plan.job.shipped(trainer)})
 
 
 def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:

@@ -15,8 +15,6 @@ from gpurun.core.paths import write_atomic
 from gpurun.core.run_plan import Choices
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.context import Context
-from gpurun.planning.jobs import job_for
-from gpurun.planning.transfer import more_kept, save_s
 from gpurun.providers.base import SpotNotice
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -43,25 +41,25 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
     The stops are told in seconds too: the machine's clock may be set before it starts the job.
     """
     plan = context.plan
-    job = job_for(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
+    program = plan.job.program(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
     there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
     soft_stop_s, hard_stop_s = stops_of(state, context)
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     return {
         "v": 1,
         "run": plan.run,
-        "argv": list(job.argv),
-        "cwd": job.cwd,
-        "env": dict(job.env),
-        **({} if job.needs_torch else {"any_python": True}),
+        "argv": list(program.argv),
+        "cwd": program.cwd,
+        "env": dict(program.env),
+        **({} if plan.job.needs_torch else {"any_python": True}),
         **({"pass_env": list(plan.choices.pass_env)} if plan.choices.pass_env else {}),
         "soft_stop_s": soft_stop_s,
         "hard_stop_s": hard_stop_s,
         "soft_stop_wall": there + soft_stop_s,
         "hard_stop_wall": there + hard_stop_s,
-        "save_s": job.save_s,
+        "save_s": plan.job.save_s,
         **{f"{name}_s": seconds for name, seconds in limits_of(plan.choices).items()},
-        **({"runner": True} if job.has_runner else {}),
+        **({"runner": True} if program.has_runner else {}),
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }
@@ -74,8 +72,7 @@ def limits_of(choices: Choices) -> dict[str, int]:
 
 def secrets_of(context: Context) -> dict[str, str]:
     """The values of --secret; SetupError where one is not to be had any more."""
-    names = context.plan.command.secrets if context.plan.command else ()
-    return {name: require_secret(name).reveal() for name in names}
+    return {name: require_secret(name).reveal() for name in context.plan.job.secrets}
 
 
 def _lingering(state: RunState, context: Context) -> dict[str, Any]:
@@ -102,7 +99,7 @@ def stops_of(state: RunState, context: Context) -> tuple[float, float]:
     """
     hours_s = context.plan.lease.hours_s
     hard_stop_s = max(0.0, context.seconds_left(state) - context.collect_s)
-    soft_stop_s = max(0.0, hard_stop_s - save_s(context.plan))
+    soft_stop_s = max(0.0, hard_stop_s - context.plan.job.save_s)
     return (soft_stop_s if hours_s is None else min(soft_stop_s, hours_s)), hard_stop_s
 
 
@@ -161,10 +158,10 @@ class Pushing:
             self.folder,
             run=plan.run,
             key=key,
-            slot_bytes=slot_bytes_for(plan.checkpoint_bytes, more_kept(plan)),
+            slot_bytes=slot_bytes_for(plan.job.checkpoint_bytes, plan.job.more_kept),
             seconds=min(MOST_SIGNED_S, left_s + AFTER_S),
             most_bytes=most_bytes,
-            steps=max(1, plan.steps),
+            steps=max(1, plan.job.steps),
         )
         self._far.let_push(order)
         self._next_mono = self._context.clock.monotonic() + (BRIEF_S if bucket.has_session else FRESH_S)

@@ -21,7 +21,6 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError
-from gpurun.core.job_terms import terms_of
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import figure_words, format_usd
 from gpurun.core.paths import RunFolder
@@ -89,7 +88,7 @@ class Noticed:
         self._plan = self._plan or plan_of(self._folder, records)[0]
         spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
-        found = [(kind, tell_record(record, terms_of(self._plan))) for record in new if (kind := _kind(record))]
+        found = [(kind, tell_record(record, self._plan.job.terms)) for record in new if (kind := _kind(record))]
         if cap and spent.micros >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{figure_words(spent.micros, spent.figure)} of {format_usd(cap)} are spent"))
         for notice, message in found:

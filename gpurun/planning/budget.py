@@ -28,12 +28,13 @@ from gpurun.core.money import (
 )
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, Estimate, Lease, Reach
-from gpurun.planning.catalog import asked_as, terms_of
-from gpurun.planning.estimate import NO_PRIORS, estimate, steps_of_work
-from gpurun.planning.history import Prior, Priors, loss_at, machine_of, same_recipe
-from gpurun.planning.memory import GIB, lacks_memory, usable_bytes
-from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, KEPT_CHECKPOINTS, WORTH_A_BUCKET_S, Load
+from gpurun.jobs.trainer import KEPT_CHECKPOINTS
+from gpurun.jobs.training.estimate import NO_PRIORS, estimate, steps_of_work
+from gpurun.jobs.training.history import Prior, Priors, loss_at, machine_of, same_recipe
+from gpurun.jobs.training.memory import GIB, lacks_memory, usable_bytes
+from gpurun.jobs.training.recipe import ResolvedRecipe
+from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, WORTH_A_BUCKET_S, Load
+from gpurun.providers.catalog import asked_as, terms_of
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).

@@ -12,13 +12,14 @@ from gpurun.core.money import format_usd, usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
 from gpurun.core.uplink import Uplink
+from gpurun.jobs.requirements import outfitted, setup_limit_s
+from gpurun.jobs.trainer import TrainerJob
+from gpurun.jobs.training.estimate import NO_PRIORS
+from gpurun.jobs.training.history import Priors, uplink_of
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.budget import candidates, choose, ranked
-from gpurun.planning.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
-from gpurun.planning.estimate import NO_PRIORS
-from gpurun.planning.history import Priors, uplink_of
-from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.requirements import outfitted, setup_limit_s
 from gpurun.planning.transfer import Load, load_for, named_data, not_prepared, vocabulary_of
+from gpurun.providers.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
 
 if TYPE_CHECKING:
     from gpurun.planning.live_offers import Market
@@ -194,11 +195,13 @@ def build_plan(
     return Plan(
         run=run,
         mode=mode,
-        recipe=resolved.name,
-        form=resolved.form,
-        recipe_sha256=resolved.sha256,
-        resolved=resolved.record,
-        parameters=resolved.parameters(data.vocab_size),
+        job=TrainerJob(
+            recipe=resolved.name,
+            recipe_sha256=resolved.sha256,
+            form=resolved.form,
+            resolved=resolved.record,
+            parameters=resolved.parameters(data.vocab_size),
+        ),
         processes=chosen.offer.gpu_count or (chosen.offer.nodes if mode is Mode.PAID else resolved.processes),
         # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),

@@ -13,12 +13,12 @@ from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.data.source_names import BUILT_IN, missing_shards
+from gpurun.jobs.training.history import Priors, load_priors
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.budget import disk_gb_on
 from gpurun.planning.candidates import Quote, elsewhere, need_of, paid_plan, quote
-from gpurun.planning.catalog import asked_as, terms_of
-from gpurun.planning.history import Priors, load_priors
-from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.transfer import least_disk_gb, public_shards
+from gpurun.providers.catalog import asked_as, terms_of
 from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
             return UsageError(
                 "disk.small",
                 f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a "
-                f"model of {plan.parameters:,} parameters take at least {needed_gb} GB at {provider}, beside what the "
-                "image takes.",
+                f"model of {plan.job.parameters:,} parameters take at least {needed_gb} GB at {provider}, beside what "
+                "the image takes.",
                 hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
             )
     return None
@@ -132,17 +132,17 @@ def shards_of(
     request: Request, run: str, resolved: ResolvedRecipe, home: Home, say: Callable[[str], None]
 ) -> DataSummary:
     """The shards of a run, prepared or checked here, with weights to start or go on from and what --warm finds."""
-    from gpurun.planning.checkpoint_file import take_checkpoint
+    from gpurun.jobs.training.checkpoint_file import take_checkpoint
+    from gpurun.jobs.training.initial_weights import started
     from gpurun.planning.compile_cache import warmed
     from gpurun.planning.continue_from import carried
-    from gpurun.planning.initial_weights import started
 
     into, found = home.staged_data(run), _prepared(request, run, resolved, home, say)
     if request.choices.init:
         take_checkpoint(Path(request.choices.init), into)
     data = carried(started(found, resolved, into), resolved, home, into)
     if resolved.tables.eval.core:
-        from gpurun.planning.core_tasks import with_core
+        from gpurun.jobs.training.core_tasks import with_core
 
         data = with_core(data, request, resolved, home, into, say)
     return warmed(data, request, resolved, home, into)

@@ -12,31 +12,19 @@ from math import ceil
 from pathlib import Path
 
 from gpurun.core.clock import Clock
+from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, NoOffer, UsageError
-from gpurun.core.job import EVERYTHING, Command
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer, digest_of
 from gpurun.core.run_plan import Box, Candidate, DataSummary, Estimate, Mode, Plan, Request
 from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
-from gpurun.ledger.chain import read_chain
-from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.budget import demand_hours, lease_for, worst_case
-from gpurun.planning.candidates import on_sale, price_notes, unless_weak
-from gpurun.planning.catalog import demand_one_node, parse_gpu
-from gpurun.planning.cloud_plan import warned, with_keys
-from gpurun.planning.command_program import startable, with_notebook
-from gpurun.planning.history import load_priors, uplink_of
-from gpurun.planning.local_plan import box_offer, box_warnings, in_queue, job_offer
-from gpurun.planning.own_box import reached
-from gpurun.planning.planner import has_cuda, with_bundle
-from gpurun.planning.rehearsal_venv import is_built, venv_python
-from gpurun.planning.requirements import SETUP_LIMIT_S, with_pip
-from gpurun.planning.resumed_command import goes_on
-from gpurun.planning.transfer import Load
-from gpurun.planning.upload_advice import (
+from gpurun.jobs.command import CommandJob
+from gpurun.jobs.commands.command_program import startable, with_notebook
+from gpurun.jobs.commands.rehearsal_venv import is_built, venv_python
+from gpurun.jobs.commands.upload_advice import (
     demand_decided,
     file_warnings,
     import_warnings,
@@ -44,8 +32,21 @@ from gpurun.planning.upload_advice import (
     left_out_warnings,
     undecided,
 )
-from gpurun.planning.upload_advice import notes as upload_notes
-from gpurun.planning.work_folder import Admit, WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.commands.upload_advice import notes as upload_notes
+from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
+from gpurun.jobs.training.history import load_priors, uplink_of
+from gpurun.ledger.chain import read_chain
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.planning.budget import demand_hours, lease_for, worst_case
+from gpurun.planning.candidates import on_sale, price_notes, unless_weak
+from gpurun.planning.cloud_plan import warned, with_keys
+from gpurun.planning.local_plan import box_offer, box_warnings, in_queue, job_offer
+from gpurun.planning.own_box import reached
+from gpurun.planning.planner import has_cuda, with_bundle
+from gpurun.planning.resumed_command import goes_on
+from gpurun.planning.transfer import Load
+from gpurun.providers.catalog import demand_one_node, parse_gpu
 from gpurun.providers.local import LocalProvider
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
@@ -89,11 +90,11 @@ def make_command_plan(
     made = Plan(
         run=run,
         mode=place.mode,
-        recipe=command.name,
-        form="full",
-        recipe_sha256=digest_of(command.model_dump(mode="json", exclude={"folder", "commit"})),
-        resolved={},
-        parameters=0,
+        job=CommandJob(
+            recipe=command.name,
+            recipe_sha256=digest_of(command.model_dump(mode="json", exclude={"folder", "commit"})),
+            command=command,
+        ),
         processes=max(1, chosen.offer.gpu_count),
         chosen=chosen,
         cap_micros=request.max_cost_micros if place.mode is Mode.PAID else None,
@@ -110,7 +111,6 @@ def make_command_plan(
         box=place.box,
         continues=earlier,
         quoted_wall=place.quoted_wall,
-        command=command,
     )
     made = with_bundle(made, home, clock)
     return warned(made, place.names, ()) if place.names else made

@@ -15,9 +15,9 @@ from typing import Any
 
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.run_plan import DataSummary, Plan, Request
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.chain import read_chain
 from gpurun.planning.candidates import need_of
-from gpurun.planning.recipe import ResolvedRecipe
 from gpurun.planning.verified_run import VerifiedRun, verified_run
 from gpurun.remote.archive import PackedFile
 from gpurun.view.number_format import format_bytes, format_files
@@ -47,7 +47,7 @@ def warm_notes(plan: Plan, files: Sequence[PackedFile]) -> list[str]:
 
 
 def _compile_note(plan: Plan, files: Sequence[PackedFile]) -> str:
-    if not plan.resolved["train"].get("compile"):
+    if not plan.job.resolved["train"].get("compile"):
         return "With --warm no compile cache goes along: this recipe does not compile."
     caches = [file for file in files if file.name.startswith(f"data/{FOLDER}/")]
     if not caches:
@@ -70,8 +70,8 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
         plan = run.plan()
         if plan is None or not _is_on_such_cards(run.told, request, resolved):
             continue
-        is_same_model = plan.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
-        if is_same_model and plan.resolved["train"]["precision"] == wanted["train"]["precision"]:
+        is_same_model = plan.job.resolved["model"] == wanted["model"] and plan.data.vocab_size == vocab_size
+        if is_same_model and plan.job.resolved["train"]["precision"] == wanted["train"]["precision"]:
             yield from _verified(run, files)
 
 

@@ -26,10 +26,10 @@ from gpurun.core.money import Micros
 from gpurun.core.paths import Home, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.data.source_names import HUB
+from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import find_run, look, planned_runs
-from gpurun.planning.recipe import ResolvedRecipe, differing_keys
 from gpurun.planning.verified_run import VerifiedRun, verified_run
 
 FOLDER = "continue"
@@ -48,10 +48,10 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
     plan = run.plan()
     if plan is None:
         raise _altered(run.folder.name, "The plan")
-    if plan.command:
+    if not plan.job.terms.has_model:
         what = f"{run.folder.name} ran a command of your own."
         raise UsageError("continue.command", what, hint=f"gpurun run --from {run.folder.name}")
-    asked = run.request() or Request(recipe=plan.recipe, providers=(plan.offer.provider,), choices=plan.choices)
+    asked = run.request() or Request(recipe=plan.job.recipe, providers=(plan.offer.provider,), choices=plan.choices)
     if plan.mode is Mode.REHEARSAL:
         hint = f"The whole run: gpurun train {asked.recipe_word}"
         raise UsageError("continue.rehearsal", f"{run.folder.name} was a rehearsal; there is nothing to go on from.",
@@ -94,12 +94,12 @@ def going_on(resolved: ResolvedRecipe, request: Request, home: Home) -> Resolved
     name, plan = run.folder.name, run.plan()
     if plan is None:
         raise _altered(name, "The plan")
-    changed = differing_keys(plan.resolved, resolved.record)
+    changed = differing_keys(plan.job.resolved, resolved.record)
     if changed:
         raise UsageError(
             "continue.changed",
             f"{name} was trained with other values of {', '.join(changed)}; to go on is to train the same.",
-            hint=f"{_set_back(plan.resolved, changed)} a new run: gpurun train {request.recipe_word}",
+            hint=f"{_set_back(plan.job.resolved, changed)} a new run: gpurun train {request.recipe_word}",
         )
     files = _newest(run)
     step = int(files[0]["step"])
@@ -235,7 +235,7 @@ def _earlier(run: VerifiedRun, plan: Plan, step: int, files: list[dict[str, Any]
         bytes=sum(int(one["bytes"]) for one in files),
         receipt_sha256=run.receipt_sha256,
         spent_micros=None if spent is None or before is None else Micros(spent + before),
-        steps=int(plan.resolved["train"]["steps"]),
+        steps=int(plan.job.resolved["train"]["steps"]),
     )
 
 

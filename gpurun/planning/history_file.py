@@ -13,14 +13,14 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.core.trainer_events import Start, events_of
+from gpurun.jobs.trainer import CHANGED
+from gpurun.jobs.training.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
+from gpurun.jobs.training.memory import GIB
+from gpurun.jobs.training.recipe import flops_per_token, read_model
+from gpurun.jobs.training.throughput import Meter, Seen
 from gpurun.ledger.billed_time import last_of
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.catalog import card_of
-from gpurun.planning.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
-from gpurun.planning.jobs import CHANGED
-from gpurun.planning.memory import GIB
-from gpurun.planning.recipe import flops_per_token, read_model
-from gpurun.planning.throughput import Meter, Seen
+from gpurun.providers.catalog import card_of
 from gpurun.providers.registry import CLOUDS
 
 __all__ = ["add_prior"]
@@ -53,10 +53,10 @@ def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
 
     A trainer that was changed shows nothing of what gpurun's own would take.
     """
-    if state.outcome not in ("done", "stopped") or plan.trainer == CHANGED:
+    if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED:
         return None
     start: Start | None = None
-    meter = Meter(plan.resolved)
+    meter = Meter(plan.job.resolved)
     for event in events_of(folder.events):
         meter.take(event)
         start = event if isinstance(event, Start) else start
@@ -88,8 +88,8 @@ def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:
     if start.micro_batch is None or start.precision is None or start.torch is None:
         raise ValueError("it does not say how it trained")
     offer = plan.offer
-    model = read_model(plan.resolved["model"])
-    train = plan.resolved["train"]
+    model = read_model(plan.job.resolved["model"])
+    train = plan.job.resolved["train"]
     flops, card = flops_per_token(model, plan.data.vocab_size), card_of(offer.gpu)
     if card is not None and flops * seen.tokens_per_s > card.tflops * 1e12 * max(1, offer.gpu_count):
         raise ValueError("more than the card can do")
@@ -104,7 +104,7 @@ def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:
         nodes=offer.nodes,
         processes=plan.processes,
         machine="" if offer.gpu_count else machine_of(offer, os.cpu_count() or 1),
-        recipe_sha256=plan.recipe_sha256,
+        recipe_sha256=plan.job.recipe_sha256,
         data_sha256=plan.data.sha256,
         model=model,
         vocab_size=plan.data.vocab_size,

@@ -12,8 +12,8 @@ from gpurun.core.errors import SetupError
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Choices
-from gpurun.planning.catalog import rows_for
 from gpurun.providers.base import HasRegions, KeyEnds, Unknown, clock_warning
+from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import no_such_region
 from gpurun.providers.registry import open_provider
 

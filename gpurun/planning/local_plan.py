@@ -15,17 +15,17 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Lease, Mode, Plan, Request
 from gpurun.core.settings import load_clusters
+from gpurun.jobs.requirements import setup_limit_s
+from gpurun.jobs.training.history import load_priors, uplink_of
+from gpurun.jobs.training.memory import GIB, tensor_bytes, way_of
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.budget import candidates, choose, reach_words, rental_cost
 from gpurun.planning.candidates import build_plan, need_of
-from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.cloud_plan import shards_of
-from gpurun.planning.history import load_priors, uplink_of
-from gpurun.planning.memory import GIB, tensor_bytes, way_of
 from gpurun.planning.own_box import login_to, reached
-from gpurun.planning.recipe import ResolvedRecipe
-from gpurun.planning.requirements import setup_limit_s
-from gpurun.planning.transfer import home_bytes, load_for
+from gpurun.planning.transfer import load_for
 from gpurun.providers.base import NoCapacity, Unknown
+from gpurun.providers.catalog import offers_for, rows_for
 from gpurun.providers.local import LocalProvider
 from gpurun.providers.slurm.jobs import Partition
 from gpurun.providers.slurm.provider import Site, SlurmProvider
@@ -66,7 +66,7 @@ def small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
         return None
     return UsageError(
         "memory.small",
-        f"Training {plan.parameters:,} parameters takes at least {needed / GIB:.1f} GiB of memory here, and this "
+        f"Training {plan.job.parameters:,} parameters takes at least {needed / GIB:.1f} GiB of memory here, and this "
         f"machine has {there / GIB:.1f} GiB.",
         hint="Cut one of these with --set (model.layers, model.width, model.context, train.micro_batch), or train it "
         "on a GPU.",
@@ -99,7 +99,7 @@ def job_plan(
     request = request.model_copy(update={"choices": choices})
     data = shards_of(request, run, resolved, home, say)
     plan = _plan_on(offer, request, run, Mode.PAID, resolved, data, home)
-    chosen, notes, warnings = in_queue(plan.chosen, part, request, home_bytes(plan), plan.disk_gb)
+    chosen, notes, warnings = in_queue(plan.chosen, part, request, plan.job.home_bytes, plan.job.disk_gb)
     return plan.told(*notes, warnings=warnings).model_copy(update={"chosen": chosen})
 
 

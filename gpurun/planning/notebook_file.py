@@ -20,8 +20,8 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.untrusted import read_object
-from gpurun.planning.jobs import digest_of_trainer, modules_of
-from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.jobs.trainer import digest_of_trainer, modules_of
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.view.number_format import format_bytes
 
 PLATFORMS = {

@@ -35,7 +35,7 @@ def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
     choices = request.choices.model_copy(update={"weak_lease": False})
     quoted = Quoted(
         wall=now_wall,
-        recipe_sha256=plan.recipe_sha256,
+        recipe_sha256=plan.job.recipe_sha256,
         where=f"{plan.offer.provider} {plan.offer.label}",
         rate_micros_per_hour=plan.offer.rate_micros_per_hour,
         expected_micros=plan.expected_micros,
@@ -81,6 +81,6 @@ def since_quoted(plan: Plan, quoted: Quoted, now_wall: float) -> tuple[str, ...]
         was, rate = format_usd(quoted.expected_micros), format_rate(quoted.rate_micros_per_hour)
         is_now = f"now {format_usd(now[2])} on {now[0]} at {format_rate(now[1])}"
         told.append(f"{when}, when {was} was expected on {quoted.where} at {rate}; {is_now}.")
-    if plan.recipe_sha256 != quoted.recipe_sha256:
+    if plan.job.recipe_sha256 != quoted.recipe_sha256:
         told.append(f"{when}: its recipe has changed since.")
     return tuple(told)

@@ -20,14 +20,14 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Candidate, Mode, Plan, Request
 from gpurun.core.secrets import child_environment
+from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES
+from gpurun.jobs.training.history import load_priors
+from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
 from gpurun.ledger.chain import has_receipt
 from gpurun.planning.candidates import quote
-from gpurun.planning.catalog import demand_one_node, parse_gpu
 from gpurun.planning.cloud_plan import rented_plan, shown_plan
-from gpurun.planning.history import load_priors
-from gpurun.planning.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
-from gpurun.planning.requirements import HUGGINGFACE_PACKAGES
 from gpurun.planning.transfer import advice, public_shards, unused_notes, vocabulary_of
+from gpurun.providers.catalog import demand_one_node, parse_gpu
 from gpurun.providers.registry import require_known
 from gpurun.view.number_format import format_count
 
@@ -61,33 +61,33 @@ def make_plan(
     """
     notes: list[str] = []
     if own_trainer := request.choices.trainer:
-        from gpurun.planning.changed_recipe import own_reader
-        from gpurun.planning.changed_trainer import notes_of, take_trainer
+        from gpurun.jobs.training.changed_recipe import own_reader
+        from gpurun.jobs.training.changed_trainer import notes_of, take_trainer
 
         take_trainer(Path(own_trainer), home.staged_trainer(run))
         recipe = load_recipe(request.recipe, own_reader(home.staged_trainer(run)))
     else:
         recipe = load_recipe(request.recipe)
     plan = _planned(request, recipe, run, home, clock, say, need_data)
-    if request.choices.core_bundle or plan.resolved["eval"].get("core"):
-        from gpurun.planning.core_tasks import core_note, demand_bundle
+    if request.choices.core_bundle or plan.job.resolved["eval"].get("core"):
+        from gpurun.jobs.training.core_tasks import core_note, demand_bundle
 
-        demand_bundle(request, plan.resolved["eval"].get("core", 0))
+        demand_bundle(request, plan.job.resolved["eval"].get("core", 0))
         notes += core_note(plan)
     notes += notes_of(plan, home.staged_trainer(run)) if own_trainer else ()
-    warnings = [*unused_notes(request, recipe, plan.resolved["data"]), *_reread(plan, request)]
+    warnings = [*unused_notes(request, recipe, plan.job.resolved["data"]), *_reread(plan, request)]
     if plan.data.passed_over:
         warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
     if plan.data.divided:
         notes.append(f"Of {request.data}, {plan.data.divided}.")
     if plan.continues:
-        from gpurun.planning.changed_trainer import other_than_before
+        from gpurun.jobs.training.changed_trainer import other_than_before
         from gpurun.planning.continue_from import bucket_of, longer_than, others_from
 
         notes += [] if plan.choices.stage else bucket_of(plan.continues, home)
-        notes += longer_than(plan.continues, plan.resolved["train"]["steps"])
+        notes += longer_than(plan.continues, plan.job.resolved["train"]["steps"])
         warnings += others_from(plan.continues, home)
-        warnings += other_than_before(plan, home) if plan.trainer else ()
+        warnings += other_than_before(plan, home) if plan.job.trainer else ()
     if request.quoted is not None:
         from gpurun.planning.plan_file import since_quoted
 
@@ -100,7 +100,7 @@ def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
 
     The text that a rehearsal takes by itself is small on purpose.
     """
-    model, data, train = (plan.resolved[table] for table in ("model", "data", "train"))
+    model, data, train = (plan.job.resolved[table] for table in ("model", "data", "train"))
     tokens = plan.data.train_tokens
     reads = train["steps"] * train["batch_tokens"] / tokens if tokens else 0
     is_small_on_purpose = plan.mode is Mode.REHEARSAL and request.data is None
@@ -177,12 +177,12 @@ def _traced(
     """The recipe with the memory of a changed trainer's model, traced, and a note that says so."""
     if not request.choices.trainer:
         return full, ()
-    from gpurun.planning.jobs import CHANGED, digest_of_trainer, words_of_trainer
+    from gpurun.jobs.trainer import CHANGED, digest_of_trainer, words_of_trainer
 
     trainer = home.staged_trainer(run)
     if words_of_trainer(digest_of_trainer(trainer)) != CHANGED:
         return full, ()
-    from gpurun.planning.changed_recipe import traced_form
+    from gpurun.jobs.training.changed_recipe import traced_form
 
     say("The memory of the changed trainer's model is traced on this computer.")
     traced, note = traced_form(full, trainer, vocabulary_of(full), home.traced)
@@ -312,15 +312,19 @@ def _need_software(here: ResolvedRecipe) -> None:
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
     """The plan with what it ships: how many files and bytes, what of them is staged, one digest over the trainer."""
+    from gpurun.jobs.survey import surveyed
     from gpurun.planning.compile_cache import warm_notes
-    from gpurun.planning.jobs import digest_of_trainer, surveyed, words_of_trainer, work_digest
     from gpurun.planning.staging import with_stage
 
     trainer = home.staged_trainer(plan.run) if plan.choices.trainer else bundle_root() / "trainer"
     seen = surveyed(plan, trainer)
     seen.demand_clean()
-    digest = work_digest(plan) if plan.command else digest_of_trainer(trainer)
-    update = {"ship_files": len(seen.files), "ship_bytes": seen.total_bytes, "bundle_sha256": digest}
-    update["trainer"] = "" if plan.command else words_of_trainer(digest)
-    update["notes"] = (*plan.notes, *warm_notes(plan, seen.files))
+    digest = plan.job.digest(plan, trainer)
+    update = {
+        "job": plan.job.shipped(digest),
+        "ship_files": len(seen.files),
+        "ship_bytes": seen.total_bytes,
+        "bundle_sha256": digest,
+        "notes": (*plan.notes, *warm_notes(plan, seen.files)),
+    }
     return with_stage(plan.model_copy(update=update), seen, clock)

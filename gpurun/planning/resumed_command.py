@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.artifact_names import path_of, raw_name
+from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.errors import UsageError, VerificationFailed
-from gpurun.core.job import EVERYTHING, Command
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Earlier, Request
@@ -78,7 +78,7 @@ def goes_on(command: Command, request: Request, home: Home, work: Path) -> tuple
         bytes=sum(int(file["bytes"]) for file in files),
         receipt_sha256=run.receipt_sha256,
         spent_micros=None if spent is None or before is None else Micros(spent + before),
-        steps=plan.steps,
+        steps=plan.job.steps,
     )
     resumed = next(iter(names.values())) if len(names) == 1 else os.path.commonpath([*names.values()])
     return command.model_copy(update={"resumed": resumed}), earlier

@@ -14,12 +14,13 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.records import Offer, digest_of
-from gpurun.core.run_plan import CHECKPOINT_BYTES, DataSummary, Plan, Request
+from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, demand_public_name
-from gpurun.planning.catalog import terms_of
-from gpurun.planning.recipe import Recipe, ResolvedRecipe, known_override
+from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
+from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, known_override
+from gpurun.providers.catalog import terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 
 DOWNLINK_BITS_PER_S = 50e6
@@ -29,12 +30,8 @@ WORTH_A_BUCKET_S = 120
 """Of paid time that going by a bucket saves: less is not worth a word."""
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
-SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
-SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
-KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
-SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
 EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
 
 
@@ -83,16 +80,6 @@ def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> 
     return Load(ship_bytes, count * size, recipe.tables.hardware.disk_gb)
 
 
-def home_bytes(plan: Plan) -> int:
-    """What comes home at the end at most: a command's outputs, or the checkpoints that are to be kept."""
-    return plan.command.output_bytes if plan.command else (KEPT_CHECKPOINTS + more_kept(plan)) * plan.checkpoint_bytes
-
-
-def more_kept(plan: Plan) -> int:
-    """How many checkpoints beside the latest and the best are to come home; a plan of before has no such key."""
-    return int(plan.resolved.get("train", {}).get("keep_checkpoints", 0))
-
-
 def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
     """How large a disk must be at least: what is shipped, with a tenth to spare, and checkpoints side by side."""
     train = recipe.tables.train
@@ -104,29 +91,7 @@ def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 
 
 def early_bytes(plan: Plan) -> int | None:
     """How much may come home before the end, as the plan has paid for it; None where the provider charges nothing."""
-    return EARLY_CHECKPOINTS * plan.checkpoint_bytes if terms_of(plan.offer.provider).egress_per_gb else None
-
-
-def most_bytes(plan: Plan, kind: str) -> int | None:
-    """The most that one file of a kind can weigh of the planned model, twice over; None where the plan has no model."""
-    if plan.command:
-        return plan.disk_gb << 30
-    if not plan.parameters:
-        return None
-    tokens = int(plan.resolved.get("sample", {}).get("tokens", 0))
-    return {
-        "weights": SLACK_BYTES + 2 * 4 * plan.parameters,
-        "optimizer": SLACK_BYTES + 2 * 8 * plan.parameters,
-        "sample": SAMPLE_BYTES + 256 * tokens,
-        "compile_cache": COMPILE_CACHE_BYTES,
-    }.get(kind, SLACK_BYTES)
-
-
-def save_s(plan: Plan) -> int:
-    """How long what runs is given to save and end: the trainer for a checkpoint, a command as the user says."""
-    if plan.command:
-        return plan.command.save_s
-    return SAVE_START_S + int(plan.checkpoint_bytes / SAVE_BYTES_PER_S)
+    return EARLY_CHECKPOINTS * plan.job.checkpoint_bytes if terms_of(plan.offer.provider).egress_per_gb else None
 
 
 BYTES_PER_TOKEN = 2

@@ -103,7 +103,7 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
     begun = screen.opened_wall if screen.opened_wall is not None else now
     age = format_duration((screen.closed_wall or now) - begun)
     return spread(
-        line(" ", Span(plan.run, "title"), Span(f" · {plan.recipe} · {place}", "dim")),
+        line(" ", Span(plan.run, "title"), Span(f" · {plan.job.recipe} · {place}", "dim")),
         line(_state(screen), f"  {age}"),
         style,
     )

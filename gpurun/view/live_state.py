@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpurun.core.job_terms import terms_of
 from gpurun.core.money import Micros
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Start, Step, Stop, TrainerEvent
 from gpurun.core.untrusted import number, safe_line, whole
@@ -64,7 +63,7 @@ class Screen:
 
     def __init__(self, plan: Plan, spent_by: Callable[[Sequence[Record], float], Micros]) -> None:
         """`spent_by` is the ledger's reckoning of what a journal's records have cost until a moment."""
-        self.plan, self.terms = plan, terms_of(plan)
+        self.plan, self.terms = plan, plan.job.terms
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
         self.opened_wall: float | None = None
@@ -123,7 +122,7 @@ class Screen:
     def steps(self) -> int | None:
         """How many steps the worker said it will do, else what the plan says."""
         told = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
-        return told or self.plan.steps or None
+        return told or self.plan.job.steps or None
 
     def silent_s(self, now: float) -> float | None:
         """For how long nothing was heard of a trainer that is thought to run; None where no word is waited for."""

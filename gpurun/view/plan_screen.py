@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpurun.core.clock import local_minute
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_rate, format_usd, left_of
 from gpurun.view.candidate_table import candidates_table, death
 from gpurun.view.number_format import (
     format_bytes,
-    format_count,
     format_duration,
     format_exact,
     format_files,
@@ -24,7 +21,6 @@ from gpurun.view.styled_text import Cell, Line, Span, hang, line, render
 from gpurun.view.table import fields
 
 if TYPE_CHECKING:
-    from gpurun.core.job import Command
     from gpurun.core.run_plan import Earlier, Plan
     from gpurun.core.stage_plan import StagePlan
 
@@ -39,8 +35,9 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
 
     With the wall time, the lease's end is shown as it would be if the answer came at once.
     """
-    what = ("Command", _command(plan, plan.command)) if plan.command else ("Recipe", _recipe(plan))
-    lines = [line(), *fields([what, ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
+    terms, (name, *more) = plan.job.terms, plan.job.headline()
+    what: list[Cell] = [Span(name, "title"), *more]
+    lines = [line(), *fields([(terms.label, what), ("Time", _time(plan)), ("Ship", _ship(plan))], style)]
     if plan.continues is not None:
         lines += fields([("From", _earlier(plan.continues))], style)
     if plan.lease.setup_s:
@@ -53,7 +50,7 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        cap, end_s = plan.cap_micros, plan.command.save_s if plan.command else None
+        cap, end_s = plan.cap_micros, None if terms.has_model else plan.job.save_s
         offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=cap, every=every, end_s=end_s)
         lines += [line(), *offers]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
@@ -68,27 +65,6 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     return [*lines, line()]
 
 
-def _command(plan: Plan, command: Command) -> list[Cell]:
-    """What runs there, in which environment, and what of it comes home."""
-    names = [*sorted(command.env), *(f"{name} (secret)" for name in sorted(command.secrets))]
-    parts: list[Cell] = [Span(shlex.join(command.words).replace("'{python}'", "python"), "title")]
-    if names:
-        parts.append(f"with {', '.join(names)}")
-    if command.checkpoints:
-        parts.append(f"checkpoints {command.checkpoints}")
-    return parts
-
-
-def _recipe(plan: Plan) -> list[Cell]:
-    shrunk = ", shrunk by its [rehearsal] table" if plan.form == "rehearsal" else ""
-    parts: list[Cell] = [Span(plan.recipe, "title"), f"{format_count(plan.parameters)} parameters{shrunk}"]
-    train: dict[str, Any] = plan.resolved.get("train", {})
-    steps, batch = train.get("steps"), train.get("batch_tokens")
-    if isinstance(steps, int) and isinstance(batch, int):
-        parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
-    return parts
-
-
 def _earlier(earlier: Earlier) -> list[Cell]:
     """The checkpoint that it goes on from, and what has been paid for it."""
     spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
@@ -101,8 +77,8 @@ def _earlier(earlier: Earlier) -> list[Cell]:
 def _time(plan: Plan) -> list[Cell]:
     """How long training is expected to take, between what limits, and what that rests on."""
     guess = plan.estimate
-    if plan.command:
-        most_s = plan.lease.train_s - plan.command.save_s
+    if not plan.job.terms.has_model:
+        most_s = plan.lease.train_s - plan.job.save_s
         most_s = min(most_s, plan.lease.hours_s or most_s)
         return ["no estimate", f"it may run {format_duration(most_s)}, and then is stopped"]
     if guess.train_s is None or guess.likely_s is None:
@@ -113,23 +89,12 @@ def _time(plan: Plan) -> list[Cell]:
 
 
 def _ship(plan: Plan) -> list[Cell]:
-    data = plan.data
-    if plan.command:
-        size = f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}"
-        digest = f"folder {short_hash(plan.bundle_sha256)}"
-        return [Path(plan.command.folder).name or "no folder", size, *_sending(plan), digest]
-    parts: list[Cell] = [f"{data.source}, {data.tokenizer}"]
-    if data.train_tokens:
-        parts = [data.source, f"{format_count(data.train_tokens)} tokens ({data.tokenizer})"]
+    """What is sent, how long that takes, and by which digests it is known there."""
+    what, digests = plan.job.cargo(plan)
     if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
-        return [*parts, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
-    return [
-        *parts,
-        f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}",
-        *_sending(plan),
-        f"data {short_hash(data.sha256)}",
-        f"{plan.trainer or 'trainer'} {short_hash(plan.bundle_sha256)}",
-    ]
+        return [*what, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
+    size = f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}"
+    return [*what, size, *_sending(plan), *digests]
 
 
 def _sending(plan: Plan) -> list[Cell]:
@@ -180,7 +145,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if not lease.queue_s:  # A scheduler ends what it starts.
         hourly = format_rate(offer.rate_micros_per_hour)
         worst.append(f"if {offer.provider} ends nothing at the deadline, {hourly} more until it does")
-    if plan.command:
+    if not plan.job.terms.has_model:
         return [("Worst case", worst)]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
 
@@ -209,7 +174,7 @@ def _trust(plan: Plan) -> list[Cell]:
         key = f"host key: {plan.box.trusted}"
     elif plan.offer.provider == "slurm":
         key = "the login node's host key, as in config.toml or as it was seen first"
-    named = [f"your {name}" for name in plan.command.secrets] if plan.command else []
+    named = [f"your {name}" for name in plan.job.secrets]
     guard = ["the guard key, from its launch on"] if plan.choices.guard and plan.offer.provider == "lambda" else []
     urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
     secrets = " and ".join(guard + urls + named)
@@ -225,7 +190,7 @@ def _lease(plan: Plan, now: float | None) -> list[Cell]:
         ("boot", lease.boot_s),
         *([("set-up", lease.setup_s)] if lease.setup_s else []),
         ("ship", lease.ship_s),
-        ("run" if plan.command else "train", lease.train_s),
+        (plan.job.terms.verb, lease.train_s),
         ("collect", lease.collect_s),
         ("destroy", lease.destroy_s),
     )

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from gpurun.core.installed_files import recipe_file  # noqa: E402
 from gpurun.data.prepare import Order, prepare  # noqa: E402
-from gpurun.planning.recipe import load_recipe, resolve  # noqa: E402
+from gpurun.jobs.training.recipe import load_recipe, resolve  # noqa: E402
 
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows "
 KINDS = list(product(("default", "avx2", "avx512"), ("1", "2", "3"), ("fp32", "bf16")))

@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpurun.planning.catalog import cards
+from gpurun.providers.catalog import cards
 from tests.bench.contest import Ours, Row, interval, memory_row, rival, shards_of, speed, where
 from tests.bench.reference_loop import Shape, card_clock
 from tests.memory import own_peak_bytes

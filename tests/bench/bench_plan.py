@@ -31,12 +31,12 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 from gpurun.core.money import parse_usd
 from gpurun.core.trainer_events import events_of
+from gpurun.jobs.training.memory import tensor_bytes
+from gpurun.jobs.training.recipe import ModelConfig, load_recipe, resolve
+from gpurun.jobs.training.throughput import Meter
 from gpurun.planning.budget import candidates
-from gpurun.planning.catalog import all_offers
-from gpurun.planning.memory import tensor_bytes
-from gpurun.planning.recipe import ModelConfig, load_recipe, resolve
-from gpurun.planning.throughput import Meter
 from gpurun.planning.transfer import load_of
+from gpurun.providers.catalog import all_offers
 
 MODERN: dict[str, Any] = {"preset": "modern", "bias": False, "tied": False}
 SIZES = {  # layers, width, context, vocabulary

@@ -28,9 +28,9 @@ from gpurun.ledger.journal import Journal, read_journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.steps.await_ready import NEVER_WALL
-from gpurun.planning.catalog import rows_for
 from gpurun.providers.aws import AwsProvider
 from gpurun.providers.base import Provider
+from gpurun.providers.catalog import rows_for
 from gpurun.providers.fake import FakeCloud
 from gpurun.providers.lambdalabs import LambdaProvider
 from gpurun.providers.runpod import RunPodProvider
@@ -231,7 +231,7 @@ class Rental:
         first, second = (best.model_copy(update={"region": region}) for region in account.regions)
         changes = {
             "offer": first, "mode": Mode.PAID, "cap_micros": usd(5), "worst_micros": usd(5),
-            "resolved": {**made.resolved, "hardware": {"disk_gb": 50}}, "quoted_wall": account.clock.wall(),
+            "resolved": {**made.job.resolved, "hardware": {"disk_gb": 50}}, "quoted_wall": account.clock.wall(),
             "candidates": tuple(_candidate(made, offer) for offer in (first, second)),
         }  # fmt: skip
         self.folder.plan.write_text(changed_plan(made, changes).to_json())

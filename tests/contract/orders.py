@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.records import GpuNeed, Instance, InstanceState, Order, RunKeys
-from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.providers.base import Provider
+from gpurun.providers.catalog import offers_for, rows_for
 
 CLOCK = SystemClock()
 NEED = GpuNeed(count=0, name="cpu")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.providers.base import HasAccounts, Provider, TellsTime
+from gpurun.providers.catalog import offers_for, rows_for
 from gpurun.providers.errors import no_such_region
 from tests.contract.clouds import CLOUDS, Customers
 from tests.contract.orders import NEED

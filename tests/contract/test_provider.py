@@ -12,9 +12,9 @@ from gpurun.core.clock import ticks
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import InstanceState
-from gpurun.planning.catalog import offers_for, rows_for
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import LeavesThings, Provider
+from gpurun.providers.catalog import offers_for, rows_for
 from gpurun.providers.processes import kill_all
 from gpurun.providers.registry import PROVIDERS, open_provider
 from gpurun.providers.slurm.provider import Site, SlurmProvider

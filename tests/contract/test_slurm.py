@@ -13,9 +13,9 @@ import pytest
 from gpurun.core.clock import ticks
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.records import GpuNeed, InstanceState
-from gpurun.planning.catalog import rows_for
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.jobs import jobs_in

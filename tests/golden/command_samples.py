@@ -7,8 +7,8 @@ from typing import Any
 
 import view_samples as samples
 
+from gpurun.core.command import Command
 from gpurun.core.gpu_reading import GpuReading
-from gpurun.core.job import Command
 from gpurun.core.money import usd
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.spending import spent_by

@@ -313,7 +313,7 @@ class World:
         plan = Plan.from_json(self.folder.plan.read_bytes())
         offer = plan.offer.model_copy(update={"gpu": "A100", "gpu_count": 1, "rate_micros_per_hour": RATE})
         worst = cost_of(RATE, lease.total_s + lease.kill_allowance_s, offer.billing_unit_s)
-        resolved = {**plan.resolved, "hardware": {"disk_gb": 50}}
+        resolved = {**plan.job.resolved, "hardware": {"disk_gb": 50}}
         told = {"offer": offer, "mode": Mode.PAID, "resolved": resolved}
         told |= {"cap_micros": times(worst, 2), "worst_micros": worst}
         self.plan = changed_plan(plan, told)

@@ -13,10 +13,11 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Lease
+from gpurun.jobs.trainer import KEPT_CHECKPOINTS, SAVE_START_S
 from gpurun.lifecycle.steps.await_ready import LEAST_TRAINING
 from gpurun.planning.budget import worst_case
-from gpurun.planning.catalog import terms_of
-from gpurun.planning.transfer import KEPT_CHECKPOINTS, SAVE_START_S, Load
+from gpurun.planning.transfer import Load
+from gpurun.providers.catalog import terms_of
 from gpurun.remote.interface import MachineLost
 from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import World
@@ -35,7 +36,7 @@ class Slow(World):
         super().__init__(home)
         self.lease = LEASE.model_copy(update=shares_s)
         offer = self.plan.offer.model_copy(update={"provider": "runpod", "boot_s": self.lease.boot_s})
-        home_bytes = KEPT_CHECKPOINTS * self.plan.checkpoint_bytes
+        home_bytes = KEPT_CHECKPOINTS * self.plan.job.checkpoint_bytes
         self.worst = worst_case(offer, self.lease, Load(ship_bytes=0, collect_bytes=home_bytes, disk_gb=50))
         told = {"offer": offer, "lease": self.lease, "cap_micros": self.worst, "worst_micros": self.worst}
         self.plan = changed_plan(self.plan, told)

@@ -16,10 +16,10 @@ from gpurun.core.errors import SetupError
 from gpurun.core.machine_token import make_token
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Order
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import look
 from gpurun.planning import planner as planning
-from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.providers.local import LocalProvider
 from tests.command_line import gpurun
 from tests.lifecycle.scripted_cloud import World

@@ -56,7 +56,7 @@ def test_a_bucket_elsewhere_gets_what_the_plan_pays_for_and_nothing_more_leaves_
 ) -> None:
     order, folder, plan = order_of(own, provider="aws", **bucket)
     assert order["most_bytes"] == early_bytes(plan)
-    assert order["steps"] == plan.resolved["train"]["steps"]
+    assert order["steps"] == plan.job.resolved["train"]["steps"]
     assert not EgressBudget.of(folder, plan).take([FILE]), "it would leave twice"
 
 

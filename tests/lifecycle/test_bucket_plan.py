@@ -15,7 +15,6 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.core.uplink import Uplink
 from gpurun.planning import staging
-from gpurun.planning.jobs import job_for
 from gpurun.planning.staging import with_stage
 from gpurun.planning.transfer import staged_uplink_bits_per_s
 from gpurun.remote.archive import PackedFile, Survey, survey
@@ -48,7 +47,7 @@ def plan(own: Home) -> Plan:
 
 
 def seen(plan: Plan) -> Survey:
-    return survey(job_for(plan, TINY / "trainer").uploads)
+    return survey(plan.job.program(plan, TINY / "trainer", cpus=1).uploads)
 
 
 def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(

@@ -19,6 +19,7 @@ from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, DataSummary, Earlier, Mode, Plan, Request
+from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys, load_recipe, resolve
 from gpurun.ledger.audit import audit
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.ledger.write_receipt import read_receipt
@@ -32,7 +33,7 @@ from gpurun.planning.continue_from import (
     longer_than,
     others_from,
 )
-from gpurun.planning.recipe import ResolvedRecipe, differing_keys, load_recipe, resolve
+from tests.changed_plan import changed_plan
 from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
 from tests.unit.report_samples import plan_of
@@ -52,7 +53,7 @@ class StoppedRun(CloudRun):
     def trainer_files(self) -> None:
         super().trainer_files()
         told = {"resolved": RECIPE.record, "recipe": "gpt2-124m", "mode": self.mode}
-        self.folder.plan.write_text(plan_of(self.folder.name).model_copy(update=told).to_json())
+        self.folder.plan.write_text(changed_plan(plan_of(self.folder.name), told).to_json())
         asked = Request(recipe="gpt2-124m", overrides=("optim.lr=0.001",), gpu=GpuNeed(count=1, name="H100"))
         choices = OUTFIT.model_copy(update={"spot": True, "weak_lease": True, "accept_cpu": True})
         asked = asked.model_copy(update={"data": "/srv/shards", "choices": choices})
@@ -180,7 +181,8 @@ def test_what_a_chain_of_runs_has_cost_is_added_up(home: Home) -> None:
 
         def trainer_files(self) -> None:
             super().trainer_files()
-            plan = plan_of(self.folder.name).model_copy(update={"resolved": RECIPE.record, "continues": spent})
+            plan = plan_of(self.folder.name)
+            plan = changed_plan(plan, {"resolved": RECIPE.record, "continues": spent})
             self.folder.plan.write_text(plan.to_json())
 
     Second(home, "owl-07").until_gone().settle(7)

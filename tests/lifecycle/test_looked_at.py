@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode
-from gpurun.core.job import Command
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.core.transfer_progress import read_moving
+from gpurun.jobs.command import CommandJob
 from gpurun.remote.machine_facts import Exported, Facts, Missing
 from gpurun.view.event_text import tell_record
 from gpurun.view.progress_line import moving_words
@@ -42,7 +43,8 @@ def looks(world: World, **changes: Any) -> list[str]:
 def runs_a_command(world: World, *imports: str, missing: tuple[str, ...] = ()) -> list[Any]:
     """Make the run one of a command; what the machine is asked about its imports."""
     command = Command(argv=("train.py",), imports=imports, env={"PYTHONPATH": "src"})
-    world.folder.plan.write_text(world.plan.model_copy(update={"command": command, "recipe": "train.py"}).to_json())
+    job = CommandJob(recipe="train.py", recipe_sha256="0" * 64, command=command)
+    world.folder.plan.write_text(world.plan.model_copy(update={"job": job}).to_json())
     asked: list[Any] = []
 
     def answer(names: Any, python_path: str = "") -> Missing:

@@ -187,7 +187,7 @@ def test_after_the_last_step_the_end_is_seen_no_later_than_a_tenth_of_what_it_ta
     world: World, ending_s: float
 ) -> None:
     """The last save and the samples follow it: until the end is seen, a machine is paid for that has nothing to do."""
-    poll, steps, seen = world.far.poll, world.context.plan.resolved["train"]["steps"], list[float]()
+    poll, steps, seen = world.far.poll, world.context.plan.job.resolved["train"]["steps"], list[float]()
     world.far.train_s = 60.0 + ending_s
 
     def telling(wants: Mapping[str, tuple[int, int]]) -> Poll:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.secrets import child_environment
-from gpurun.planning import named_command
-from gpurun.planning.named_command import named_commands, read_named
+from gpurun.jobs.commands import named_command
+from gpurun.jobs.commands.named_command import named_commands, read_named
 from tests.command_line import gpurun
 
 SPEEDRUN = """

@@ -13,8 +13,8 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import cost_of, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.trainer_events import EventLines
+from gpurun.jobs.training.history import Priors, load_priors
 from gpurun.lifecycle.steps.watch_training import Rating
-from gpurun.planning.history import Priors, load_priors
 from gpurun.planning.history_file import add_prior
 from gpurun.remote.archive import Pack
 from gpurun.remote.messages import Shipped
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> World:
 def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
     """A trainer that takes so long a step, and is watched while it takes them."""
     resolved = {
-        **world.plan.resolved,
+        **world.plan.job.resolved,
         "model": {"layers": 2, "heads": 2, "width": 64, "context": 64},
         "train": {
             "micro_batch": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from gpurun.planning.jobs import modules_of
+from gpurun.jobs.trainer import modules_of
 
 TRAINER = Path(__file__).parents[2] / "trainer"
 

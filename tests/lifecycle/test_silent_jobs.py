@@ -13,8 +13,8 @@ from gpurun.cli.run_status import run_row
 from gpurun.cli.session import Session
 from gpurun.cli.viewer import finished
 from gpurun.core.clock import SystemClock
+from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode, GpurunError
-from gpurun.core.job import Command
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Request

@@ -281,7 +281,7 @@ def test_one_node_and_two_train_to_the_loss_of_two_processes_here(engine: Engine
     assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
     assert ready.data["network"]["gigabytes_per_s"] > 0
     plan = Plan.from_json(folder.plan.read_bytes())
-    (tmp_path / "recipe.json").write_text(json.dumps(plan.resolved))
+    (tmp_path / "recipe.json").write_text(json.dumps(plan.job.resolved))
     data = plan.data.folder if Path(plan.data.folder).is_absolute() else str(folder.path / plan.data.folder)
     words = ["--processes", "2", "--recipe", str(tmp_path / "recipe.json"), "--data", data, "--out", str(own)]
     subprocess.run([sys.executable, "-m", "trainer.launch", *words], check=True, stdout=subprocess.DEVNULL)

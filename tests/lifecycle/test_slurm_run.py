@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode
-from gpurun.core.job import Command
 from gpurun.core.journal_records import STAMPS_S, Event
 from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder

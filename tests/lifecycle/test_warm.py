@@ -13,10 +13,11 @@ import pytest
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, Request
+from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.planning.compile_cache import MOST_BYTES, warm_notes, warmed
-from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.remote.archive import survey
+from tests.changed_plan import changed_plan
 from tests.unit.ledger_samples import CloudRun, Note
 from tests.unit.report_samples import plan_of
 
@@ -51,8 +52,8 @@ def run_before(
     kind = type("Run", (CompiledRun,), {"cache": cache, "provider": provider})
     run: CloudRun = kind(home, name)
     plan = plan_of(name)
-    resolved = {**plan.resolved, "model": RECIPE.record["model"], "train": RECIPE.record["train"]}
-    run.folder.plan.write_text(plan.model_copy(update={"resolved": resolved}).to_json())
+    resolved = {**plan.job.resolved, "model": RECIPE.record["model"], "train": RECIPE.record["train"]}
+    run.folder.plan.write_text(changed_plan(plan, {"resolved": resolved}).to_json())
     run.folder.request.write_text(Request(recipe="gpt2-124m", host=host).to_json())
     return run.until_gone().settle()
 
@@ -80,7 +81,7 @@ def test_the_cache_of_a_run_of_the_same_model_on_such_a_card_goes_along(home: Ho
     run_before(home)
     assert sent_along(home) == {KEY: CACHE}
     plan = plan_of("owl-07").model_copy(update={"choices": Choices(warm=True)})
-    plan = plan.model_copy(update={"resolved": RECIPE.record})
+    plan = changed_plan(plan, {"resolved": RECIPE.record})
     seen = survey({"data": home.staged_data("owl-07")})
     seen.demand_clean()
     assert "goes along (1 file, 8 kB)" in warm_notes(plan, seen.files)[0]

@@ -133,7 +133,7 @@ def test_a_nested_state_that_a_machine_sent_is_a_problem_of_its_run_alone(own_ho
         run = kind(home, name)
         plan = plan_of(name)
         plan = plan.model_copy(update={"data": plan.data.model_copy(update={"folder": str(shards)})})
-        plan.resolved["train"] |= {"batch_tokens": 1024, "init_from": ""}
+        plan.job.resolved["train"] |= {"batch_tokens": 1024, "init_from": ""}
         run.folder.plan.write_text(plan.to_json())
         run.until_gone().settle()
     said = check("audit", "--replay")

@@ -7,9 +7,10 @@ import json
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import CHECKPOINT_BYTES, Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.planning.budget import worst_case
-from gpurun.planning.transfer import KEPT_CHECKPOINTS, Load
+from gpurun.planning.transfer import Load
 from gpurun.providers.fake import Profile
 
 RUN = "fox-41"

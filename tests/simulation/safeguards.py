@@ -77,8 +77,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("check_made(born, context.plan)", "pass"),
         ("if is_told_otherwise(instance, born, context.plan):", "if False:"),
         (
-            "check_box(\n        facts, plan.offer, accept_cpu=plan.choices.accept_cpu, "
-            "is_command=plan.command is not None\n    )",
+            "check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, needs_torch=plan.job.needs_torch)",
             "()",
         ),
         (" and instance.token == token", ""),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpurun.planning.memory import CONTEXT_BYTES, peak_bytes, tensor_bytes
-from gpurun.planning.recipe import ModelConfig
+from gpurun.jobs.training.memory import CONTEXT_BYTES, peak_bytes, tensor_bytes
+from gpurun.jobs.training.recipe import ModelConfig
 from tests.traced_memory import traced_peak_bytes, way_of
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ from conftest import recipe_record, train_here
 from muon_twice import muon_in_one_of_two
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpurun.planning.estimate import muon_flops
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.estimate import muon_flops
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from tests.bench.count_muon import launches
 from trainer.checkpoint import read_tensors
 from trainer.data import BatchPlan, plan_batch

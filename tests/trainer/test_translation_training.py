@@ -11,7 +11,7 @@ import pytest
 import torch
 from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from trainer.checkpoint import Checkpoint, CheckpointStore
 from trainer.errors import Refused
 from trainer.pair_tokenizer import UNKNOWN as UNKNOWN_WORD

@@ -24,7 +24,7 @@ from gpurun.data.layout import AS_FOUND
 from gpurun.data.run_shards import prepared
 from gpurun.data.shard_folder import inspect_data
 from gpurun.data.sources import Source, open_source
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.remote.archive import survey
 from trainer import tokenizer
 from trainer.shards import open_data

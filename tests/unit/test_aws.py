@@ -29,7 +29,6 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Choices
 from gpurun.lifecycle.instance.terminate import end
-from gpurun.planning.catalog import rows_for
 from gpurun.planning.live_offers import Market, key_warning, live_offers
 from gpurun.providers.aws import AwsProvider, side_resources, wire
 from gpurun.providers.aws.errors import NO_QUOTA, preparing, quota_in_words, refusal
@@ -38,6 +37,7 @@ from gpurun.providers.aws.schedule import ROLE
 from gpurun.providers.aws.setup import make_role, plan_role
 from gpurun.providers.aws.wire import Refused, Wire
 from gpurun.providers.base import LeavesThings, NoCapacity, Rejected, Unknown
+from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.remote.key_pairs import make_keys
 from tests.contract.orders import KEYS

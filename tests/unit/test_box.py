@@ -11,7 +11,7 @@ from gpurun.core.money import usd
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Choices
 from gpurun.lifecycle.instance.verify_machine import check_box, check_nodes
-from gpurun.planning.catalog import all_offers
+from gpurun.providers.catalog import all_offers
 from gpurun.remote.machine_facts import Card, Facts, Gpu, Measured, Node, Torch
 
 A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30

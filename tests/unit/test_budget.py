@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from gpurun.core.errors import NoOffer, UsageError
 from gpurun.core.money import Micros, parse_usd, usd
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, Estimate, Plan
+from gpurun.core.run_plan import Candidate, Estimate
+from gpurun.jobs.trainer import TrainerJob
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.budget import beside_rate, candidates, choose, expected_train_s, lease_for, worst_case
-from gpurun.planning.catalog import all_offers, offers_for, parse_gpu, terms_of
-from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.planning.transfer import Load, load_of, save_s
+from gpurun.planning.transfer import Load, load_of
+from gpurun.providers.catalog import all_offers, offers_for, parse_gpu, terms_of
 from tests.later import examples
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
@@ -243,5 +244,5 @@ def test_no_offer_at_all_is_said() -> None:
 @pytest.mark.parametrize(("parameters", "needed_s"), [(124_000_000, 18), (1_560_000_000, 210)])
 def test_a_larger_checkpoint_is_given_longer_to_save(parameters: int, needed_s: int) -> None:
     """At 86 MB/s, digests and disk together, as measured on two loaded cores; the rest of a step comes first."""
-    assert save_s(Plan.model_construct(parameters=parameters)) >= 30 + needed_s
-    assert save_s(Plan.model_construct(parameters=100_000)) == 60
+    assert TrainerJob.model_construct(parameters=parameters).save_s >= 30 + needed_s
+    assert TrainerJob.model_construct(parameters=100_000).save_s == 60

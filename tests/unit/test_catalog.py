@@ -12,7 +12,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import cards as peaks
 from gpurun.core.money import usd
 from gpurun.core.records import GpuNeed
-from gpurun.planning.catalog import all_offers, cards, counts_of, offers_for, parse_gpu, terms_of
+from gpurun.providers.catalog import all_offers, cards, counts_of, offers_for, parse_gpu, terms_of
 
 
 @pytest.mark.parametrize(

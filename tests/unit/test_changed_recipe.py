@@ -11,11 +11,11 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
-from gpurun.planning import changed_recipe
-from gpurun.planning.catalog import offers_for, parse_gpu
-from gpurun.planning.changed_recipe import OwnReader, own_reader, traced_form
-from gpurun.planning.memory import GIB, fitting_micro_batch, peak_on
-from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.jobs.training import changed_recipe
+from gpurun.jobs.training.changed_recipe import OwnReader, own_reader, traced_form
+from gpurun.jobs.training.memory import GIB, fitting_micro_batch, peak_on
+from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.providers.catalog import offers_for, parse_gpu
 
 
 @pytest.fixture

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.command import Command
 from gpurun.core.errors import UsageError
-from gpurun.core.job import Command
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Candidate, Choices, Request
+from gpurun.jobs.commands import work_folder as folders
+from gpurun.jobs.commands.work_folder import work_folder
+from gpurun.jobs.requirements import requirement_lines, with_pip
 from gpurun.ledger.log_facts import command_verdict
-from gpurun.planning import work_folder as folders
-from gpurun.planning.catalog import all_offers
 from gpurun.planning.command_plan import _Place
-from gpurun.planning.requirements import requirement_lines, with_pip
 from gpurun.planning.transfer import Load
-from gpurun.planning.work_folder import work_folder
+from gpurun.providers.catalog import all_offers
 
 
 def command(folder: Path, *argv: str) -> Command:

@@ -13,11 +13,11 @@ import pytest
 
 from gpurun.core.installed_files import recipe_file
 from gpurun.core.paths import Home
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.audit.contradictions import _Rates, contradictions
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
 from gpurun.ledger.signing import payload_of
-from gpurun.planning.recipe import load_recipe, resolve
 from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import WEIGHTS, CloudRun, Note
 

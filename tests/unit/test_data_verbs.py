@@ -16,7 +16,7 @@ import pytest
 from gpurun.core.errors import UsageError
 from gpurun.data.run_shards import prepared
 from gpurun.data.shard_folder import inspect_data
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.view.shard_lines import progress_line
 from gpurun.view.style import Style
 from gpurun.view.styled_text import render

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Earlier, Estimate
-from gpurun.planning.catalog import all_offers, cards, offers_for, parse_gpu
-from gpurun.planning.estimate import LAUNCH_S, PCIE_SCALING, START_S, estimate
-from gpurun.planning.memory import (
+from gpurun.jobs.training.estimate import LAUNCH_S, PCIE_SCALING, START_S, estimate
+from gpurun.jobs.training.memory import (
     CONTEXT_BYTES,
     GIB,
     MUON_STACK,
@@ -26,7 +25,15 @@ from gpurun.planning.memory import (
     peak_bytes,
     peak_on,
 )
-from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, flops_per_token, load_recipe, parameters_of, resolve
+from gpurun.jobs.training.recipe import (
+    ModelConfig,
+    ResolvedRecipe,
+    flops_per_token,
+    load_recipe,
+    parameters_of,
+    resolve,
+)
+from gpurun.providers.catalog import all_offers, cards, offers_for, parse_gpu
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
 HERE = Offer(

@@ -12,7 +12,7 @@ from gpurun.core.errors import UsageError
 from gpurun.data.hellaswag import write_items
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from trainer.items import read_items
 from trainer.tokenizer import Gpt2Tokenizer, shipped_gpt2_tokens
 

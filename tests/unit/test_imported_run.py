@@ -16,7 +16,7 @@ import pytest
 
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import Home
-from gpurun.planning.recipe import read_model
+from gpurun.jobs.training.recipe import read_model
 from tests.command_line import gpurun
 from tests.tensor_file import as_tensors
 

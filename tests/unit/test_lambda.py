@@ -22,9 +22,9 @@ from gpurun.core.paths import Home
 from gpurun.core.records import Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, RunKeys, Teardown
 from gpurun.core.secrets import Secret
 from gpurun.lifecycle.instance.terminate import end
-from gpurun.planning.catalog import rows_for, terms_of
 from gpurun.providers._http import Answer
 from gpurun.providers.base import Guarded, LeavesThings, NoCapacity, Rejected, Unknown
+from gpurun.providers.catalog import rows_for, terms_of
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.guard import lambda_guard, lambda_user_data
 from gpurun.providers.lambdalabs import LambdaProvider, Pace

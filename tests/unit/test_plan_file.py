@@ -14,9 +14,9 @@ from gpurun.core.errors import UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Plan, Request
-from gpurun.planning import catalog
 from gpurun.planning.plan_file import plan_file, read_plan_file
 from gpurun.planning.planner import make_plan
+from gpurun.providers import catalog
 
 ASKED = Request(recipe="mini-gpt", max_cost_micros=usd(1), overrides=("train.steps=200",), providers=("runpod",))
 NONE = {name: usual for name, (_, usual) in REQUEST.flags.items()}

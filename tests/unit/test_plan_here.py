@@ -18,17 +18,16 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
-from gpurun.core.run_plan import Box, Choices, DataSummary, Plan, Request
+from gpurun.core.run_plan import Box, Choices, DataSummary, Mode, Plan, Request
 from gpurun.data import run_shards
 from gpurun.data.shard_folder import inspect
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import open_run
 from gpurun.planning import cloud_plan, local_plan
-from gpurun.planning.catalog import offers_for, parse_gpu
 from gpurun.planning.cloud_plan import PRICES_HOLD_S
-from gpurun.planning.jobs import job_for
 from gpurun.planning.live_offers import Market
 from gpurun.planning.planner import make_plan
+from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.changed_plan import changed_plan
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD"
@@ -42,8 +41,8 @@ def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) ->
 
 def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
-    assert planned_here(tmp_path).form == "rehearsal"
-    assert planned_here(tmp_path, "hardware.on_cpu=as_written").form == "full"
+    assert planned_here(tmp_path).job.form == "rehearsal"
+    assert planned_here(tmp_path, "hardware.on_cpu=as_written").job.form == "full"
     with pytest.raises(GpurunError, match="has no CUDA device"):
         planned_here(tmp_path, "hardware.on_cpu=refuse")
 
@@ -56,17 +55,18 @@ def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
-    assert planned_here(tmp_path, *LONG).form == "rehearsal"
+    assert planned_here(tmp_path, *LONG).job.form == "rehearsal"
     rented = Request(recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("cpu"), overrides=LONG)
     home = Home(tmp_path)
     assert (
-        make_plan(rented, run="elk-1", home=home, clock=SystemClock(), say=print, need_data=False).form == "rehearsal"
+        make_plan(rented, run="elk-1", home=home, clock=SystemClock(), say=print, need_data=False).job.form
+        == "rehearsal"
     )
     rehearsed = r"mini-gpt \(rehearsal\) with --set: schedule\.warmup_steps 150 is more than train\.steps 120"
     with pytest.raises(UsageError, match=rehearsed):
         planned_here(tmp_path, "schedule.warmup_steps=150")
     monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: True)
-    assert planned_here(tmp_path, "schedule.warmup_steps=150").form == "full"
+    assert planned_here(tmp_path, "schedule.warmup_steps=150").job.form == "full"
     with pytest.raises(UsageError, match=r"mini-gpt \(full form\) with --set: .* 501 is more than train\.steps 500"):
         planned_here(tmp_path, *LONG)
 
@@ -84,7 +84,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     with pytest.raises(UsageError, match=r"at least 0\.0 GiB"):
         planned_here(tmp_path)
     monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: True)
-    assert planned_here(tmp_path, *huge).form == "full", "on a GPU its memory counts, which is not known here"
+    assert planned_here(tmp_path, *huge).job.form == "full", "on a GPU its memory counts, which is not known here"
 
 
 @pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
@@ -270,7 +270,7 @@ def test_a_disk_that_checkpoints_would_fill_on_paid_time_is_refused_at_home(
         rented(tmp_path, monkeypatch, "runpod", *large)
     assert refused.value.code == "disk.small"
     wanted = refused.value.hint.removeprefix("Ask for a larger disk: --set ").removesuffix(".")
-    assert rented(tmp_path, monkeypatch, "runpod", *large, wanted).resolved["hardware"]["disk_gb"] == 52
+    assert rented(tmp_path, monkeypatch, "runpod", *large, wanted).job.resolved["hardware"]["disk_gb"] == 52
     assert rented(tmp_path, monkeypatch, "runpod", *large, "train.checkpoint_every=250").lease, "there are but two"
     assert rented(tmp_path, monkeypatch, "lambda", *large).lease, "its disk is as large as it is"
 
@@ -291,7 +291,10 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
     tmp_path: Path,
 ) -> None:
     here = planned_here(tmp_path)
-    known = job_for(here, bundle_root() / "trainer", 8).env
+    known = here.job.program(here, bundle_root() / "trainer", cpus=8).env
     assert known == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
-    rented = changed_plan(here, {"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8})
-    assert job_for(rented, bundle_root() / "trainer", 96).env == {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "12"}
+    rented = changed_plan(here, {"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8, "mode": Mode.PAID})
+    assert rented.job.program(rented, bundle_root() / "trainer", cpus=96).env == {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "12",
+    }

@@ -19,16 +19,15 @@ from gpurun.core.money import format_usd, parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Estimate, Plan, Request
 from gpurun.core.uplink import Uplink
-from gpurun.planning import catalog
+from gpurun.jobs.training.estimate import estimate
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.budget import candidates, rental_cost
 from gpurun.planning.candidates import WEAK, quote
-from gpurun.planning.catalog import all_offers, asked_as, offers_for, parse_gpu, rows_for, terms_of
-from gpurun.planning.estimate import estimate
-from gpurun.planning.jobs import job_for
 from gpurun.planning.live_offers import Market
 from gpurun.planning.planner import make_plan
-from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.transfer import load_for, load_of
+from gpurun.providers import catalog
+from gpurun.providers.catalog import all_offers, asked_as, offers_for, parse_gpu, rows_for, terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 from gpurun.view.plan_screen import plan_text
 from gpurun.view.style import Style
@@ -46,7 +45,7 @@ def planned(home: Path, cap: str, **asked: object) -> Plan:
 
 def words_of(plan: Plan) -> tuple[str, ...]:
     """What the trainer is started with."""
-    return job_for(plan, bundle_root() / "trainer").argv
+    return plan.job.program(plan, bundle_root() / "trainer", cpus=1).argv
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +172,7 @@ def test_the_trainer_is_given_the_micro_batch_that_was_planned(
 ) -> None:
     """It tried what the recipe asks for, on paid time: on an L4 64 sequences, where 32 have room."""
     small, large = (planned(tmp_path, "9000", gpu=parse_gpu(gpu)) for gpu in ("1xL4", "1xH100"))
-    assert (small.estimate.micro_batch, small.resolved["train"]["micro_batch"]) == (32, 64)
+    assert (small.estimate.micro_batch, small.job.resolved["train"]["micro_batch"]) == (32, 64)
     assert "--micro-batch=32" in words_of(small)
     assert large.estimate.micro_batch == 64
     assert not [word for word in words_of(large) if word.startswith("--micro-batch")]
@@ -332,7 +331,7 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     """OpenWebText was counted as 590 GB: 33 times what it has, and six times the disk that is rented."""
     plan = planned(tmp_path, "90000", recipe=recipe, gpu=parse_gpu("1xA100"))
     assert plan.ship_bytes <= most
-    assert plan.ship_bytes <= 1e9 * plan.resolved["hardware"]["disk_gb"]
+    assert plan.ship_bytes <= 1e9 * plan.job.resolved["hardware"]["disk_gb"]
     assert plan.data.train_tokens * 2 == plan.ship_bytes
     told = " ".join(plan.notes)
     assert f"(about {format_bytes(plan.ship_bytes)}) are not here yet." in told
@@ -666,4 +665,4 @@ def test_the_list_of_recipes_counts_the_parameters_that_a_plan_counts(tmp_path: 
     """It knew one vocabulary, of characters, and told of a translation two thirds of its size."""
     listed = {row["name"]: row["parameters"] for row in list_all(Session(home=Home(tmp_path))).data["recipes"]}
     for name in ("annotated-transformer", "mini-gpt", "gpt2-124m"):
-        assert listed[name] == planned(tmp_path, "2000", recipe=name).parameters
+        assert listed[name] == planned(tmp_path, "2000", recipe=name).job.parameters

@@ -18,13 +18,13 @@ from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Request
 from gpurun.data.shard_folder import read_manifest
+from gpurun.jobs.training.estimate import LAUNCH_S, estimate
+from gpurun.jobs.training.history import MOST_RUNS, Prior, Priors, load_priors, loss_at, uplink_of
+from gpurun.jobs.training.recipe import ResolvedRecipe, flops_per_token, load_recipe, resolve
 from gpurun.planning.budget import candidates, choose
 from gpurun.planning.candidates import quote
-from gpurun.planning.catalog import offers_for, parse_gpu
-from gpurun.planning.estimate import LAUNCH_S, estimate
-from gpurun.planning.history import MOST_RUNS, Prior, Priors, load_priors, loss_at, uplink_of
-from gpurun.planning.recipe import ResolvedRecipe, flops_per_token, load_recipe, resolve
 from gpurun.planning.transfer import load_of
+from gpurun.providers.catalog import offers_for, parse_gpu
 
 FULL = resolve(load_recipe("gpt2-124m"), "full")
 EIGHT = [offer for offer in offers_for(parse_gpu("8xA100-80GB")) if offer.provider == "runpod"]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.trainer_events import TrainerEvent, event_of
-from gpurun.planning.estimate import LAUNCH_S, Pieces
-from gpurun.planning.throughput import Measured, Meter
+from gpurun.jobs.training.estimate import LAUNCH_S, Pieces
+from gpurun.jobs.training.throughput import Measured, Meter
 
 RESOLVED = {
     "train": {"steps": 400, "batch_tokens": 1000, "checkpoint_every": 100},

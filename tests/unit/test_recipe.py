@@ -18,7 +18,7 @@ from gpurun.core import installed_files
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
-from gpurun.planning.recipe import (
+from gpurun.jobs.training.recipe import (
     Form,
     bundle_root,
     list_recipes,

@@ -27,9 +27,9 @@ from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import GpuNeed, Instance, InstanceState, Offer, Order, RunKeys
 from gpurun.core.secrets import Secret, child_environment
-from gpurun.planning.catalog import all_offers, rows_for
 from gpurun.providers._http import Answer, Http
 from gpurun.providers.base import NoCapacity, Rejected, ReportsCharges, Unknown
+from gpurun.providers.catalog import all_offers, rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.guard import runpod_wrapper
 from gpurun.providers.runpod import RunPodProvider, graphql, spot

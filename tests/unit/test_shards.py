@@ -15,7 +15,7 @@ import pytest
 from gpurun.core.errors import UsageError
 from gpurun.data.run_shards import prepared
 from gpurun.data.shard_folder import inspect
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.recipe import load_recipe, resolve
 
 TOKENS = np.arange(300, dtype="<u2") % 97
 LINES = "".join(f"the quick brown fox number {number} jumps over the lazy dog\n" for number in range(200))

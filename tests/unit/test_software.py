@@ -14,8 +14,8 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import Choices
-from gpurun.planning.recipe import load_recipe, resolve
-from gpurun.planning.requirements import HUGGINGFACE_SETUP, LEAST_TORCH, outfitted
+from gpurun.jobs.requirements import HUGGINGFACE_SETUP, LEAST_TORCH, outfitted
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
 from gpurun.remote.agent.torch_look import PROBE
 from tests.fake_torch import torch_source

@@ -20,11 +20,10 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary, Earlier
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
-from gpurun.planning import initial_weights
-from gpurun.planning.checkpoint_file import INIT_FOLDER, take_checkpoint
-from gpurun.planning.initial_weights import started, weights_of
-from gpurun.planning.jobs import job_for
-from gpurun.planning.recipe import ResolvedRecipe, load_recipe, resolve
+from gpurun.jobs.training import initial_weights
+from gpurun.jobs.training.checkpoint_file import INIT_FOLDER, take_checkpoint
+from gpurun.jobs.training.initial_weights import started, weights_of
+from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.remote.archive import survey
 from tests.unit.report_samples import plan_of
 from trainer import pretrained
@@ -65,9 +64,13 @@ def data_of(source: Path, resolved: ResolvedRecipe) -> DataSummary:
 
 
 def shipped(data: DataSummary, resolved: ResolvedRecipe, **told: Any) -> set[str]:
-    plan = plan_of("fox-41").model_copy(update={"data": data, "resolved": resolved.record, **told})
+    plan = plan_of("fox-41")
+    job = plan.job.model_copy(update={"resolved": resolved.record})
+    plan = plan.model_copy(update={"data": data, "job": job, **told})
     return {
-        file.name for file in survey(job_for(plan, bundle_root() / "trainer").uploads).files if "data/" in file.name
+        file.name
+        for file in survey(plan.job.program(plan, bundle_root() / "trainer", cpus=1).uploads).files
+        if "data/" in file.name
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import UsageError
-from gpurun.planning.recipe import check_tables, load_recipe, resolve
+from gpurun.jobs.training.recipe import check_tables, load_recipe, resolve
 from gpurun.remote.messages import MOST_MANIFEST_FILES
 from trainer.recipe import MOST_SAMPLES, TABLES
 

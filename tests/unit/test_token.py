@@ -13,8 +13,8 @@ from gpurun.core.errors import SetupError
 from gpurun.core.machine_token import MOST, make_token, parse
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Order
-from gpurun.planning.catalog import offers_for
 from gpurun.providers.aws.tags import by_client_token, client_token, owner, tags_of
+from gpurun.providers.catalog import offers_for
 from gpurun.providers.lambdalabs import instances as lambda_instances
 from gpurun.providers.runpod import pods
 

@@ -11,19 +11,16 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.command import Command
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.job import Command
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Mode, Request
-from gpurun.planning import work_folder as folders
-from gpurun.planning.catalog import parse_gpu
-from gpurun.planning.command_plan import make_command_plan
-from gpurun.planning.command_program import startable, with_notebook
-from gpurun.planning.failure_cure import failure_cure
-from gpurun.planning.python_source import read_notebook, read_python
-from gpurun.planning.rehearsal_venv import build_venv, is_built, venv_python
-from gpurun.planning.requirements import PIP_MARK, distributions, provided_by, with_pip
-from gpurun.planning.upload_advice import (
+from gpurun.jobs.commands import work_folder as folders
+from gpurun.jobs.commands.command_program import startable, with_notebook
+from gpurun.jobs.commands.failure_cure import failure_cure
+from gpurun.jobs.commands.python_source import read_notebook, read_python
+from gpurun.jobs.commands.rehearsal_venv import build_venv, is_built, venv_python
+from gpurun.jobs.commands.upload_advice import (
     demand_decided,
     file_warnings,
     import_warnings,
@@ -32,7 +29,10 @@ from gpurun.planning.upload_advice import (
     notes,
     undecided,
 )
-from gpurun.planning.work_folder import WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.commands.work_folder import WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.requirements import PIP_MARK, distributions, provided_by, with_pip
+from gpurun.planning.command_plan import make_command_plan
+from gpurun.providers.catalog import parse_gpu
 
 NANOGPT = {
     ".gitignore": "__pycache__/\n*.bin\n*.pkl\n*.pt\ninput.txt\n",

@@ -147,7 +147,7 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
             try:
                 plan, told = look(session.home, row.run).plan, read_receipt(session.home, folder).predicate
                 data = Path(folder.now_at(plan.data.folder))
-                found[row.run] = replay_run(folder, {**told}, plan.resolved, data)
+                found[row.run] = replay_run(folder, {**told}, plan.job.resolved, data)
             except (GpurunError, OSError) as error:
                 found[row.run] = Replayed.nothing(str(error))
         if problems:

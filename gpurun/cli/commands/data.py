@@ -121,7 +121,7 @@ def _prepared(
     from gpurun.data.prepare import prepare as prepare_text
     from gpurun.data.run_shards import order_for
     from gpurun.data.shard_folder import inspect_data
-    from gpurun.planning.recipe import load_recipe, resolve
+    from gpurun.jobs.training.recipe import load_recipe, resolve
     from gpurun.view.shard_lines import DataFigures, data_lines
 
     name = recipe or session.settings["recipe"].value

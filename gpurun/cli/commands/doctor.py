@@ -133,7 +133,7 @@ def _disk(session: Session) -> Finding:
 def _uplink(session: Session) -> Finding:
     """How fast a plan takes this computer to send, and what that rests on: only an upload measures it."""
     from gpurun.core.run_plan import Request
-    from gpurun.planning.history import load_priors, uplink_of
+    from gpurun.jobs.training.history import load_priors, uplink_of
 
     told = session.settings["uplink"].value
     line = uplink_of(Request(recipe="", uplink_mbit=float(told) if told else None), load_priors(session.home)[0])

@@ -49,7 +49,7 @@ def evidence(
     }
     pages = {"card.md": card_markdown(receipt, **words), "card.html": card_html(receipt, **words)}
     private = tuple({str(session.home.root), str(Path.home()), str(bundle_root())})
-    at_hand = secrets_at_hand(plan.command.secrets if plan.command else ())
+    at_hand = secrets_at_hand(plan.job.secrets)
     content, left_out = pack_card(
         folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},
         private=private, with_checkpoint=with_checkpoint, data=Path(folder.now_at(plan.data.folder)),

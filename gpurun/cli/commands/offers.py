@@ -39,7 +39,7 @@ def offers(
     from gpurun.core.clock import utc
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import Choices
-    from gpurun.planning.catalog import demand_one_node, parse_gpu
+    from gpurun.providers.catalog import demand_one_node, parse_gpu
     from gpurun.view.price_list import offers_screen
 
     clouds = _clouds(provider)
@@ -80,6 +80,6 @@ def _clouds(providers: Sequence[str]) -> list[str]:
 
 def _usual_gpu(session: Session) -> str:
     """The GPU of the recipe that is trained when none is named."""
-    from gpurun.planning.recipe import load_recipe
+    from gpurun.jobs.training.recipe import load_recipe
 
     return load_recipe(session.settings["recipe"].value).tables.hardware.gpu

@@ -21,7 +21,7 @@ app = typer.Typer(help="List, show and check the recipes.", no_args_is_help=True
 @verb(app, "recipes list", examples=["gpurun recipes list"])
 def list_all(session: Session) -> Result:
     """List the recipes."""
-    from gpurun.planning.recipe import list_recipes, load_recipe, parameters_of, resolve
+    from gpurun.jobs.training.recipe import list_recipes, load_recipe, parameters_of, resolve
     from gpurun.planning.transfer import vocabulary_of
     from gpurun.view.list_tables import RecipeRow, recipes_table
 
@@ -46,7 +46,7 @@ def list_all(session: Session) -> Result:
 def show(session: Session, recipe: RecipeArgument = "") -> Result:
     """Print a recipe's file."""
     from gpurun.core.paths import read_regular
-    from gpurun.planning.recipe import load_recipe
+    from gpurun.jobs.training.recipe import load_recipe
 
     loaded = load_recipe(recipe or session.settings["recipe"].value)
     text = read_regular(Path(loaded.path)).decode()
@@ -57,7 +57,7 @@ def show(session: Session, recipe: RecipeArgument = "") -> Result:
 def check(session: Session, recipes: RecipeNames = []) -> Result:  # noqa: B006 - Typer copies defaults.
     """Plan recipes at the catalogue's prices and rehearse each on this machine, end to end; all of them by default."""
     from gpurun.cli.recipe_checks import check_recipe, judge, own_home
-    from gpurun.planning.recipe import list_recipes
+    from gpurun.jobs.training.recipe import list_recipes
     from gpurun.view.check_table import CheckRow, checks_table
 
     rows: list[CheckRow] = []
@@ -88,7 +88,7 @@ def new(
     session: Session, name: Annotated[str, typer.Argument(metavar="NAME", help="Writes NAME.toml here.")]
 ) -> Result:
     """Write a small recipe to start from into the working folder."""
-    from gpurun.planning.recipe import new_recipe
+    from gpurun.jobs.training.recipe import new_recipe
 
     stem = name.removesuffix(".toml")
     if not re.fullmatch(r"\w[\w-]*", stem):  # It stands in TOML, and in commands to copy.

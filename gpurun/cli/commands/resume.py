@@ -33,7 +33,6 @@ def resume(
     from gpurun.cli.interrupts import RESUMED
     from gpurun.cli.run_control import demand_here, drive, find
     from gpurun.cli.viewer import follow
-    from gpurun.core.job_terms import terms_of
     from gpurun.ledger.runs import left_alone
 
     if run is None and (run := left_alone(session.home)):
@@ -43,7 +42,7 @@ def resume(
         name = sight.folder.name
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
         if sight.state.outcome != "done" and sight.plan.mode != "rehearsal":
-            again = f"gpurun {terms_of(sight.plan).verb} --from {name}"
+            again = f"gpurun {sight.plan.job.terms.verb} --from {name}"
             text += f"\nTo do what it did not come to, in another rental: {again}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     if sight.state.imported:

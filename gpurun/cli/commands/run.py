@@ -58,13 +58,13 @@ def _build(session: Session, plan: Plan) -> None:
     """Build the environment of a rehearsal with --pip, and say which imports it lacks."""
     from pathlib import Path
 
-    from gpurun.planning.rehearsal_venv import build_venv
-    from gpurun.planning.requirements import SETUP_LIMIT_S, distributions
+    from gpurun.jobs.commands.rehearsal_venv import build_venv
+    from gpurun.jobs.requirements import SETUP_LIMIT_S, distributions
 
-    if plan.command is None or not plan.command.python:
+    if not plan.job.python:
         return
     limit_s = plan.choices.setup_limit_s or SETUP_LIMIT_S
-    build_venv(Path(plan.command.python), plan.command.pip, limit_s, session.say)
-    here = distributions(plan.command.imports, plan.command.python)
-    if missing := [name for name in plan.command.imports if name not in here]:
+    build_venv(Path(plan.job.python), plan.job.pip, limit_s, session.say)
+    here = distributions(plan.job.imports, plan.job.python)
+    if missing := [name for name in plan.job.imports if name not in here]:
         session.say(f"! Nothing here has {', '.join(missing)}, with all of --pip installed.")

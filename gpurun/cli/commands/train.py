@@ -38,9 +38,9 @@ def train(session: Session, request: Request, starting: Starting) -> Result:
 def _rehearse_changed(session: Session, request: Request, plan: Plan) -> None:
     """Rehearse the copy of a changed trainer here before it trains on paid time; TrainingFailed where it does not."""
     from gpurun.core.run_plan import Mode
-    from gpurun.planning.jobs import CHANGED
+    from gpurun.jobs.trainer import CHANGED
 
-    if plan.mode is not Mode.PAID or plan.trainer != CHANGED:
+    if plan.mode is not Mode.PAID or plan.job.trainer != CHANGED:
         return
     from gpurun.cli.recipe_checks import own_home, rehearsed
 

@@ -27,7 +27,7 @@ from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
-from gpurun.planning.transfer import early_bytes, most_bytes
+from gpurun.planning.transfer import early_bytes
 from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import (
@@ -120,7 +120,7 @@ class Inventory:
 
     def demand_planned(self, file: ManifestFile) -> None:
         """CollectFailed for a file that is larger than any of its kind can be of the model that was planned."""
-        most = most_bytes(self._plan, file.kind) if self._plan else None
+        most = self._plan.job.most_bytes(file.kind) if self._plan else None
         if most is not None and file.bytes > most:
             what = f"{file.name} is announced with {file.bytes:,} bytes; of the planned model it can have {most:,}."
             hint = "It is left there: the machine, or who is on it, has made something else of it."
@@ -332,7 +332,7 @@ class EgressBudget:
     def of(cls, folder: RunFolder, plan: Plan) -> EgressBudget:
         """What a run's plan has paid for."""
         limit_bytes = early_bytes(plan)
-        return cls(folder, limit_bytes, max(1, plan.steps))
+        return cls(folder, limit_bytes, max(1, plan.job.steps))
 
     def give_to_bucket(self) -> int | None:
         """What the machine may push where that is charged, too: all that is left of this, which is then spent.

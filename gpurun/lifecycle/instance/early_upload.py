@@ -11,8 +11,8 @@ from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.transfer_progress import moving
+from gpurun.jobs.survey import surveyed
 from gpurun.lifecycle.context import Context, Note
-from gpurun.planning.jobs import surveyed
 from gpurun.providers.base import Unknown
 from gpurun.remote.archive import Pack
 from gpurun.remote.interface import FarRefusal, MachineLost

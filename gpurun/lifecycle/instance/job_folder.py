@@ -11,7 +11,6 @@ from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail
 from gpurun.lifecycle.artifacts.on_demand import Brief, Salvaged
 from gpurun.lifecycle.context import Context
-from gpurun.planning.transfer import home_bytes
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Status
@@ -62,7 +61,7 @@ def bring_home(instance: Instance, context: Context) -> Salvaged:
 def _brought_log(far: FarSide, context: Context) -> Status | None:
     """Copy the rest of log and events; the agent's word, where that says that the trainer has ended."""
     tail = Tail(far, context.folder)
-    drain = Drain(context.folder, context.clock, context.collect_s, home_bytes(context.plan))
+    drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while True:
         poll = tail.bring()
         if not drain.goes_on(poll):

@@ -137,7 +137,7 @@ def _ended(status: Status, last: Stop | None, context: Context) -> dict[str, obj
         outcome = {"done": "done", "signal": "stopped"}.get(last.reason if last else "", "failed")
     else:
         outcome = "stopped" if reason else "failed"
-    if reason == "lease" and context.plan.command and context.plan.mode is Mode.REHEARSAL:
+    if reason == "lease" and not context.plan.job.terms.has_model and context.plan.mode is Mode.REHEARSAL:
         return {**_failed(status, "rehearsal", "it still ran when the rehearsal was over"), "outcome": "done"}
     if outcome == "stopped" and exit_code == 0 and not reason:  # The agent, which passes on all that is asked here.
         return _failed(status, "signal", NOT_OURS["signal"])

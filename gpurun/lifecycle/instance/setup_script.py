@@ -12,9 +12,9 @@ from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import RunState
 from gpurun.core.transfer_progress import moving
 from gpurun.core.untrusted import safe_text
+from gpurun.jobs.requirements import PIP_MARK
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context
-from gpurun.planning.requirements import PIP_MARK
 from gpurun.remote.client import FarSide
 from gpurun.remote.messages import SetUp
 from gpurun.view.number_format import format_duration

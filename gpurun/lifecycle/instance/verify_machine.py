@@ -16,12 +16,11 @@ from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Choices, Plan
+from gpurun.jobs.requirements import LEAST_TORCH
 from gpurun.lifecycle.instance.card_checks import another, check_cards, check_kind, elsewhere, seen
 from gpurun.planning.budget import rental_cost
-from gpurun.planning.catalog import card_names, rows_for
-from gpurun.planning.requirements import LEAST_TORCH
-from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import Provider, Unknown
+from gpurun.providers.catalog import card_names, rows_for
 from gpurun.remote.client import LOOK_S
 from gpurun.remote.machine_facts import Exported, Facts, Gpu, Measured, Missing
 from gpurun.view.number_format import format_bytes
@@ -111,7 +110,7 @@ def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
     """The refusal of a price, with the worst case that it would mean."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
-    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, home_bytes(plan), plan.disk_gb)
+    worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.job.home_bytes, plan.job.disk_gb)
     return NoOffer(
         "price.rose",
         f"The instance costs {format_rate(rate)}, not the {format_rate(plan.offer.rate_micros_per_hour)} agreed to.",
@@ -135,15 +134,15 @@ LEAST_SHM_BYTES = 1 << 30
 """What the workers of a DataLoader may need to hand over batches; Docker's own is 64 MB."""
 
 
-def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool = False) -> tuple[str, ...]:
+def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
     """Warnings about a machine that will do.
 
     Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
     With `accept_cpu` a machine without a CUDA device will do. What a command needs beside its cards is its own affair:
     where nothing there has torch, the driver is asked for them.
     """
-    warnings = _command_warnings(facts, offer) if is_command else ()
-    if is_command and not facts.torch.found:
+    warnings = () if needs_torch else _command_warnings(facts, offer)
+    if not needs_torch and not facts.torch.found:
         cards = tuple(Gpu(name=card.name, memory_bytes=card.memory_bytes or 0, uuid=card.uuid) for card in facts.gpus)
         facts = facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": cards})})
     better = f"Choose an image with torch {LEAST_TORCH} or newer and numpy: --image."
@@ -151,7 +150,7 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, is_command: bool 
         better = (
             f"Install torch {LEAST_TORCH} or newer and numpy there, or name the Python that has them: --python PATH."
         )
-    warnings += () if is_command else _check_python(facts, offer, better)
+    warnings += _check_python(facts, offer, better) if needs_torch else ()
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
@@ -179,7 +178,7 @@ def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
     if not found.missing:
         return (found.note,) if found.note else ()
     names = ", ".join(found.missing[:MOST_NAMED])
-    what = f"{plan.recipe} imports {names}, which {found.python} on the machine does not have"
+    what = f"{plan.job.recipe} imports {names}, which {found.python} on the machine does not have"
     hint = f"Have it installed before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."
     raise SetupError("box.no_module", f"{what}; neither your folder nor --pip has it.", hint=hint)
 

@@ -29,9 +29,8 @@ from gpurun.lifecycle.instance.verify_machine import (
     not_passed,
     on_record,
 )
-from gpurun.planning.catalog import terms_of
-from gpurun.planning.transfer import save_s
 from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
+from gpurun.providers.catalog import terms_of
 from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.machine_facts import Facts, Measured, Missing
@@ -113,10 +112,10 @@ def _looked(far: FarSide, state: RunState, context: Context) -> Facts:
 
 def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
     """Return which modules of the command its Python there does not find; here the command itself says it."""
-    command = context.plan.command
-    if command is None or not command.imports or context.plan.mode is not Mode.PAID:
+    job = context.plan.job
+    if not job.imports or context.plan.mode is not Mode.PAID:
         return Missing(python="", missing=())
-    return far.missing_imports(command.imports, command.env.get("PYTHONPATH", ""))
+    return far.missing_imports(job.imports, job.env.get("PYTHONPATH", ""))
 
 
 def _joined(facts: Facts, context: Context, far: FarSide, _: Instance) -> Measured:
@@ -229,9 +228,7 @@ def _judged(facts: Facts, missing: Missing, context: Context) -> Iterator[Note]:
     plan = context.plan
     for warning in login_warnings(facts.exported, plan.choices.pass_env):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
-    for warning in check_box(
-        facts, plan.offer, accept_cpu=plan.choices.accept_cpu, is_command=plan.command is not None
-    ):
+    for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, needs_torch=plan.job.needs_torch):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
     for warning in check_imports(missing, plan):
         yield Event.INCIDENT, {"code": "box.warning", "message": warning}
@@ -246,7 +243,7 @@ def _patience_s(state: RunState, context: Context, to_set_up_s: float) -> float:
     """How long from now a machine may take to answer, before it is set up for so long; zero or less is one look."""
     lease = context.plan.lease
     longest_s = lease.queue_s + _boot_patience_s(context)
-    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + save_s(context.plan) + lease.collect_s
+    least_s = lease.ship_s + LEAST_TRAINING * lease.train_s + context.plan.job.save_s + lease.collect_s
     return min(longest_s, context.seconds_left(state) - to_set_up_s - least_s)
 
 

@@ -15,7 +15,6 @@ from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.job_folder import folder_way
 from gpurun.planning.budget import egress_of
-from gpurun.planning.transfer import more_kept
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
@@ -36,7 +35,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     # A job's files need no job: it may be over.
     far = (state.shared and folder_way(instance, context)) or context.reach(instance)
     manifest, gone = _listed(far, inventory, patience, state)
-    keep = more_kept(context.plan)
+    keep = context.plan.job.more_kept
     due, rest = wanted(manifest, keep), spare(manifest, keep)
     budget = EgressBudget.of(context.folder, context.plan)
     budget.note(due)

@@ -19,8 +19,6 @@ from gpurun.lifecycle.instance.readings import living
 from gpurun.lifecycle.instance.terminate import check_account, once
 from gpurun.lifecycle.instance.verify_machine import check_price
 from gpurun.planning.budget import beside_rate, disk_gb_on
-from gpurun.planning.catalog import terms_of
-from gpurun.planning.transfer import home_bytes
 from gpurun.providers.base import (
     Guarded,
     HasAccounts,
@@ -32,6 +30,7 @@ from gpurun.providers.base import (
     Unknown,
     their_wall,
 )
+from gpurun.providers.catalog import terms_of
 from gpurun.providers.errors import RejectedFor
 from gpurun.remote.key_pairs import make_keys
 
@@ -236,12 +235,12 @@ def _their_wall(context: Context) -> float:
 
 def disk_gb_of(plan: Plan) -> int:
     """The disk that is ordered, as it was priced."""
-    return disk_gb_on(plan.offer.provider, plan.disk_gb)
+    return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
 def _intent(order: Order, context: Context) -> dict[str, object]:
     plan = context.plan
-    hourly, once_only = beside_rate(plan.offer, home_bytes(plan), order.disk_gb)
+    hourly, once_only = beside_rate(plan.offer, plan.job.home_bytes, order.disk_gb)
     return {
         "attempt": order.attempt,
         "token": order.token,
@@ -250,7 +249,7 @@ def _intent(order: Order, context: Context) -> dict[str, object]:
         "rate_micros_per_hour": plan.offer.rate_micros_per_hour,
         "beside_micros_per_hour": hourly,
         "egress_micros": once_only,
-        "sends_itself": plan.sends_itself,
+        "sends_itself": plan.job.sends_itself,
         "billing_unit_s": plan.offer.billing_unit_s,
         "least_billed_s": terms_of(plan.offer.provider).least_billed_s,
         "worst_micros": plan.worst_micros,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from gpurun.core.clock import local_time, ticks
+from gpurun.core.command import WORK
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.core.job import WORK
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import format_usd
 from gpurun.ledger.journal import read_journal

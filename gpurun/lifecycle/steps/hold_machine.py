@@ -17,7 +17,6 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
 from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.planning.transfer import more_kept
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, ManifestFile
 from gpurun.view.number_format import format_bytes, format_files
@@ -95,7 +94,7 @@ class _Lacking:
             manifest = context.reach(instance_of(state)).manifest(MOST_ANNOUNCED_BYTES)
         except GpurunError:
             return self
-        files = tuple(wanted(manifest, more_kept(context.plan)))
+        files = tuple(wanted(manifest, context.plan.job.more_kept))
         told = manifest.model_dump(mode="json", include={"latest", "best"})
         return _Lacking(
             {**told, "files": [], "seconds": 0.0}, files, tuple(file.name for file in files), self.inventory

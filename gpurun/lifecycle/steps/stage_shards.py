@@ -15,8 +15,8 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.paths import write_atomic
 from gpurun.core.records import canonical
 from gpurun.core.transfer_progress import Tell, moving
+from gpurun.jobs.survey import surveyed
 from gpurun.lifecycle.context import Context, Note
-from gpurun.planning.jobs import surveyed
 from gpurun.remote.archive import PackedFile
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.objects import find, is_worth_staging

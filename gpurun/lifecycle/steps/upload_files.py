@@ -15,9 +15,9 @@ from gpurun.core.errors import GpurunError, NoOffer, SetupError, TrainingFailed
 from gpurun.core.journal_records import Event, RunState
 from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
+from gpurun.jobs.survey import surveyed
 from gpurun.lifecycle.connect import AWAY_S, Patience
 from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.planning.jobs import surveyed
 from gpurun.planning.transfer import SHIP_START_S, download_s
 from gpurun.remote.archive import Pack, PackedFile
 from gpurun.remote.client import FarSide
@@ -39,12 +39,12 @@ PATIENCE_S = 60.0
 def ship(state: RunState, context: Context) -> Iterator[Note]:
     """Send the pack to the agent in parts; it is in place and verified there, or nothing of it is."""
     if context.plan.choices.trainer:
-        from gpurun.planning.changed_trainer import demand_as_planned
+        from gpurun.jobs.training.changed_trainer import demand_as_planned
 
         demand_as_planned(context.plan, context.trainer)
     seen = surveyed(context.plan, context.trainer)
     yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
-    _check_room(seen.total_bytes, state, disk_gb=context.plan.disk_gb)
+    _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
     pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.

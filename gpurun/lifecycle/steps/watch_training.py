@@ -16,6 +16,7 @@ from gpurun.core.journal_records import Event, RunState
 from gpurun.core.money import Micros
 from gpurun.core.records import digest_of
 from gpurun.core.trainer_events import EventLines, Stop, TrainerEvent, events_of
+from gpurun.jobs.training.throughput import Measured, Meter
 from gpurun.lifecycle.artifacts.downloader import Background
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, is_behind
@@ -26,8 +27,6 @@ from gpurun.lifecycle.instance.job_signs import UNHEARD, Outage, Silence, lost_t
 from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
-from gpurun.planning.throughput import Measured, Meter
-from gpurun.planning.transfer import home_bytes, save_s
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.s3.s3_errors import BucketLost
@@ -88,7 +87,7 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
     told = ""
     hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
     lines, outage, silence = EventLines(), Outage(state, context), Silence(state, context)
-    drain = Drain(context.folder, context.clock, context.collect_s, home_bytes(context.plan))
+    drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
         if told != state.stop:
@@ -187,7 +186,7 @@ class Hearing:
         self._clock, self._beat = context.clock, 0.0
         self._asked_mono = self._beat_mono = self._clock.monotonic()
         self._refused_mono = self._refused_last_mono = float("-inf")
-        self._last_step = context.plan.steps or -1  # Of a command nobody may know it.
+        self._last_step = context.plan.job.steps or -1  # Of a command nobody may know it.
         self._ending_mono: float | None = None
 
     def ask(self) -> None:
@@ -226,7 +225,8 @@ class Rating:
 
     def __init__(self, state: RunState, context: Context) -> None:
         plan = context.plan
-        self._context, self._meter = context, Meter(plan.resolved, plan.steps if plan.command else 0)
+        self._context = context
+        self._meter = Meter(plan.job.resolved, 0 if plan.job.terms.has_model else plan.job.steps)
         self._is_told = state.rated
         self._found: Measured | None = None
         if not self._is_told:
@@ -249,7 +249,7 @@ class Rating:
 def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:
     """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
     plan, lease = context.plan, context.plan.lease
-    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - save_s(plan))
+    limit_s = max(0.0, context.seconds_left(state) - context.collect_s - plan.job.save_s)
     if lease.hours_s is not None:
         limit_s = min(limit_s, max(0.0, lease.hours_s - measured.elapsed_s))
     finishes = measured.left_s <= limit_s
@@ -261,7 +261,7 @@ def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, 
         "step": measured.step,
         "steps": measured.steps,
         "step_s": round(measured.step_s, 6),
-        "tokens_per_s": None if plan.command else round(measured.tokens_per_s, 3),
+        "tokens_per_s": round(measured.tokens_per_s, 3) if plan.job.terms.has_model else None,
         "elapsed_s": round(measured.elapsed_s, 3),
         "left_s": round(measured.left_s, 3),
         "limit_s": round(min(limit_s, 1e9), 3),
@@ -279,4 +279,4 @@ def _cost(context: Context, seconds: float) -> Micros:
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    return rental_cost(offer, seconds, home_bytes(plan), plan.disk_gb)
+    return rental_cost(offer, seconds, plan.job.home_bytes, plan.job.disk_gb)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from gpurun.planning.catalog import all_offers
+from gpurun.providers.catalog import all_offers
 from tests.emulators.aws.calls import AwsError, Call
 
 _DLAMI = "/aws/service/deeplearning/ami/x86_64/"

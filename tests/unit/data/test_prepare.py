@@ -28,7 +28,7 @@ from gpurun.data.prepare import Order, Prepared, prepare
 from gpurun.data.run_shards import order_for, prepared
 from gpurun.data.split import EVERY, bound_for, bound_for_few, key_of
 from gpurun.data.tasks import UNFINISHED
-from gpurun.planning.recipe import load_recipe, resolve
+from gpurun.jobs.training.recipe import load_recipe, resolve
 
 ROOT = Path(__file__).parents[3]
 WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells — by the sea shore\n"

@@ -19,8 +19,8 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, PublicFile, Request
 from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.run_shards import prepared
+from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.planner import make_plan
-from gpurun.planning.recipe import load_recipe, resolve
 from gpurun.planning.transfer import public_shards
 from gpurun.remote.agent.presigned import UrlRefused
 from gpurun.remote.agent.public_files import Redirects, is_public, opened_public

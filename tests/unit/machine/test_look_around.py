@@ -98,9 +98,9 @@ def offer(gpu: str = "A100", vram_gb: int = 80, provider: str = "runpod") -> Off
     )  # fmt: skip
 
 
-def refused(facts: Facts, ordered: Offer, *, is_command: bool = False) -> GpurunError:
+def refused(facts: Facts, ordered: Offer, *, needs_torch: bool = True) -> GpurunError:
     with pytest.raises(GpurunError) as error:
-        check_box(facts, ordered, accept_cpu=False, is_command=is_command)
+        check_box(facts, ordered, accept_cpu=False, needs_torch=needs_torch)
     return error.value
 
 
@@ -148,13 +148,13 @@ def test_a_card_that_does_not_work_is_refused_before_the_upload_in_the_machines_
 
 
 @pytest.mark.parametrize(("said", "cure"), [(MISMATCH, "driver was updated"), (LOST, "falls out again")])
-@pytest.mark.parametrize("is_command", [False, True])
+@pytest.mark.parametrize("needs_torch", [True, False])
 def test_a_driver_that_does_not_answer_is_told_in_its_words_and_is_no_matter_of_installing(
-    box: LookedAt, said: str, cure: str, is_command: bool
+    box: LookedAt, said: str, cure: str, needs_torch: bool
 ) -> None:
     box.has_cards(tail=f"echo '{said}'; exit 18")
     facts = box.far.hello(python=str(box.has_torch(init="No CUDA GPUs are available", devices=0)))
-    error = refused(facts, offer(), is_command=is_command)
+    error = refused(facts, offer(), needs_torch=needs_torch)
     assert (error.code, type(error)) == ("box.gpu_ill", NoOffer)
     assert said.splitlines()[0].rstrip() in error.what
     assert "another offer" in error.hint
@@ -242,7 +242,7 @@ def test_a_small_shm_is_a_warning_for_a_command_and_nothing_to_the_trainer(box: 
     facts = box.far.hello(python=str(box.has_torch()))
     assert facts.shm_bytes == os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
     small = facts.model_copy(update={"shm_bytes": 64 << 20})
-    (warning,) = check_box(small, offer(), accept_cpu=False, is_command=True)
+    (warning,) = check_box(small, offer(), accept_cpu=False, needs_torch=False)
     assert "/dev/shm has 67 MB" in warning
     assert "num_workers=0" in warning
     assert check_box(small, offer(), accept_cpu=False) == ()

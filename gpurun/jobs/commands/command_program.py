@@ -8,12 +8,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.core.command import NOTEBOOK, Command
 from gpurun.core.errors import UsageError
-from gpurun.core.job import NOTEBOOK, Command
 from gpurun.core.paths import open_regular
 from gpurun.core.run_plan import Mode, Request
-from gpurun.planning.requirements import distributions, provided_by
-from gpurun.planning.work_folder import WorkFolder
+from gpurun.jobs.commands.work_folder import WorkFolder
+from gpurun.jobs.requirements import distributions, provided_by
 
 _RUN_NOTEBOOKS = ("nbconvert", "ipykernel")
 _OF_BASH = frozenset({"sh", "bash", "dash"})

@@ -18,7 +18,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.tensor_file import TensorPlace, read_tensor_places
 from gpurun.core.untrusted import error_words, read_object
-from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, padded_vocab
+from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab
 
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")

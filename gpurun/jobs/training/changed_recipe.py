@@ -23,9 +23,9 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import make_private, read_regular, write_atomic
 from gpurun.core.records import digest_of
 from gpurun.core.untrusted import parse_object, read_object, whole
-from gpurun.planning.jobs import digest_of_trainer
-from gpurun.planning.memory import GIB, Way, tensor_bytes
-from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.jobs.trainer import digest_of_trainer
+from gpurun.jobs.training.memory import GIB, Way, tensor_bytes
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.view.number_format import format_count
 
 READERS = ("__init__.py", "errors.py", "recipe.py", "recipe_file.py")

@@ -15,7 +15,7 @@ from math import inf, isqrt
 from typing import Any
 
 from gpurun.core.records import Offer
-from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, padded_vocab, parameters_of
+from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab, parameters_of
 
 CHUNK_BYTES = 2**28  # The trainer's own loss holds so much of fp32 logits at once,
 EAGER_BYTES = 2**31  # or so much, where a card launches each of its operations by itself.

@@ -17,7 +17,7 @@ from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import read_regular
 from gpurun.core.records import digest_of
 from gpurun.core.run_plan import Earlier
-from gpurun.planning.catalog import parse_gpu
+from gpurun.providers.catalog import parse_gpu
 
 Form = Literal["full", "rehearsal"]
 _FORMS: Mapping[Form, str] = {"full": "full form", "rehearsal": "rehearsal"}

@@ -17,7 +17,7 @@ from gpurun.core.installed_files import bundle_root, recipe_file
 from gpurun.core.paths import read_regular
 from gpurun.core.records import Frozen
 from gpurun.core.secrets import child_environment
-from gpurun.planning.work_folder import commit_of
+from gpurun.jobs.commands.work_folder import commit_of
 
 
 class NamedCommand(Frozen):

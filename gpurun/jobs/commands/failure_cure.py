@@ -8,10 +8,10 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from gpurun.core.command import Command
 from gpurun.core.errors import UsageError
-from gpurun.core.job import Command
-from gpurun.planning.requirements import distribution_of
-from gpurun.planning.work_folder import WorkFolder, work_folder
+from gpurun.jobs.commands.work_folder import WorkFolder, work_folder
+from gpurun.jobs.requirements import distribution_of
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_FILE = re.compile(r"No such file or directory: '([^'\n]+)'")

@@ -12,8 +12,8 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.run_plan import Mode, Plan
+from gpurun.jobs.trainer import CHANGED, digest_of_trainer, words_of_trainer
 from gpurun.ledger.plan_from_journal import read_plan
-from gpurun.planning.jobs import CHANGED, digest_of_trainer, words_of_trainer
 from gpurun.remote.archive import PackedFile, content_at, survey
 from gpurun.view.number_format import short_hash
 
@@ -65,5 +65,5 @@ def notes_of(plan: Plan, trainer: Path) -> Iterator[str]:
 def other_than_before(plan: Plan, home: Home) -> Iterator[str]:
     """What the plan says where the run that it goes on from had another trainer, and one of the two is changed."""
     before = read_plan(home.run(plan.continues.run)) if plan.continues else plan
-    if CHANGED in (plan.trainer, before.trainer) and plan.bundle_sha256 != before.bundle_sha256:
-        yield f"{before.run} was trained by another trainer: {before.trainer}, {short_hash(before.bundle_sha256)}."
+    if CHANGED in (plan.job.trainer, before.job.trainer) and plan.bundle_sha256 != before.bundle_sha256:
+        yield f"{before.run} was trained by another trainer: {before.job.trainer}, {short_hash(before.bundle_sha256)}."

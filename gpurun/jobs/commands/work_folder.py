@@ -14,12 +14,12 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
+from gpurun.core.command import Command
 from gpurun.core.errors import UsageError
-from gpurun.core.job import Command
 from gpurun.core.paths import read_regular
 from gpurun.core.secrets import child_environment
-from gpurun.planning.command_source import CommandSource, command_source
-from gpurun.planning.python_source import is_file_name, read_python
+from gpurun.jobs.commands.command_source import CommandSource, command_source
+from gpurun.jobs.commands.python_source import is_file_name, read_python
 from gpurun.remote.archive import MOST_FILES, is_named_like_secret, secret_in, survey
 from gpurun.view.number_format import format_bytes
 

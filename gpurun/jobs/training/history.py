@@ -18,8 +18,8 @@ from gpurun.core.paths import Home, read_regular
 from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Request
 from gpurun.core.uplink import Uplink
-from gpurun.planning.catalog import card_of
-from gpurun.planning.recipe import ModelConfig, ResolvedRecipe, read_model
+from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, read_model
+from gpurun.providers.catalog import card_of
 
 MOST_RUNS = 200
 SPREAD = 0.05  # The same again, on another day or another machine of its kind.

@@ -11,8 +11,8 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.data.core_bundle import FILE, bundle_file, local_file, write_core
 from gpurun.data.refusals import Say
-from gpurun.planning.estimate import CORE_TASKS, FORWARD_SHARE, core_tokens
-from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.jobs.training.estimate import CORE_TASKS, FORWARD_SHARE, core_tokens
+from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.view.number_format import format_count, format_duration, short_hash
 
 
@@ -47,7 +47,7 @@ def demand_bundle(request: Request, most: int) -> None:
 
 def core_note(plan: Plan) -> Iterator[str]:
     """What the plan says of it: how much of it there is, and what it takes of time and dollars."""
-    most, digest = int(plan.resolved["eval"].get("core", 0)), plan.data.core_sha256
+    most, digest = int(plan.job.resolved["eval"].get("core", 0)), plan.data.core_sha256
     if not most:
         return
     said = f"CORE is taken after the last step: up to {most:,} items of each of its {CORE_TASKS} tasks"
@@ -55,7 +55,7 @@ def core_note(plan: Plan) -> Iterator[str]:
     if plan.estimate.tokens_per_s is None:
         yield f"{said}."
         return
-    tokens, (low, high) = core_tokens(plan.resolved), plan.estimate.tokens_per_s
+    tokens, (low, high) = core_tokens(plan.job.resolved), plan.estimate.tokens_per_s
     seconds = tokens * FORWARD_SHARE * (low + high) / (2 * low * high)
     price = f", {format_usd(cost_of(plan.offer.rate_micros_per_hour, seconds))}" if plan.worst_micros else ""
     yield f"{said}, about {format_count(tokens)} tokens, {format_duration(seconds)}{price}; that is in the time above."

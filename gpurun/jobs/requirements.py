@@ -15,7 +15,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.paths import read_regular
 from gpurun.core.run_plan import Choices
 from gpurun.core.secrets import child_environment
-from gpurun.planning.recipe import RecipeTables
+from gpurun.jobs.training.recipe import RecipeTables
 
 __all__ = [
     "HUGGINGFACE_PACKAGES",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpurun.core.trainer_events import Checkpoint, Evaluation, Sample, Start, Step, TrainerEvent
-from gpurun.planning.estimate import FORWARD_SHARE, Pieces
+from gpurun.jobs.training.estimate import FORWARD_SHARE, Pieces
 
 MEASURED_STEPS = 50
 """So many steps after the first, which compiles and warms up, replace the estimate."""

@@ -21,10 +21,17 @@ from typing import Any
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Estimate
-from gpurun.planning.catalog import Card, card_of
-from gpurun.planning.history import Nearest, Priors, nearest
-from gpurun.planning.memory import CONTEXT_BYTES, FRAGMENTATION, fitting_micro_batch, peak_on, shards_of, what_would_fit
-from gpurun.planning.recipe import ResolvedRecipe
+from gpurun.jobs.training.history import Nearest, Priors, nearest
+from gpurun.jobs.training.memory import (
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    fitting_micro_batch,
+    peak_on,
+    shards_of,
+    what_would_fit,
+)
+from gpurun.jobs.training.recipe import ResolvedRecipe
+from gpurun.providers.catalog import Card, card_of
 
 NO_PRIORS = Priors()
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from gpurun.core.command import Command
 from gpurun.core.errors import UsageError
-from gpurun.core.job import Command
 from gpurun.core.paths import open_regular
-from gpurun.planning.command_source import unknown_files
-from gpurun.planning.requirements import distributions, provided_by
-from gpurun.planning.work_folder import WorkFolder
+from gpurun.jobs.commands.command_source import unknown_files
+from gpurun.jobs.commands.work_folder import WorkFolder
+from gpurun.jobs.requirements import distributions, provided_by
 from gpurun.remote.archive import is_named_like_secret
 from gpurun.view.number_format import format_bytes
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from gpurun.core.job import Command
+from gpurun.core.command import Command
 from gpurun.core.paths import read_regular
-from gpurun.planning.python_source import Source, is_file_name, read_notebook, read_python, read_shell
+from gpurun.jobs.commands.python_source import Source, is_file_name, read_notebook, read_python, read_shell
 
 _PROGRAMS = (".py", ".sh", ".ipynb")
 _MOST_FILES = 2_000

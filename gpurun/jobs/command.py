@@ -1,0 +1,154 @@
+"""A command of the user's own, in a copy of its folder: the job of `gpurun run`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gpurun.core.command import WORK, Command
+from gpurun.core.job_terms import COMMAND, JobTerms
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Job, Mode, Plan, Program
+from gpurun.view.number_format import short_hash
+
+_PACKAGE = "bundle/gpurun/remote/agent"
+_ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable", "imports")
+"""What of a command its runner reads on the machine; values of secrets are nowhere in it."""
+LOOK_S, HERE_LOOK_S = 20.0, 3.0
+"""For how long a command's results are looked for outside of its folder; here nothing of them is lost."""
+_NO_GIT = re.compile(r"not a git repository|InvalidGitRepositoryError|\bgit\b[^\n]{0,80}exit status 128", re.I)
+
+
+class CommandJob(Job):
+    """A `command`, of which nobody here knows how long it takes; it has a runner of ours on the machine."""
+
+    kind: ClassVar[str] = "command"
+    terms: ClassVar[JobTerms] = COMMAND
+
+    command: Command
+
+    @property
+    def steps(self) -> int:
+        """See `Job.steps`."""
+        return self.command.total_steps
+
+    @property
+    def disk_gb(self) -> int:
+        """See `Job.disk_gb`."""
+        return self.command.disk_gb
+
+    @property
+    def home_bytes(self) -> int:
+        """See `Job.home_bytes`."""
+        return self.command.output_bytes
+
+    @property
+    def save_s(self) -> int:
+        """See `Job.save_s`."""
+        return self.command.save_s
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """See `Job.secrets`."""
+        return self.command.secrets
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """See `Job.imports`."""
+        return self.command.imports
+
+    @property
+    def python(self) -> str:
+        """See `Job.python`."""
+        return self.command.python
+
+    @property
+    def pip(self) -> tuple[str, ...]:
+        """See `Job.pip`."""
+        return self.command.pip
+
+    @property
+    def env(self) -> dict[str, str]:
+        """See `Job.env`."""
+        return self.command.env
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """See `Job.argv`."""
+        return self.command.argv
+
+    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
+        """See `Job.program`."""
+        argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
+        commit = {"GPURUN_GIT_COMMIT": self.command.commit} if self.command.commit else {}
+        env = {"PYTHONUNBUFFERED": "1", **commit, **self.command.env}
+        uploads = self._uploads(plan)
+        return Program(argv, uploads, env, has_runner=True, allowed=tuple(self._let_in(uploads)))
+
+    def digest(self, plan: Plan, trainer: Path) -> str:
+        """Return one digest over the command's folder: the names of its files and what is in them."""
+        work, digests = Path(plan.data.beside) / "work", dict[str, str]()
+        for path in sorted(path for path in work.rglob("*") if path.is_file()):
+            with path.open("rb") as content:
+                digests[path.relative_to(work).as_posix()] = hashlib.file_digest(content, "sha256").hexdigest()
+        return digest_of(digests)
+
+    def opened(self) -> dict[str, Any]:
+        """Return the command's words, and the names of its variables without a value."""
+        return {"command": self.command.told}
+
+    def flat(self) -> dict[str, Any]:
+        """Return its part of plan.json, beside the plan's own keys."""
+        return self.model_dump(mode="json")
+
+    def headline(self) -> list[str]:
+        """Return what runs there, in which environment, and what of it comes home."""
+        names = [*sorted(self.env), *(f"{name} (secret)" for name in sorted(self.secrets))]
+        parts = [shlex.join(self.command.words).replace("'{python}'", "python")]
+        if names:
+            parts.append(f"with {', '.join(names)}")
+        if self.command.checkpoints:
+            parts.append(f"checkpoints {self.command.checkpoints}")
+        return parts
+
+    def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
+        """See `Job.cargo`."""
+        return [Path(self.command.folder).name or "no folder"], [f"folder {short_hash(plan.bundle_sha256)}"]
+
+    def cures(self, message: str, log: str) -> Iterator[str]:
+        """See `Job.cures`."""
+        from gpurun.jobs.commands.failure_cure import failure_cure
+
+        yield failure_cure(message, self.command)
+        if _NO_GIT.search(log):
+            commit = self.command.commit
+            known = "the commit is in $GPURUN_GIT_COMMIT" if commit else "its folder here has no commit either"
+            yield f".git is not uploaded, so git knows nothing there; {known}."
+
+    def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
+        from gpurun.remote.client import AGENT
+
+        order = self.command.model_dump(mode="json", include=set(_ORDER)) | {"argv": self.command.words}
+        order["look_s"] = LOOK_S if plan.mode is Mode.PAID else HERE_LOOK_S
+        own = Path(plan.data.beside)
+        place = Path(plan.data.folder) if plan.data.folder else own / "data"
+        data: dict[str, Path | bytes] = {"data": place} if place.is_dir() else {}
+        return {
+            **{f"{_PACKAGE}/runner/{path.name}": path for path in (AGENT / "runner").glob("*.py")},
+            **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
+            "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
+            WORK: own / "work",
+            **data,
+        }
+
+    def _let_in(self, uploads: Mapping[str, Path | bytes]) -> Iterator[str]:
+        """Yield the files of its folder and of its data that --include names, each by its whole name."""
+        folders = (uploads.get(name) for name in (WORK, "data"))
+        places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
+        return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())

@@ -1,0 +1,191 @@
+"""The bundled trainer, or a changed copy of it, on shards of tokens: the job of `gpurun train`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from gpurun import __version__
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.job_terms import TRAINER, JobTerms
+from gpurun.core.records import digest_of
+from gpurun.core.run_plan import Job, Mode, Plan, Program
+from gpurun.core.untrusted import read_object
+from gpurun.view.number_format import format_count, short_hash
+
+CHANGED = "changed trainer"
+CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
+KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
+SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
+SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
+SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
+
+
+class TrainerJob(Job):
+    """A recipe that the trainer trains: `resolved` is all of it, `parameters` those of its model on the plan's data.
+
+    `trainer` is "official trainer 0.1.0" or "changed trainer"; an old plan does not say.
+    """
+
+    kind: ClassVar[str] = "trainer"
+    terms: ClassVar[JobTerms] = TRAINER
+    needs_torch: ClassVar[bool] = True
+    sends_itself: ClassVar[bool] = False
+
+    form: Literal["full", "rehearsal"]
+    resolved: dict[str, Any]
+    parameters: int
+
+    @property
+    def steps(self) -> int:
+        """See `Job.steps`."""
+        train = self.resolved.get("train")
+        steps = train.get("steps") if isinstance(train, dict) else 0
+        return steps if isinstance(steps, int) else 0
+
+    @property
+    def disk_gb(self) -> int:
+        """See `Job.disk_gb`."""
+        return int(self.resolved["hardware"]["disk_gb"])
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """See `Job.checkpoint_bytes`."""
+        return CHECKPOINT_BYTES * self.parameters
+
+    @property
+    def more_kept(self) -> int:
+        """See `Job.more_kept`; a plan of before has no such key."""
+        return int(self.resolved.get("train", {}).get("keep_checkpoints", 0))
+
+    @property
+    def home_bytes(self) -> int:
+        """See `Job.home_bytes`."""
+        return (KEPT_CHECKPOINTS + self.more_kept) * self.checkpoint_bytes
+
+    @property
+    def save_s(self) -> int:
+        """See `Job.save_s`."""
+        return SAVE_START_S + int(self.checkpoint_bytes / SAVE_BYTES_PER_S)
+
+    def most_bytes(self, kind: str) -> int | None:
+        """Return the most that one file of a kind can weigh of the planned model, twice over."""
+        if not self.parameters:
+            return None
+        tokens = int(self.resolved.get("sample", {}).get("tokens", 0))
+        return {
+            "weights": SLACK_BYTES + 2 * 4 * self.parameters,
+            "optimizer": SLACK_BYTES + 2 * 8 * self.parameters,
+            "sample": SAMPLE_BYTES + 256 * tokens,
+            "compile_cache": COMPILE_CACHE_BYTES,
+        }.get(kind, SLACK_BYTES)
+
+    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
+        """See `Job.program`."""
+        recipe = json.dumps(self.resolved, indent=2, sort_keys=True).encode()
+        modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
+        uploads = {**modules, "bundle/recipe.json": recipe, **self._data(plan)}
+        return Program(self._words(plan), uploads, _variables(plan, cpus))
+
+    def digest(self, plan: Plan, trainer: Path) -> str:
+        """See `Job.digest`."""
+        return digest_of_trainer(trainer)
+
+    def shipped(self, digest: str) -> Self:
+        """Return the job that says whose trainer it is."""
+        return self.model_copy(update={"trainer": words_of_trainer(digest)})
+
+    def opened(self) -> dict[str, Any]:
+        """Return no more than every kind has: so a trainer's journal has always begun."""
+        return {}
+
+    def flat(self) -> dict[str, Any]:
+        """Return its part of plan.json, beside the plan's own keys."""
+        return {**self.model_dump(mode="json"), "command": None}
+
+    def headline(self) -> list[str]:
+        """See `Job.headline`."""
+        shrunk = ", shrunk by its [rehearsal] table" if self.form == "rehearsal" else ""
+        parts = [self.recipe, f"{format_count(self.parameters)} parameters{shrunk}"]
+        train: dict[str, Any] = self.resolved.get("train", {})
+        steps, batch = train.get("steps"), train.get("batch_tokens")
+        if isinstance(steps, int) and isinstance(batch, int):
+            parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
+        return parts
+
+    def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
+        """See `Job.cargo`."""
+        data = plan.data
+        digests = [
+            f"data {short_hash(data.sha256)}",
+            f"{self.trainer or 'trainer'} {short_hash(plan.bundle_sha256)}",
+        ]
+        if data.train_tokens:
+            return [data.source, f"{format_count(data.train_tokens)} tokens ({data.tokenizer})"], digests
+        return [f"{data.source}, {data.tokenizer}"], digests
+
+    def _words(self, plan: Plan) -> tuple[str, ...]:
+        """Return what starts the processes of the plan, with no more on each card at once than the plan found room for.
+
+        The trainer would find that out by itself, on paid time, by running out of memory, perhaps after it compiled.
+        """
+        from gpurun.remote.client import EACH_NODE, TORCHRUN
+
+        start: tuple[str, ...] = ("{python}", "-m")
+        program = ["trainer.launch", f"--processes={plan.processes}"] if plan.processes > 1 else ["trainer.train"]
+        if plan.offer.nodes > 1:
+            start = ("sh", f"../{EACH_NODE[0]}", *EACH_NODE[1:], "{python}", "-m")
+            program = [TORCHRUN, f"--nproc-per-node={plan.offer.processes_per_node}", "-m", "trainer.train"]
+        paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
+        fits, train = plan.estimate.micro_batch, self.resolved["train"]
+        cut = [f"--micro-batch={fits}"] if 0 < fits < train["micro_batch"] else []
+        # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
+        shared = ["--parallel=fsdp"] if plan.estimate.sharded and train["parallel"] == "auto" else []
+        return (*start, *program, *paths, *cut, *shared)
+
+    def _data(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return a run's own data folder whole; of a person's, its manifest's shards and the weights that it wants.
+
+        The manifest is the run's own copy: a person's folder may be moved or made again before it is shipped.
+        """
+        from gpurun.jobs.training.initial_weights import weights_of
+
+        folder, name = Path(plan.data.folder), self.resolved["train"].get("init_from")
+        if not plan.data.beside:
+            return {"data": folder}
+        manifest = read_object(Path(plan.data.beside) / "data.json")
+        shards = [Path(str(shard["name"])).name for part in ("train", "val") for shard in manifest[part]]
+        files = {shard: folder / shard for shard in shards}
+        if name and plan.continues is None and not (Path(plan.data.beside) / name).is_dir():
+            files |= weights_of(folder, name)
+        return {**{f"data/{place}": path for place, path in files.items()}, "data": Path(plan.data.beside)}
+
+
+def _variables(plan: Plan, cpus: int) -> dict[str, str]:
+    """Return the variables that the trainer needs beside the machine's own."""
+    variables = {"PYTHONUNBUFFERED": "1"}
+    if plan.processes > 1:
+        # torchrun would give each process one thread, whatever there is.
+        variables["OMP_NUM_THREADS"] = str(max(1, cpus // (plan.processes // plan.offer.nodes)))
+    if plan.mode is not Mode.PAID:
+        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
+        # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.
+        variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
+    return variables
+
+
+def modules_of(trainer: Path) -> dict[str, Path]:
+    """Return the trainer's modules, which go to the machine, by name."""
+    return {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
+
+
+def digest_of_trainer(trainer: Path) -> str:
+    """Return one digest over the names and the text of all modules."""
+    return digest_of({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
+
+
+def words_of_trainer(digest: str) -> str:
+    """Return what plan, journal and receipt call the trainer of this digest; an unchanged copy is the official one."""
+    official = digest == digest_of_trainer(bundle_root() / "trainer")
+    return f"official trainer {__version__}" if official else CHANGED

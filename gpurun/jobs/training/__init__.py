@@ -1,0 +1,1 @@
+"""What the trainer needs to be planned: its recipe, memory, speed, and weights to begin with."""
