@@ -12,7 +12,8 @@ from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import Micros, format_rate
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Choices
-from gpurun.planning.live_offers import Market, live_offers
+from gpurun.planning.live_offers import live_offers
+from gpurun.planning.market import Market
 from gpurun.providers.catalog import all_offers, counts_of, offers_for
 from gpurun.providers.registry import CLOUDS, OVERRIDES, ready_providers
 

@@ -29,7 +29,9 @@ from gpurun.ledger.runs import Sight, look, open_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.planning.budget import expected_train_s
+from gpurun.planning.place import Desk
 from gpurun.planning.planner import make_plan
+from gpurun.planning.trainer_proposal import TrainerProposal
 from gpurun.view.check_table import CheckRow
 
 _PERIOD_S = 0.2
@@ -86,7 +88,7 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
 
 
 def _rehearsed(session: Session, asked: Request, home: Home, name: str, how: str, hint: str) -> tuple[Plan, RunFolder]:
-    plan = make_plan(asked, run=name, home=home, clock=session.clock, say=session.talk_when_slow(), need_data=True)
+    plan = make_plan(TrainerProposal(asked, Desk(name, home, session.clock, session.talk_when_slow())))
     folder = open_run(home, asked, plan)
     sight = _rehearse(home, folder, session.clock)
     if sight.state.outcome != "done":

@@ -141,29 +141,30 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def outfitted(recipe: RecipeTables, provider: str, choices: Choices) -> tuple[Choices, tuple[str, ...]]:
+def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> tuple[Choices, tuple[str, ...]]:
     """The choices with which a provider's machine has what the recipe needs, and what should be said about that.
 
     What the user chose stands: an image or a script of the user's own is only told what it must bring. No image that a
-    provider boots by itself is known to have the Hugging Face libraries. Nothing is put on a box of the user's unasked.
+    provider boots by itself is known to have the Hugging Face libraries. On a machine that is not `is_outfitted`, a box
+    of the user's, nothing is put unasked.
     """
     if recipe.train.loop != "huggingface":
         return choices, ()
-    choices, words = _with_huggingface(provider, choices)
+    choices, words = _with_huggingface(choices, is_outfitted=is_outfitted)
     return choices, (words,)
 
 
-def setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_rented: bool) -> int:
+def setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> int:
     """How long the script may take that runs on the machine before anything is sent; 0 where there is none."""
-    runs = choices.setup or (is_rented and recipe.train.loop == "huggingface")
+    runs = choices.setup or (is_outfitted and recipe.train.loop == "huggingface")
     return (choices.setup_limit_s or SETUP_LIMIT_S) if runs else 0
 
 
-def _with_huggingface(provider: str, choices: Choices) -> tuple[Choices, str]:
+def _with_huggingface(choices: Choices, *, is_outfitted: bool) -> tuple[Choices, str]:
     need = 'train.loop "huggingface" needs transformers and accelerate'
     if choices.setup:
         return choices, f"{need}: the script of --setup, or the image, must bring them."
-    if provider == "ssh":
+    if not is_outfitted:
         return choices, f"{need}: the box must have them already, or get them from --setup."
     script = choices.model_copy(update={"setup": HUGGINGFACE_SETUP})
     return script, f"{need}, which the image has not: pip installs them there first, in a time of its own."

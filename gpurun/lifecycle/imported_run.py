@@ -28,8 +28,8 @@ from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.core.trainer_events import Start, Stop, events_of
 from gpurun.core.untrusted import number, plain_line
-from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, inspect_data
+from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
@@ -40,7 +40,6 @@ from gpurun.ledger.runs import demand_free, opening
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.statement import basis_of, build_statement
 from gpurun.ledger.write_receipt import write_receipt
-from gpurun.planning.candidates import build_plan
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
 _AGAIN = "Download it again where it was made, and leave it packed as it came."
@@ -201,9 +200,31 @@ def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, ev
         offer=offer, estimate=estimate, lease=Lease(boot_s=0, ship_s=0, train_s=0, collect_s=0, destroy_s=0),
         expected_micros=usd(0), worst_micros=usd(0), finishes=True,
     )  # fmt: skip
-    plan = build_plan(request, run, Mode.IMPORTED, evidence.resolved, chosen, data, uplink=Uplink())
     trainer = told.trainer_sha256 if re.fullmatch("[0-9a-f]{64}", told.trainer_sha256) else UNKNOWN
-    return plan.model_copy(update={"bundle_sha256": trainer, "job": plan.job.shipped(trainer)})
+    resolved = evidence.resolved
+    job = TrainerJob(
+        recipe=resolved.name,
+        recipe_sha256=resolved.sha256,
+        form=resolved.form,
+        resolved=resolved.record,
+        parameters=resolved.parameters(data.vocab_size),
+    )
+    return Plan(
+        run=run,
+        mode=Mode.IMPORTED,
+        job=job.shipped(trainer),
+        processes=count or resolved.processes,
+        chosen=chosen,
+        cap_micros=request.max_cost_micros,
+        cap_from=request.cap_from,
+        candidates=(),
+        data=data,
+        bundle_sha256=trainer,
+        ship_files=0,
+        ship_bytes=0,
+        choices=request.choices,
+        continues=resolved.earlier,
+    )
 
 
 def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 from gpurun.core.clock import local_time
 from gpurun.core.errors import NoOffer, SetupError
-from gpurun.core.money import format_usd, usd
+from gpurun.core.money import format_usd
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Request
 from gpurun.core.uplink import Uplink
-from gpurun.jobs.requirements import outfitted, setup_limit_s
-from gpurun.jobs.trainer import TrainerJob
+from gpurun.jobs.requirements import setup_limit_s
 from gpurun.jobs.training.estimate import NO_PRIORS
 from gpurun.jobs.training.history import Priors, uplink_of
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.budget import candidates, choose, ranked
-from gpurun.planning.transfer import Load, load_for, named_data, not_prepared, vocabulary_of
+from gpurun.planning.transfer import Load, load_for, named_data, vocabulary_of
 from gpurun.providers.catalog import catalogue_words, catalogued, counts_of, others, parse_gpu
 
 if TYPE_CHECKING:
-    from gpurun.planning.live_offers import Market
+    from gpurun.planning.market import Market
+    from gpurun.planning.place import Place
 
 WEAK = "needs --accept-weak-lease"
 _BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
@@ -39,8 +39,6 @@ class Quote:
     load: Load
     uplink: Uplink
     notes: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
-    read_wall: float = 0.0
     asked: tuple[str, ...] | None = None
     """The clouds whose prices were read live; None where the catalogue stands for all."""
 
@@ -48,52 +46,50 @@ class Quote:
 def quote(
     request: Request,
     full: ResolvedRecipe,
-    market: Market | None = None,
+    place: Place,
+    market: Market | None,
     data: DataSummary | None = None,
     priors: Priors = NO_PRIORS,
-    *,
-    is_shown: bool = False,
 ) -> Quote:
     """Judge the offers: the market's, or without one the catalogue's; NoOffer when there are none for the need.
 
     `data` are the shards that will be shipped; without them their size is guessed. `priors` are the user's own runs.
-    With `is_shown` there may be none of the recipe's own GPU, which nobody asked for, if others are sold: it is said.
+    Where a plan is only shown there may be none of the recipe's own GPU, which nobody asked for, if others are sold.
     """
-    need = need_of(request, full)
+    need = need_of(request, full, is_rented=place.is_rented)
     uplink = uplink_of(request, priors)
     load, notes = load_for(request, full, data, uplink)
-    load = replace(load, setup_s=setup_limit_s(full.tables, request.choices, is_rented=True))
+    load = replace(load, setup_s=setup_limit_s(full.tables, request.choices, is_outfitted=place.is_outfitted))
     try:
         offers = catalogued(request, need) if market is None else on_sale(market, need)
     except NoOffer as none:
-        if not is_shown or request.gpu is not None or not others(request, need, on_cpu=_on_cpu(full)):
+        if not place.is_shown or request.gpu is not None or not others(request, need, on_cpu=_on_cpu(full)):
             raise
         offers, notes = [], (f"{none.what} {none.hint}", *notes)
     found = candidates(
         offers,
         full,
         load,
-        cap=request.max_cost_micros,
+        cap=place.cap,
         hours=request.hours,
         vocab_size=data.vocab_size if data else vocabulary_of(full),
+        cpu_cores=place.cpu_cores,
         priors=priors,
         data_sha256=data.sha256 if data else named_data(request),
     )
+    if not place.is_rented:
+        return Quote(found, load, uplink, ())
     if not request.choices.weak_lease:
         found = tuple(sorted((unless_weak(one) for one in found), key=lambda one: one.why_not.startswith(WEAK)))
-    notes = (*price_notes(request, offers, market), *notes)
-    if market is None:
-        return Quote(found, load, uplink, notes)
-    silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent)
-    return Quote(found, load, uplink, notes, silent, market.read_wall, market.asked)
+    return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
 
 
-def elsewhere(request: Request, full: ResolvedRecipe, quoted: Quote, priors: Priors) -> Quote:
+def elsewhere(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
     """The same quote with all that the catalogue has beside the recipe's own GPU, ranked together.
 
     A machine without a GPU is among them only where the recipe is trained on one as it is written.
     """
-    need, vocab, cap = need_of(request, full), vocabulary_of(full), request.max_cost_micros
+    need, vocab, cap = need_of(request, full, is_rented=True), vocabulary_of(full), place.cap
     beside = others(request, need, on_cpu=_on_cpu(full), asked=quoted.asked)
     found = candidates(
         beside,
@@ -122,16 +118,15 @@ def _on_cpu(full: ResolvedRecipe) -> bool:
     return full.tables.hardware.on_cpu == "as_written"
 
 
-def need_of(request: Request, full: ResolvedRecipe) -> GpuNeed:
-    """The GPUs that were asked for, or those that the recipe is written for."""
+def need_of(request: Request, full: ResolvedRecipe, *, is_rented: bool) -> GpuNeed:
+    """Return the GPUs that were asked for, or those that the recipe is written for."""
     need = request.gpu or parse_gpu(full.tables.hardware.gpu)
-    is_own = request.providers in (("ssh",), ("slurm",))
-    return need.model_copy(update={"name": _BOX}) if need.is_any and is_own else need
+    return need.model_copy(update={"name": _BOX}) if need.is_any and not is_rented else need
 
 
 def is_weak(offer: Offer) -> bool:
-    """Whether nothing but this laptop ends the machine; a box that the user has is the user's own to end."""
-    return offer.dies_by_itself.startswith("NO") and offer.provider != "ssh"
+    """Whether nothing but this laptop ends a rented machine."""
+    return offer.dies_by_itself.startswith("NO")
 
 
 def unless_weak(candidate: Candidate) -> Candidate:
@@ -173,86 +168,12 @@ def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
     )
 
 
-def build_plan(
-    request: Request,
-    run: str,
-    mode: Mode,
-    resolved: ResolvedRecipe,
-    chosen: Candidate,
-    data: DataSummary,
-    *,
-    uplink: Uplink,
-    offered: tuple[Candidate, ...] = (),
-    notes: tuple[str, ...] = (),
-    warnings: tuple[str, ...] = (),
-    ship_bytes: int = 0,
-    quoted_wall: float = 0.0,
-) -> Plan:
-    """The plan of a run on the candidate that was chosen for it, with what its place needs for the recipe."""
-    choices, said = request.choices, tuple[str, ...]()
-    if mode is Mode.PAID:
-        choices, said = outfitted(resolved.tables, chosen.offer.provider, choices)
-    return Plan(
-        run=run,
-        mode=mode,
-        job=TrainerJob(
-            recipe=resolved.name,
-            recipe_sha256=resolved.sha256,
-            form=resolved.form,
-            resolved=resolved.record,
-            parameters=resolved.parameters(data.vocab_size),
-        ),
-        processes=chosen.offer.gpu_count or (chosen.offer.nodes if mode is Mode.PAID else resolved.processes),
-        # What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read.
-        chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
-        cap_micros=request.max_cost_micros,
-        cap_from=request.cap_from,
-        candidates=offered,
-        data=data,
-        bundle_sha256="",
-        ship_files=0,
-        ship_bytes=ship_bytes,
-        notes=(*notes, *said),
-        warnings=warnings,
-        choices=choices,
-        uplink=uplink,
-        continues=resolved.earlier,
-        quoted_wall=quoted_wall,
-    )
-
-
-def paid_plan(
-    request: Request,
-    run: str,
-    full: ResolvedRecipe,
-    quoted: Quote,
-    data: DataSummary | None = None,
-    *,
-    by_gpu: bool = False,
-) -> Plan:
-    """The plan of the best offer that the cap pays for; NoOffer says what would do when there is none.
+def best_of(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Candidate:
+    """Return the best offer that the cap pays for; a refusal names a cap that would do, with what else that takes.
 
     With `by_gpu` it says with which --gpu, too: the offers are of others than the recipe's own.
     """
     _refuse_only_weak(quoted, request)
-    return build_plan(
-        request,
-        run,
-        Mode.PAID,
-        full,
-        _chosen(request, quoted, by_gpu=by_gpu),
-        data or not_prepared(request, full, quoted.load.ship_bytes),
-        uplink=quoted.uplink,
-        offered=quoted.candidates,
-        notes=quoted.notes,
-        warnings=quoted.warnings,
-        ship_bytes=quoted.load.ship_bytes,
-        quoted_wall=quoted.read_wall,
-    )
-
-
-def _chosen(request: Request, quoted: Quote, *, by_gpu: bool) -> Candidate:
-    """The best offer that the cap pays for; a refusal names a cap that would do, with what else that takes."""
     strong = [one for one in quoted.candidates if request.choices.weak_lease or not is_weak(one.offer)]
     try:
         return choose(strong or quoted.candidates, quoted.load, cap=request.max_cost_micros, by_gpu=by_gpu)

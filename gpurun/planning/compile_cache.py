@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.paths import Home, make_private, write_atomic
-from gpurun.core.run_plan import DataSummary, Plan, Request
+from gpurun.core.run_plan import DataSummary, Mode, Plan, Request
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.chain import read_chain
 from gpurun.planning.candidates import need_of
+from gpurun.planning.place import mode_of
 from gpurun.planning.verified_run import VerifiedRun, verified_run
+from gpurun.providers.registry import place_kinds
 from gpurun.remote.archive import PackedFile
 from gpurun.view.number_format import format_bytes, format_files
 
@@ -78,19 +80,21 @@ def _caches(request: Request, resolved: ResolvedRecipe, vocab_size: int, home: H
 def _may_go(run: VerifiedRun, request: Request) -> bool:
     """Whether what that run's machine made may run on the machine that is asked for now."""
     origin = str(run.told["asked"]["provider"])
-    if request.dry_run or request.providers == ("local",):
-        return origin == "local"
-    if request.providers == ("ssh",):
-        asked = run.request()
-        return origin == "local" or (origin == "ssh" and asked is not None and asked.host == request.host)
+    is_of_here = place_kinds([origin]) == {"here"}
+    if mode_of(request) is not Mode.PAID:
+        return is_of_here
+    if request.host:
+        before = run.request()
+        return is_of_here or (before is not None and before.host == request.host)
     return True
 
 
 def _is_on_such_cards(told: dict[str, Any], request: Request, resolved: ResolvedRecipe) -> bool:
     """Whether that run's trainer said that it had such cards as are asked for now, and as many."""
-    if request.dry_run or request.providers == ("local",):
+    if mode_of(request) is not Mode.PAID:
         return True
-    need, start = need_of(request, resolved), told["training"]["start"]["event"] or {}
+    is_rented = place_kinds(request.providers) <= {"cloud"}
+    need, start = need_of(request, resolved, is_rented=is_rented), told["training"]["start"]["event"] or {}
     if not need.count:
         return start.get("device") == "cpu"
     return _letters(need.name) in _letters(str(start.get("cuda_name"))) and start.get("world_size") == need.count

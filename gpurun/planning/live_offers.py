@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from math import inf
 
-from gpurun.core.clock import Clock, utc
+from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Choices
+from gpurun.planning.market import Market
 from gpurun.providers.base import HasRegions, KeyEnds, Unknown, clock_warning
 from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import no_such_region
 from gpurun.providers.registry import open_provider
-
-
-@dataclass(frozen=True)
-class Market:
-    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
-
-    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late. `keys_end_wall` has the
-    clouds whose key ends by itself, and when (0: nobody says).
-    """
-
-    offers: tuple[Offer, ...]
-    silent: tuple[tuple[str, str], ...]
-    read_wall: float
-    asked: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    keys_end_wall: Mapping[str, float] = field(default_factory=dict)
 
 
 def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:
@@ -75,16 +59,6 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     wanted = [offer for offer in offers if offer.spot == choices.spot]
     chosen = tuple(_in_region(wanted, choices.region))
     return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
-
-
-def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:
-    """One sentence when the key that a rental needs may end before the rental does."""
-    ends_wall = market.keys_end_wall.get(provider, inf)
-    if ends_wall >= until_wall:
-        return []
-    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary, and nothing says when they end"
-    left = "without them nothing comes home any more, and only the machine's own timer ends it"
-    return [f"The credentials for {provider} {when}; the lease may last until {utc(until_wall)}. Renew them: {left}."]
 
 
 def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:

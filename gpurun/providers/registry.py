@@ -76,6 +76,9 @@ PROVIDERS: dict[str, Callable[..., Provider]] = {
     "local": _local,
 }
 
+PLACE_KINDS = {"slurm": "cluster", "ssh": "box", "local": "here"}
+"""What kind of place a provider's machines are in; those that are not here are clouds."""
+
 CLOUDS = ("runpod", "lambda", "aws")
 """The providers that rent out machines for money, under a key."""
 
@@ -89,6 +92,18 @@ def require_known(names: Iterable[str]) -> None:
         if name not in PROVIDERS:
             hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
             raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
+
+
+def place_kinds(names: Iterable[str]) -> set[str]:
+    """Return the kinds of place that these providers stand for."""
+    return {PLACE_KINDS.get(name, "cloud") for name in names}
+
+
+def demand_keys(names: Iterable[str], home: Home) -> None:
+    """Raise a SetupError for the first of the clouds that has no key of its own here; AWS's SDK finds its own."""
+    for name in names:
+        if name != "aws":
+            require_credential(name, home)
 
 
 def ready_providers(home: Home) -> list[str]:

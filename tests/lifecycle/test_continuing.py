@@ -23,7 +23,6 @@ from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys, load_rec
 from gpurun.ledger.audit import audit
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.candidates import quote
 from gpurun.planning.continue_from import (
     FOLDER,
     as_before,
@@ -34,6 +33,7 @@ from gpurun.planning.continue_from import (
     others_from,
 )
 from tests.changed_plan import changed_plan
+from tests.plan_makers import catalogue_quote
 from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
 from tests.unit.report_samples import plan_of
@@ -158,7 +158,7 @@ def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(ho
     assert going.earlier.spent_micros > 0
     half = replace(going, earlier=going.earlier.model_copy(update={"step": steps // 2}))
     asked = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"))
-    whole_s, half_s = (quote(asked, one).candidates[0].estimate.likely_s or 0 for one in (RECIPE, half))
+    whole_s, half_s = (catalogue_quote(asked, one).candidates[0].estimate.likely_s or 0 for one in (RECIPE, half))
     assert half_s == pytest.approx(whole_s / 2, rel=0.02)
 
 
@@ -166,7 +166,7 @@ def test_a_lease_reaches_further_by_what_is_done_already() -> None:
     earlier = Earlier(run="fox-41", step=9_000, bytes=1, receipt_sha256="0" * 64)
     request = Request(recipe="gpt2-124m", gpu=GpuNeed(count=8, name="A100"), max_cost_micros=usd(8), uplink_mbit=1000)
     for recipe, first in ((RECIPE, 0), (replace(RECIPE, earlier=earlier), 9_000)):
-        reaches = [one.reach.step for one in quote(request, recipe).candidates if one.reach]
+        reaches = [one.reach.step for one in catalogue_quote(request, recipe).candidates if one.reach]
         assert reaches
         assert all(first < step < RECIPE.tables.train.steps for step in reaches)
 

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, format_usd, parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Plan, Request
-from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.lifecycle.instance.verify_machine import rose
-from gpurun.planning.candidates import is_weak, paid_plan, quote
+from gpurun.planning.candidates import is_weak
 from gpurun.providers.catalog import parse_gpu
 from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import World
-
-RECIPE = resolve(load_recipe("gpt2-124m"), "full")
+from tests.plan_makers import make_plan
 
 
 def planned(gpu: str, cap: str, **choices: bool) -> Plan:
     """The plan under this cap; NoOffer where there is none."""
     asked = Request(recipe="gpt2-124m", gpu=parse_gpu(gpu), max_cost_micros=parse_usd(cap), choices=Choices(**choices))
-    plan = paid_plan(asked, "fox-41", RECIPE, quote(asked, RECIPE))
+    home = Home(Path("/nowhere"))
+    plan = make_plan(asked, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
     assert choices or not is_weak(plan.offer)
     return plan
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpurun.core.errors import RunHeld
 from gpurun.core.paths import Home
-from gpurun.planning import planner
-from gpurun.planning.planner import free_name
+from gpurun.ledger import run_name
+from gpurun.ledger.run_name import free_name
 from tests.lifecycle.tiny_runs import make_run
 from tests.unit.ledger_samples import finished_run
 
@@ -42,15 +42,15 @@ def test_a_run_whose_folder_is_there_is_shown_to_whoever_wants_its_name(home: Ho
 def test_no_name_is_drawn_twice(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     finished_run(home, "fox-40")
     numbers = iter((31, 30, 29))  # 41 had its receipt, 40 has its folder.
-    monkeypatch.setattr(planner.secrets, "choice", lambda animals: "fox")
-    monkeypatch.setattr(planner.secrets, "randbelow", lambda most: next(numbers))
+    monkeypatch.setattr(run_name.secrets, "choice", lambda animals: "fox")
+    monkeypatch.setattr(run_name.secrets, "randbelow", lambda most: next(numbers))
     assert free_name(home) == "fox-39"
 
 
 def test_where_every_short_name_is_taken_a_longer_one_is_found(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(10, 100):
         home.run(f"fox-{number}").path.mkdir()
-    monkeypatch.setattr(planner.secrets, "choice", lambda animals: "fox")
+    monkeypatch.setattr(run_name.secrets, "choice", lambda animals: "fox")
     assert int(free_name(home).removeprefix("fox-")) >= 100
 
 

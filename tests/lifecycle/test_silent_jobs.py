@@ -23,12 +23,12 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import look, open_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.notices import Noticed
-from gpurun.planning.command_plan import make_command_plan
 from gpurun.remote.client import Poll
 from gpurun.remote.messages import GpuNow
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import kept
 from tests.lifecycle.tiny_runs import drive
+from tests.plan_makers import make_command_plan
 
 HANGS = """
 import signal, sys, time

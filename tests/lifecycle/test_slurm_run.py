@@ -31,7 +31,6 @@ from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
 from gpurun.lifecycle.steps import close_run
-from gpurun.planning.command_plan import make_command_plan
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
 from gpurun.providers.slurm import provider as provider_module
@@ -45,6 +44,7 @@ from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 from tests.lifecycle.drive import drive_forked, tiny_python
 from tests.lifecycle.tiny_runs import make_run, trainer_events
+from tests.plan_makers import make_command_plan
 
 CLOCK = SystemClock()
 FREE, SHARD = usd(0), "train_000001.bin"

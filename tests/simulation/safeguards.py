@@ -161,8 +161,8 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         (" - {*noted.kept}", ""),
     ),
     "gpurun/planning/compile_cache.py": (
-        ('return origin == "local"\n', "return True\n"),
-        ("asked.host == request.host", "True"),
+        ("return is_of_here\n", "return True\n"),
+        ("before.host == request.host", "True"),
     ),
     "gpurun/planning/verified_run.py": (
         ("receipt.signature is not Signature.OK", "False"),

@@ -29,7 +29,8 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Choices
 from gpurun.lifecycle.instance.terminate import end
-from gpurun.planning.live_offers import Market, key_warning, live_offers
+from gpurun.planning.live_offers import live_offers
+from gpurun.planning.market import Market, key_warning
 from gpurun.providers.aws import AwsProvider, side_resources, wire
 from gpurun.providers.aws.errors import NO_QUOTA, preparing, quota_in_words, refusal
 from gpurun.providers.aws.parse import instance_of

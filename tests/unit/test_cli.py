@@ -192,7 +192,7 @@ def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
     (tmp_path / "a b").mkdir()
     monkeypatch.chdir(tmp_path / "a b")
     asked: list[Request] = []
-    monkeypatch.setattr("gpurun.planning.planner.make_plan", lambda request, **_: asked.append(request))
+    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda session, request, *_, **__: asked.append(request))
     CliRunner().invoke(build_app(), ["plan", named])
     monkeypatch.chdir("/")
     assert (Path(asked[0].recipe).is_absolute(), Path(asked[0].recipe).resolve()) == (True, tmp_path / "a b/mine.toml")
@@ -203,7 +203,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_prepared_or_asked(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_run(Home(own_home), "fox-41")
-    monkeypatch.setattr("gpurun.planning.planner.make_plan", lambda *_, **__: pytest.fail("a plan was made"))
+    monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda *_, **__: pytest.fail("a plan was made"))
     words = ["train", "mini-gpt", "--dry-run", "--name", "fox-41", "--json"]
     answer = json.loads(CliRunner().invoke(build_app(), words, standalone_mode=False).stdout)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (12, "run.name_taken")

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpurun.core.clock import SystemClock
 from gpurun.core.command import Command
 from gpurun.core.errors import UsageError
-from gpurun.core.money import Micros, usd
-from gpurun.core.paths import Home
-from gpurun.core.records import GpuNeed
-from gpurun.core.run_plan import Candidate, Choices, Request
+from gpurun.core.money import Micros
+from gpurun.core.run_plan import Choices
 from gpurun.jobs.commands import work_folder as folders
 from gpurun.jobs.commands.work_folder import work_folder
 from gpurun.jobs.requirements import requirement_lines, with_pip
 from gpurun.ledger.log_facts import command_verdict
-from gpurun.planning.command_plan import _Place
+from gpurun.planning.command_proposal import judged, least_cap
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import all_offers
 
@@ -161,19 +157,11 @@ def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prin
 def test_no_lease_is_bought_in_which_a_command_would_be_stopped_as_it_begins(grace_s: int, hours: float | None) -> None:
     """What it has to end is kept beside its running: the smallest cap that is named gives it a whole beginning."""
     told = Command(argv=("x",), grace_s=grace_s)
-    request = Request(recipe="", gpu=GpuNeed(count=1, name="A100"), hours=hours, max_cost_micros=usd(1000))
+    load = Load(1_000_000, told.output_bytes, told.disk_gb)
     offer = next(one for one in all_offers() if one.gpu_count == 1 and one.provider == "runpod")
-
-    def judged(cap: Micros) -> Candidate:
-        load = replace(Load(1_000_000, told.output_bytes, told.disk_gb), setup_s=0)
-        asked = request.model_copy(update={"max_cost_micros": cap})
-        return _Place(asked, told, Home(Path("/nowhere")), SystemClock(), load)._judged(offer)
-
-    needed = _Place(
-        request, told, Home(Path("/nowhere")), SystemClock(), Load(1_000_000, told.output_bytes, told.disk_gb)
-    )._least(offer)
+    needed = least_cap(offer, told, load, hours)
     for share in (0.3, 0.7, 0.9, 0.999, 1.0, 1.5):
-        one = judged(Micros(int(needed * share)))
+        one = judged(offer, told, load, cap=Micros(int(needed * share)), hours=hours)
         if share < 0.95:
             assert one.lease is None
         if share >= 1.0:

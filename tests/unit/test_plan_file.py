@@ -15,8 +15,8 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.planning.plan_file import plan_file, read_plan_file
-from gpurun.planning.planner import make_plan
 from gpurun.providers import catalog
+from tests.plan_makers import make_plan
 
 ASKED = Request(recipe="mini-gpt", max_cost_micros=usd(1), overrides=("train.steps=200",), providers=("runpod",))
 NONE = {name: usual for name, (_, usual) in REQUEST.flags.items()}
@@ -24,7 +24,7 @@ NONE = {name: usual for name, (_, usual) in REQUEST.flags.items()}
 
 @pytest.fixture(autouse=True)
 def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: [])
+    monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
 
 
 def planned(home: Path, request: Request) -> Plan:

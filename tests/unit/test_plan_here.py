@@ -23,12 +23,12 @@ from gpurun.data import run_shards
 from gpurun.data.shard_folder import inspect
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import open_run
-from gpurun.planning import cloud_plan, local_plan
-from gpurun.planning.cloud_plan import PRICES_HOLD_S
-from gpurun.planning.live_offers import Market
-from gpurun.planning.planner import make_plan
+from gpurun.planning import own_box
+from gpurun.planning.market import Market
+from gpurun.planning.place import PRICES_HOLD_S
 from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.changed_plan import changed_plan
+from tests.plan_makers import make_plan
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD"
 
@@ -40,7 +40,7 @@ def planned_here(tmp_path: Path, *overrides: str, hours: float | None = None) ->
 
 
 def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     assert planned_here(tmp_path).job.form == "rehearsal"
     assert planned_here(tmp_path, "hardware.on_cpu=as_written").job.form == "full"
     with pytest.raises(GpurunError, match="has no CUDA device"):
@@ -54,7 +54,7 @@ LONG = ("schedule.warmup_steps=501", "rehearsal.train.steps=502")
 def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     assert planned_here(tmp_path, *LONG).job.form == "rehearsal"
     rented = Request(recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("cpu"), overrides=LONG)
     home = Home(tmp_path)
@@ -65,7 +65,7 @@ def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
     rehearsed = r"mini-gpt \(rehearsal\) with --set: schedule\.warmup_steps 150 is more than train\.steps 120"
     with pytest.raises(UsageError, match=rehearsed):
         planned_here(tmp_path, "schedule.warmup_steps=150")
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: True)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: True)
     assert planned_here(tmp_path, "schedule.warmup_steps=150").job.form == "full"
     with pytest.raises(UsageError, match=r"mini-gpt \(full form\) with --set: .* 501 is more than train\.steps 500"):
         planned_here(tmp_path, *LONG)
@@ -75,7 +75,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     huge = ("model.layers=64", "model.width=16384")
     with pytest.raises(UsageError, match=r"takes at least 3[0-9,.]+ GiB of memory here, and this") as refused:
         planned_here(tmp_path, *huge)
@@ -83,7 +83,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
     with pytest.raises(UsageError, match=r"at least 0\.0 GiB"):
         planned_here(tmp_path)
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: True)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: True)
     assert planned_here(tmp_path, *huge).job.form == "full", "on a GPU its memory counts, which is not known here"
 
 
@@ -131,7 +131,7 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry_run: bool, steps: int, brought: bool, is_told: bool
 ) -> None:
     """A lab on six million tokens would have read them 1,532 times, and its plan had no word on that."""
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     lines = [f"{number:02} quick brown foxes jump over a lazy dog.\n" for number in range(100)]
     (tmp_path / "text.txt").write_text("".join(lines))
     plan = make_plan(
@@ -197,7 +197,7 @@ def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_ca
 ) -> None:
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
-    monkeypatch.setattr(local_plan, "reached", lambda *_: (box, []))
+    monkeypatch.setattr(own_box, "reached", lambda *_: (box, []))
     request = Request(
         recipe="mini-gpt",
         providers=("ssh",),
@@ -239,7 +239,7 @@ def rented(
         return Market(tuple(one for one in offers_for(need) if one.provider == provider), (), 0.0, (provider,))
 
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", live)
-    monkeypatch.setattr(cloud_plan, "with_keys", lambda request, home: [provider])
+    monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [provider])
     request = Request(recipe="mini-gpt", providers=(provider,), max_cost_micros=usd(50), gpu=parse_gpu("1xA100"),
                       overrides=("data.limit_mb=1", *overrides), choices=Choices(weak_lease=True))  # fmt: skip
     home = Home(tmp_path).prepare()

@@ -22,9 +22,8 @@ from gpurun.core.uplink import Uplink
 from gpurun.jobs.training.estimate import estimate
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.planning.budget import candidates, rental_cost
-from gpurun.planning.candidates import WEAK, quote
-from gpurun.planning.live_offers import Market
-from gpurun.planning.planner import make_plan
+from gpurun.planning.candidates import WEAK
+from gpurun.planning.market import Market
 from gpurun.planning.transfer import load_for, load_of
 from gpurun.providers import catalog
 from gpurun.providers.catalog import all_offers, asked_as, offers_for, parse_gpu, rows_for, terms_of
@@ -33,6 +32,7 @@ from gpurun.view.plan_screen import plan_text
 from gpurun.view.style import Style
 from gpurun.view.styled_text import cells
 from tests.changed_plan import changed_plan
+from tests.plan_makers import catalogue_quote, make_plan
 
 OFFERS = [offer for offer in all_offers() if offer.gpu_count]
 
@@ -50,7 +50,7 @@ def words_of(plan: Plan) -> tuple[str, ...]:
 
 @pytest.fixture(autouse=True)
 def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: [])
+    monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
 
 
 def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path)
     asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
     plan = planned(tmp_path, "0.09", choices=Choices(weak_lease=True), **asked)
     assert plan.offer.gpu_count == 0
-    assert plan.notes[-1].endswith("`train` takes this one with --gpu cpu.")
+    assert any(note.endswith("`train` takes this one with --gpu cpu.") for note in plan.notes)
 
 
 def test_where_the_recipes_own_gpu_is_not_sold_the_others_are_shown_and_a_rehearsal_is_free(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_beside_live_prices_it_is_said_which_are_the_catalogues_and_no_cloud_wit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = [one.model_copy(update={"price_source": "live"}) for one in OFFERS if one.type_id == "NVIDIA A100-SXM4-80GB"]
-    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: ["runpod"])
+    monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: ["runpod"])
     for offers in ([one for one in live if one.gpu_count == 8], []):
         market = Market(tuple(offers), (), 1_800_000_000.0, ("runpod",))
         monkeypatch.setattr("gpurun.planning.live_offers.live_offers", lambda *_, market=market: market)
@@ -369,7 +369,7 @@ def test_a_plan_is_made_as_things_are_and_a_refusal_says_what_a_bucket_or_a_fast
         planned(tmp_path, "20", **asked, uplink_mbit=None)
     assert "then it needs $23.91), or" in dear.value.hint
     staged = Request(recipe="gpt2-124m", **asked, max_cost_micros=usd(25), choices=Choices(stage="s3://b"))
-    (best, *_) = quote(staged, resolve(load_recipe("gpt2-124m"), "full"), is_shown=True).candidates
+    (best, *_) = catalogue_quote(staged, resolve(load_recipe("gpt2-124m"), "full")).candidates
     assert best.finishes
     assert format_usd(best.expected_micros or usd(0)) == "$22.29"
 
@@ -390,7 +390,7 @@ def test_without_data_the_machine_downloads_the_recipes_shards_and_the_headline_
 def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_save_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     asked = {"recipe": "gpt2-124m-owt", "gpu": parse_gpu("8xA100"), "dry_run": True}
     told = " ".join(planned(tmp_path, "25", **asked, uplink_mbit=None).notes)
     assert "They are counted as sent from here (20 Mbit/s, assumed), in 2 h 01 m." in told
@@ -494,7 +494,7 @@ def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_w
 def test_where_nothing_fits_a_rehearsal_still_shows_what_comes_nearest_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.planning.planner.has_cuda", lambda: False)
+    monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     plan = planned(tmp_path, "5", gpu=parse_gpu("8xA100"), dry_run=True)
     told = plan_text(plan, Style(width=120))
     assert "None of them finishes under the cap of $5.00." in told
@@ -551,7 +551,7 @@ def test_a_card_that_nobody_measured_is_offered_for_hours_and_no_figure_is_inven
     assert "gpurun auth set runpod" in refused.value.hint
     (row,) = rows_for(need, "runpod")
     live = row.model_copy(update={"rate_micros_per_hour": usd("0.27"), "price_source": "live"})
-    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: ["runpod"])
+    monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: ["runpod"])
     dearer = live.model_copy(update={"rate_micros_per_hour": usd("0.40"), "tier": "secure"})
     market = Market((dearer, live), (), 1_800_000_000.0, ("runpod",))
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", lambda *_: market)

@@ -22,9 +22,9 @@ from gpurun.jobs.training.estimate import LAUNCH_S, estimate
 from gpurun.jobs.training.history import MOST_RUNS, Prior, Priors, load_priors, loss_at, uplink_of
 from gpurun.jobs.training.recipe import ResolvedRecipe, flops_per_token, load_recipe, resolve
 from gpurun.planning.budget import candidates, choose
-from gpurun.planning.candidates import quote
 from gpurun.planning.transfer import load_of
 from gpurun.providers.catalog import offers_for, parse_gpu
+from tests.plan_makers import catalogue_quote
 
 FULL = resolve(load_recipe("gpt2-124m"), "full")
 EIGHT = [offer for offer in offers_for(parse_gpu("8xA100-80GB")) if offer.provider == "runpod"]
@@ -193,7 +193,7 @@ def test_the_uplink_is_the_one_that_was_set_else_that_of_the_last_few_uploads(
     asked = Request(recipe="gpt2-124m-owt", gpu=parse_gpu("8xA100-80GB"), uplink_mbit=configured)
     uplink = uplink_of(asked, Priors(runs=runs))
     assert uplink.words == words
-    quoted = quote(asked, resolve(load_recipe("gpt2-124m-owt"), "full"), priors=Priors(runs=runs))
+    quoted = catalogue_quote(asked, resolve(load_recipe("gpt2-124m-owt"), "full"), Priors(runs=runs))
     assert quoted.load.ship_s == 30 + ceil(8 * quoted.load.ship_bytes / uplink.bits_per_s)
 
 
@@ -210,7 +210,7 @@ def test_before_anything_is_prepared_no_loss_is_told_that_was_on_other_data(
     mine = digest_of(read_manifest(tmp_path / "shards"))
     asked = Request(recipe="gpt2-124m", gpu=parse_gpu("8xA100-80GB"), max_cost_micros=parse_usd("5"),
                     uplink_mbit=1000, data=str(tmp_path / data) if data else None)  # fmt: skip
-    found = quote(asked, FULL, priors=Priors(runs=(prior_of(data_sha256=mine),))).candidates
+    found = catalogue_quote(asked, FULL, Priors(runs=(prior_of(data_sha256=mine),))).candidates
     told = [one.reach.val_loss is not None for one in found if one.reach and one.reach.step]
     assert set(told) == {is_told}
 

@@ -23,7 +23,7 @@ def gpurun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """Run a command line in a folder of its own: the exit code and standard output."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("gpurun.planning.cloud_plan.ready_providers", lambda home: [])
+    monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
 
     def run(*words: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["gpurun", *words])

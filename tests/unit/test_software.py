@@ -26,7 +26,7 @@ OWN = Choices(image="mine:1", setup="pip install everything")
 
 def test_a_recipe_that_needs_nothing_more_leaves_the_choices_alone() -> None:
     for name in ("mini-gpt", "gpt2-124m", "annotated-transformer", "modern-124m"):
-        assert outfitted(load_recipe(name).tables, "runpod", OWN) == (OWN, ())
+        assert outfitted(load_recipe(name).tables, OWN, is_outfitted=True) == (OWN, ())
 
 
 def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
@@ -36,13 +36,12 @@ def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
 
 
 def test_the_hugging_face_libraries_are_installed_first_unless_the_user_brings_them() -> None:
-    for provider in ("runpod", "aws", "lambda"):
-        choices, (said,) = outfitted(STOCK, provider, Choices())
-        assert choices == Choices(setup=HUGGINGFACE_SETUP)
-        assert "the image has not: pip installs them" in said
-    choices, (said,) = outfitted(STOCK, "runpod", OWN)
+    choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=True)
+    assert choices == Choices(setup=HUGGINGFACE_SETUP)
+    assert "the image has not: pip installs them" in said
+    choices, (said,) = outfitted(STOCK, OWN, is_outfitted=True)
     assert (choices, "--setup, or the image, must bring them" in said) == (OWN, True)
-    choices, (said,) = outfitted(STOCK, "ssh", Choices())
+    choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=False)
     assert (choices, "the box must have them" in said) == (Choices(), True)
 
 

@@ -12,8 +12,8 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Request
 from gpurun.data.prepare import Order, prepare
 from gpurun.jobs.training.recipe import Form, load_recipe, resolve
-from gpurun.planning.planner import make_plan
 from gpurun.planning.transfer import unused_notes
+from tests.plan_makers import make_plan
 from tests.unit.test_data_verbs import WORDS, gpurun
 
 

@@ -31,8 +31,8 @@ from gpurun.jobs.commands.upload_advice import (
 )
 from gpurun.jobs.commands.work_folder import WorkFolder, copied, refuse_vain, without_keys, work_folder
 from gpurun.jobs.requirements import PIP_MARK, distributions, provided_by, with_pip
-from gpurun.planning.command_plan import make_command_plan
 from gpurun.providers.catalog import parse_gpu
+from tests.plan_makers import make_command_plan
 
 NANOGPT = {
     ".gitignore": "__pycache__/\n*.bin\n*.pkl\n*.pt\ninput.txt\n",

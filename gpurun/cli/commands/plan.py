@@ -57,7 +57,7 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
     So are those of commands that were killed.
     """
-    from gpurun.planning.planner import free_name
+    from gpurun.ledger.run_name import free_name
 
     home = session.home.prepare()
     _drop_abandoned(home, session.clock)
@@ -75,10 +75,12 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
 def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -> Plan:
     """The plan of a request; with `need_data` its shards must be there, or are made."""
+    from gpurun.planning.place import Desk
     from gpurun.planning.planner import make_plan
+    from gpurun.planning.trainer_proposal import TrainerProposal
 
-    home, say = session.home, session.talk_when_slow()
-    return make_plan(request, run=run, home=home, clock=session.clock, say=say, need_data=need_data)
+    desk = Desk(run, session.home, session.clock, session.talk_when_slow())
+    return make_plan(TrainerProposal(request, desk), need_data=need_data)
 
 
 def shown(session: Session, made: Plan, *, every: bool = False) -> str:

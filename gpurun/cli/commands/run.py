@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -30,18 +31,14 @@ app = typer.Typer(rich_markup_mode=None)
 def run(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
     from gpurun.cli.started_run import start_and_follow
-    from gpurun.planning.command_plan import make_command_plan
+    from gpurun.planning.command_proposal import CommandProposal
+    from gpurun.planning.place import Desk
+    from gpurun.planning.planner import make_plan
 
     def planned(run: str) -> Plan:
-        return make_command_plan(
-            request,
-            run=run,
-            home=session.home,
-            clock=session.clock,
-            say=session.talk_when_slow(),
-            is_asked=not starting.yes,
-            admit=lambda name: _admitted(session, name),
-        )
+        desk = Desk(run, session.home, session.clock, session.talk_when_slow())
+        admit = partial(_admitted, session)
+        return make_plan(CommandProposal(request, desk, is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
 

@@ -9,7 +9,7 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import Request
-from gpurun.planning.command_plan import data_of
+from gpurun.planning.command_proposal import data_of
 from gpurun.remote.s3.s3_client import Bucket
 
 

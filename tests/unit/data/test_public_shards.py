@@ -20,7 +20,6 @@ from gpurun.core.run_plan import DataSummary, PublicFile, Request
 from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.run_shards import prepared
 from gpurun.jobs.training.recipe import load_recipe, resolve
-from gpurun.planning.planner import make_plan
 from gpurun.planning.transfer import public_shards
 from gpurun.remote.agent.presigned import UrlRefused
 from gpurun.remote.agent.public_files import Redirects, is_public, opened_public
@@ -29,6 +28,7 @@ from gpurun.remote.client import FarSide
 from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.s3.pull_request import Pulled, have_downloaded
 from tests.emulators.hub import COMMIT, HubEmulator, shard
+from tests.plan_makers import make_plan
 
 TOKENS = bytes(range(200)) * 20
 SHARDS = {f"tokens_train_{number:06d}.bin": shard(TOKENS[number:]) for number in range(1, 6)}

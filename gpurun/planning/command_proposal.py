@@ -1,0 +1,323 @@
+"""What a command of the user's own tells the planner: nobody knows how long it takes, so the cap says how long."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.command import EVERYTHING, Command
+from gpurun.core.credentials import require_secret
+from gpurun.core.errors import GpurunError, NoOffer, UsageError
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Offer, digest_of
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
+from gpurun.core.this_machine import has_cuda
+from gpurun.data.public_shards import files_of_the_hub
+from gpurun.data.source_names import HUB
+from gpurun.jobs.command import CommandJob
+from gpurun.jobs.commands.command_program import startable, with_notebook
+from gpurun.jobs.commands.rehearsal_venv import is_built, venv_python
+from gpurun.jobs.commands.upload_advice import (
+    demand_decided,
+    file_warnings,
+    import_warnings,
+    imports_of,
+    left_out_warnings,
+    undecided,
+)
+from gpurun.jobs.commands.upload_advice import notes as upload_notes
+from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
+from gpurun.ledger.chain import read_chain
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.planning.budget import demand_hours, lease_for, worst_case
+from gpurun.planning.candidates import Quote, on_sale, price_notes, unless_weak
+from gpurun.planning.market import Market
+from gpurun.planning.place import Desk, Place, mode_of
+from gpurun.planning.proposal import Proposal
+from gpurun.planning.resumed_command import goes_on
+from gpurun.planning.transfer import Load
+from gpurun.providers.catalog import catalogued, parse_gpu
+from gpurun.remote.s3.address import parse_address
+from gpurun.remote.s3.s3_client import Bucket
+from gpurun.view.number_format import format_bytes, format_duration
+
+USUAL_HOURS = 24.0
+"""The longest that a command may run where nobody says --hours: a forgotten one ends."""
+LEAST_RUN_S = 300
+_MOST_EARLIER, _MOST_LOOKED = 3, 200
+_GUESS = Estimate(
+    fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="a command of your own"
+)
+
+
+class CommandProposal(Proposal):
+    """A command that is to be started; its folder is copied at once, so that what was planned is what is uploaded.
+
+    Where nothing `is_asked` after it, what is left out and named is refused. Nothing is left behind where it cannot be.
+    """
+
+    def __init__(self, request: Request, desk: Desk, *, is_asked: bool = True, admit: Admit = lambda _: None) -> None:
+        demand_hours(request.hours)
+        work = desk.home.staged_data(desk.run) / "work"
+        self._uploaded = _uploaded(request, work, desk.home, is_asked=is_asked, admit=admit)
+        super().__init__(self._uploaded.request, desk)
+        self.command, self.earlier = goes_on(self._uploaded.command, self.request, desk.home, work)
+        self._data = data_of(self.request, work.parent, desk.clock, desk.say)
+        self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
+
+    def need(self, place: Place) -> GpuNeed:
+        """See `Proposal.need`."""
+        if place.mode is not Mode.PAID:
+            return GpuNeed(count=0, name="cpu")
+        if self.request.gpu is None:
+            hint = "Say which: --gpu 1xT4, --gpu cpu; or run it here: --provider local, --dry-run."
+            raise UsageError("gpu.missing", "Nobody knows which GPU a command of your own needs.", hint=hint)
+        return parse_gpu("1xA100") if self.request.gpu.is_any and not place.is_rented else self.request.gpu
+
+    def prepare(self) -> DataSummary:
+        """See `Proposal.prepare`."""
+        return self._data
+
+    def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
+        """Return the offers with the longest lease that the cap pays for, the cheapest by the hour first."""
+        need = self.need(place)
+        offers = on_sale(market, need) if market else catalogued(self.request, need)
+        setup_s = (self.request.choices.setup_limit_s or SETUP_LIMIT_S) if self.request.choices.setup else 0
+        load = Load(
+            self._sent_bytes,
+            self.command.output_bytes,
+            self.command.disk_gb,
+            public_bytes=self._data.public_bytes,
+            uplink_bits_per_s=self.uplink.bits_per_s,
+            setup_s=setup_s,
+        )
+        hours = self.request.hours
+        found = [judged(offer, self.command, load, cap=place.cap, hours=hours) for offer in offers]
+        if not place.is_rented:
+            return Quote(tuple(found), load, self.uplink, ())
+        if not self.request.choices.weak_lease:
+            found = [unless_weak(candidate) for candidate in found]
+        found.sort(key=lambda one: (one.lease is None, one.offer.rate_micros_per_hour, one.offer.provider))
+        return Quote(tuple(found), load, self.uplink, price_notes(self.request, offers, market))
+
+    def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
+        """Return the first offer that may be rented."""
+        first = quoted.candidates[0]
+        if first.lease is None:
+            raise self._refusal(quoted)
+        return first, quoted
+
+    def job(self, data: DataSummary) -> CommandJob:
+        """See `Proposal.job`."""
+        return CommandJob(
+            recipe=self.command.name,
+            recipe_sha256=digest_of(self.command.model_dump(mode="json", exclude={"folder", "commit"})),
+            command=self.command,
+        )
+
+    def checked(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
+        """See `Proposal.checked`."""
+        notes = (*self._uploaded.notes, *_notes(self.command, self.request, place.mode))
+        warnings = (*self._uploaded.warnings, *_spot_warning(self.command, self.request))
+        return plan.told(*notes, *_earlier_runs(self.command, self.desk.home), warnings=warnings)
+
+    def _refusal(self, quoted: Quote) -> NoOffer:
+        """Return what would do where nothing may be rented."""
+        weak = [one for one in quoted.candidates if one.why_not != "over the cap"]
+        if weak:
+            what = f"Only {weak[0].offer.provider} has it under this cap, and nothing on that machine ends it."
+            hint = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
+            return NoOffer("offer.weak_lease", what, hint=hint)
+        hours = self.request.hours
+        offers = [candidate.offer for candidate in quoted.candidates]
+        needs = [(least_cap(offer, self.command, quoted.load, hours), offer) for offer in offers]
+        needed, offer = min(needs, key=lambda pair: pair[0])
+        amount = format_usd(needed).removeprefix("$").replace(",", "")
+        span = format_duration(_least_s(hours))
+        what = f"The cap pays for no {span} of any offer; {offer.label} needs {format_usd(needed)}."
+        return NoOffer("offer.over_cap", what, hint=f"Raise the cap: --max-cost {amount}")
+
+
+def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, hours: float | None) -> Candidate:
+    """Return an offer with the longest lease that the cap pays for, or that was asked for.
+
+    What a command needs to end and to save is kept beside the time that it runs: else it were stopped as it begins.
+    """
+    wanted = (USUAL_HOURS if hours is None else hours) + command.save_s / SECONDS_PER_HOUR
+    lease = lease_for(offer, _GUESS, load, cap=cap, hours=wanted)
+    if lease is not None and lease.train_s < _least_s(hours) + command.save_s:
+        lease = None
+    if lease is not None:
+        hours_s = None if hours is None else ceil(hours * SECONDS_PER_HOUR)
+        lease = lease.model_copy(update={"hours_s": hours_s})
+    return Candidate(
+        offer=offer,
+        estimate=_GUESS,
+        lease=lease,
+        expected_micros=None,
+        worst_micros=worst_case(offer, lease, load) if lease else None,
+        finishes=lease is not None,
+        why_not="" if lease is not None else "over the cap",
+    )
+
+
+def least_cap(offer: Offer, command: Command, load: Load, hours: float | None) -> Micros:
+    """Return the smallest cap under which a command runs at all."""
+    wanted = (_least_s(hours) + command.save_s) / SECONDS_PER_HOUR
+    lease = lease_for(offer, _GUESS, load, cap=None, hours=wanted)
+    assert lease is not None
+    return worst_case(offer, lease, load)
+
+
+def _least_s(hours: float | None) -> int:
+    """Return the shortest time that is worth a machine: five minutes, or what was asked for if that is less."""
+    return LEAST_RUN_S if hours is None else min(LEAST_RUN_S, ceil(hours * SECONDS_PER_HOUR))
+
+
+@dataclass(frozen=True)
+class _Upload:
+    """A command with its folder copied, the request with what is installed for it, and what the plan says of both."""
+
+    command: Command
+    request: Request
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit: Admit) -> _Upload:
+    """Look at what is uploaded for a command, and copy it to `work`."""
+    mode, command = mode_of(request), request.command
+    if command is None:
+        raise ValueError("the request has no command")
+    for name in command.secrets:
+        require_secret(name)
+    found = work_folder(command, home.root)
+    refuse_vain(command, found, Path(request.data) if request.data else None)
+    left = undecided(found)
+    if not is_asked and mode is Mode.PAID:
+        demand_decided(left)
+    command, found = without_keys(command, found, admit)
+    program = startable(copied(command, found, work), found)
+    command, kernel = with_notebook(program.command, request, mode)
+    command = command.model_copy(update={"imports": imports_of(found, command)})
+    if mode is Mode.REHEARSAL and command.pip:
+        command = command.model_copy(update={"python": str(venv_python(home, command.pip))})
+    elif mode is Mode.PAID:
+        request = request.model_copy(update={"choices": with_pip(request.choices, command.pip, request.python)})
+    notes = (*program.notes, *kernel, *upload_notes(found, command, is_installed_there=mode is not Mode.LOCAL))
+    warnings = (*left_out_warnings(left), *file_warnings(found), *_imports(found, command, mode))
+    return _Upload(command, request, notes, warnings)
+
+
+def _imports(found: WorkFolder, command: Command, mode: Mode) -> Iterator[str]:
+    """What is imported and nowhere to be seen; a rehearsal's own Python is asked once it is there."""
+    is_there = not command.python or is_built(Path(command.python))
+    python = command.python if command.python and is_there else sys.executable
+    return import_warnings(found, command, python=python, is_rented=mode is Mode.PAID)
+
+
+def data_of(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
+    """What --data names, as it is; the command finds it where GPURUN_DATA says."""
+    named, size = request.data, 0
+    if named is not None:
+        if named.startswith(HUB):
+            found = files_of_the_hub(named, staged / "data", say)
+            return found.model_copy(update={"folder": "", "beside": str(staged)})
+        place = Path(named).expanduser().absolute()
+        if named.startswith("s3://"):
+            place = _out_of_bucket(named, staged / "data", clock, say)
+            size = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+            return DataSummary(
+                folder="", beside=str(staged), bytes=size, sha256=_listing_digest(place), source=named
+            )  # fmt: skip
+        if not place.is_dir():
+            raise UsageError("data.missing", f"There is no folder {place}.", hint="Name a folder: --data PATH")
+        named, size = str(place), sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+    return DataSummary(
+        folder=named or "",
+        beside=str(staged),
+        bytes=size,
+        sha256=_listing_digest(Path(named)) if named else "",
+        source=named or "no data",
+    )
+
+
+def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], None]) -> Path:
+    """The objects below an address of a bucket, downloaded here by the user's own keys; the machine is given none."""
+    bucket = Bucket(parse_address(named), clock)
+    bucket.look()
+    found, into = {name: size for name, size in bucket.below().items() if not name.endswith("/")}, into.resolve()
+    if not found:
+        raise UsageError("data.missing", f"There is nothing in {named}.", hint="Name a folder of a bucket.")
+    need, free = sum(found.values()), shutil.disk_usage(into.parent).free
+    say(f"downloading {len(found)} files of {named}, {format_bytes(need)}, before they are uploaded")
+    if need > free:
+        what = f"{named} holds {format_bytes(need)}, and {format_bytes(free)} are free here."
+        raise UsageError("disk.too_small", what, hint="Have the command download it there, its key by --secret.")
+    for name, size in found.items():
+        target = into / name
+        if not target.resolve().is_relative_to(into):
+            raise UsageError("data.bad_name", f"{named} has an object of the name {name!r}.", hint="Rename it.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            for block in bucket.stream(bucket.address.key(name), 0, size) if size else ():
+                file.write(block)
+        if target.stat().st_size != size:
+            what = f"{name} of {named} changed while it was downloaded."
+            raise UsageError("data.changed", what, hint="Try again once nothing writes there.")
+    return into
+
+
+def _listing_digest(folder: Path) -> str:
+    """A digest over the names and sizes of a folder; what is in its files is digested as they are sent."""
+    listing = [[path.relative_to(folder).as_posix(), path.stat().st_size] for path in sorted(folder.rglob("*"))]
+    return hashlib.sha256(repr(listing).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
+    """What is not obvious of the plan."""
+    if request.hours is None and mode is Mode.PAID:
+        longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
+        yield f"Nobody knows how long it takes: it may run {longest}."
+    size = format_bytes(command.output_bytes)
+    if command.outputs:
+        globs = ", ".join(command.outputs)
+        yield f"New files that match {globs} are downloaded; the plan allows {size} for them (--output-gb)."
+    else:
+        yield "No files are downloaded (--outputs)."
+    if command.outputs == EVERYTHING and (Path(command.folder) / ".gpurunignore").is_file():
+        yield "What .gpurunignore names stays on the machine, too; --outputs says otherwise."
+    if mode is not Mode.PAID and not has_cuda():
+        yield "This machine has no GPU. Your command must cope with that."
+
+
+def _spot_warning(command: Command, request: Request) -> Iterator[str]:
+    """What a spot machine that is taken away would cost."""
+    if request.choices.spot and not command.checkpoints:
+        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, the loss of all is accepted."
+
+
+def _earlier_runs(command: Command, home: Home) -> Iterator[str]:
+    """What the user's own runs of the same script took, the last ones."""
+    told = []
+    for link in read_chain(home.ledger).links[-_MOST_LOOKED:]:
+        with suppress(GpurunError):
+            predicate = read_receipt(home, home.run(link.run)).predicate
+            training, machine = predicate["training"], predicate["instance"]
+            seconds, cost = training["seconds"]["train_s"], predicate["cost"]["upper_bound_micros"]
+            if predicate["asked"]["recipe"] != command.name or training["outcome"] != "done" or not seconds:
+                continue
+            where = f"{machine['gpu_count']}x{machine['gpu']}" if machine and machine["gpu_count"] else "a CPU"
+            paid = f", {format_usd(Micros(cost))}" if cost else ""
+            told.append(f"{predicate['run']} took {format_duration(seconds)} on {where}{paid}")
+    if told:
+        yield f"Your own runs of {command.name}: {'; '.join(told[-_MOST_EARLIER:])}."

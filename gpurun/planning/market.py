@@ -1,0 +1,36 @@
+"""The offers of those who were asked, as they were read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from gpurun.core.clock import utc
+from gpurun.core.records import Offer
+
+
+@dataclass(frozen=True)
+class Market:
+    """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
+
+    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late. `keys_end_wall` has the
+    clouds whose key ends by itself, and when (0: nobody says).
+    """
+
+    offers: tuple[Offer, ...]
+    silent: tuple[tuple[str, str], ...]
+    read_wall: float
+    asked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    keys_end_wall: Mapping[str, float] = field(default_factory=dict)
+
+
+def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:
+    """One sentence when the key that a rental needs may end before the rental does."""
+    ends_wall = market.keys_end_wall.get(provider, inf)
+    if ends_wall >= until_wall:
+        return []
+    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary, and nothing says when they end"
+    left = "without them nothing comes home any more, and only the machine's own timer ends it"
+    return [f"The credentials for {provider} {when}; the lease may last until {utc(until_wall)}. Renew them: {left}."]

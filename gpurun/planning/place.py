@@ -1,0 +1,310 @@
+"""Where a run may be: in a cloud, on a box of the user's, as a job of a cluster, or here. Each kind is one class.
+
+A place is asked for offers once, says by which rules a lease holds there, and how its machines are logged in to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gpurun.core.clock import Clock
+from gpurun.core.cluster import cluster_of
+from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.money import Micros, usd
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Box, Candidate, Choices, Job, Mode, Request
+from gpurun.core.settings import load_clusters
+from gpurun.planning.market import Market, key_warning
+from gpurun.providers.catalog import demand_one_node, offers_for, rows_for
+from gpurun.providers.registry import (
+    CLOUDS,
+    OVERRIDES,
+    demand_keys,
+    place_kinds,
+    ready_providers,
+    require_known,
+)
+from gpurun.view.number_format import format_duration
+
+PRICES_HOLD_S = 60.0
+"""How old the prices may be that a plan rests on: about as long as a person takes to say yes to them. Spot prices move
+within minutes, and a create compares the price that it gets with the one agreed to."""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where a plan is made: for which run, in which home, by which clock, and whom it tells what takes long."""
+
+    run: str
+    home: Home
+    clock: Clock
+    say: Callable[[str], None]
+
+
+class Place:
+    """One kind of place, for a request.
+
+    `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `is_shown`:
+    nothing is begun after the plan, so the catalogue does where no price can be read. `joins_nodes`: it has several
+    nodes for one run. `is_outfitted`: gpurun may install there what a recipe needs. `takes` are the options that are
+    for such a place alone. `box` is how its machine is logged in to, once that is settled.
+    """
+
+    is_rented: ClassVar[bool] = False
+    joins_nodes: ClassVar[bool] = False
+    is_outfitted: ClassVar[bool] = False
+    takes: ClassVar[frozenset[str]] = frozenset()
+    mode: Mode = Mode.PAID
+    box: Box | None = None
+
+    def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
+        self.request, self.desk, self.is_shown = request, desk, is_shown
+        self.notes: tuple[str, ...] = ()
+        self.warnings: tuple[str, ...] = ()
+
+    @property
+    def cap(self) -> Micros | None:
+        """Return the cap that a lease must be paid by; None where nothing is paid."""
+        return self.request.max_cost_micros if self.mode is Mode.PAID else None
+
+    @property
+    def cpu_cores(self) -> int:
+        """Return how many cores train where there is no GPU."""
+        return os.cpu_count() or 1
+
+    def market(self, need: GpuNeed) -> Market | None:
+        """Return what there is for a need, asked of it now; None where the packaged catalogue stands for it."""
+        raise NotImplementedError
+
+    def still(self, market: Market | None, need: GpuNeed) -> Market | None:
+        """Return the offers as they are now that a while has passed."""
+        return market
+
+    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+        """Return the candidate with the lease that the place allows it; a NoOffer where that leaves no time."""
+        return chosen
+
+    def choices(self, choices: Choices) -> Choices:
+        """Return the choices with what the place has settled of them."""
+        return choices
+
+    def said_of(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
+        """Return what should be known about the place before this is taken."""
+        return self.warnings
+
+    def _demand_cap(self) -> None:
+        if self.request.max_cost_micros is None:
+            raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
+
+
+class Here(Place):
+    """This machine: for a run that its user wants here, and for the rehearsal of any other."""
+
+    def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
+        super().__init__(request, desk, is_shown=is_shown)
+        self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL
+
+    def market(self, need: GpuNeed) -> Market:
+        """See `Place.market`; what is needed there does not change what there is here."""
+        from gpurun.providers.local import LocalProvider
+
+        found = LocalProvider(self.desk.home, self.desk.clock).offers(GpuNeed(count=0, name="cpu"), ())
+        return Market(tuple(found), (), 0.0)
+
+
+class OwnBox(Place):
+    """The box that --host names, at its user's price; it has answered before its plan is shown."""
+
+    takes: ClassVar[frozenset[str]] = frozenset({"host", "jump", "python"})
+
+    def market(self, need: GpuNeed) -> Market:
+        """See `Place.market`; SetupError where the box does not do now what a run would want of it."""
+        from gpurun.planning.own_box import reached
+        from gpurun.providers.ssh import SshBox, SshProvider
+        from gpurun.providers.ssh_login import parse_host
+
+        request, desk = self.request, self.desk
+        if not request.host:
+            hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
+            raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
+        login, rate = parse_host(request.host), request.price_micros_per_hour or usd(0)
+        if rate:
+            self._demand_cap()
+        box = SshBox(login.host, login.port, login.user, rate, need)
+        (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(box.need, _nearest_rows(box.need))
+        self.box, told = reached(request, login, desk.home, desk.clock)
+        self.notes = tuple(told)
+        self.warnings = ("To shut the box down is yours; nothing here can.",)
+        if not rate:
+            self.warnings += ("No --price-per-hour was given: it is counted as free, and no cap holds.",)
+        return Market((offer,), (), 0.0)
+
+
+class OwnCluster(Place):
+    """A cluster of the user's, which runs a job when its turn has come, for as long as its caps allow."""
+
+    joins_nodes: ClassVar[bool] = True
+    is_outfitted: ClassVar[bool] = True
+    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours"})
+
+    def market(self, need: GpuNeed) -> Market:
+        """See `Place.market`; what the cluster has is what it said a moment ago."""
+        from gpurun.planning.own_box import login_to
+        from gpurun.providers.base import NoCapacity, Unknown
+        from gpurun.providers.slurm.lease import too_few
+        from gpurun.providers.slurm.provider import Site, SlurmProvider
+
+        desk = self.desk
+        cluster = cluster_of(load_clusters(desk.home), self.request.choices.region)
+        if cluster.price_per_gpu_hour:
+            self._demand_cap()
+        provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
+        try:
+            self._partition = provider.partition()
+            offers = provider.offers(need, _nearest_rows(need))
+        except Unknown as error:
+            hint = "Try again once its controller answers: sinfo, on the login node."
+            raise SetupError("slurm.no_answer", f"{cluster.name} does not answer: {error}.", hint=hint) from error
+        except NoCapacity as error:
+            hint = "Name one in config.toml: sinfo shows them."
+            raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error
+        if not offers:
+            raise too_few(self._partition, cluster, need)
+        return Market((offers[0],), (), 0.0)
+
+    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+        """See `Place.lease_rules`; the partition's limit and --max-gpu-hours count beside the cap."""
+        from gpurun.planning.budget import rental_cost
+        from gpurun.providers.slurm.lease import gpu_hours, lease_of_job, may_outlive
+
+        assert chosen.lease is not None
+        offer, part, most = chosen.offer, self._partition, self.request.choices.max_gpu_hours
+        lease = lease_of_job(chosen.lease, offer, part, self.request.choices, self.cap)
+        worst = rental_cost(offer, lease.total_s + lease.kill_allowance_s, job.home_bytes, job.disk_gb)
+        of_cap = "" if most is None else f" of the {most:g} allowed"
+        begins = "It takes" if offer.rate_micros_per_hour else "It is not metered:"
+        self.notes = (
+            f"{begins} at most {gpu_hours(lease, offer):.2f}{of_cap} GPU-hours, counted from its start.",
+            f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
+        )
+        if may_outlive(part):
+            found = f"{offer.region} finds a job's processes by {part.tracker}"
+            self.warnings = (f"{found}: what detaches itself may outlive its job.",)
+        self._region = offer.region
+        return chosen.model_copy(update={"lease": lease, "worst_micros": worst})
+
+    def choices(self, choices: Choices) -> Choices:
+        """See `Place.choices`: the cluster that was meant, by its name."""
+        return choices.model_copy(update={"region": self._region})
+
+
+class Clouds(Place):
+    """The clouds that there is a key for; where a plan is only shown, the catalogue stands for those without."""
+
+    is_rented: ClassVar[bool] = True
+    is_outfitted: ClassVar[bool] = True
+
+    def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
+        super().__init__(request, desk, is_shown=is_shown)
+        self._names, self._read_mono = list[str](), 0.0
+
+    @property
+    def cpu_cores(self) -> int:
+        """Return how many cores are counted on where there is no GPU."""
+        return 2
+
+    def market(self, need: GpuNeed) -> Market | None:
+        """See `Place.market`."""
+        named = [name for name in CLOUDS if not self.request.providers or name in self.request.providers]
+        ready = [name for name in named if name in ready_providers(self.desk.home)]
+        if not self.is_shown:
+            self._demand_cap()
+            self._demand_keys(ready)
+        self._names = ready
+        if not ready:
+            return None
+        from gpurun.planning.live_offers import live_offers
+
+        self._read_mono = self.desk.clock.monotonic()
+        market = live_offers(need, ready, self.desk.home, self.desk.clock, self.request.choices)
+        if self.is_shown and not market.offers and market.silent:
+            self.warnings = (*market.warnings, *(f"{name} could not be asked: {why}" for name, why in market.silent))
+            return None
+        return market
+
+    def still(self, market: Market | None, need: GpuNeed) -> Market | None:
+        """See `Place.still`: they are asked again only where preparing took so long that their prices are old."""
+        is_old = self.desk.clock.monotonic() - self._read_mono > PRICES_HOLD_S
+        return self.market(need) if is_old and not self.is_shown else market
+
+    def said_of(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
+        """See `Place.said_of`: clocks that are wrong, a key that ends before the lease, and where keys are sent."""
+        told = [*self.warnings, *(market.warnings if market else ())]
+        if market is not None and chosen.lease is not None and not self.is_shown:
+            until_wall = self.desk.clock.wall() + chosen.lease.total_s + chosen.lease.kill_allowance_s
+            told += key_warning(market, chosen.offer.provider, until_wall)
+        return (*told, *_diverted(self._names))
+
+    def _demand_keys(self, ready: list[str]) -> None:
+        """Raise a SetupError where a named cloud, or every one, has no key."""
+        demand_keys((name for name in self.request.providers if name not in ready), self.desk.home)
+        if not ready:
+            asked = "aws has no credentials" if self.request.providers else "There is no key for any cloud"
+            raise SetupError(
+                "auth.no_provider",
+                f"{asked}, so nothing can be rented.",
+                hint="Give one: gpurun auth set runpod (or lambda); for AWS: aws configure. Rehearse for nothing: add "
+                "--dry-run. Train here: --provider local.",
+            )
+
+
+def _diverted(names: list[str]) -> list[str]:
+    """Return a warning for each key that the environment sends elsewhere."""
+    return [
+        f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
+        for name, variable in OVERRIDES.items()
+        if name in names and os.environ.get(variable)
+    ]
+
+
+def _nearest_rows(need: GpuNeed) -> list[Offer]:
+    """Return what is known of a card: nobody may rent out two where a desk has two, then it is the cheapest form."""
+    return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
+
+
+PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnCluster, "cloud": Clouds}
+"""The class of each kind of place."""
+
+
+def mode_of(request: Request) -> Mode:
+    """Return what kind of run is asked for: a rehearsal, one on this machine, or one elsewhere."""
+    if request.dry_run:
+        return Mode.REHEARSAL
+    return Mode.LOCAL if place_kinds(request.providers) == {"here"} else Mode.PAID
+
+
+def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
+    """Return the place that a request names, in which its job runs or is rehearsed; UsageError where it names none.
+
+    `joins_nodes`: the job can run on several nodes together.
+    """
+    require_known(request.providers)
+    kinds, mode = place_kinds(request.providers), mode_of(request)
+    named = PLACES[next(iter(kinds))] if len(kinds) == 1 else Clouds
+    for name in ("host", "jump", "python"):
+        if getattr(request, name) and name not in named.takes:
+            what = f"--{name} is for a box of your own."
+            raise UsageError(f"{name}.unused", what, hint="Add --provider ssh, or leave it out.")
+    if not (named.joins_nodes and joins_nodes):
+        demand_one_node(request.gpu)
+    if request.choices.max_gpu_hours is not None and "max_gpu_hours" not in named.takes:
+        what = "--max-gpu-hours caps a job on a cluster."
+        raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
+    if mode is Mode.PAID and (len(kinds) > 1 or (len(request.providers) > 1 and not named.is_rented)):
+        hint = "Choose --provider local, ssh or slurm alone, or clouds only."
+        raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
+    return (named if mode is Mode.PAID else Here)(request, desk, is_shown=is_shown)

@@ -1,0 +1,38 @@
+"""The shards of a run that is planned: prepared or checked here, with all that goes along with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpurun.core.run_plan import DataSummary, Request
+from gpurun.jobs.training.recipe import ResolvedRecipe
+from gpurun.planning.place import Desk
+from gpurun.planning.transfer import public_shards
+
+
+def shards_of(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
+    """Return the shards of a run, with weights to start or go on from and what --warm finds."""
+    from gpurun.jobs.training.checkpoint_file import take_checkpoint
+    from gpurun.jobs.training.initial_weights import started
+    from gpurun.planning.compile_cache import warmed
+    from gpurun.planning.continue_from import carried
+
+    into, found = desk.home.staged_data(desk.run), prepared_shards(request, resolved, desk)
+    if request.choices.init:
+        take_checkpoint(Path(request.choices.init), into)
+    data = carried(started(found, resolved, into), resolved, desk.home, into)
+    if resolved.tables.eval.core:
+        from gpurun.jobs.training.core_tasks import with_core
+
+        data = with_core(data, request, resolved, desk.home, into, desk.say)
+    return warmed(data, request, resolved, desk.home, into)
+
+
+def prepared_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
+    """Return the shards alone; of a public set, what the hub says of those that the steps read."""
+    from gpurun.data.run_shards import prepared
+
+    named = public_shards(request, resolved.tables.data.source) or request.data
+    into, accept_skipped = desk.home.staged_data(desk.run), request.choices.accept_skipped
+    cache = desk.home.shards
+    return prepared(resolved.record, named, into=into, cache=cache, say=desk.say, accept_skipped=accept_skipped)

@@ -1,0 +1,361 @@
+"""What the trainer tells the planner: which form of a recipe is trained, on which shards, and how each offer does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import Candidate, Choices, DataSummary, Mode, Plan, Request
+from gpurun.core.this_machine import has_cuda
+from gpurun.data.source_names import BUILT_IN, missing_shards
+from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, outfitted
+from gpurun.jobs.trainer import TrainerJob
+from gpurun.jobs.training.memory import GIB, tensor_bytes, way_of
+from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
+from gpurun.planning.budget import choose, disk_gb_on, reach_words
+from gpurun.planning.candidates import Quote, best_of, elsewhere, need_of, quote
+from gpurun.planning.market import Market
+from gpurun.planning.place import Clouds, Desk, Place, mode_of
+from gpurun.planning.proposal import Proposal
+from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public_shards, unused_notes, vocabulary_of
+from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
+from gpurun.providers.registry import place_kinds
+from gpurun.view.number_format import format_count, format_duration
+
+MOST_READS = 4
+"""So often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
+
+
+class TrainerProposal(Proposal):
+    """A recipe that is to be trained; where it is, decides which of its two forms that is."""
+
+    joins_nodes: ClassVar[bool] = True
+
+    def __init__(self, request: Request, desk: Desk) -> None:
+        super().__init__(request, desk)
+        self._own_trainer = request.choices.trainer
+        reader = None
+        if self._own_trainer:
+            from gpurun.jobs.training.changed_recipe import own_reader
+            from gpurun.jobs.training.changed_trainer import take_trainer
+
+            take_trainer(Path(self._own_trainer), desk.home.staged_trainer(desk.run))
+            reader = own_reader(desk.home.staged_trainer(desk.run))
+        self.recipe = load_recipe(request.recipe, reader) if reader else load_recipe(request.recipe)
+        self._said: tuple[str, ...] = ()
+        self.resolved = self._form()
+        self.earlier = self.resolved.earlier
+
+    def _form(self) -> ResolvedRecipe:
+        """Return the recipe in the form that is trained there, with the checkpoint that it goes on from."""
+        request, mode = self.request, mode_of(self.request)
+        if mode is Mode.PAID:
+            return self._traced(self._going_on(_rented_form(request, self.recipe)))
+        if mode is Mode.REHEARSAL:
+            here = resolve(self.recipe, "rehearsal", request.overrides)
+            here = self._going_on(here) if self._begins_at_rehearsal() else here
+        else:
+            here, self._said = _form_here(request, self.recipe)
+            here = self._going_on(here)
+        _need_software(here)
+        return here
+
+    def _going_on(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
+        if not self.request.continues:
+            return resolved
+        from gpurun.planning.continue_from import going_on
+
+        return going_on(resolved, self.request, self.desk.home)
+
+    def _begins_at_rehearsal(self) -> bool:
+        """Whether a rehearsal is to go on from another, as that of a changed trainer does."""
+        if not self.request.continues:
+            return False
+        from gpurun.ledger.plan_from_journal import read_plan
+
+        return read_plan(self.desk.home.run(self.request.continues)).mode is Mode.REHEARSAL
+
+    def _traced(self, full: ResolvedRecipe) -> ResolvedRecipe:
+        """Return the recipe with the memory of a changed trainer's model, traced."""
+        if not self._own_trainer:
+            return full
+        from gpurun.jobs.trainer import CHANGED, digest_of_trainer, words_of_trainer
+
+        trainer = self.desk.home.staged_trainer(self.desk.run)
+        if words_of_trainer(digest_of_trainer(trainer)) != CHANGED:
+            return full
+        from gpurun.jobs.training.changed_recipe import traced_form
+
+        self.desk.say("The memory of the changed trainer's model is traced on this computer.")
+        traced, note = traced_form(full, trainer, vocabulary_of(full), self.desk.home.traced)
+        self._said = (note,)
+        return traced
+
+    def need(self, place: Place) -> GpuNeed:
+        """See `Proposal.need`: those that were asked for, or those that the recipe is written for."""
+        return need_of(self.request, self.resolved, is_rented=place.is_rented)
+
+    def demand(self, place: Place) -> None:
+        """See `Proposal.demand`: shards that are nowhere cannot be shipped."""
+        source = self.resolved.tables.data.source
+        is_nowhere = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
+        if place.is_rented and not place.is_shown and is_nowhere:
+            raise missing_shards(source, self.request.recipe_word)
+
+    def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
+        """See `Proposal.quote`."""
+        return quote(self.request, self.resolved, place, market, data, self.priors)
+
+    def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
+        """Return the offer on the recipe's own GPU; where none was asked for and a plan is shown, beside all others.
+
+        Where the recipe's own does not do, it is the best of the others.
+        """
+        if not place.is_rented:
+            return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
+        is_on_cpu = self.resolved.tables.hardware.on_cpu == "as_written"
+        need = need_of(self.request, self.resolved, is_rented=True)
+        if not place.is_shown or self.request.gpu is not None or (need.is_any and not is_on_cpu):
+            return best_of(quoted, self.request), quoted
+        every = elsewhere(self.request, self.resolved, place, quoted, self.priors)
+        try:
+            return best_of(quoted, self.request), every
+        except NoOffer:
+            chosen = best_of(every, self.request, by_gpu=True)
+        why = f"The recipe's {need} does not do under this cap: " if quoted.candidates else ""
+        told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
+        return chosen, replace(every, notes=(*every.notes, told))
+
+    def prepare(self) -> DataSummary:
+        """Return the shards, prepared or checked, with weights to start or go on from and what --warm finds."""
+        from gpurun.planning.shards import shards_of
+
+        return shards_of(self.request, self.resolved, self.desk)
+
+    def known(self) -> DataSummary | None:
+        """Return what the hub says of a public set that --data names; UsageError where it has none of that name."""
+        from gpurun.planning.shards import prepared_shards
+
+        is_public = self.request.data is not None and public_shards(self.request, self.resolved.tables.data.source)
+        return prepared_shards(self.request, self.resolved, self.desk) if is_public else None
+
+    def spoken_of(self, quoted: Quote) -> DataSummary:
+        """See `Proposal.spoken_of`."""
+        return not_prepared(self.request, self.resolved, quoted.load.ship_bytes)
+
+    def beside(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """Return the offers for the paid run; --set may suit the rehearsal, and not what would be paid for."""
+        request = self.request
+        if mode_of(request) is not Mode.REHEARSAL or self._begins_at_rehearsal():
+            return (), ()
+        try:
+            full = resolve(self.recipe, "full", request.overrides, _processes(request), _nodes(request))
+        except UsageError as error:
+            return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
+        if place_kinds(request.providers) - {"cloud", "here"}:
+            return (), ("What it takes there is planned without --dry-run, by what the machine or the cluster has.",)
+        full = self._going_on(full)
+        quoted = quote(request, full, Clouds(request, self.desk, is_shown=True), None, priors=self.priors)
+        begins: tuple[str, ...] = ()
+        if full.earlier:
+            begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",)
+        return quoted.candidates, (*quoted.notes, *self._sending(next(iter(quoted.candidates), None), quoted), *begins)
+
+    def _sending(self, candidate: Candidate | None, quoted: Quote) -> tuple[str, ...]:
+        """Return what would save the paid time of sending shards that are not here yet."""
+        is_sent = not self.request.choices.stage and not public_shards(self.request, self.resolved.tables.data.source)
+        return advice(candidate.offer, quoted.uplink, quoted.load.ship_bytes) if candidate and is_sent else ()
+
+    def job(self, data: DataSummary) -> TrainerJob:
+        """See `Proposal.job`."""
+        return TrainerJob(
+            recipe=self.resolved.name,
+            recipe_sha256=self.resolved.sha256,
+            form=self.resolved.form,
+            resolved=self.resolved.record,
+            parameters=self.resolved.parameters(data.vocab_size),
+        )
+
+    def processes(self, chosen: Candidate, place: Place) -> int:
+        """See `Proposal.processes`: one for each card, or for each node without any; here as the recipe says."""
+        return chosen.offer.gpu_count or (chosen.offer.nodes if place.mode is Mode.PAID else self.resolved.processes)
+
+    def choices(self, place: Place) -> tuple[Choices, tuple[str, ...]]:
+        """See `Proposal.choices`."""
+        if place.mode is not Mode.PAID:
+            return self.request.choices, ()
+        return outfitted(self.resolved.tables, self.request.choices, is_outfitted=place.is_outfitted)
+
+    def checked(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
+        """See `Proposal.checked`; a UsageError for memory or a disk that certainly does not do."""
+        if place.is_rented:
+            if small := _small_disk(plan, self.resolved):
+                if not place.is_shown:
+                    raise small
+                plan = plan.told(warnings=(f"{small.what} `train` refuses that. {small.hint}",))
+        elif not chosen.finishes and chosen.reach is not None and chosen.lease is not None:
+            part = f"The {format_duration(chosen.lease.train_s)} to train holds a part: it gets to "
+            plan = plan.told(warnings=(f"{part}{reach_words(chosen.reach)}.",))
+        is_on_cpu_here = place.mode is not Mode.PAID and not self._own_trainer and not has_cuda()
+        if is_on_cpu_here and (small := _small_memory(plan, self.resolved)):
+            raise small
+        if not plan.ship_files and place.is_shown:
+            plan = self._shipped_later(plan)
+        return self._told(plan.told(*self._said))
+
+    def _shipped_later(self, plan: Plan) -> Plan:
+        """Return a plan that is only shown with what its bucket means for it, or what one would save."""
+        if self.request.choices.stage:
+            from gpurun.planning.staging import with_stage
+
+            return with_stage(plan, None, self.desk.clock)
+        is_sent = not public_shards(self.request, self.resolved.tables.data.source)
+        return plan.told(*advice(plan.offer, plan.uplink, plan.ship_bytes)) if is_sent else plan
+
+    def _told(self, plan: Plan) -> Plan:
+        """Return the plan with what its recipe, its data and the run that it goes on from give reason to say."""
+        request, desk, resolved = self.request, self.desk, self.resolved.record
+        notes: list[str] = []
+        if request.choices.core_bundle or resolved["eval"].get("core"):
+            from gpurun.jobs.training.core_tasks import core_note, demand_bundle
+
+            demand_bundle(request, resolved["eval"].get("core", 0))
+            notes += core_note(plan)
+        if self._own_trainer:
+            from gpurun.jobs.training.changed_trainer import notes_of
+
+            notes += notes_of(plan, desk.home.staged_trainer(desk.run))
+        warnings = [*unused_notes(request, self.recipe, resolved["data"]), *_reread(plan, request)]
+        if plan.data.passed_over:
+            warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
+        if plan.data.divided:
+            notes.append(f"Of {request.data}, {plan.data.divided}.")
+        if plan.continues:
+            from gpurun.jobs.training.changed_trainer import other_than_before
+            from gpurun.planning.continue_from import bucket_of, longer_than, others_from
+
+            notes += [] if plan.choices.stage else bucket_of(plan.continues, desk.home)
+            notes += longer_than(plan.continues, resolved["train"]["steps"])
+            warnings += others_from(plan.continues, desk.home)
+            warnings += other_than_before(plan, desk.home) if plan.job.trainer else ()
+        if request.quoted is not None:
+            from gpurun.planning.plan_file import since_quoted
+
+            warnings += since_quoted(plan, request.quoted, desk.clock.wall())
+        return plan.told(*notes, warnings=warnings)
+
+
+def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
+    """A note where the tokens are read many times over; of pairs a step's are padded, and tell nothing of that.
+
+    The text that a rehearsal takes by itself is small on purpose.
+    """
+    model, data, train = (plan.job.resolved[table] for table in ("model", "data", "train"))
+    tokens = plan.data.train_tokens
+    reads = train["steps"] * train["batch_tokens"] / tokens if tokens else 0
+    is_small_on_purpose = plan.mode is Mode.REHEARSAL and request.data is None
+    if reads <= MOST_READS or is_small_on_purpose or model["preset"] == "encoder-decoder":
+        return ()
+    what = (
+        f"Your {format_count(tokens)} tokens" if request.data else f"{format_count(tokens)} tokens of {data['source']}"
+    )
+    return (
+        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little: take more text, or fewer steps.",
+    )
+
+
+def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
+    """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
+    on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
+    hardware = hardware_of(recipe, request.overrides + on_cpu)
+    if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
+        return resolve(recipe, "full", request.overrides + on_cpu, _processes(request), _nodes(request))
+    if hardware.on_cpu == "refuse":
+        raise UsageError(
+            "recipe.needs_gpu",
+            f"{recipe.name} is written for {hardware.gpu}; it is not trained on a CPU.",
+            hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
+        )
+    return resolve(recipe, "rehearsal", request.overrides, _nodes(request), _nodes(request))
+
+
+def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+    """The recipe as this machine trains it, and what should be said about that."""
+    hardware = hardware_of(recipe, request.overrides)
+    if has_cuda() or hardware.on_cpu == "as_written":
+        return resolve(recipe, "full", request.overrides, _processes(request)), ()
+    if hardware.on_cpu == "refuse":
+        raise UsageError(
+            "recipe.needs_gpu",
+            f"{recipe.name} is written for {hardware.gpu}, and this machine has no CUDA device.",
+            hint=f"Rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
+        )
+    note = "There is no CUDA device here, so the recipe's rehearsal form is trained."
+    return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)
+
+
+def _processes(request: Request) -> int | None:
+    """One process for each GPU asked for; one here; the recipe's own number where nothing was asked."""
+    if mode_of(request) is Mode.LOCAL:
+        return 1
+    return request.gpu.processes if request.gpu else None
+
+
+def _nodes(request: Request) -> int:
+    return request.gpu.nodes if request.gpu else 1
+
+
+def _need_software(here: ResolvedRecipe) -> None:
+    """Refuse what needs a package that is not installed on this machine."""
+    if find_spec("torch") is None:
+        raise SetupError(
+            "torch.missing",
+            "Training on this machine needs PyTorch, which is not installed.",
+            hint="From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README).",
+        )
+    missing = [name for name in HUGGINGFACE_PACKAGES if find_spec(name) is None]
+    if here.tables.train.loop == "huggingface" and missing:
+        what = f"{here.name} trains by the Hugging Face Trainer, and {' and '.join(missing)} is not installed here."
+        raise SetupError("huggingface.missing", what, hint="From the clone: pip install '.[hf]'")
+
+
+def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
+    """What is wrong with a disk that would be full on paid time, at any cloud that orders it and may be taken."""
+    wanted_gb = full.tables.hardware.disk_gb
+    needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
+    for provider in (one.offer.provider for one in plan.approved if asked_as(one.offer) == asked_as(plan.offer)):
+        terms = terms_of(provider)
+        if terms.disk_per_gb_hour and disk_gb_on(provider, wanted_gb) < needed_gb:
+            return UsageError(
+                "disk.small",
+                f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a "
+                f"model of {plan.job.parameters:,} parameters take at least {needed_gb} GB at {provider}, beside what "
+                "the image takes.",
+                hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
+            )
+    return None
+
+
+def _small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
+    """What is wrong with a run on this machine's CPU whose tensors its memory cannot hold: the kernel would kill it.
+
+    A refusal is certain: what the interpreter, torch and a checkpoint that is being saved take is not counted.
+    """
+    micro_batch, vocab_size = plan.estimate.micro_batch, plan.data.vocab_size
+    way = way_of(resolved, plan.offer, plan.processes, micro_batch, vocab_size)
+    needed = plan.processes * tensor_bytes(resolved.tables.model, micro_batch, vocab_size, way)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= there:
+        return None
+    return UsageError(
+        "memory.small",
+        f"Training {plan.job.parameters:,} parameters takes at least {needed / GIB:.1f} GiB of memory here, and this "
+        f"machine has {there / GIB:.1f} GiB.",
+        hint="Cut one of these with --set (model.layers, model.width, model.context, train.micro_batch), or train it "
+        "on a GPU.",
+    )

@@ -1,0 +1,61 @@
+"""How long a job of a partition may take: what its caps and the partition's own limit leave of a lease."""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+from gpurun.core.cluster import Cluster
+from gpurun.core.errors import NoOffer
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, seconds_within
+from gpurun.core.records import GpuNeed, Offer
+from gpurun.core.run_plan import Choices, Lease
+from gpurun.providers.slurm.jobs import Partition
+
+QUEUE_S = 24 * SECONDS_PER_HOUR
+"""So long a job may wait to begin where nobody says it with --queue."""
+_SURE = ("", "proctrack/cgroup")
+
+
+def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, cap: Micros | None) -> Lease:
+    """Return the lease of a job, cut down to what its caps and its partition allow; NoOffer where none is left."""
+    if part.over_s == inf:
+        what = f"The cluster ends no job of partition {part.name} whose time is over (OverTimeLimit)."
+        raise NoOffer("slurm.no_end", f"{what} No cap would hold.", hint="Name another cluster in config.toml.")
+    lease = lease.model_copy(update={"kill_allowance_s": lease.kill_allowance_s + ceil(part.over_s)})
+    cap_s = inf if choices.max_gpu_hours is None else choices.max_gpu_hours * SECONDS_PER_HOUR / _gpus(offer)
+    if cap is not None:
+        cap_s = min(cap_s, seconds_within(cap, offer.rate_micros_per_hour))
+    most_s = min(cap_s - lease.kill_allowance_s, part.longest_s)
+    over_s = ceil(max(0.0, lease.total_s - most_s))
+    if over_s >= lease.train_s:
+        which = "The cap" if cap_s < part.longest_s else f"The limit of partition {part.name}"
+        what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and all but training takes "
+        what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
+        raise NoOffer("slurm.no_time", what, hint="Raise the cap, or name another partition in config.toml.")
+    return lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": choices.queue_s or QUEUE_S})
+
+
+def gpu_hours(lease: Lease, offer: Offer) -> float:
+    """Return the most GPU-hours that a lease takes; of a job without a GPU the hours of its nodes."""
+    return (lease.total_s + lease.kill_allowance_s) * _gpus(offer) / SECONDS_PER_HOUR
+
+
+def may_outlive(part: Partition) -> bool:
+    """Return whether a process that detaches itself may outlive its job, by how the cluster finds them."""
+    return part.tracker not in _SURE
+
+
+def too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
+    """Return the refusal that says what a partition lacks for a need, in numbers."""
+    where = f"partition {part.name} of {cluster.name}"
+    what = f"No node of {where} has {need.count} GPUs; the most is {part.most_gpus}."
+    if there := part.nodes_with(need.count):
+        each = f" with {need.count} GPUs each" if need.count else ""
+        what = f"{need} is {need.nodes} nodes{each}; {where} has {there} that work{'s' if there == 1 else ''}."
+    elif not need.count:
+        what = f"No node of {where} works."
+    return NoOffer("slurm.too_few", what, hint="Ask for fewer with --gpu, or name another partition in config.toml.")
+
+
+def _gpus(offer: Offer) -> int:
+    return offer.nodes * offer.processes_per_node
