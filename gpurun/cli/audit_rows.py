@@ -13,7 +13,7 @@ from gpurun.lifecycle.charges import Bill
 from gpurun.view.audit_table import AuditRow, AuditSummary
 
 if TYPE_CHECKING:
-    from gpurun.cli.replay import Replayed
+    from gpurun.readers.replay import Replayed
 
 MORE_MICROS = usd("0.01")
 """How much more than a receipt's bound may be billed, since bills are rounded in their own way."""

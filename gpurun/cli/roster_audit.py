@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.cli.render import write_file
-from gpurun.cli.replay import NOT_REPLAYED, Replayed, replay_run
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, UsageError, VerificationFailed
@@ -21,10 +20,11 @@ from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import format_figure
 from gpurun.core.untrusted import finding, parse_object
 from gpurun.ledger.audit.findings import NO
-from gpurun.ledger.evidence.card import PLAN, read_card
-from gpurun.ledger.evidence.class_check import TWICE, UNREADABLE, CardRow, check_class, lay_out
-from gpurun.ledger.evidence.roster import read_roster
 from gpurun.planning.jobs import digest_of_trainer
+from gpurun.readers.evidence.card import PLAN, read_card
+from gpurun.readers.evidence.class_check import TWICE, UNREADABLE, CardRow, check_class, lay_out
+from gpurun.readers.evidence.roster import read_roster
+from gpurun.readers.replay import NOT_REPLAYED, Replayed, replay_run
 from gpurun.view.evidence_card import roster_screen
 
 _COLUMNS = (

@@ -209,7 +209,7 @@ def test_a_notebook_that_was_changed_unpacks_nothing(notebook: Notebook) -> None
 def test_an_import_that_was_killed_is_finished(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
     path = notebook.train()
     with monkeypatch.context() as patched:
-        patched.setattr("gpurun.lifecycle.imported_run.close_import", lambda *_: 1 / 0)
+        patched.setattr("gpurun.readers.imported_run.close_import", lambda *_: 1 / 0)
         gpurun("import", str(path), "--name", "fox-41")
     assert "fox-41" in gpurun("ps").stdout
     assert gpurun("resume").returncode == 0

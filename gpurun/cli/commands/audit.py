@@ -17,9 +17,9 @@ from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, UsageError, 
 from gpurun.ledger.run_lock import holder_of
 
 if TYPE_CHECKING:
-    from gpurun.cli.replay import Replayed
     from gpurun.ledger.audit import AuditReport
     from gpurun.lifecycle.charges import Bill
+    from gpurun.readers.replay import Replayed
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -133,10 +133,10 @@ def _alive(session: Session, run: str) -> list[str]:
 
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """What a replay says of each run that has a receipt."""
-    from gpurun.cli.replay import Replayed, replay_run
     from gpurun.core.untrusted import finding
     from gpurun.ledger.runs import look
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.readers.replay import Replayed, replay_run
 
     found: dict[str, Replayed] = {}
     for row in (row for row in report.rows if row.seq is not None):

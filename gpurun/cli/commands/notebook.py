@@ -38,9 +38,9 @@ def notebook(
     from gpurun.cli.render import write_bytes
     from gpurun.core.run_plan import Request
     from gpurun.data.run_shards import prepared
-    from gpurun.planning.notebook_file import PLATFORMS, notebook_of, told_of
     from gpurun.planning.recipe import load_recipe, resolve
     from gpurun.planning.transfer import public_shards
+    from gpurun.readers.notebook_file import PLATFORMS, notebook_of, told_of
     from gpurun.view.number_format import format_bytes
 
     if platform not in PLATFORMS:

@@ -23,8 +23,8 @@ def ps(
 
     Exit 9 when one may be billing and nobody drives it, or its deadline has passed.
     """
-    from gpurun.cli.run_status import run_data, run_row, ways_on
     from gpurun.ledger.runs import look_at_all, planned_runs
+    from gpurun.readers.run_status import run_data, run_row, ways_on
     from gpurun.view.list_tables import RunRow, ps_table
 
     now, home = session.clock.wall(), session.home

@@ -35,8 +35,8 @@ def new(
     A card that has another recipe, other data, fewer steps or another trainer than the class was given is a problem.
     """
     from gpurun.cli.render import write_file
-    from gpurun.ledger.evidence.roster import Task, new_roster, read_students
     from gpurun.planning.recipe import load_recipe
+    from gpurun.readers.evidence.roster import Task, new_roster, read_students
 
     task = Task(
         recipe=load_recipe(recipe).name if recipe else "", steps=steps, data=data.lower(), trainer=trainer.lower()

@@ -14,16 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gpurun.cli.weights import HomeCheckpoint, ask_trainer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.ledger.audit.audit_run import sha256_of
-from gpurun.ledger.evidence.card import MOST_STATE_BYTES
 from gpurun.planning.continue_from import newest_whole
 from gpurun.planning.jobs import CHANGED
+from gpurun.readers.evidence.card import MOST_STATE_BYTES
+from gpurun.readers.weights import HomeCheckpoint, ask_trainer
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13

@@ -21,9 +21,9 @@ from gpurun.core.untrusted import finding, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.audit.strict_lines import journal_lines
-from gpurun.ledger.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
-from gpurun.ledger.evidence.roster import OFFICIAL, Roster, Task
 from gpurun.ledger.signing import parse_public_key, payload_of
+from gpurun.readers.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
+from gpurun.readers.evidence.roster import OFFICIAL, Roster, Task
 
 NO_CARD, UNREADABLE, TWICE = "no card", "not a card", "handed in twice"
 _DAY_S = 86_400.0
