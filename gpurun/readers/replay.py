@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,9 @@ from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, parse_object, plain_line, read_object
+from gpurun.ledger.audit import AuditRow
 from gpurun.ledger.audit.audit_run import sha256_of
+from gpurun.ledger.audit.findings import NO
 from gpurun.planning.continue_from import newest_whole
 from gpurun.planning.jobs import CHANGED
 from gpurun.readers.evidence.card import MOST_STATE_BYTES
@@ -84,6 +86,20 @@ class Replayed:
     def nothing(cls, why: str) -> Replayed:
         """Return that nothing was taken again, and why."""
         return cls(unchecked=(plain_line(f"not checked: {why}"),))
+
+
+def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool = False) -> AuditRow:
+    """Return the row with what a replay contradicts, and as warnings what it could not check.
+
+    Where a replay `is_required`, a run of which nothing was computed again has a problem.
+    """
+    if replayed is None:
+        return row
+    none = ("nothing of its training was computed again",) if is_required and not replayed.was_replayed else ()
+    problems = (*replayed.problems, *none)
+    verdict = NO if problems and not row.may_be_billing else row.verdict
+    warnings = (*row.warnings, *replayed.unchecked)
+    return replace(row, problems=(*row.problems, *problems), warnings=warnings, verdict=verdict)
 
 
 def replay_run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,10 @@ _STYLE = (
     "vertical-align:top;overflow-wrap:anywhere}pre{overflow:auto;background:#8881;padding:.6rem}"
 )
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_COLUMNS = (
+    "student", "file", "run", "verdict", "recipe", "steps", "data", "trainer", "device", "loss", "val_loss", "cost",
+    "receipt", "replayed", "problems", "notes",
+)  # fmt: skip
 
 
 def card_markdown(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
@@ -98,6 +104,20 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
         counts[row.verdict] = counts.get(row.verdict, 0) + 1
     told = " · ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     return [*(table(columns, cells, style) if rows else []), line(f"  {told or 'no card in that folder'}")]
+
+
+def roster_csv(rows: Sequence[Any]) -> str:
+    """Return the same for a spreadsheet, in which no cell is a formula: names and words are strangers'."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_COLUMNS)
+    for row in rows:
+        cost = "" if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is)
+        cells = [row.student, row.file, row.run, row.verdict, row.recipe, row.steps, row.data, row.trainer]
+        cells += [row.device, row.loss, row.val_loss, cost, row.receipt_sha256, row.replayed]
+        cells += ["; ".join(row.problems), "; ".join([*row.notes, *row.checked])]
+        writer.writerow([f"'{cell}" if str(cell)[:1] in ("=", "+", "-", "@", "\t") else cell for cell in cells])
+    return out.getvalue()
 
 
 def _look(verdict: str) -> str:

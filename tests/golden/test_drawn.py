@@ -47,7 +47,9 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "offers-all": lambda s: candidates_table(samples.CANDIDATES, s, every=True),
     "ps": lambda s: ps_table(samples.RUNS, s, now=NOW),
     "recipes": lambda s: recipes_table(samples.RECIPES, s),
-    "audit": lambda s: audit_screen(samples.AUDITED, samples.AUDIT, s, exit_code=10),
+    "audit": lambda s: audit_screen(
+        samples.AUDIT, samples.BILLED, {"elk-33": "gpurun destroy elk-33"}, s, exit_code=10
+    ),
     "reap": lambda s: reap_table(samples.ORPHANS, ["runpod"], s, now=NOW),
     "pack": lambda s: pack_listing(samples.PACKED, s, packed_bytes=141_000_000),
     "config": lambda s: config_table(samples.SETTINGS, s),

@@ -13,8 +13,8 @@ from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.ledger.audit import AuditReport, AuditRow
 from gpurun.ledger.spending import spent_by
-from gpurun.view.audit_table import AuditRow, AuditSummary
 from gpurun.view.list_tables import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
 from gpurun.view.live_state import Screen
 
@@ -264,12 +264,13 @@ RECIPES = (
     ),
 )
 AUDITED = (
-    AuditRow("fox-41", "ok", "ok", "2/2", "proven", "ok", "ok", usd("8.38"), usd("8.37")),
-    AuditRow("owl-07", "ok", "ok", "1/2", "proven", "last checkpoint missing here", "warn", usd("1.02"), usd("1.05")),
-    AuditRow("elk-33", "ok", "none", "0/0", "NOT SEEN", "MAY BE BILLING → gpurun destroy elk-33", "bad", usd("4.40"),
-             measured_is=Figure.FLOOR),
+    AuditRow("fox-41", 15, "ok", "ok", "2/2", "proven", usd("8.38"), "ok", False, Figure.MEASURED, (), ()),
+    AuditRow("owl-07", 16, "ok", "ok", "1/2", "proven", usd("1.02"), "last checkpoint missing here", False,
+             Figure.MEASURED, (), ("000110.state.json is missing",)),
+    AuditRow("elk-33", 17, "ok", "none", "0/0", "NOT SEEN", usd("4.40"), "may be billing", True, Figure.FLOOR, (), ()),
 )  # fmt: skip
-AUDIT = AuditSummary(receipts=3, unbroken=True, seq=(15, 17), head=SHA)
+AUDIT = AuditReport(AUDITED, head=SHA, total_micros=usd("13.80"), receipts=3, problems=())
+BILLED = {"fox-41": usd("8.37"), "owl-07": usd("1.05")}
 ORPHANS = (
     OrphanRow("elk-33", "lambda", "0920582c7ff041399e34", "RUNNING", "home 3fa9c1", "overdue: gpurun reap ends it",
               usd("2.49"), NOW - 16_000, NOW - 600, alarming=True),
