@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.core.clock import local_minute
-from gpurun.core.money import Figure, Micros, format_figure, format_rate
+from gpurun.core.money import Figure, Micros, format_figure
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
@@ -109,58 +108,6 @@ def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
     heading, *told = table(columns, cells, style)
     below = [wrap(row.about, style, indent=4, look="dim") for row in rows]
     return [heading, *(shown for first, rest in zip(told, below, strict=True) for shown in (first, *rest))]
-
-
-@dataclass(frozen=True)
-class OrphanRow:
-    """One machine that `reap` found by its tag. `action` says what was done or what to type."""
-
-    run: str
-    provider: str
-    instance: str
-    state: str
-    owner: str
-    action: str
-    rate_micros_per_hour: Micros | None = None
-    created_wall: float | None = None
-    deadline_wall: float | None = None
-    alarming: bool = False
-
-
-def reap_table(rows: Sequence[OrphanRow], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
-    """What carries our tag, wherever it was found; where nothing was, who was asked."""
-    if not rows:
-        told = f" Nothing that gpurun made is left anywhere that was asked: {', '.join(asked)}."
-        return [line(" ", Span("✔", "good"), told)] if asked else []
-    columns = (
-        Column(""),
-        Column("RUN"),
-        Column("PROVIDER", leaves=2),
-        Column("INSTANCE", leaves=3),
-        Column("STATE"),
-        Column("OWNER", leaves=1),
-        Column("$/h", right=True, leaves=4),
-        Column("AGE", right=True, leaves=5),
-        Column("DEADLINE", right=True, leaves=6),
-        Column("ACTION", least=34),
-    )
-    return table(columns, [_orphan_cells(row, now) for row in rows], style)
-
-
-def _orphan_cells(row: OrphanRow, now: float) -> list[Cell]:
-    look = "bad" if row.alarming else ""
-    return [
-        Span("!" if row.alarming else "", "bad"),
-        Span(row.run, look),
-        row.provider,
-        row.instance,
-        Span(row.state, look),
-        row.owner,
-        UNKNOWN if row.rate_micros_per_hour is None else format_rate(row.rate_micros_per_hour).removesuffix("/h"),
-        UNKNOWN if row.created_wall is None else format_duration(now - row.created_wall),
-        UNKNOWN if row.deadline_wall is None else local_minute(row.deadline_wall, now=now),
-        Span(row.action, look),
-    ]
 
 
 @dataclass(frozen=True)

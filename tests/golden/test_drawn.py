@@ -21,10 +21,11 @@ from gpurun.core.run_plan import Mode
 from gpurun.view.audit_table import audit_screen
 from gpurun.view.candidate_table import candidates_table
 from gpurun.view.error_text import error_lines
-from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table
+from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps_table, recipes_table
 from gpurun.view.live_layout import live_screen
 from gpurun.view.plain_lines import PlainView
 from gpurun.view.plan_screen import plan_screen
+from gpurun.view.reap_table import reap_table
 from gpurun.view.receipt_markdown import receipt_markdown
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style

@@ -76,7 +76,6 @@ def audit(
 
     from gpurun.ledger.audit import audit as audit_home
     from gpurun.ledger.runs import find_run
-    from gpurun.readers.replay import with_replay
 
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
@@ -84,9 +83,13 @@ def audit(
     report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
-    replays = _replays(session, report) if replay or require_replay else {}
-    rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
-    report = replace(report, rows=tuple(rows))
+    replays: dict[str, Replayed] = {}
+    if replay or require_replay:
+        from gpurun.readers.replay import with_replay
+
+        replays = _replays(session, report)
+        rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
+        report = replace(report, rows=tuple(rows))
     return _shown(session, report, bills, replays, driven, strict=strict)
 
 
