@@ -10,7 +10,6 @@ from shutil import disk_usage
 
 from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
-from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
@@ -23,6 +22,7 @@ from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.runs import Sight, gave_up, look
 from gpurun.lifecycle.notices import Noticed
 from gpurun.lifecycle.supervisor import start_supervisor
+from gpurun.readers.run_reader import RunReader
 
 PERIOD_S = 0.2
 _FULL_BYTES = 1 << 20

@@ -141,7 +141,8 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
 
 def follow(home: Home, run: str, clock: Clock) -> None:
     """Log a run's figures, each once, until it is over, or nobody drives it."""
-    done, logs = set[tuple[float | None, str]](), list[CurveLog]()
+    done: set[tuple[float | None, str]] = set()
+    logs: list[CurveLog] = []
     while True:
         sight = look(home, run)  # Asked first: what came before its end is seen after it.
         rows = load_run(run, home.root).rows

@@ -42,7 +42,12 @@ def audit_roster(
     except OSError as error:
         what = f"--roster {place} cannot be listed: {error.strerror}."
         raise UsageError("usage.roster", what, hint="Name the folder in which the cards lie.") from None
-    roster = read_roster(_class_of(class_file)) if class_file else None
+    roster = None
+    if class_file:
+        path = Path(class_file).expanduser()
+        if not path.exists() and path.suffix != ".json":  # The name of a class: `roster new` wrote its file.
+            path = path.with_name(f"{path.name}.roster.json")
+        roster = read_roster(path)
     paths = [place / name for name in names if not (place / name).is_dir()]
     seen = count(1)
 
@@ -57,12 +62,6 @@ def audit_roster(
             row.problems.append("nothing of its training was computed again")
         row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
     return rows
-
-
-def _class_of(told: str) -> Path:
-    """A class's file, or the one that `roster new` writes for a class of that name."""
-    path = Path(told).expanduser()
-    return path if path.exists() else path.with_name(f"{path.name}.roster.json") if path.suffix != ".json" else path
 
 
 def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpurun.view.receipt_markdown import card_pairs, escape_markdown, file_rows,
 from gpurun.view.receipt_screen import log_lines, sample_text
 from gpurun.view.report.escape import escaped, lines_escaped, tag
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Line, Span, line
+from gpurun.view.styled_text import Cell, Line, Span, line
 from gpurun.view.table import Column, table
 
 _STYLE = (
@@ -83,25 +84,25 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
         *([Column("REPLAYED", leaves=7)] if is_replayed else []),
         Column("VERDICT", least=22),
     )
-    cells = [
-        [
-            Span(row.student or UNKNOWN, "title"),
-            row.file or UNKNOWN,
-            row.run or UNKNOWN,
-            row.recipe or UNKNOWN,
-            f"{row.steps:,}" if row.told else UNKNOWN,
-            row.device or UNKNOWN,
-            UNKNOWN if row.loss is None else format_loss(row.loss),
-            UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
-            UNKNOWN if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is),
-            *([row.replayed or UNKNOWN] if is_replayed else []),
-            Span(row.verdict.upper() if row.problems else row.verdict, "bad" if row.problems else _look(row.verdict)),
-        ]
-        for row in rows
-    ]
-    counts: dict[str, int] = {}
+    cells: list[list[Cell]] = []
     for row in rows:
-        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+        look = "bad" if row.problems else "good" if row.verdict.startswith("gpu") else "warn"
+        cells.append(
+            [
+                Span(row.student or UNKNOWN, "title"),
+                row.file or UNKNOWN,
+                row.run or UNKNOWN,
+                row.recipe or UNKNOWN,
+                f"{row.steps:,}" if row.told else UNKNOWN,
+                row.device or UNKNOWN,
+                UNKNOWN if row.loss is None else format_loss(row.loss),
+                UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
+                UNKNOWN if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is),
+                *([row.replayed or UNKNOWN] if is_replayed else []),
+                Span(row.verdict.upper() if row.problems else row.verdict, look),
+            ]
+        )
+    counts = Counter(row.verdict for row in rows)
     told = " · ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     return [*(table(columns, cells, style) if rows else []), line(f"  {told or 'no card in that folder'}")]
 
@@ -118,7 +119,3 @@ def roster_csv(rows: Sequence[Any]) -> str:
         cells += ["; ".join(row.problems), "; ".join([*row.notes, *row.checked])]
         writer.writerow([f"'{cell}" if str(cell)[:1] in ("=", "+", "-", "@", "\t") else cell for cell in cells])
     return out.getvalue()
-
-
-def _look(verdict: str) -> str:
-    return "good" if verdict.startswith("gpu") else "warn"

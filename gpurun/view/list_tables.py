@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpurun.core.money import Figure, Micros, format_figure
-from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files, short_hash
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
 from gpurun.view.table import Column, table
@@ -124,17 +124,13 @@ def pack_listing(files: Sequence[PackedFile], style: Style, *, packed_bytes: int
     """Exactly what would be shipped, then what is refused and why, then the totals."""
     kept, refused = [f for f in files if not f.refusal], [f for f in files if f.refusal]
     columns = (Column("FILE", least=20), Column("SIZE", right=True), Column("SHA256", leaves=1))
-    lines = table(columns, [[f.name, format_bytes(f.bytes), Span(_first(f.sha256), "dim")] for f in kept], style)
+    lines = table(columns, [[f.name, format_bytes(f.bytes), Span(short_hash(f.sha256), "dim")] for f in kept], style)
     for file in refused:
         lines += hang(Span("✘", "bad"), f"{file.name}: {file.refusal}", style)
     size = format_bytes(sum(f.bytes for f in kept))
     packed = f" → {format_bytes(packed_bytes)} packed" if packed_bytes is not None else ""
     said = f" · {len(refused)} refused" if refused else ""
     return [*lines, line(f"  {format_files(len(kept))} · {size}{packed}{said}")]
-
-
-def _first(digest: str) -> str:
-    return f"{digest[:4]}…{digest[-4:]}" if digest else ""
 
 
 def config_table(rows: Sequence[tuple[str, str, str]], style: Style) -> list[Line]:

@@ -120,7 +120,10 @@ def _shown(
     lines = audit_screen(report, billed, ways_on, session.style, exit_code=int(code))
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
     said += [f"  {row.run}: {row.trainer}" for row in report.rows if row.trainer.startswith("changed")]
-    said += [f"  {run}: {text}" for run, bill in bills.items() for text in _bill_notes(bill)]
+    for run, bill in bills.items():
+        if bill.micros is not None and not bill.is_settled:
+            said.append(f"  {run}: the bill is not settled yet")
+        said += [f"  {run}: {text}" for text in bill.unclear]
     said += [f"  {run}: {text}" for run, one in replays.items() for text in (*one.checked, f"replayed: {one.extent}")]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
     told = {run: [*one.checked, *one.unchecked] for run, one in replays.items()}
@@ -135,18 +138,20 @@ def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
     rows = []
     for row in report.rows:
         bill = bills.get(row.run) or Bill(None, is_settled=False)
-        rows.append({
-            **{key: getattr(row, key) for key in _FOUND},
-            "measured_is_floor": row.is_floor,
-            "billed_micros": bill.micros,
-            "billed_is_settled": bill.is_settled,
-            "billed_unclear": list(bill.unclear),
-            "verdict": row.verdict,
-            "may_be_billing": row.may_be_billing,
-            "problems": list(row.problems),
-            "warnings": list(row.warnings),
-            "trainer": row.trainer,
-        })  # fmt: skip
+        rows.append(
+            {
+                **{key: getattr(row, key) for key in _FOUND},
+                "measured_is_floor": row.is_floor,
+                "billed_micros": bill.micros,
+                "billed_is_settled": bill.is_settled,
+                "billed_unclear": list(bill.unclear),
+                "verdict": row.verdict,
+                "may_be_billing": row.may_be_billing,
+                "problems": list(row.problems),
+                "warnings": list(row.warnings),
+                "trainer": row.trainer,
+            }
+        )
     return {
         "ok": report.sound,
         "rows": rows,
@@ -169,12 +174,6 @@ def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
         problem = f"{problem}; {', '.join(living)} lives: gpurun reap puts that on record and ends it"
         return replace(row, problems=(*row.problems, problem), verdict="may be billing", may_be_billing=True)
     return replace(row, problems=(*row.problems, problem), verdict=row.verdict if row.may_be_billing else NO)
-
-
-def _bill_notes(bill: Bill) -> list[str]:
-    """Return what a figure of a bill does not say by itself."""
-    early = ["the bill is not settled yet"] if bill.micros is not None and not bill.is_settled else []
-    return [*early, *bill.unclear]
 
 
 def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:

@@ -73,7 +73,10 @@ def reap(
     found, unseen = _answered(sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others))
     strays, unswept = _answered(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
     silent = unseen or silent or unswept or _out_of_sight(session, names, chosen)
-    keyless = _no_key() if names == ["local"] and not provider else None
+    keyless = None
+    if names == ["local"] and not provider:  # What is rented cannot be seen from here.
+        what = "No cloud was asked: there is no key for any here."
+        keyless = SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
     alive = any(orphan.is_alarming for orphan in found)
     lost = any(orphan.may_be_billing for orphan in found) or any(stray.is_alarming for stray in strays)
     code = ExitCode.MAY_BE_BILLING if silent or lost or (exit_code and alive) else ExitCode.DONE
@@ -89,8 +92,10 @@ def reap(
     text = session.draw(table)
     if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not look well.
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
-    after = "\n".join((*reap_notes(found), *([f"{keyless.what} {keyless.hint}"] if keyless else [])))
-    return Result(data=data, text=text, after=after, errors=(silent,) if silent else (), exit_code=code)
+    notes = [*reap_notes(found)]
+    if keyless is not None:
+        notes.append(f"{keyless.what} {keyless.hint}")
+    return Result(data=data, text=text, after="\n".join(notes), errors=(silent,) if silent else (), exit_code=code)
 
 
 def _judged(found: Orphan | Stray) -> dict[str, object]:
@@ -144,12 +149,6 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
         what = f"There are {len(theirs)} machines of other homes to end, and not that many were confirmed; none was."
         raise Declined("reap.declined", what, hint="Look at them first: gpurun reap --look")
     return frozenset(one.instance.id for one in theirs)
-
-
-def _no_key() -> SetupError:
-    """Only this machine was asked; what is rented cannot be seen from here."""
-    what = "No cloud was asked: there is no key for any here."
-    return SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:
