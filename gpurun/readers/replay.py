@@ -141,10 +141,10 @@ def replay_run(
     for again in answer["again"]:
         every = int(recipe["train"].get("log_every", 0))
         lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every, parameters)
-    is_all = spans == [(0, last)]
-    return Replayed.of(
-        lines, "all" if is_all else f"{len(spans)} span{'s' * (len(spans) != 1)}" if spans else NOT_REPLAYED
-    )
+    extent = "1 span" if len(spans) == 1 else f"{len(spans)} spans"
+    if spans == [(0, last)]:
+        extent = "all"
+    return Replayed.of(lines, extent if spans else NOT_REPLAYED)
 
 
 def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:
