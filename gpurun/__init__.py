@@ -11,7 +11,7 @@ __all__ = ["Run", "load_run", "runs"]
 def __getattr__(name: str) -> Any:
     """What a notebook asks for is loaded when it is asked for: `import gpurun` alone stays light."""
     if name in __all__:
-        from gpurun.cli import loaded_run
+        from gpurun.readers import loaded_run
 
         return getattr(loaded_run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

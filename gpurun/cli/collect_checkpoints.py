@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.cli.result import Result
-from gpurun.cli.run_status import held_word
 from gpurun.cli.session import Session
 from gpurun.core.artifact_names import shown
 from gpurun.core.collected_record import files_of, missing_of
@@ -32,6 +31,7 @@ from gpurun.lifecycle.artifacts.on_demand import (
 from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import instance_of
 from gpurun.lifecycle.instance.job_folder import over
+from gpurun.readers.run_status import held_word
 from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.s3_errors import BucketLost
 from gpurun.view.number_format import format_bytes, format_files

@@ -16,10 +16,11 @@ from gpurun.core.clock import local_minute
 from gpurun.core.credentials import aws_source, find_credential
 from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.money import format_rate, format_usd
+from gpurun.core.orphans import Orphan
 from gpurun.core.paths import RUN_NAME
 from gpurun.core.records import Account, InstanceState, Leftover
 from gpurun.ledger.run_lock import holder_of
-from gpurun.lifecycle.reaper import Orphan, sweep
+from gpurun.lifecycle.reaper import sweep
 from gpurun.planning.own_box import login_to
 from gpurun.providers.base import LeavesThings, Provider, Unknown
 from gpurun.providers.registry import CLOUDS, OVERRIDES, open_provider

@@ -277,7 +277,7 @@ def _trackers(text: str) -> tuple[str, ...]:
     """The trackers of --log-to, none where it was not typed."""
     if not text:
         return ()
-    from gpurun.cli.curve_log import checked_trackers
+    from gpurun.readers.curve_log import checked_trackers
 
     return checked_trackers(text)
 

@@ -7,11 +7,11 @@ import sys
 from typing import Protocol
 
 from gpurun.cli.keyboard import Keyboard
-from gpurun.cli.reader import News
 from gpurun.cli.render import OutputLost, put
 from gpurun.cli.session import Session
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.spending import spent_by
+from gpurun.readers.run_reader import News
 from gpurun.view.live_state import Screen
 from gpurun.view.live_window import LiveWindow
 from gpurun.view.plain_lines import PlainView

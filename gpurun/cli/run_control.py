@@ -65,7 +65,7 @@ def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
     if sight.unfinished:
         start_supervisor(sight.folder, session.home, session.clock)
         if sight.plan.choices.log_to:
-            from gpurun.cli.curve_log import start_logging
+            from gpurun.readers.curve_log import start_logging
 
             start_logging(sight.folder, session.home, sight.plan.choices.log_to)
 

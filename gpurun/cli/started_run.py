@@ -45,7 +45,7 @@ def start_and_follow(
             folder = open_run(session.home, request, made)
             start_supervisor(folder, session.home, session.clock)
             if made.choices.log_to:
-                from gpurun.cli.curve_log import start_logging
+                from gpurun.readers.curve_log import start_logging
 
                 session.say(start_logging(folder, session.home, made.choices.log_to))
             if starting.detach:

@@ -10,7 +10,6 @@ from shutil import disk_usage
 
 from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silence, silence_of
 from gpurun.cli.panes import Pane, open_pane
-from gpurun.cli.reader import RunReader
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
@@ -23,6 +22,7 @@ from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.runs import Sight, gave_up, look
 from gpurun.lifecycle.notices import Noticed
 from gpurun.lifecycle.supervisor import start_supervisor
+from gpurun.readers.run_reader import RunReader
 
 PERIOD_S = 0.2
 _FULL_BYTES = 1 << 20
@@ -212,9 +212,10 @@ def last_words(sight: Sight) -> str:
 
 def finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
-    from gpurun.cli.receipts import going_on, left_at, receipt_text
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.readers.next_command import continuing_command, left_at, next_command
     from gpurun.view.receipt_files import files_home
+    from gpurun.view.receipt_screen import receipt_screen
 
     receipt, state = read_receipt(session.home, sight.folder), sight.state
     told = receipt.predicate
@@ -232,20 +233,23 @@ def finished(session: Session, sight: Sight) -> Result:
         "outputs": outputs,
     }
     failure, step = state.failure, left_at(told)
-    on = f"Its checkpoint of step {step} is at home. To go on from there: {going_on(told)}"
+    on = f"Its checkpoint of step {step} is at home. To go on from there: {continuing_command(told)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
         hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
         errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
     elif state.outcome in ("failed", "lost"):
         errors = (_failed(sight, on if step is not None else ""),)
-    text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
+    text = ""
+    if not session.quiet:
+        then = next_command(told, sight.folder)
+        text = session.draw(receipt_screen(receipt, session.style, now=session.clock.wall(), then=then))
     there = f"The {terms_in(told).files} are in {sight.folder.artifacts}"
     after = there if checkpoints or outputs else ""
     code = ExitCode(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
-        after = f"{after}\n{flag} ended it. The rest: {going_on(told)} {flag} …"
+        after = f"{after}\n{flag} ended it. The rest: {continuing_command(told)} {flag} …"
     return Result(data=data, text=text, after=after, errors=errors, exit_code=code)
 
 

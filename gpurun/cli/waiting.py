@@ -10,7 +10,6 @@ from pathlib import Path
 from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.result import Result
-from gpurun.cli.run_status import held_word
 from gpurun.cli.session import Session
 from gpurun.cli.viewer import Viewer, abandoned, last_words, left_running
 from gpurun.core.errors import ExitCode, GpurunError, Interrupted
@@ -18,6 +17,7 @@ from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.runs import Sight, gave_up, look
+from gpurun.readers.run_status import held_word
 
 _FIRST = Path("/proc/1/comm")
 _INITS = ("systemd", "init", "launchd")

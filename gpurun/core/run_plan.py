@@ -488,7 +488,7 @@ class Plan(Frozen):
         told: dict[str, Any] = plain(self)
         if "job" in told:
             del told["job"]
-            told |= self.job.flat()
+            told = {**{key: told.pop(key) for key in ("v", "run", "mode") if key in told}, **self.job.flat(), **told}
         if "chosen" in told:
             parts = told.pop("chosen")
             told |= {key: parts[key] for key in _CHOSEN}

@@ -6,12 +6,11 @@ Two homes may have runs of one name, and a name or a tag at a provider can be ed
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
 
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.machine_token import parse
+from gpurun.core.orphans import Owner
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.ledger.journal import read_journal
@@ -19,25 +18,7 @@ from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.run_state import replay
 from gpurun.ledger.runs import asked_for, look_at_all, planned_runs
 
-Whose = Literal["supervisor", "here", "elsewhere", "unknown"]
 _OVER = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Whose a machine is: of a run that a living supervisor of this home drives, of this home, of another, or unknown.
-
-    `home` is the id in the token ("" where it has none), `run` the run of this home whose journal has the token.
-    """
-
-    whose: Whose
-    home: str = ""
-    run: str | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it is this home's."""
-        return self.whose in ("supervisor", "here")
 
 
 def deadline_here(token: str, owner: Owner, home: Home) -> float | None:

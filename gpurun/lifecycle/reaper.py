@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
 from gpurun.core.machine_token import parse
+from gpurun.core.orphans import LONGEST_LEASE_S, Fate, Orphan, Owner, Stray
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState, Leftover, Teardown
 from gpurun.core.stop_request import ask_to_stop
@@ -23,7 +24,6 @@ from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.runs import asked_for, look
 from gpurun.lifecycle.instance.terminate import end
 from gpurun.lifecycle.machine_owner import (
-    Owner,
     deadline_here,
     home_in,
     id_of,
@@ -35,35 +35,6 @@ from gpurun.lifecycle.machine_owner import (
 )
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import EndsBy, LeavesThings, Provider, Rejected, Unknown, their_wall
-
-Fate = Literal["owned", "within lease", "no deadline", "closed here", "overdue", "destroyed", "not proven gone"]
-LONGEST_LEASE_S = 26 * 3600.0
-"""A name is believed up to 24 h of training and what is around it; of a longer lease its own home has the record."""
-
-
-@dataclass(frozen=True)
-class Orphan:
-    """One instance that was found, with the deadline that counts, and what was done about it.
-
-    `owned`: a living supervisor here drives it; `no deadline`: nobody can tell when it should end; `closed here`: its
-    run here waits for it no more, as its end was believed. It `has_outlived` that where it was read alive just now.
-    """
-
-    instance: Instance
-    fate: Fate
-    overdue_s: float
-    age_s: float | None
-    owner: Owner
-    has_outlived: bool = False
-
-
-@dataclass(frozen=True)
-class Stray:
-    """One side resource that was found, and what was done about it."""
-
-    leftover: Leftover
-    fate: Literal["owned", "kept", "removed", "not removed"]
-    owner: Owner
 
 
 def sweep(

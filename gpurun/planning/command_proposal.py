@@ -42,7 +42,7 @@ from gpurun.planning.budget import demand_hours, lease_for, worst_case
 from gpurun.planning.candidates import Quote, on_sale, price_notes, unless_weak
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place, mode_of
-from gpurun.planning.proposal import Proposal
+from gpurun.planning.planner import Proposal
 from gpurun.planning.resumed_command import goes_on
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import catalogued, parse_gpu

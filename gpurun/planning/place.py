@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import cluster_of
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Box, Candidate, Choices, Job, Mode, Request
-from gpurun.core.settings import load_clusters
 from gpurun.planning.market import Market, key_warning
 from gpurun.providers.catalog import demand_one_node, offers_for, rows_for
 from gpurun.providers.registry import (
@@ -153,6 +151,8 @@ class OwnCluster(Place):
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; what the cluster has is what it said a moment ago."""
+        from gpurun.core.cluster import cluster_of
+        from gpurun.core.settings import load_clusters
         from gpurun.planning.own_box import login_to
         from gpurun.providers.base import NoCapacity, Unknown
         from gpurun.providers.slurm.lease import too_few

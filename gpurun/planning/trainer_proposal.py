@@ -21,7 +21,7 @@ from gpurun.planning.budget import choose, disk_gb_on, reach_words
 from gpurun.planning.candidates import Quote, best_of, elsewhere, need_of, quote
 from gpurun.planning.market import Market
 from gpurun.planning.place import Clouds, Desk, Place, mode_of
-from gpurun.planning.proposal import Proposal
+from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public_shards, unused_notes, vocabulary_of
 from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
 from gpurun.providers.registry import place_kinds

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
 
-from gpurun.core.money import Figure, Micros, format_figure, format_usd, left_of, percent_of, total
+from gpurun.core.money import Figure, Micros, format_figure, format_usd, left_of, percent_of
+from gpurun.ledger.audit.findings import NO, AuditReport, AuditRow, Mark
 from gpurun.view.number_format import UNKNOWN
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, flow, fold, line
 from gpurun.view.table import Column, table
 
-Mark = Literal["ok", "bad", "none"]
 
+def audit_screen(
+    report: AuditReport,
+    billed: Mapping[str, Micros | None],
+    ways_on: Mapping[str, str],
+    style: Style,
+    *,
+    exit_code: int,
+) -> list[Line]:
+    """Return the table, the chain's head, which is worth writing down, and how many problems there are.
 
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """One run audited. `measured_is`: whether it cost that, at most that or at least that."""
-
-    run: str
-    chain: Mark
-    signature: Mark
-    files: str
-    death: str
-    verdict: str
-    level: Literal["ok", "warn", "bad"] = "ok"
-    measured_micros: Micros | None = None
-    billed_micros: Micros | None = None
-    measured_is: Figure = Figure.MEASURED
-
-
-@dataclass(frozen=True)
-class AuditSummary:
-    """What stands under the table. `seq` are the first and last receipt of the chain; `head` is worth writing down.
-
-    `problems` counts what is wrong with the chain as a whole, beside the rows.
+    `ways_on` has the next command of each run that may be billing while nobody drives it.
     """
-
-    receipts: int
-    unbroken: bool
-    problems: int = 0
-    seq: tuple[int, int] | None = None
-    head: str = ""
-
-
-def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, *, exit_code: int) -> list[Line]:
-    """The table, the chain's head, and how many problems there are."""
     columns = (
         Column("RUN"),
         Column("CHAIN", leaves=2),
@@ -58,40 +35,52 @@ def audit_screen(rows: Sequence[AuditRow], summary: AuditSummary, style: Style, 
         Column("Δ", right=True, leaves=6),
         Column("VERDICT", least=22),
     )
-    nothing = "No run was opened since that day." if summary.receipts else "No receipts yet."
-    lines = table(columns, [_cells(row) for row in rows], style) if rows else [line(f"  {nothing}")]
-    span = f" #{summary.seq[0]:04d}…#{summary.seq[1]:04d}" if summary.seq else ""
-    chain = line("chain unbroken" if summary.unbroken else Span("CHAIN BROKEN", "bad"), span)
-    cost = total(*(row.measured_micros for row in rows if row.measured_micros is not None))
-    kinds = {Figure.FLOOR if row.measured_micros is None else row.measured_is for row in rows}
+    nothing = "No run was opened since that day." if report.receipts else "No receipts yet."
+    lines = [line(f"  {nothing}")]
+    if report.rows:
+        lines = table(columns, [_cells(row, billed.get(row.run), ways_on.get(row.run)) for row in report.rows], style)
+    seqs = [row.seq for row in report.rows if row.seq is not None]
+    span = f" #{min(seqs):04d}…#{max(seqs):04d}" if seqs else ""
+    is_unbroken = not report.problems and all(row.chain != "bad" for row in report.rows)
+    chain = line("chain unbroken" if is_unbroken else Span("CHAIN BROKEN", "bad"), span)
+    kinds = {Figure.FLOOR if row.measured_micros is None else row.measured_is for row in report.rows}
     kind = next((one for one in (Figure.FLOOR, Figure.BOUND) if one in kinds), Figure.MEASURED)
-    count = line(f"{summary.receipts} receipt{'s' * (summary.receipts != 1)}")
-    lines += flow([count, chain, line(f"total {format_figure(cost, kind)}")], style, gap=" · ", indent=2)
+    count = line(f"{report.receipts} receipt{'s' * (report.receipts != 1)}")
+    lines += flow([count, chain, line(f"total {format_figure(report.total_micros, kind)}")], style, gap=" · ", indent=2)
     # Whole: what is written down is compared digit by digit (`--head`).
-    lines += fold(f"head {summary.head}", style, indent=2) if summary.head else []
-    problems, warnings = (sum(row.level == level for row in rows) for level in ("bad", "warn"))
-    problems += summary.problems
+    lines += fold(f"head {report.head}", style, indent=2) if report.receipts else []
+    looks = [_look(row, is_lost=row.run in ways_on) for row in report.rows]
+    problems, warnings = looks.count("bad") + len(report.problems), looks.count("warn")
     said = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     suffix = f"   exit {exit_code}" if exit_code else ""
-    look = "bad" if problems or not summary.unbroken else "warn" if warnings else "good"
+    look = "bad" if problems or not is_unbroken else "warn" if warnings else "good"
     return [*lines, line("  ", Span(said, look), Span(suffix, "dim"))]
 
 
-def _cells(row: AuditRow) -> list[Cell]:
-    look = {"ok": "good", "warn": "warn", "bad": "bad"}[row.level]
-    difference = UNKNOWN
-    if row.measured_micros and row.billed_micros is not None:
-        difference = f"{percent_of(left_of(row.billed_micros, row.measured_micros), row.measured_micros):+.1f} %"
+def _look(row: AuditRow, *, is_lost: bool) -> str:
+    return "bad" if row.problems or is_lost else "warn" if row.warnings else "good"
+
+
+def _cells(row: AuditRow, billed_micros: Micros | None, way_on: str | None) -> list[Cell]:
+    look, difference, verdict = _look(row, is_lost=way_on is not None), UNKNOWN, row.verdict
+    if row.measured_micros and billed_micros is not None:
+        difference = f"{percent_of(left_of(billed_micros, row.measured_micros), row.measured_micros):+.1f} %"
+    if way_on is not None:
+        verdict = f"MAY BE BILLING → {way_on}"
+    elif row.problems:
+        verdict = NO.upper()
+    elif row.may_be_billing:
+        verdict = "running"
     return [
         Span(row.run, "title"),
         _mark(row.chain),
         _mark(row.signature),
         row.files,
-        Span(row.death, "" if row.level != "bad" else look),
+        Span(row.death, look if look == "bad" else ""),
         UNKNOWN if row.measured_micros is None else format_figure(row.measured_micros, row.measured_is),
-        UNKNOWN if row.billed_micros is None else format_usd(row.billed_micros),
+        UNKNOWN if billed_micros is None else format_usd(billed_micros),
         difference.replace("-", "−"),
-        Span(row.verdict, look),
+        Span(verdict, look),
     ]
 
 

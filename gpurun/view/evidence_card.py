@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +16,7 @@ from gpurun.view.receipt_markdown import card_pairs, escape_markdown, file_rows,
 from gpurun.view.receipt_screen import log_lines, sample_text
 from gpurun.view.report.escape import escaped, lines_escaped, tag
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Line, Span, line
+from gpurun.view.styled_text import Cell, Line, Span, line
 from gpurun.view.table import Column, table
 
 _STYLE = (
@@ -22,6 +25,10 @@ _STYLE = (
     "vertical-align:top;overflow-wrap:anywhere}pre{overflow:auto;background:#8881;padding:.6rem}"
 )
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_COLUMNS = (
+    "student", "file", "run", "verdict", "recipe", "steps", "data", "trainer", "device", "loss", "val_loss", "cost",
+    "receipt", "replayed", "problems", "notes",
+)  # fmt: skip
 
 
 def card_markdown(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
@@ -77,28 +84,38 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
         *([Column("REPLAYED", leaves=7)] if is_replayed else []),
         Column("VERDICT", least=22),
     )
-    cells = [
-        [
-            Span(row.student or UNKNOWN, "title"),
-            row.file or UNKNOWN,
-            row.run or UNKNOWN,
-            row.recipe or UNKNOWN,
-            f"{row.steps:,}" if row.told else UNKNOWN,
-            row.device or UNKNOWN,
-            UNKNOWN if row.loss is None else format_loss(row.loss),
-            UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
-            UNKNOWN if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is),
-            *([row.replayed or UNKNOWN] if is_replayed else []),
-            Span(row.verdict.upper() if row.problems else row.verdict, "bad" if row.problems else _look(row.verdict)),
-        ]
-        for row in rows
-    ]
-    counts: dict[str, int] = {}
+    cells: list[list[Cell]] = []
     for row in rows:
-        counts[row.verdict] = counts.get(row.verdict, 0) + 1
+        look = "bad" if row.problems else "good" if row.verdict.startswith("gpu") else "warn"
+        cells.append(
+            [
+                Span(row.student or UNKNOWN, "title"),
+                row.file or UNKNOWN,
+                row.run or UNKNOWN,
+                row.recipe or UNKNOWN,
+                f"{row.steps:,}" if row.told else UNKNOWN,
+                row.device or UNKNOWN,
+                UNKNOWN if row.loss is None else format_loss(row.loss),
+                UNKNOWN if row.val_loss is None else format_loss(row.val_loss),
+                UNKNOWN if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is),
+                *([row.replayed or UNKNOWN] if is_replayed else []),
+                Span(row.verdict.upper() if row.problems else row.verdict, look),
+            ]
+        )
+    counts = Counter(row.verdict for row in rows)
     told = " · ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     return [*(table(columns, cells, style) if rows else []), line(f"  {told or 'no card in that folder'}")]
 
 
-def _look(verdict: str) -> str:
-    return "good" if verdict.startswith("gpu") else "warn"
+def roster_csv(rows: Sequence[Any]) -> str:
+    """Return the same for a spreadsheet, in which no cell is a formula: names and words are strangers'."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(_COLUMNS)
+    for row in rows:
+        cost = "" if row.cost_micros is None else format_figure(row.cost_micros, row.cost_is)
+        cells = [row.student, row.file, row.run, row.verdict, row.recipe, row.steps, row.data, row.trainer]
+        cells += [row.device, row.loss, row.val_loss, cost, row.receipt_sha256, row.replayed]
+        cells += ["; ".join(row.problems), "; ".join([*row.notes, *row.checked])]
+        writer.writerow([f"'{cell}" if str(cell)[:1] in ("=", "+", "-", "@", "\t") else cell for cell in cells])
+    return out.getvalue()

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gpurun.core.clock import local_minute
-from gpurun.core.money import Figure, Micros, format_figure, format_rate
-from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files
+from gpurun.core.money import Figure, Micros, format_figure
+from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files, short_hash
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
 from gpurun.view.table import Column, table
@@ -112,58 +111,6 @@ def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
 
 
 @dataclass(frozen=True)
-class OrphanRow:
-    """One machine that `reap` found by its tag. `action` says what was done or what to type."""
-
-    run: str
-    provider: str
-    instance: str
-    state: str
-    owner: str
-    action: str
-    rate_micros_per_hour: Micros | None = None
-    created_wall: float | None = None
-    deadline_wall: float | None = None
-    alarming: bool = False
-
-
-def reap_table(rows: Sequence[OrphanRow], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
-    """What carries our tag, wherever it was found; where nothing was, who was asked."""
-    if not rows:
-        told = f" Nothing that gpurun made is left anywhere that was asked: {', '.join(asked)}."
-        return [line(" ", Span("✔", "good"), told)] if asked else []
-    columns = (
-        Column(""),
-        Column("RUN"),
-        Column("PROVIDER", leaves=2),
-        Column("INSTANCE", leaves=3),
-        Column("STATE"),
-        Column("OWNER", leaves=1),
-        Column("$/h", right=True, leaves=4),
-        Column("AGE", right=True, leaves=5),
-        Column("DEADLINE", right=True, leaves=6),
-        Column("ACTION", least=34),
-    )
-    return table(columns, [_orphan_cells(row, now) for row in rows], style)
-
-
-def _orphan_cells(row: OrphanRow, now: float) -> list[Cell]:
-    look = "bad" if row.alarming else ""
-    return [
-        Span("!" if row.alarming else "", "bad"),
-        Span(row.run, look),
-        row.provider,
-        row.instance,
-        Span(row.state, look),
-        row.owner,
-        UNKNOWN if row.rate_micros_per_hour is None else format_rate(row.rate_micros_per_hour).removesuffix("/h"),
-        UNKNOWN if row.created_wall is None else format_duration(now - row.created_wall),
-        UNKNOWN if row.deadline_wall is None else local_minute(row.deadline_wall, now=now),
-        Span(row.action, look),
-    ]
-
-
-@dataclass(frozen=True)
 class PackedFile:
     """One file of a pack; a file with a refusal is not shipped."""
 
@@ -177,17 +124,13 @@ def pack_listing(files: Sequence[PackedFile], style: Style, *, packed_bytes: int
     """Exactly what would be shipped, then what is refused and why, then the totals."""
     kept, refused = [f for f in files if not f.refusal], [f for f in files if f.refusal]
     columns = (Column("FILE", least=20), Column("SIZE", right=True), Column("SHA256", leaves=1))
-    lines = table(columns, [[f.name, format_bytes(f.bytes), Span(_first(f.sha256), "dim")] for f in kept], style)
+    lines = table(columns, [[f.name, format_bytes(f.bytes), Span(short_hash(f.sha256), "dim")] for f in kept], style)
     for file in refused:
         lines += hang(Span("✘", "bad"), f"{file.name}: {file.refusal}", style)
     size = format_bytes(sum(f.bytes for f in kept))
     packed = f" → {format_bytes(packed_bytes)} packed" if packed_bytes is not None else ""
     said = f" · {len(refused)} refused" if refused else ""
     return [*lines, line(f"  {format_files(len(kept))} · {size}{packed}{said}")]
-
-
-def _first(digest: str) -> str:
-    return f"{digest[:4]}…{digest[-4:]}" if digest else ""
 
 
 def config_table(rows: Sequence[tuple[str, str, str]], style: Style) -> list[Line]:

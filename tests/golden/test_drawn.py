@@ -21,10 +21,11 @@ from gpurun.core.run_plan import Mode
 from gpurun.view.audit_table import audit_screen
 from gpurun.view.candidate_table import candidates_table
 from gpurun.view.error_text import error_lines
-from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps_table, reap_table, recipes_table
+from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps_table, recipes_table
 from gpurun.view.live_layout import live_screen
 from gpurun.view.plain_lines import PlainView
 from gpurun.view.plan_screen import plan_screen
+from gpurun.view.reap_table import reap_table
 from gpurun.view.receipt_markdown import receipt_markdown
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style
@@ -47,7 +48,9 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "offers-all": lambda s: candidates_table(samples.CANDIDATES, s, every=True),
     "ps": lambda s: ps_table(samples.RUNS, s, now=NOW),
     "recipes": lambda s: recipes_table(samples.RECIPES, s),
-    "audit": lambda s: audit_screen(samples.AUDITED, samples.AUDIT, s, exit_code=10),
+    "audit": lambda s: audit_screen(
+        samples.AUDIT, samples.BILLED, {"elk-33": "gpurun destroy elk-33"}, s, exit_code=10
+    ),
     "reap": lambda s: reap_table(samples.ORPHANS, ["runpod"], s, now=NOW),
     "pack": lambda s: pack_listing(samples.PACKED, s, packed_bytes=141_000_000),
     "config": lambda s: config_table(samples.SETTINGS, s),

@@ -9,13 +9,14 @@ from gpurun.core.clock import utc
 from gpurun.core.gpu_reading import GpuReading
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Figure, Micros, usd
+from gpurun.core.orphans import Orphan, Owner
 from gpurun.core.receipt_record import Receipt, Signature
-from gpurun.core.records import Offer
+from gpurun.core.records import Instance, InstanceState, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.ledger.audit import AuditReport, AuditRow
 from gpurun.ledger.spending import spent_by
-from gpurun.view.audit_table import AuditRow, AuditSummary
-from gpurun.view.list_tables import Finding, OrphanRow, PackedFile, RecipeRow, RunRow
+from gpurun.view.list_tables import Finding, PackedFile, RecipeRow, RunRow
 from gpurun.view.live_state import Screen
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -244,6 +245,13 @@ def local_screen() -> tuple[Screen, float]:
     return screen, NOW
 
 
+def found_machine(provider: str, identifier: str, run: str, created_wall: float, deadline_wall: float) -> Instance:
+    return Instance(
+        id=identifier, provider=provider, token="gr-1", run=run, state=InstanceState.RUNNING,
+        rate_micros_per_hour=usd("2.49"), created_wall=created_wall, deadline_wall=deadline_wall,
+    )  # fmt: skip
+
+
 RUNS = (
     RunRow("owl-07", "mini-gpt", "local", "closed", 500, 500, NOW - 90_000, usd(0), usd(0)),
     RunRow(
@@ -264,17 +272,18 @@ RECIPES = (
     ),
 )
 AUDITED = (
-    AuditRow("fox-41", "ok", "ok", "2/2", "proven", "ok", "ok", usd("8.38"), usd("8.37")),
-    AuditRow("owl-07", "ok", "ok", "1/2", "proven", "last checkpoint missing here", "warn", usd("1.02"), usd("1.05")),
-    AuditRow("elk-33", "ok", "none", "0/0", "NOT SEEN", "MAY BE BILLING → gpurun destroy elk-33", "bad", usd("4.40"),
-             measured_is=Figure.FLOOR),
+    AuditRow("fox-41", 15, "ok", "ok", "2/2", "proven", usd("8.38"), "ok", False, Figure.MEASURED, (), ()),
+    AuditRow("owl-07", 16, "ok", "ok", "1/2", "proven", usd("1.02"), "last checkpoint missing here", False,
+             Figure.MEASURED, (), ("000110.state.json is missing",)),
+    AuditRow("elk-33", 17, "ok", "none", "0/0", "NOT SEEN", usd("4.40"), "may be billing", True, Figure.FLOOR, (), ()),
 )  # fmt: skip
-AUDIT = AuditSummary(receipts=3, unbroken=True, seq=(15, 17), head=SHA)
+AUDIT = AuditReport(AUDITED, head=SHA, total_micros=usd("13.80"), receipts=3, problems=())
+BILLED = {"fox-41": usd("8.37"), "owl-07": usd("1.05")}
 ORPHANS = (
-    OrphanRow("elk-33", "lambda", "0920582c7ff041399e34", "RUNNING", "home 3fa9c1", "overdue: gpurun reap ends it",
-              usd("2.49"), NOW - 16_000, NOW - 600, alarming=True),
-    OrphanRow("fox-41", "runpod", "k3x9", "RUNNING", "a supervisor here", "left: a supervisor here drives it",
-              usd("2.49"), NOW - 6163, NOW + 9300),
+    Orphan(found_machine("lambda", "0920582c7ff041399e34", "elk-33", NOW - 16_000, NOW - 600), "overdue", 600, 16_000,
+           Owner("elsewhere", "3fa9c1")),
+    Orphan(found_machine("runpod", "k3x9", "fox-41", NOW - 6163, NOW + 9300), "owned", 0, 6163,
+           Owner("supervisor", "3fa9c1", "fox-41")),
 )  # fmt: skip
 PACKED = (
     PackedFile("bundle/recipe.json", 1_204, SHA),

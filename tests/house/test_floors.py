@@ -9,7 +9,7 @@ from house_sources import imports, sources
 FLOORS = {"cli": 7, "readers": 6, "lifecycle": 5, "planning": 4, "jobs": 3, "view": 2, "core": 0} | dict.fromkeys(
     ("providers", "remote", "data", "ledger"), 1
 )
-DOORS = {("gpurun.__main__", "gpurun.cli.app.main"), ("gpurun", "gpurun.cli.loaded_run")}
+DOORS = {("gpurun.__main__", "gpurun.cli.app.main"), ("gpurun", "gpurun.readers.loaded_run")}
 """`python -m gpurun` and `import gpurun` stand outside all rooms, and each opens one door."""
 
 

@@ -52,5 +52,5 @@ def test_only_the_driver_appends_to_the_journal() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
         if "journal" in ast.unparse(node.func.value).lower()
     }
-    imported = "gpurun/lifecycle/imported_run.py"  # It writes the journal of a run that no driver drives.
+    imported = "gpurun/readers/imported_run.py"  # It writes the journal of a run that no driver drives.
     assert writers == {"gpurun/lifecycle/driver.py", imported}

@@ -9,13 +9,14 @@ import pytest
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event
+from gpurun.core.orphans import Orphan
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import driver
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
 from gpurun.lifecycle.instance.readings import Reading, proves
-from gpurun.lifecycle.reaper import Orphan, sweep, sweep_leftovers
+from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.steps import collect_bucket
 from gpurun.remote.messages import Manifest
 from tests.lifecycle.scripted_cloud import World

@@ -16,6 +16,7 @@ from gpurun.cli.viewer import abandoned
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
 from gpurun.core.journal_records import Event, Phase
+from gpurun.core.orphans import Orphan
 from gpurun.core.paths import Home, RunFolder, read_regular
 from gpurun.core.records import Instance, Order
 from gpurun.core.stop_request import StopRequest, read_stop_request
@@ -23,7 +24,7 @@ from gpurun.ledger.audit import audit
 from gpurun.ledger.runs import look
 from gpurun.lifecycle import driver, supervisor
 from gpurun.lifecycle.instance.terminate import end
-from gpurun.lifecycle.reaper import Orphan, sweep, sweep_run
+from gpurun.lifecycle.reaper import sweep, sweep_run
 from gpurun.lifecycle.steps import close_run
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown

@@ -15,11 +15,12 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.machine_token import make_token
 from gpurun.core.money import usd
+from gpurun.core.orphans import LONGEST_LEASE_S
 from gpurun.core.paths import Home
 from gpurun.core.records import Charge, Instance
 from gpurun.ledger.audit import audit
 from gpurun.ledger.run_lock import RunLock
-from gpurun.lifecycle.reaper import LONGEST_LEASE_S, sweep
+from gpurun.lifecycle.reaper import sweep
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_late import codes
 from tests.lifecycle.test_never_gives_up import late_machine

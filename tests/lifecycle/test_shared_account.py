@@ -17,10 +17,11 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.journal_records import Event
 from gpurun.core.machine_token import make_token, parse
+from gpurun.core.orphans import Orphan
 from gpurun.core.paths import Home
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.run_lock import RunLock
-from gpurun.lifecycle.reaper import Orphan, sweep, sweep_leftovers
+from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.test_faults import receipt_of
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.run_status import run_row
 from gpurun.cli.session import Session
 from gpurun.cli.viewer import finished
 from gpurun.core.clock import SystemClock
@@ -23,6 +22,7 @@ from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import look, open_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.notices import Noticed
+from gpurun.readers.run_status import run_row
 from gpurun.remote.client import Poll
 from gpurun.remote.messages import GpuNow
 from tests.lifecycle.scripted_cloud import World

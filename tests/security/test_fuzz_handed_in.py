@@ -23,8 +23,8 @@ from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.data.prepare import Order, prepare
-from gpurun.ledger.evidence.card import INDEX, pack_card
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.readers.evidence.card import INDEX, pack_card
 from gpurun.remote.client import FarSide
 from tests.command_line import gpurun
 from tests.security.test_far_hostile import Answers, entry, manifest, sized
@@ -86,7 +86,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's answer is made up: what is asked here is what happens before and after it."""
-    monkeypatch.setattr("gpurun.cli.replay.ask_trainer", lambda *_, **__: json.dumps(ANSWER))
+    monkeypatch.setattr("gpurun.readers.replay.ask_trainer", lambda *_, **__: json.dumps(ANSWER))
 
 
 def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, bytes]:

@@ -47,8 +47,6 @@ TESTS: dict[str, tuple[str, ...]] = {
                      f"{_LIFE}test_many_runs.py"),
     "gpurun/": _SYNCS,
     "gpurun/cli/": (*_SYNCS, f"{_UNIT}test_cli.py"),
-    "gpurun/cli/replay.py": (f"{_UNIT}test_replay_judged.py",),
-    "gpurun/cli/weights.py": (f"{_UNIT}test_weights.py",),
     "gpurun/ledger/": (
         *_SYNCS, f"{_UNIT}test_journal.py", f"{_UNIT}test_journal_lock.py", f"{_UNIT}test_signing.py",
         f"{_UNIT}test_receipt.py", f"{_SAFE}test_ledger_tamper.py", f"{_UNIT}test_audit.py",
@@ -57,7 +55,8 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_UNIT}test_audit.py", f"{_SAFE}test_ledger_other_books.py", f"{_SAFE}test_ledger_tamper.py",
         f"{_LIFE}test_continuing.py",
     ),
-    "gpurun/ledger/evidence/": (f"{_UNIT}test_class_check.py",),
+    "gpurun/readers/": (f"{_UNIT}test_imported_run.py", f"{_UNIT}test_weights.py", f"{_UNIT}test_replay_judged.py"),
+    "gpurun/readers/evidence/": (f"{_UNIT}test_class_check.py",),
     "gpurun/ledger/shutdown_statement.py": (f"{_UNIT}test_confirm.py", f"{_SAFE}test_ledger_other_books.py"),
     "gpurun/ledger/rental.py": (
         f"{_UNIT}test_receipt.py", f"{_UNIT}test_audit.py", f"{_UNIT}test_queued_cost.py", *_CLOUD,

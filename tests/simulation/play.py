@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gpurun.cli.run_status import run_row
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling
 from gpurun.core.journal_records import Event, Record, RunState
 from gpurun.core.money import total
@@ -29,6 +28,7 @@ from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import Provider
 from gpurun.providers.fake import PROFILES, FakeCloud
+from gpurun.readers.run_status import run_row
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import Started
 from gpurun.view.list_tables import RunRow

@@ -13,10 +13,10 @@ from gpurun.core.paths import Home
 from gpurun.core.receipt_record import Receipt
 from gpurun.core.records import digest_of
 from gpurun.jobs.training.recipe import load_recipe, resolve
-from gpurun.ledger.evidence.card import pack_card
-from gpurun.ledger.evidence.roster import Roster, new_roster
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.readers.evidence.card import pack_card
+from gpurun.readers.evidence.roster import Roster, new_roster
 from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import CloudRun, Note
 

@@ -10,8 +10,8 @@ import pytest
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
 from gpurun.jobs.training.recipe import load_recipe, resolve
-from gpurun.ledger.evidence.roster import read_roster
 from gpurun.ledger.signing import load_signer
+from gpurun.readers.evidence.roster import read_roster
 from tests.command_line import gpurun
 
 WORD = "ml-2026-k7h3m9q2x4ab"

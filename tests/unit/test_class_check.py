@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.records import canonical
-from gpurun.ledger.evidence.card import INDEX, NoCard, read_card
-from gpurun.ledger.evidence.class_check import CardRow, check_class
-from gpurun.ledger.evidence.roster import Task, new_roster
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
+from gpurun.readers.evidence.card import INDEX, NoCard, read_card
+from gpurun.readers.evidence.class_check import CardRow, check_class
+from gpurun.readers.evidence.roster import Task, new_roster
 from tests.command_line import gpurun
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import WEIGHTS

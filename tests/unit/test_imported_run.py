@@ -17,6 +17,7 @@ import pytest
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import Home
 from gpurun.jobs.training.recipe import read_model
+from gpurun.ledger.run_lock import RunLock
 from tests.command_line import gpurun
 from tests.tensor_file import as_tensors
 
@@ -153,6 +154,7 @@ def test_what_was_packed_before_training_had_ended_says_so(notebook: Notebook) -
             edited("plan.json", '"recipe": "course-lab"', '"recipe": "/etc/x.toml"'),
             "no notebook's, or a newer gpurun's",
         ),
+        (edited("plan.json", '"data_sha256": "', '"data_sha256": "0'), "not those that its notebook was made with"),
         (edited("data/vocab.json", '"', "'"), "is not the vocabulary"),
         (edited("run.log", "loss 1.5000", "loss 1.0000"), "the log's loss of step 300 (1.0000) is not the one of"),
         (edited("checkpoints/000300.state.json", '"lr": 0.005', '"lr": 0.5'), "was trained by another recipe"),
@@ -206,12 +208,19 @@ def test_a_notebook_that_was_changed_unpacks_nothing(notebook: Notebook) -> None
         notebook.run("BUNDLE =")
 
 
-def test_an_import_that_was_killed_is_finished(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = notebook.train()
+def test_an_import_that_was_killed_is_finished(
+    notebook: Notebook, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced, home = notebook.train(), list[Path](), Home(own_home)
     with monkeypatch.context() as patched:
-        patched.setattr("gpurun.lifecycle.imported_run.close_import", lambda *_: 1 / 0)
+        patched.setattr("gpurun.readers.imported_run.fsync_folder", synced.append)
+        patched.setattr("gpurun.readers.imported_run.close_import", lambda *_: 1 / 0)
         gpurun("import", str(path), "--name", "fox-41")
+    assert home.runs in synced  # A power cut does not take the run's name away again.
     assert "fox-41" in gpurun("ps").stdout
+    with RunLock(home.run("fox-41").lock):
+        assert gpurun("resume", "fox-41").returncode != 0
+    assert not home.run("fox-41").receipt.exists()
     assert gpurun("resume").returncode == 0
     assert gpurun("audit", "--strict").returncode == 0
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import gpurun
 from gpurun.cli.app import build_app
-from gpurun.cli.loaded_run import COLUMNS
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
 from gpurun.core.secrets import child_environment
+from gpurun.readers.loaded_run import COLUMNS
 from tests.unit.ledger_samples import finished_run
 
 SAID = (

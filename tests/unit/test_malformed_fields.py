@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.run_status import run_data, run_row
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
 from gpurun.ledger.runs import look, look_at_all, planned_runs
+from gpurun.readers.run_status import run_data, run_row
 from tests.unit.ledger_samples import CloudRun, Note, chain_anew, finished_run
 
 Records = list[dict[str, Any]]

@@ -24,8 +24,8 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.receipt_rules import RULES
 from gpurun.ledger import log_facts, statement
 from gpurun.ledger.audit import AuditRow, audit
-from gpurun.ledger.evidence.class_check import check_class
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.readers.evidence.class_check import check_class
 from tests.unit.ledger_samples import CloudRun, Note, finished_run, forge_statement
 
 HOMES = Path(__file__).with_name("homes_of_rules_1")

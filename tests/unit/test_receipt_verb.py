@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from gpurun.cli.commands.receipt import receipt
-from gpurun.cli.receipts import next_command
 from gpurun.cli.session import Session
 from gpurun.core.errors import VerificationFailed
 from gpurun.core.journal_records import Event
@@ -20,6 +19,7 @@ from gpurun.core.records import canonical
 from gpurun.core.run_plan import Request
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, make_envelope, payload_of
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.readers.next_command import next_command
 from gpurun.view.event_text import tell_record
 from tests.unit.ledger_samples import CloudRun, Note, finished_run
 

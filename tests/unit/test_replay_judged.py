@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli import replay as room
-from gpurun.cli.replay import Replayed, replay_run
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import RunFolder
+from gpurun.readers import replay as room
+from gpurun.readers.replay import Replayed, replay_run
 
 HERE = "Xeon AVX512 | 2 threads | torch 2.13.0+cpu"
 STATE = {"step": 20, "val_loss": 2.0, "kind": HERE, "processes": 1}

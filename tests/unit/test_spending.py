@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gpurun.cli.app import build_app, run_app
-from gpurun.cli.run_status import run_data, run_row
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import Home
@@ -20,6 +19,7 @@ from gpurun.ledger.runs import look
 from gpurun.ledger.spending import spending
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.notices import Noticed
+from gpurun.readers.run_status import run_data, run_row
 from gpurun.view.live_state import Screen
 from tests.golden import view_samples as samples
 from tests.unit.ledger_samples import RATE, CloudRun

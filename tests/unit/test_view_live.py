@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
 import view_samples as samples
 
 from gpurun.cli.keyboard import Keyboard
-from gpurun.cli.reader import RunReader
 from gpurun.core.gpu_reading import GpuReading, read_gpus, write_gpus
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
@@ -26,6 +25,7 @@ from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts import log_copy
 from gpurun.lifecycle.artifacts.log_copy import LocalCopy
+from gpurun.readers.run_reader import RunReader
 from gpurun.view.event_text import APART, BEGINS, ENDS, GOES_ON, tell_record
 from gpurun.view.live_layout import live_screen
 from gpurun.view.live_state import Screen

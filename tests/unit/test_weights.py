@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gpurun.cli import weights
 from gpurun.cli.app import build_app
 from gpurun.cli.commands.export import export
 from gpurun.cli.commands.sample import sample
@@ -18,6 +17,7 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder
 from gpurun.lifecycle.artifacts.on_demand import bring_now
+from gpurun.readers import weights
 from tests.lifecycle.test_early import FREE, Instance
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run

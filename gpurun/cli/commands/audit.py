@@ -14,14 +14,24 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, UsageError, VerificationFailed
+from gpurun.core.money import format_usd, total, usd
 from gpurun.ledger.run_lock import holder_of
 
 if TYPE_CHECKING:
-    from gpurun.cli.replay import Replayed
-    from gpurun.ledger.audit import AuditReport
+    from gpurun.ledger.audit import AuditReport, AuditRow
     from gpurun.lifecycle.charges import Bill
+    from gpurun.readers.evidence.class_check import CardRow
+    from gpurun.readers.replay import Replayed
 
 app = typer.Typer(rich_markup_mode=None)
+
+MORE_MICROS = usd("0.01")
+"""How much more than a receipt's bound may be billed, since bills are rounded in their own way."""
+_FOUND = ("run", "seq", "chain", "signature", "files", "death", "measured_micros", "measured_is")
+_CARD = (
+    "student", "file", "run", "verdict", "recipe", "steps", "data", "trainer", "device", "loss", "val_loss",
+    "cost_micros", "cost_is", "receipt_sha256", "replayed", "problems", "notes", "checked",
+)  # fmt: skip
 
 
 @verb(app, "audit", examples=["gpurun audit", "gpurun audit fox-41 --against-bill --json"])
@@ -52,25 +62,34 @@ def audit(
     Exit 0 when all holds, 10 when something does not, 9 when something may be billing. With `against_bill` the
     providers are asked what they billed, and more than a receipt's bound is a problem.
     """
-    from gpurun.cli.audit_rows import with_bill, with_replay
+    if roster or class_file or csv:
+        from gpurun.readers.roster_audit import audit_roster
+
+        if not roster or runs or since or head or key or against_bill:
+            what = (
+                "--class and --csv go with --roster FOLDER, and no RUN, --since, --head, --key or --against-bill does."
+            )
+            raise UsageError("usage.roster", what, hint="gpurun audit --roster cards/ --class ml-2026.roster.json")
+        place, clock = Path(roster).expanduser(), session.clock
+        cards = audit_roster(place, class_file, clock, session.say, replay=replay, require_replay=require_replay)
+        return _cards_shown(session, cards, csv, strict=strict)
+
     from gpurun.ledger.audit import audit as audit_home
     from gpurun.ledger.runs import find_run
 
-    if roster or class_file or csv:
-        from gpurun.cli.roster_audit import RosterOrder, audit_roster
-
-        order = RosterOrder(roster, class_file, csv, replay=replay, require_replay=require_replay, strict=strict)
-        return audit_roster(session, order, beside=bool(runs or since or head or key or against_bill))
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
     report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
-    billed = (with_bill(row, bills.get(row.run), partial(_alive, session, row.run)) for row in report.rows)
-    report = replace(report, rows=tuple(billed))
-    replays = _replays(session, report) if replay or require_replay else {}
-    rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
-    report = replace(report, rows=tuple(rows))
+    report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
+    replays: dict[str, Replayed] = {}
+    if replay or require_replay:
+        from gpurun.readers.replay import with_replay
+
+        replays = _replays(session, report)
+        rows = (with_replay(row, replays.get(row.run), is_required=require_replay) for row in report.rows)
+        report = replace(report, rows=tuple(rows))
     return _shown(session, report, bills, replays, driven, strict=strict)
 
 
@@ -84,7 +103,6 @@ def _shown(
     strict: bool,
 ) -> Result:
     """The table and what is said below it; `driven` are the runs that somebody drove when their journals were read."""
-    from gpurun.cli.audit_rows import audit_data, audit_row, audit_summary, bill_notes
     from gpurun.view.audit_table import audit_screen
 
     problems = [*report.problems, *(problem for row in report.rows for problem in row.problems)]
@@ -97,16 +115,86 @@ def _shown(
         if row.may_be_billing and row.run not in driven and not _is_driven(session, row.run)
     ]
     code = ExitCode.MAY_BE_BILLING if lost else code
-    rows = [audit_row(row, lost, bills.get(row.run)) for row in report.rows]
-    lines = audit_screen(rows, audit_summary(report), session.style, exit_code=int(code))
+    billed = {run: bill.micros for run, bill in bills.items()}
+    ways_on = {run: f"gpurun resume {run}" for run in lost}
+    lines = audit_screen(report, billed, ways_on, session.style, exit_code=int(code))
     said = [f"  {row.run}: {text}" for row in report.rows for text in (*row.problems, *row.warnings)]
     said += [f"  {row.run}: {row.trainer}" for row in report.rows if row.trainer.startswith("changed")]
-    said += [f"  {run}: {text}" for run, bill in bills.items() for text in bill_notes(bill)]
+    for run, bill in bills.items():
+        if bill.micros is not None and not bill.is_settled:
+            said.append(f"  {run}: the bill is not settled yet")
+        said += [f"  {run}: {text}" for text in bill.unclear]
     said += [f"  {run}: {text}" for run, one in replays.items() for text in (*one.checked, f"replayed: {one.extent}")]
     text = "\n".join([session.draw(lines), *said, *(f"  {problem}" for problem in report.problems)])
     told = {run: [*one.checked, *one.unchecked] for run, one in replays.items()}
-    data = audit_data(report, bills) | {"replay": told, "replayed": {run: one.extent for run, one in replays.items()}}
+    data = _data(report, bills) | {"replay": told, "replayed": {run: one.extent for run, one in replays.items()}}
     return Result(data=data, text=text, errors=_errors(session, lost, failed), exit_code=code)
+
+
+def _data(report: AuditReport, bills: dict[str, Bill]) -> dict[str, object]:
+    """Return the whole report for programs."""
+    from gpurun.lifecycle.charges import Bill
+
+    rows = []
+    for row in report.rows:
+        bill = bills.get(row.run) or Bill(None, is_settled=False)
+        rows.append(
+            {
+                **{key: getattr(row, key) for key in _FOUND},
+                "measured_is_floor": row.is_floor,
+                "billed_micros": bill.micros,
+                "billed_is_settled": bill.is_settled,
+                "billed_unclear": list(bill.unclear),
+                "verdict": row.verdict,
+                "may_be_billing": row.may_be_billing,
+                "problems": list(row.problems),
+                "warnings": list(row.warnings),
+                "trainer": row.trainer,
+            }
+        )
+    return {
+        "ok": report.sound,
+        "rows": rows,
+        "head": report.head,
+        "receipts": report.receipts,
+        "total_micros": report.total_micros,
+        "problems": list(report.problems),
+    }
+
+
+def _with_bill(session: Session, row: AuditRow, bill: Bill | None) -> AuditRow:
+    """Return the row with what its bill contradicts, and which of its machines live then; a floor is no bound."""
+    from gpurun.ledger.audit.findings import NO
+
+    billed, bound = bill.micros if bill is not None else None, row.measured_micros
+    if billed is None or bound is None or row.is_floor or billed <= total(bound, MORE_MICROS):
+        return row
+    problem = f"{format_usd(billed)} was billed, and the receipt says {format_usd(bound)} at most"
+    if living := _alive(session, row.run):
+        problem = f"{problem}; {', '.join(living)} lives: gpurun reap puts that on record and ends it"
+        return replace(row, problems=(*row.problems, problem), verdict="may be billing", may_be_billing=True)
+    return replace(row, problems=(*row.problems, problem), verdict=row.verdict if row.may_be_billing else NO)
+
+
+def _cards_shown(session: Session, rows: list[CardRow], csv: str, *, strict: bool) -> Result:
+    """Show a folder of cards; exit 10 where a card does not hold, or under `strict` where a note is left."""
+    from gpurun.cli.render import write_file
+    from gpurun.view.evidence_card import roster_csv, roster_screen
+
+    if csv:
+        write_file(Path(csv).expanduser(), roster_csv(rows), flag="--csv")
+    failed = any(row.problems or (strict and row.notes) for row in rows)
+    said = [
+        f"  {row.student or row.file}: {text}" for row in rows for text in (*row.problems, *row.notes, *row.checked)
+    ]
+    hint = "Each is named above; two cards that share what only one can have are both named."
+    errors = (VerificationFailed("audit.failed", "A card does not hold.", hint=hint),) if failed else ()
+    return Result(
+        data={"ok": not failed, "rows": [{key: getattr(row, key) for key in _CARD} for row in rows]},
+        text="\n".join([session.draw(roster_screen(rows, session.style)), *said]),
+        errors=errors,
+        exit_code=ExitCode.VERIFICATION_FAILED if failed else ExitCode.DONE,
+    )
 
 
 def _bills(session: Session, report: AuditReport) -> dict[str, Bill]:
@@ -133,10 +221,10 @@ def _alive(session: Session, run: str) -> list[str]:
 
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """What a replay says of each run that has a receipt."""
-    from gpurun.cli.replay import Replayed, replay_run
     from gpurun.core.untrusted import finding
     from gpurun.ledger.runs import look
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.readers.replay import Replayed, replay_run
 
     found: dict[str, Replayed] = {}
     for row in (row for row in report.rows if row.seq is not None):

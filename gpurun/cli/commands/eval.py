@@ -33,9 +33,9 @@ def evaluate(
 ) -> Result:
     """Score a run's checkpoint on this machine, on tasks that other models were scored on."""
     from gpurun.cli.run_control import find
-    from gpurun.cli.weights import ask_trainer, find_checkpoint
     from gpurun.core.untrusted import parse_object
     from gpurun.data.core_bundle import FILE, bundle_file, write_core
+    from gpurun.readers.weights import ask_trainer, find_checkpoint
 
     if not core:
         raise UsageError("usage.eval", "Nothing to score by was named.", hint="Add --core.")

@@ -34,8 +34,8 @@ def evidence(
     from gpurun.cli.shutdown_probe import shutdown_line
     from gpurun.core.credentials import secrets_at_hand
     from gpurun.core.installed_files import bundle_root
-    from gpurun.ledger.evidence.card import pack_card
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.readers.evidence.card import pack_card
     from gpurun.remote.agent.runner.masked import forms_of
     from gpurun.view.evidence_card import card_html, card_markdown
     from gpurun.view.number_format import format_bytes

@@ -52,7 +52,7 @@ def export(
     into a folder of the run's name in it.
     """
     from gpurun.cli.run_control import find
-    from gpurun.cli.weights import ask_trainer, find_checkpoint
+    from gpurun.readers.weights import ask_trainer, find_checkpoint
 
     if push:
         from gpurun.cli import hub_push
@@ -85,9 +85,9 @@ def export(
 
 def _curves(session: Session, sight: Sight, place: Path) -> Result:
     """Write what was measured as TensorBoard reads it, each column of `load_run(...).metrics` a scalar."""
-    from gpurun.cli.curve_log import TensorBoardLog, figures_in
-    from gpurun.cli.loaded_run import load_run
     from gpurun.core.journal_records import Event
+    from gpurun.readers.curve_log import TensorBoardLog, figures_in
+    from gpurun.readers.loaded_run import load_run
 
     if place.exists():
         raise UsageError("export.not_empty", f"{place} is there already.", hint="Name another folder, or remove it.")
@@ -102,12 +102,12 @@ def _curves(session: Session, sight: Sight, place: Path) -> Result:
 
 def figures_of(session: Session, sight: Sight, step: int) -> dict[str, Any]:
     """What the model card says of the run, in its own words; null where nobody measured it."""
-    from gpurun.cli.run_material import earlier_words, material_of
     from gpurun.core.money import format_usd
+    from gpurun.readers.run_material import earlier_words, material_of
     from gpurun.view.number_format import format_duration
     from gpurun.view.receipt_screen import cost_label, signature_word
 
-    run = material_of(session, sight)
+    run = material_of(session.home, sight, session.clock.wall())
     receipt, last, best = run.receipt, run.last, run.told.best
     told = receipt.predicate if receipt else None
     here = next((mark for mark in run.told.validation.items if mark.step == step), None)

@@ -27,7 +27,7 @@ def import_(
     """
     from gpurun.cli.commands.plan import run_name
     from gpurun.ledger.write_receipt import read_receipt
-    from gpurun.lifecycle.imported_run import import_run
+    from gpurun.readers.imported_run import import_run
 
     with run_name(session, name) as run:
         folder, code = import_run(evidence.expanduser(), run, session.home, session.clock)

@@ -38,9 +38,9 @@ def logs(
 
     It is made harmless, or JSON Lines, or byte for byte where no terminal reads it.
     """
-    from gpurun.cli.reader import lines_in
     from gpurun.cli.run_control import find
     from gpurun.core.untrusted import safe_line
+    from gpurun.readers.run_reader import lines_in
     from gpurun.view.envelope import log_json
 
     sight = find(session, run)

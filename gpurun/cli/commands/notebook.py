@@ -39,8 +39,8 @@ def notebook(
     from gpurun.core.run_plan import Request
     from gpurun.data.run_shards import prepared
     from gpurun.jobs.training.recipe import load_recipe, resolve
-    from gpurun.planning.notebook_file import PLATFORMS, notebook_of, told_of
     from gpurun.planning.transfer import public_shards
+    from gpurun.readers.notebook_file import PLATFORMS, notebook_of, told_of
     from gpurun.view.number_format import format_bytes
 
     if platform not in PLATFORMS:

@@ -23,22 +23,30 @@ def ps(
 
     Exit 9 when one may be billing and nobody drives it, or its deadline has passed.
     """
-    from gpurun.cli.run_status import run_data, run_row, ways_on
     from gpurun.ledger.runs import look_at_all, planned_runs
+    from gpurun.readers.run_status import run_data, run_row, way_on
     from gpurun.view.list_tables import RunRow, ps_table
 
     now, home = session.clock.wall(), session.home
-    rows, told, ways, errors, finished = list[RunRow](), list[object](), list[str](), list[GpurunError](), 0
+    rows: list[RunRow] = []
+    told: list[object] = []
+    ways: list[str] = []
+    errors: list[GpurunError] = []
+    finished = 0
     for sight, error in look_at_all(home, planned_runs(home, only_open=not all_runs)):
-        errors += [error] if error else []
+        if error:
+            errors.append(error)
         if sight and (all_runs or sight.unfinished):
-            rows.append(run_row(sight, now))
-            told.append(run_data(sight, rows[-1]))
-            ways += ways_on([sight], now)
+            row = run_row(sight, now)
+            rows.append(row)
+            told.append(run_data(sight, row))
+            if row.may_be_billing:
+                ways.append(way_on(sight, now))
         finished += sight is not None and not sight.unfinished
     billing = any(row.may_be_billing for row in rows)
     text = session.draw(ps_table(rows, session.style, now=now)) if rows else ""
-    finished += 0 if rows else sum(folder.is_closed for folder in home.folders())
+    if not rows:
+        finished += sum(folder.is_closed for folder in home.folders())
     if not rows and finished:
         text = f"Nothing is running. {finished} finished: gpurun ps --all"
     elif not rows and not errors:

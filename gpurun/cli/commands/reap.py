@@ -14,8 +14,10 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import Declined, ExitCode, MayBeBilling, SetupError, UsageError
+from gpurun.core.untrusted import safe_line
 
 if TYPE_CHECKING:
+    from gpurun.core.orphans import Orphan, Stray
     from gpurun.providers.base import Provider
 
 
@@ -56,9 +58,9 @@ def reap(
     Exit 9 when something that should be gone is not proven gone, or nobody knows until when. With `exit_code` also
     when something is overdue, and 4 when there was no cloud to ask.
     """
-    from gpurun.cli.reap_rows import ALARMING, RED, notes_of, orphan_row, reap_data, stray_row, with_endpoint
     from gpurun.lifecycle.reaper import sweep, sweep_leftovers
-    from gpurun.view.list_tables import reap_table
+    from gpurun.providers.base import endpoint_of
+    from gpurun.view.reap_table import reap_notes, reap_table
 
     if anyones > destroy or (confirm is not None) > anyones:
         hint = "Write gpurun reap --destroy --anyones, and in a script --confirm N with the number of machines."
@@ -71,19 +73,38 @@ def reap(
     found, unseen = _answered(sweep(*where, destroy_all=destroy, older_than_s=age_s, look_only=look, others=others))
     strays, unswept = _answered(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
     silent = unseen or silent or unswept or _out_of_sight(session, names, chosen)
-    keyless = _no_key() if names == ["local"] and not provider else None
-    rows = [*map(orphan_row, found), *map(stray_row, strays)]
-    alive = any(orphan.fate in ALARMING for orphan in found)
-    lost = any(orphan.fate in RED for orphan in found)
-    lost = lost or any(stray.fate == "not removed" for stray in strays)
+    keyless = None
+    if names == ["local"] and not provider:  # What is rented cannot be seen from here.
+        what = "No cloud was asked: there is no key for any here."
+        keyless = SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
+    alive = any(orphan.is_alarming for orphan in found)
+    lost = any(orphan.may_be_billing for orphan in found) or any(stray.is_alarming for stray in strays)
     code = ExitCode.MAY_BE_BILLING if silent or lost or (exit_code and alive) else ExitCode.DONE
-    data = reap_data(chosen, found, strays)
-    asked = [with_endpoint(one) for one in chosen]
-    text = session.draw(reap_table(rows, [] if silent else asked, session.style, now=session.clock.wall()))
+    endpoints = {provider.name: url for provider in chosen if (url := endpoint_of(provider))}
+    data = {
+        "asked": [provider.name for provider in chosen],
+        "endpoints": endpoints,
+        "found": [orphan.instance.model_dump(mode="json") | _judged(orphan) for orphan in found],
+        "leftovers": [stray.leftover.model_dump(mode="json") | _judged(stray) for stray in strays],
+    }
+    asked = [_at_address(provider.name, endpoints.get(provider.name)) for provider in chosen]
+    table = reap_table([*found, *strays], [] if silent else asked, session.style, now=session.clock.wall())
+    text = session.draw(table)
     if silent is None and keyless is not None and exit_code:  # A cron job without its keys must not look well.
         return Result(data=data, text=text, errors=(keyless,), exit_code=code or keyless.exit_code)
-    after = "\n".join((*notes_of(found), *([f"{keyless.what} {keyless.hint}"] if keyless else [])))
-    return Result(data=data, text=text, after=after, errors=(silent,) if silent else (), exit_code=code)
+    notes = [*reap_notes(found)]
+    if keyless is not None:
+        notes.append(f"{keyless.what} {keyless.hint}")
+    return Result(data=data, text=text, after="\n".join(notes), errors=(silent,) if silent else (), exit_code=code)
+
+
+def _judged(found: Orphan | Stray) -> dict[str, object]:
+    return {"fate": found.fate, "owner": found.owner.whose, "home": found.owner.home}
+
+
+def _at_address(name: str, url: str | None) -> str:
+    """Return a provider's name; where something else than its own API answers in that name, with the address too."""
+    return f"{name} at {safe_line(url)}, which is not its own address" if url else name
 
 
 def _usual(session: Session) -> list[str]:
@@ -107,9 +128,8 @@ def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]
 
 def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, age_s: float) -> frozenset[str]:
     """The ids of the machines of other homes that are to end, once a person or a script has said how many they are."""
-    from gpurun.cli.reap_rows import orphan_row
     from gpurun.lifecycle.reaper import is_older, sweep
-    from gpurun.view.list_tables import reap_table
+    from gpurun.view.reap_table import reap_table
 
     # A provider that is silent now is so in the sweep too, which tells it.
     seen, _ = _answered(sweep(chosen, session.home, session.clock, destroy_all=False, older_than_s=0.0, look_only=True))
@@ -119,8 +139,7 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
         return frozenset()
     told = confirm
     if told is None:
-        rows = [orphan_row(orphan) for orphan in theirs]
-        session.say(session.draw(reap_table(rows, [], session.style, now=session.clock.wall())))
+        session.say(session.draw(reap_table(theirs, [], session.style, now=session.clock.wall())))
         question = (
             f"Other homes' machines, perhaps training: type {len(theirs)} to end all of them, and what they made:"
         )
@@ -130,12 +149,6 @@ def _confirmed(session: Session, chosen: list[Provider], confirm: int | None, ag
         what = f"There are {len(theirs)} machines of other homes to end, and not that many were confirmed; none was."
         raise Declined("reap.declined", what, hint="Look at them first: gpurun reap --look")
     return frozenset(one.instance.id for one in theirs)
-
-
-def _no_key() -> SetupError:
-    """Only this machine was asked; what is rented cannot be seen from here."""
-    what = "No cloud was asked: there is no key for any here."
-    return SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
 
 
 def _opened(session: Session, names: list[str]) -> tuple[list[Provider], MayBeBilling | None]:

@@ -25,16 +25,21 @@ def receipt(
     md: Annotated[bool, typer.Option("--md", help="As Markdown.")] = False,
 ) -> Result:
     """Show a run's signed receipt."""
-    from gpurun.cli.receipts import receipt_text
     from gpurun.cli.run_control import meant
     from gpurun.cli.shutdown_probe import shutdown_line
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.readers.next_command import next_command
     from gpurun.view.receipt_markdown import receipt_markdown
+    from gpurun.view.receipt_screen import receipt_screen
 
     folder = session.home.run(meant(session, run))
     read = read_receipt(session.home, folder)
     shutdown = shutdown_line(session, folder.name, read)
-    text = receipt_markdown(read, shutdown=shutdown) if md else receipt_text(read, folder, session, shutdown)
+    if md:
+        text = receipt_markdown(read, shutdown=shutdown)
+    else:
+        now, then = session.clock.wall(), next_command(read.predicate, folder, shutdown)
+        text = session.draw(receipt_screen(read, session.style, now=now, shutdown=shutdown, then=then))
     data: dict[str, Any] = {"statement": read.statement, "sha256": read.sha256, "signature": read.signature}
     data["shutdown"] = shutdown or None
     error = _error(session, folder.name, read.signature)

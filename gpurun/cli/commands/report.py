@@ -31,8 +31,8 @@ def report(
     ] = "",
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
-    from gpurun.cli.run_material import material_of
     from gpurun.ledger.runs import look
+    from gpurun.readers.run_material import material_of
     from gpurun.view.number_format import format_bytes
     from gpurun.view.report.page import report_page
     from gpurun.view.report.report_model import differences
@@ -48,7 +48,7 @@ def report(
         raise UsageError(
             "report.too_many", what, hint="Name fewer runs, or leave --html out: a table has room for all."
         )
-    material = [material_of(session, look(session.home, name)) for name in names]
+    material = [material_of(session.home, look(session.home, name), session.clock.wall()) for name in names]
     data = {
         "runs": [run.as_record() for run in material],
         "differences": [{"key": key, "values": values} for key, values in differences(material)],

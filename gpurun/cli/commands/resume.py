@@ -46,7 +46,7 @@ def resume(
             text += f"\nTo do what it did not come to, in another rental: {again}"
         return Result(data={"run": name, "state": sight.state.phase}, text=text)
     if sight.state.imported:
-        from gpurun.lifecycle.imported_run import close_import
+        from gpurun.readers.imported_run import close_import
 
         close_import(session.home, sight.folder, session.clock)
         return Result(data={"run": sight.folder.name}, text=f"{sight.folder.name} has its receipt now.")

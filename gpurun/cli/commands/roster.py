@@ -36,7 +36,7 @@ def new(
     """
     from gpurun.cli.render import write_file
     from gpurun.jobs.training.recipe import load_recipe
-    from gpurun.ledger.evidence.roster import Task, new_roster, read_students
+    from gpurun.readers.evidence.roster import Task, new_roster, read_students
 
     task = Task(
         recipe=load_recipe(recipe).name if recipe else "", steps=steps, data=data.lower(), trainer=trainer.lower()

@@ -62,8 +62,8 @@ def sample(
 ) -> Result:
     """Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."""
     from gpurun.cli.run_control import find
-    from gpurun.cli.weights import ask_trainer, find_checkpoint
     from gpurun.core.untrusted import parse_object, safe_line, safe_text
+    from gpurun.readers.weights import ask_trainer, find_checkpoint
 
     wanted = {
         "tokens": tokens,

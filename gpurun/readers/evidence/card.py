@@ -234,7 +234,8 @@ def _opened(file: Any) -> zipfile.ZipFile:
 
 def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
     for member in archive.infolist():
-        if not (member.filename in _SMALL or member.filename in _LARGE or _is_large(member.filename)):
+        name = member.filename
+        if not (name in _SMALL or name in _LARGE or _CHECKPOINT.fullmatch(name) or _SHARD.fullmatch(name)):
             raise NoCard(f"it holds {plain_line(member.filename)!r}, which no card has")
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise NoCard(f"{member.filename} is packed in a way that no card is")
@@ -242,10 +243,6 @@ def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
         raise NoCard("it has a name twice")
     if INDEX not in names:
         raise NoCard("it has no card.json")
-
-
-def _is_large(name: str) -> bool:
-    return bool(_CHECKPOINT.fullmatch(name) or _SHARD.fullmatch(name))
 
 
 def _bound(name: str) -> int:

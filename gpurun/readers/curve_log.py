@@ -1,6 +1,6 @@
 """`--log-to tensorboard,wandb`: a run's figures where its user looks at them, written from here while it trains.
 
-    python -m gpurun.cli.curve_log HOME RUN
+    python -m gpurun.readers.curve_log HOME RUN
 
 A process of its own, without any cloud's key: what a tracker does, or does not, is none of the rental's business. It
 reads what the supervisor has brought home, so nothing is installed on the machine and no tracker's key goes there.
@@ -19,7 +19,6 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpurun.cli.loaded_run import COLUMNS, load_run
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.filelock import open_lock, taken
@@ -27,6 +26,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.secrets import child_environment
 from gpurun.ledger.runs import Sight, look
+from gpurun.readers.loaded_run import COLUMNS, load_run
 
 TRACKERS = ("tensorboard", "wandb")
 LOOK_S = 10.0
@@ -121,7 +121,7 @@ def start_logging(folder: RunFolder, home: Home, trackers: Sequence[str]) -> str
     try:
         with open(folder.path / "curve_log.log", "ab") as log:
             subprocess.Popen(
-                [sys.executable, "-m", "gpurun.cli.curve_log", str(home.root), folder.name],
+                [sys.executable, "-m", "gpurun.readers.curve_log", str(home.root), folder.name],
                 env=child_environment(known), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 cwd=folder.path,
             )  # fmt: skip
@@ -141,7 +141,8 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
 
 def follow(home: Home, run: str, clock: Clock) -> None:
     """Log a run's figures, each once, until it is over, or nobody drives it."""
-    done, logs = set[tuple[float | None, str]](), list[CurveLog]()
+    done: set[tuple[float | None, str]] = set()
+    logs: list[CurveLog] = []
     while True:
         sight = look(home, run)  # Asked first: what came before its end is seen after it.
         rows = load_run(run, home.root).rows

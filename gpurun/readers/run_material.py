@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpurun.cli.run_status import state_word
-from gpurun.cli.session import Session
-from gpurun.cli.weights import steps_at_home
 from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, format_usd, total
+from gpurun.core.paths import Home
 from gpurun.core.receipt_record import Receipt
 from gpurun.core.run_plan import Earlier, Mode
 from gpurun.core.untrusted import lines_of, safe_line
@@ -18,6 +16,8 @@ from gpurun.ledger.runs import Sight
 from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts.log_copy import LocalCopy
+from gpurun.readers.run_status import state_word
+from gpurun.readers.weights import steps_at_home
 from gpurun.view.event_text import tell_pace, tell_rate
 from gpurun.view.number_format import format_bytes, format_duration, short_hash
 from gpurun.view.receipt_screen import NOT_HERE
@@ -27,11 +27,11 @@ from gpurun.view.report.series import Told, hear
 _ENDED = {"failed": "failed", "cut off": "was cut off", "never started": "never started"}
 
 
-def material_of(session: Session, sight: Sight) -> RunMaterial:
+def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
     """Everything that the report needs to know of one run; what its machine said is heard as far as it can be read."""
     plan = sight.plan
     told = hear(lines_of(sight.folder.events), spending_of(sight))
-    receipt, why = _receipt(session, sight)
+    receipt, why = _receipt(home, sight)
     return RunMaterial(
         run=sight.folder.name,
         recipe=plan.job.recipe + (" (rehearsal)" if plan.job.form == "rehearsal" else ""),
@@ -46,7 +46,7 @@ def material_of(session: Session, sight: Sight) -> RunMaterial:
         told=told,
         receipt=receipt,
         no_receipt=why,
-        spent_micros=None if receipt else spent_by(sight.records, session.clock.wall()),
+        spent_micros=None if receipt else spent_by(sight.records, now),
         notes=tuple(_notes(sight, told, receipt)),
         terms=plan.job.terms,
         argv=plan.job.argv,
@@ -72,13 +72,13 @@ def _pace(sight: Sight, record: Record, receipt: Receipt | None) -> str:
     return f"{plan}{tell_pace(record.data)} were measured after {step} steps{took}."
 
 
-def _receipt(session: Session, sight: Sight) -> tuple[Receipt | None, str]:
+def _receipt(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
     """The run's receipt, or the reason why there is none to show."""
     if not sight.folder.receipt.exists():
         why = "it goes on" if sight.owner else "it was not finished"
         return None, why if sight.unfinished else "its receipt is not here any more"
     try:
-        return read_receipt(session.home, sight.folder), ""
+        return read_receipt(home, sight.folder), ""
     except GpurunError as error:
         return None, error.what
 

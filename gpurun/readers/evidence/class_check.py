@@ -11,19 +11,20 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import RUN_NAME, Home, RunFolder
 from gpurun.core.receipt_rules import trainer_told
-from gpurun.core.untrusted import finding, parse_object, plain_line
+from gpurun.core.untrusted import finding, number, parse_object, plain_line
 from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.audit.strict_lines import journal_lines
-from gpurun.ledger.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
-from gpurun.ledger.evidence.roster import OFFICIAL, Roster, Task
 from gpurun.ledger.signing import parse_public_key, payload_of
+from gpurun.readers.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
+from gpurun.readers.evidence.roster import OFFICIAL, Roster, Task
 
 NO_CARD, UNREADABLE, TWICE = "no card", "not a card", "handed in twice"
 _DAY_S = 86_400.0
@@ -148,16 +149,12 @@ def _judge(row: CardRow, card: Card, root: Path) -> None:
     row.steps = max((one["step"] for one in told["checkpoint"]["files"] if type(one.get("step")) is int), default=0)
     row.trainer = trainer_told(told)
     row.device = plain_line(str(start.get("cuda_name") or told["training"]["device"]))
-    row.loss, row.val_loss = (_number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
+    row.loss, row.val_loss = (number(figures.get(key)) for key in ("last_loss", "last_val_loss"))
     row.cost_micros, row.cost_is = found.measured_micros, found.measured_is
     row.challenge = str(told["asked"].get("challenge", ""))
     row.marks = {*found.marks}
     row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))
     row.weights = {str(one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights"}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if type(value) in (int, float) else None
 
 
 def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
@@ -176,7 +173,7 @@ def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
         return
     row.student = student.name
     asked = row.told["timeline"]["asked"]
-    if asked != "unknown" and _wall(asked) < roster.made_wall - _DAY_S:
+    if asked != "unknown" and datetime.fromisoformat(str(asked)).timestamp() < roster.made_wall - _DAY_S:
         row.problems.append(f"it says that it began before {roster.name} had its challenges")
     row.problems += _other_than(roster.task, row)
 
@@ -193,12 +190,6 @@ def _other_than(task: Task, row: CardRow) -> Iterator[str]:
         yield f"it used a {row.trainer}, and the class was given the official one"
     if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
         yield f"it used another trainer than the class was given ({task.trainer[:12]}…)"
-
-
-def _wall(utc: Any) -> float:
-    from datetime import datetime
-
-    return datetime.fromisoformat(str(utc)).timestamp()
 
 
 def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from gpurun.core.clock import local_minute
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.money import Figure
 from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse
 from gpurun.ledger.runs import Sight, gave_up
-from gpurun.ledger.spending import Spending, spending
+from gpurun.ledger.spending import spending
 from gpurun.view.list_tables import RunRow
 from gpurun.view.number_format import format_duration
 
@@ -32,27 +29,25 @@ _WORDS = {
 }
 
 
-def ways_on(sights: list[Sight], now: float) -> Iterator[str]:
-    """Of every run that may be billing: what is known of it, and the next command."""
-    for sight in sights:
-        if _is_red(sight, now):
-            told, name = gave_up(sight, now), sight.folder.name
-            alone = f"{name} is past its deadline under its supervisor" if sight.owner else f"Nobody drives {name}"
-            who = "Its supervisor goes on asking" if sight.owner else "Nobody drives it"
-            told = f"{name}: {told} {who}" if told else alone
-            yield f"{told}: gpurun resume {name}, or gpurun destroy {name}"
-
-
-def _is_red(sight: Sight, now: float) -> bool:
-    """Whether something may be billed with nobody at work on it, after work without a proof, or past its deadline."""
-    state = sight.state
-    is_overdue = state.deadline_wall is not None and now > state.deadline_wall
-    return state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
+def way_on(sight: Sight, now: float) -> str:
+    """Return what is known of a run that may be billing, and the next command."""
+    why, name = gave_up(sight, now), sight.folder.name
+    if why:
+        who = "Its supervisor goes on asking" if sight.owner else "Nobody drives it"
+        known = f"{name}: {why} {who}"
+    else:
+        known = f"{name} is past its deadline under its supervisor" if sight.owner else f"Nobody drives {name}"
+    return f"{known}: gpurun resume {name}, or gpurun destroy {name}"
 
 
 def run_row(sight: Sight, now: float) -> RunRow:
     """The row of a run in `ps`, for people."""
-    state, plan, spent = sight.state, sight.plan, _spending(sight, now)
+    state, plan = sight.state, sight.plan
+    is_overdue = state.deadline_wall is not None and now > state.deadline_wall
+    # Nobody is at work on it, or somebody was without a proof, or it is past its deadline.
+    is_red = state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
+    spent = spending(sight.records, now, is_watched=sight.owner is not None and not is_red)
+    is_floor = sight.damage is not None  # What a damaged journal has lost may have cost more.
     dies = state.may_be_billing and not (state.late or state.leftover)  # Those are not the machine of this deadline.
     return RunRow(
         run=sight.folder.name,
@@ -67,16 +62,17 @@ def run_row(sight: Sight, now: float) -> RunRow:
         dies_wall=(state.ends_wall or state.deadline_wall) if dies else None,
         dies_by=_dies_by(sight) if dies else "",
         live=sight.owner is not None,
-        may_be_billing=_is_red(sight, now),
-        spent_is=spent.figure,
+        may_be_billing=is_red,
+        spent_is=Figure.FLOOR if is_floor else spent.figure,
     )
 
 
 def _silence(sight: Sight, now: float) -> str:
     """Say for how long its job has written nothing, where that is long."""
     since_wall = sight.state.silent_since_wall
-    is_silent = since_wall is not None and sight.unfinished and sight.state.phase is Phase.TRAINING
-    return f", silent {format_duration(max(0.0, now - (since_wall or now)))}" if is_silent else ""
+    if since_wall is None or not sight.unfinished or sight.state.phase is not Phase.TRAINING:
+        return ""
+    return f", silent {format_duration(max(0.0, now - since_wall))}"
 
 
 def _dies_by(sight: Sight) -> str:
@@ -85,13 +81,6 @@ def _dies_by(sight: Sight) -> str:
     is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler ends what it starts.
     is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not is_armed
     return "not armed yet" if is_waited_for else planned.partition(",")[0]
-
-
-def _spending(sight: Sight, now: float) -> Spending:
-    """What the rentals cost, and what kind of figure that is: of a damaged journal it is a floor."""
-    is_watched = sight.owner is not None and not _is_red(sight, now)
-    spent = spending(sight.records, now, is_watched=is_watched)
-    return replace(spent, figure=Figure.FLOOR) if sight.damage is not None else spent
 
 
 def state_word(sight: Sight) -> str:

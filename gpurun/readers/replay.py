@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from gpurun.cli.weights import HomeCheckpoint, ask_trainer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import RunFolder
 from gpurun.core.run_plan import terms_in
 from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.jobs.trainer import CHANGED
+from gpurun.ledger.audit import AuditRow
 from gpurun.ledger.audit.audit_run import sha256_of
-from gpurun.ledger.evidence.card import MOST_STATE_BYTES
+from gpurun.ledger.audit.findings import NO
 from gpurun.planning.continue_from import newest_whole
+from gpurun.readers.evidence.card import MOST_STATE_BYTES
+from gpurun.readers.weights import HomeCheckpoint, ask_trainer
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13
@@ -86,6 +88,20 @@ class Replayed:
         return cls(unchecked=(plain_line(f"not checked: {why}"),))
 
 
+def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool = False) -> AuditRow:
+    """Return the row with what a replay contradicts, and as warnings what it could not check.
+
+    Where a replay `is_required`, a run of which nothing was computed again has a problem.
+    """
+    if replayed is None:
+        return row
+    none = ("nothing of its training was computed again",) if is_required and not replayed.was_replayed else ()
+    problems = (*replayed.problems, *none)
+    verdict = NO if problems and not row.may_be_billing else row.verdict
+    warnings = (*row.warnings, *replayed.unchecked)
+    return replace(row, problems=(*row.problems, *problems), warnings=warnings, verdict=verdict)
+
+
 def replay_run(
     folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, Any], data: Path, *, limit_s: float = LIMIT_S
 ) -> Replayed:
@@ -125,10 +141,10 @@ def replay_run(
     for again in answer["again"]:
         every = int(recipe["train"].get("log_every", 0))
         lines += _steps(again, answer, folder, start, _state(folder, files, again["to"]) or state, every, parameters)
-    is_all = spans == [(0, last)]
-    return Replayed.of(
-        lines, "all" if is_all else f"{len(spans)} span{'s' * (len(spans) != 1)}" if spans else NOT_REPLAYED
-    )
+    extent = "1 span" if len(spans) == 1 else f"{len(spans)} spans"
+    if spans == [(0, last)]:
+        extent = "all"
+    return Replayed.of(lines, extent if spans else NOT_REPLAYED)
 
 
 def _loss(answer: Mapping[str, Any], state: Mapping[str, Any], last: int, kind: str) -> Iterator[Said]:

@@ -32,7 +32,6 @@ from gpurun.data.shard_folder import demand_made_for, inspect_data
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.audit.contradictions import contradictions
-from gpurun.ledger.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.run_lock import RunLock
 from gpurun.ledger.run_state import exit_code_of, replay
@@ -40,6 +39,7 @@ from gpurun.ledger.runs import demand_free, opening
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.statement import basis_of, build_statement
 from gpurun.ledger.write_receipt import write_receipt
+from gpurun.readers.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
 _AGAIN = "Download it again where it was made, and leave it packed as it came."
@@ -47,7 +47,7 @@ _LOST = {"outcome": "lost", "reason": "lost", "message": "its evidence was packe
 
 
 class _Told(Frozen):
-    """What a notebook's evidence says beside the trainer's own files, as `planning/notebook_file.py` has it written."""
+    """What a notebook's evidence says beside the trainer's own files, as `readers/notebook_file.py` has it written."""
 
     v: Literal[1]
     kind: Literal["notebook"]

@@ -70,9 +70,9 @@ def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
 
     A receipt that does not hold raises what `gpurun receipt` says of it.
     """
-    from gpurun.cli.run_material import spending_of
     from gpurun.ledger.runs import find_run, look
     from gpurun.ledger.write_receipt import read_receipt
+    from gpurun.readers.run_material import spending_of
 
     place = _home(home)
     sight = look(place, find_run(place, name))

@@ -68,15 +68,10 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
         raise UsageError("checkpoint.unknown", f"{name} has no checkpoint {wanted!r} here.", hint=hint)
     own = {file["kind"]: _unchanged(sight, file) for file in files if file["step"] == step}
     data = Path(sight.plan.data.beside or sight.plan.data.folder)
-    return HomeCheckpoint(step, own["weights"], data, sight.plan.job.resolved, _own_trainer(sight))
-
-
-def _own_trainer(sight: Sight) -> Path | None:
-    """The run's copy of a changed trainer, which is run as the one that the run was planned with, or not at all."""
-    if sight.plan.job.trainer != CHANGED:
-        return None
-    demand_as_planned(sight.plan, sight.folder.trainer)
-    return sight.folder.trainer
+    trainer = sight.folder.trainer if sight.plan.job.trainer == CHANGED else None
+    if trainer is not None:
+        demand_as_planned(sight.plan, trainer)
+    return HomeCheckpoint(step, own["weights"], data, sight.plan.job.resolved, trainer)
 
 
 def _came_home(sight: Sight) -> dict[str, Any]:
@@ -87,7 +82,8 @@ def _came_home(sight: Sight) -> dict[str, Any]:
     if listed is None:
         return recorded or {}
     told: dict[str, Any] = listed.model_dump(mode="json")
-    told["files"] = [file for file in told["files"] if _size_of(sight.folder.artifacts / file["name"]) == file["bytes"]]
+    paths = [(sight.folder.artifacts / file["name"], file) for file in told["files"]]
+    told["files"] = [file for path, file in paths if path.is_file() and path.stat().st_size == file["bytes"]]
     return told
 
 
@@ -98,10 +94,6 @@ def _none(sight: Sight) -> UsageError:
         return UsageError("checkpoint.none", f"{name} has no checkpoint on this machine.", hint=hint)
     hint = f"gpurun collect {name} brings what is finished; the rest comes when training ends."
     return UsageError("checkpoint.none", f"{name} goes on, and no checkpoint of it is here whole yet.", hint=hint)
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else -1
 
 
 def steps_at_home(sight: Sight) -> list[int]:

@@ -1,0 +1,1 @@
+"""What reads a run's folder and makes something of it; nothing below imports it."""

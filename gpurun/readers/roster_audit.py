@@ -1,0 +1,103 @@
+"""Judges a folder of evidence cards, offline, and computes them again where that is asked for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import bundle_root
+from gpurun.core.untrusted import finding, parse_object
+from gpurun.jobs.trainer import digest_of_trainer
+from gpurun.ledger.audit.findings import NO
+from gpurun.readers.evidence.card import PLAN, read_card
+from gpurun.readers.evidence.class_check import TWICE, UNREADABLE, CardRow, check_class, lay_out
+from gpurun.readers.evidence.roster import read_roster
+from gpurun.readers.replay import NOT_REPLAYED, Replayed, replay_run
+
+CARD_S, MORE_S = 300.0, 180.0
+MEAN_S = 120.0
+"""A card is computed again for CARD_S at most, a folder for MEAN_S a card and MORE_S besides."""
+
+
+def audit_roster(
+    place: Path,
+    class_file: str,
+    clock: Clock,
+    say: Callable[[str], None],
+    *,
+    replay: bool,
+    require_replay: bool,
+) -> list[CardRow]:
+    """Return a row for every file of a folder, and for each learner of the class who handed in none.
+
+    `replay` computes the cards again, and `require_replay` takes no less. Ctrl-C ends the computing, not the table.
+    """
+    try:
+        names = sorted(name for name in os.listdir(place) if not name.startswith("."))
+    except OSError as error:
+        what = f"--roster {place} cannot be listed: {error.strerror}."
+        raise UsageError("usage.roster", what, hint="Name the folder in which the cards lie.") from None
+    roster = None
+    if class_file:
+        path = Path(class_file).expanduser()
+        if not path.exists() and path.suffix != ".json":  # The name of a class: `roster new` wrote its file.
+            path = path.with_name(f"{path.name}.roster.json")
+        roster = read_roster(path)
+    paths = [place / name for name in names if not (place / name).is_dir()]
+    seen = count(1)
+
+    def on_row(row: CardRow) -> None:
+        say(f"{next(seen)}/{len(paths)} {row.student or row.file}: {row.verdict}")
+
+    rows = check_class(paths, roster, official=digest_of_trainer(bundle_root() / "trainer"), on_row=on_row)
+    if replay or require_replay:
+        _replay(rows, place, clock, say)
+    for row in rows:
+        if require_replay and row.told and row.replayed in ("", NOT_REPLAYED):
+            row.problems.append("nothing of its training was computed again")
+        row.verdict = NO if row.problems and row.verdict != UNREADABLE else row.verdict
+    return rows
+
+
+def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[str], None]) -> None:
+    """Compute again what cards with a checkpoint claim; of the others it is said that nothing was."""
+    judged = [row for row in rows if row.told and row.verdict != TWICE]
+    ends_mono, why = clock.monotonic() + MORE_S + MEAN_S * len(judged), ""
+    for number, row in enumerate(judged, start=1):
+        row.replayed, left_s = NOT_REPLAYED, ends_mono - clock.monotonic()
+        if left_s <= 0:
+            why = "the time for this folder is over"
+        if why:
+            row.notes.append(f"not checked by a replay: {why}")
+            continue
+        say(f"{number}/{len(judged)} computing {row.student or row.file} again")
+        try:
+            with finding(row.problems.append, "it cannot be computed again"):
+                replayed = _replayed(row, place, min(CARD_S, left_s))
+                row.problems += replayed.problems
+                row.checked += replayed.checked
+                row.notes += replayed.unchecked
+                row.replayed = replayed.extent
+        except KeyboardInterrupt:
+            why = "it was interrupted"
+            row.notes.append(f"not checked by a replay: {why}")
+            continue
+        for text in (*row.problems, f"replayed: {row.replayed}"):
+            say(f"  {text}")
+
+
+def _replayed(row: CardRow, place: Path, limit_s: float) -> Replayed:
+    """Compute one card again, for so long at most."""
+    card = read_card(place / row.file)
+    if not card.large:
+        return Replayed.nothing("its checkpoint is not in it (gpurun evidence --with-checkpoint)")
+    with tempfile.TemporaryDirectory(prefix="gpurun-card-") as own:
+        folder = lay_out(card, Path(own))
+        card.unpack_large(folder.artifacts)
+        recipe = parse_object(card.files[PLAN])["resolved"]
+        return replay_run(folder, row.told, recipe, folder.artifacts / "data", limit_s=limit_s)

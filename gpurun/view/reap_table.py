@@ -1,0 +1,93 @@
+"""What `gpurun reap` found: whose it is, what became of it, what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gpurun.core.clock import local_minute
+from gpurun.core.money import format_rate
+from gpurun.core.orphans import LONGEST_LEASE_S, Orphan, Owner, Stray
+from gpurun.core.records import Instance, Leftover
+from gpurun.core.untrusted import safe_line
+from gpurun.view.number_format import UNKNOWN, format_duration
+from gpurun.view.style import Style
+from gpurun.view.styled_text import Cell, Line, Span, line
+from gpurun.view.table import Column, table
+
+_ACTIONS = {
+    "owned": "left: a supervisor here drives it",
+    "within lease": "left: within its lease ({flags} ends it)",
+    "no deadline": "DEADLINE UNKNOWN ({flags} ends it)",
+    "closed here": "MAY BE BILLING: its end was believed",
+    "overdue": "overdue: gpurun reap ends it",
+    "destroyed": "destroyed, proven",
+    "not proven gone": "NOT PROVEN GONE",
+}
+
+
+def reap_table(found: Sequence[Orphan | Stray], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
+    """Return what carries our tag, wherever it was found; where nothing was, who was asked."""
+    if not found:
+        told = f" Nothing that gpurun made is left anywhere that was asked: {', '.join(asked)}."
+        return [line(" ", Span("✔", "good"), told)] if asked else []
+    columns = (
+        Column(""),
+        Column("RUN"),
+        Column("PROVIDER", leaves=2),
+        Column("INSTANCE", leaves=3),
+        Column("STATE"),
+        Column("OWNER", leaves=1),
+        Column("$/h", right=True, leaves=4),
+        Column("AGE", right=True, leaves=5),
+        Column("DEADLINE", right=True, leaves=6),
+        Column("ACTION", least=34),
+    )
+    return table(columns, [_cells(one, now) for one in found], style)
+
+
+def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
+    """Yield what to do about each machine that may be billed with nobody to end it, and what became of one that was."""
+    for orphan in found:
+        who = safe_line(f"{orphan.instance.provider} {orphan.instance.id}")
+        ends = f"gpurun reap {_flags(orphan.owner)}"
+        if orphan.fate == "no deadline":
+            most = f"{LONGEST_LEASE_S / 3600:.0f} h"
+            yield (
+                f"{who} tells no deadline, or one more than {most} after its start, of which no journal here knows. "
+                f"If nobody needs it: {ends}, or its console."
+            )
+        elif orphan.fate == "closed here":
+            yield f"{who} is listed, and by the record of {orphan.owner.run} there is no such machine: {ends} ends it."
+        elif orphan.has_outlived:
+            audits = f"gpurun audit {orphan.owner.run} says what that means."
+            yield f"{who} lived though its end had been believed: {audits}"
+
+
+def _cells(found: Orphan | Stray, now: float) -> list[Cell]:
+    owner, flags, rate, created_wall = found.owner, _flags(found.owner), None, None
+    thing: Instance | Leftover
+    if isinstance(found, Orphan):
+        thing, state, action = found.instance, str(found.instance.state), _ACTIONS[found.fate].format(flags=flags)
+        rate, created_wall = found.instance.rate_micros_per_hour, found.instance.created_wall
+    else:
+        thing, state, action = found.leftover, found.leftover.kind, str(found.fate)
+        if found.fate == "kept":
+            action = f"left: it may be needed ({flags} removes it)"
+    whose = {"supervisor": "a supervisor here", "here": "this home", "elsewhere": f"home {owner.home}"}
+    look = "bad" if found.is_alarming else ""
+    return [
+        Span("!" if look else "", "bad"),
+        Span(thing.run or "?", look),
+        thing.provider,
+        thing.id,
+        Span(state, look),
+        whose.get(owner.whose, "unknown"),
+        UNKNOWN if rate is None else format_rate(rate).removesuffix("/h"),
+        UNKNOWN if created_wall is None else format_duration(now - created_wall),
+        UNKNOWN if thing.deadline_wall is None else local_minute(thing.deadline_wall, now=now),
+        Span(action, look),
+    ]
+
+
+def _flags(owner: Owner) -> str:
+    return "--destroy" if owner.is_here else "--destroy --anyones"
