@@ -189,11 +189,12 @@ def _name(flag: str, name: str) -> str:
 def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     """The command with what --pip wants installed before it."""
     from gpurun.core.errors import UsageError
+    from gpurun.core.places import place_kinds
     from gpurun.jobs.requirements import requirement_lines
 
     if not wanted or request.command is None:
         return request.command
-    if request.providers == ("local",) and not request.dry_run:
+    if place_kinds(request.providers) == {"here"} and not request.dry_run:
         what = "--pip installs on a rented machine or a box, not here."
         hint = "Install it yourself, and leave --pip out; or rehearse: --dry-run installs it apart from the rest."
         raise UsageError("run.pip_here", what, hint=hint)

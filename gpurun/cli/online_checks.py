@@ -13,7 +13,6 @@ from threading import Thread
 
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_minute
-from gpurun.core.credentials import aws_source, find_credential
 from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.money import format_rate, format_usd
 from gpurun.core.orphans import Orphan
@@ -23,7 +22,7 @@ from gpurun.ledger.run_lock import holder_of
 from gpurun.lifecycle.reaper import sweep
 from gpurun.planning.own_box import login_to
 from gpurun.providers.base import LeavesThings, Provider, Unknown
-from gpurun.providers.registry import CLOUDS, OVERRIDES, open_provider
+from gpurun.providers.registry import CLOUDS, OVERRIDES, key_source, open_provider
 from gpurun.view.list_tables import Finding
 from gpurun.view.number_format import format_duration
 
@@ -93,19 +92,11 @@ def online_data(checked: Sequence[Checked]) -> dict[str, object]:
     }
 
 
-def has_key(session: Session, name: str) -> str | None:
-    """Where a cloud's key is from, None without one; a key that cannot be read is a SetupError."""
-    if name == "aws":
-        return aws_source()
-    found = find_credential(name, session.home)
-    return found.source if found else None
-
-
 def _check(session: Session, name: str) -> Checked:
     """All that is asked of one provider, in order; what fails ends it with a line."""
     findings = _elsewhere(name)
     try:
-        source = has_key(session, name) if name in CLOUDS else "no key needed"
+        source = key_source(name, session.home) if name in CLOUDS else "no key needed"
         if source is None:
             return Checked(name, (Finding("warn", f"{name} has no key", f"gpurun auth set {name}"),))
         provider = open_provider(name, session.home, session.clock, login=login_to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from gpurun.core.places import AWS, place_facts
 from gpurun.core.records import Frozen, Offer
 
 
@@ -31,4 +32,4 @@ class StagePlan(Frozen):
 
     def is_beside(self, offer: Offer) -> bool:
         """Whether machine and bucket are both AWS's and in one region, within which nothing is charged."""
-        return self.is_of_aws and (offer.provider, offer.region) == ("aws", self.region)
+        return self.is_of_aws and place_facts(offer.provider).store == AWS and offer.region == self.region

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.paths import RunFolder, open_regular
+from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
 from gpurun.core.receipt_rules import rules_of
 from gpurun.core.trainer_events import Alert, CoreScore, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
@@ -209,7 +210,9 @@ def command_verdict(
 ) -> Verdict:
     """The verdict of a user's command: by what the agent saw the cards do, not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
-    is_on_gpu = bool(own or (busy and opened["provider"] != "ssh"))  # Others may work on a box of the user's own.
+    is_on_gpu = bool(
+        own or (busy and not place_facts(opened["provider"]).is_own_box)
+    )  # Others may work on a box of the user's own.
     how = _COMMAND_ENDS.get(outcome, "the command failed")
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
@@ -251,4 +254,6 @@ def _smoke_sentence(device: str, outcome: str) -> str:
 def _is_told(machine: Machine) -> bool:
     """Whether the provider itself named the card, or the type of machine; of a box of the user's own nobody did."""
     untold = machine.get("as_ordered", [])
-    return machine["provider"] != "ssh" and not {"gpu", "type"} <= set(untold) and bool(machine["id"])
+    return (
+        not place_facts(machine["provider"]).is_own_box and not {"gpu", "type"} <= set(untold) and bool(machine["id"])
+    )

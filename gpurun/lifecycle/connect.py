@@ -15,6 +15,7 @@ from gpurun.core.cluster import cluster_of
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.places import place_facts
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
@@ -86,7 +87,7 @@ class Reach:
 
     @staticmethod
     def _is_job(instance: Instance) -> bool:
-        return instance.provider == "slurm"
+        return place_facts(instance.provider).is_queued
 
     def _to_job(self, address: Address, instance: Instance) -> FarSide:
         """The way to a job by its login node, with the Python that its cluster's table names.

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.paths import Home, make_private, write_atomic
+from gpurun.core.places import place_kinds
 from gpurun.core.run_plan import DataSummary, Mode, Plan, Request
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.chain import read_chain
 from gpurun.planning.candidates import need_of
 from gpurun.planning.place import mode_of
 from gpurun.planning.verified_run import VerifiedRun, verified_run
-from gpurun.providers.registry import place_kinds
 from gpurun.remote.archive import PackedFile
 from gpurun.view.number_format import format_bytes, format_files
 

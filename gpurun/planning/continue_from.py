@@ -71,7 +71,7 @@ def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Requ
         of_box = (
             ("host", "host_key", "jump", "python", "price_micros_per_hour") if request.host in ("", asked.host) else ()
         )
-        own = (*of_box, "identity") if asked.providers == ("ssh",) else ()
+        own = (*of_box, "identity") if asked.host else ()
         told["providers"] = asked.providers or usual
         told |= {name: getattr(request, name) or getattr(asked, name) for name in own}
         names = ("image", "setup", "setup_limit_s", "pass_env")

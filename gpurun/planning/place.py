@@ -14,6 +14,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
+from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Box, Candidate, Choices, Job, Mode, Request
 from gpurun.planning.market import Market, key_warning
@@ -22,7 +23,6 @@ from gpurun.providers.registry import (
     CLOUDS,
     OVERRIDES,
     demand_keys,
-    place_kinds,
     ready_providers,
     require_known,
 )

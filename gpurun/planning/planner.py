@@ -63,7 +63,7 @@ class Proposal(ABC):
     def job(self, data: DataSummary) -> Job:
         """Return the job itself, on its data."""
 
-    def demand(self, place: Place) -> None:
+    def demand(self, place: Place) -> None:  # noqa: B027 - a job may have nothing to refuse
         """Raise a UsageError for what could be run nowhere, before anybody is asked for offers."""
 
     def known(self) -> DataSummary | None:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import UsageError
+from gpurun.core.places import AWS, place_facts
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.core.stage_plan import StagePlan
 from gpurun.core.untrusted import read_object
@@ -95,18 +96,19 @@ def _is_private(host: str) -> bool:
 
 def _warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
     """What should be known about the bucket."""
+    is_near = place_facts(plan.offer.provider).store == AWS
     warnings = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
     if not stage.is_of_aws:
         warnings.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
     if bucket.endpoint.startswith("http://"):
         warnings.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
-    if plan.offer.provider != "ssh" and _is_private(urlsplit(bucket.endpoint).hostname or ""):
+    if not place_facts(plan.offer.provider).is_own_box and _is_private(urlsplit(bucket.endpoint).hostname or ""):
         what = f"{bucket.endpoint} is in a network of your own, which a rented machine hardly reaches"
         warnings.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
-    if stage.is_of_aws and stage.bytes and plan.offer.provider != "aws":
+    if stage.is_of_aws and stage.bytes and not is_near:
         what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {aws_bill(stage.bytes)}"
         warnings.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
-    if stage.is_of_aws and plan.offer.provider == "aws" and not stage.is_beside(plan.offer):
+    if stage.is_of_aws and is_near and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
         warnings.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
     pushed = early_bytes(plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Candidate, Choices, DataSummary, Mode, Plan, Request
 from gpurun.core.this_machine import has_cuda
@@ -24,7 +25,6 @@ from gpurun.planning.place import Clouds, Desk, Place, mode_of
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public_shards, unused_notes, vocabulary_of
 from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
-from gpurun.providers.registry import place_kinds
 from gpurun.view.number_format import format_count, format_duration
 
 MOST_READS = 4

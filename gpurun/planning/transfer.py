@@ -13,6 +13,7 @@ from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
+from gpurun.core.places import AWS, place_facts
 from gpurun.core.records import Offer, digest_of
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.core.uplink import Uplink
@@ -286,7 +287,11 @@ def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
     def worth(seconds: float) -> str:
         return f"{seconds / 60:.0f} min, {format_usd(cost_of(offer.rate_micros_per_hour, seconds, 1))}"
 
-    bill = f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})" if offer.provider != "aws" else ""
+    bill = (
+        f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})"
+        if place_facts(offer.provider).store != AWS
+        else ""
+    )
     what = (
         f"Sending the shards is paid time, {worth(saved_s)} more than by a bucket: add --stage s3://BUCKET/PREFIX{bill}"
     )
@@ -296,4 +301,4 @@ def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
 
 def aws_bill(size_bytes: int) -> str:
     """What AWS charges for bytes that leave it, in dollars."""
-    return format_usd(times(terms_of("aws").egress_per_gb, ceil(size_bytes / 1e9)))
+    return format_usd(times(terms_of(AWS).egress_per_gb, ceil(size_bytes / 1e9)))

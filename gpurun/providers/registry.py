@@ -76,9 +76,6 @@ PROVIDERS: dict[str, Callable[..., Provider]] = {
     "local": _local,
 }
 
-PLACE_KINDS = {"slurm": "cluster", "ssh": "box", "local": "here"}
-"""What kind of place a provider's machines are in; those that are not here are clouds."""
-
 CLOUDS = ("runpod", "lambda", "aws")
 """The providers that rent out machines for money, under a key."""
 
@@ -94,11 +91,6 @@ def require_known(names: Iterable[str]) -> None:
             raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)
 
 
-def place_kinds(names: Iterable[str]) -> set[str]:
-    """Return the kinds of place that these providers stand for."""
-    return {PLACE_KINDS.get(name, "cloud") for name in names}
-
-
 def demand_keys(names: Iterable[str], home: Home) -> None:
     """Raise a SetupError for the first of the clouds that has no key of its own here; AWS's SDK finds its own."""
     for name in names:
@@ -106,9 +98,27 @@ def demand_keys(names: Iterable[str], home: Home) -> None:
             require_credential(name, home)
 
 
+def key_source(name: str, home: Home) -> str | None:
+    """Return where a cloud's key is from, None without one; SetupError for one that cannot be read."""
+    if name == "aws":
+        return aws_source()
+    found = find_credential(name, home)
+    return found.source if found else None
+
+
 def ready_providers(home: Home) -> list[str]:
-    """The clouds that there is a key for."""
-    return [name for name in CLOUDS if (aws_source() if name == "aws" else find_credential(name, home))]
+    """Return the clouds that there is a key for."""
+    return [name for name in CLOUDS if key_source(name, home)]
+
+
+def known_here(home: Home) -> list[str]:
+    """Return those who may be asked without a word: clouds with a key, the clusters of config.toml, this machine.
+
+    Boxes are not among them: which there are only the runs know that had one.
+    """
+    from gpurun.core.settings import load_clusters
+
+    return [*ready_providers(home), *(["slurm"] if load_clusters(home) else []), "local"]
 
 
 def open_provider(

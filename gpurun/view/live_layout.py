@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpurun.core.clock import local_minute, local_time
 from gpurun.core.money import Micros, format_usd, percent_of
+from gpurun.core.places import place_facts
 from gpurun.core.trainer_events import Step
 from gpurun.view.event_text import PHASES
 from gpurun.view.live_state import PhaseTime, Screen
@@ -99,7 +100,7 @@ def _help(style: Style) -> list[Line]:
 def _header(screen: Screen, style: Style, now: float) -> Line:
     plan, offer = screen.plan, screen.plan.offer
     rented = f"{offer.provider} {offer.label} {offer.place}"
-    place = f"this machine, {offer.label}" if offer.provider == "local" else rented
+    place = f"this machine, {offer.label}" if place_facts(offer.provider).is_here else rented
     begun = screen.opened_wall if screen.opened_wall is not None else now
     age = format_duration((screen.closed_wall or now) - begun)
     return spread(

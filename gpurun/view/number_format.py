@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from gpurun.core.places import place_facts
+
 UNKNOWN = "—"
 
 
@@ -96,7 +98,7 @@ def format_percent(share: float, decimals: int = 0) -> str:
 
 def why_free(provider: str) -> str:
     """Why a run at that provider costs nothing, in words."""
-    return {"ssh": "no price was given", "slurm": "not metered"}.get(provider, "this machine is not rented")
+    return place_facts(provider).why_free
 
 
 def format_cards(gpu: str, gpu_count: int, nodes: int) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpurun.core.clock import local_minute
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_rate, format_usd, left_of
+from gpurun.core.places import place_facts
+from gpurun.providers.catalog import terms_of
 from gpurun.view.candidate_table import candidates_table, death
 from gpurun.view.number_format import (
     format_bytes,
@@ -122,7 +124,7 @@ def _stage(stage: StagePlan, plan: Plan) -> list[Cell]:
 
 def _machine(plan: Plan) -> list[Cell]:
     processes = "1 process" if plan.processes == 1 else f"{plan.processes} processes"
-    place = "this machine" if plan.offer.provider == "local" else plan.offer.provider
+    place = "this machine" if place_facts(plan.offer.provider).is_here else plan.offer.provider
     return [f"{place}, {plan.offer.label}", processes, Span(f"dies by itself: {plan.offer.dies_by_itself}")]
 
 
@@ -169,13 +171,11 @@ def _part(plan: Plan) -> list[Cell]:
 
 def _trust(plan: Plan) -> list[Cell]:
     """Which machine will be believed, and what it will be told."""
-    key = "host key made here, there before boot, the only one accepted"
-    if plan.box:
-        key = f"host key: {plan.box.trusted}"
-    elif plan.offer.provider == "slurm":
-        key = "the login node's host key, as in config.toml or as it was seen first"
+    key = f"host key: {plan.box.trusted}" if plan.box else place_facts(plan.offer.provider).trust
     named = [f"your {name}" for name in plan.job.secrets]
-    guard = ["the guard key, from its launch on"] if plan.choices.guard and plan.offer.provider == "lambda" else []
+    guard = (
+        ["the guard key, from its launch on"] if plan.choices.guard and terms_of(plan.offer.provider).with_guard else []
+    )
     urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
     secrets = " and ".join(guard + urls + named)
     told = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpurun.core.clock import local_time
 from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of
+from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import Machine, Predicate, Receipt, Runtime, on_gpu
 from gpurun.core.run_plan import terms_in
@@ -85,8 +86,9 @@ def shutdown_words(told: Predicate) -> Span:
 
 def cost_label(told: Predicate) -> str:
     """What the cost rests on."""
-    if told["asked"]["provider"] == "slurm" and not any(one["rate_micros_per_hour"] for one in told["cost"]["rentals"]):
-        return "not metered"
+    place = place_facts(told["asked"]["provider"])
+    if place.is_queued and not any(rental["rate_micros_per_hour"] for rental in told["cost"]["rentals"]):
+        return place.why_free
     says = told["cost"].get("says", "")
     is_plain = told["cost"]["is"] != Figure.BOUND and not says.startswith(("at most", "not observed"))
     return told["cost"]["is"] if is_plain else says or told["cost"]["is"]
@@ -186,7 +188,7 @@ def _gpu_use(told: Predicate) -> list[Cell]:
 
 def _sent(told: Predicate) -> list[Cell]:
     """Which bytes went which way; receipts of older versions, and of runs that shipped nothing, do not say."""
-    shipping, is_local = told.get("shipping"), told["asked"]["provider"] == "local"
+    shipping, is_local = told.get("shipping"), place_facts(told["asked"]["provider"]).is_here
     if shipping is None:
         return []
     ways = (

@@ -193,13 +193,15 @@ def rm(session: Session, provider: Owner) -> Result:
 
 def _require_keyed(name: str) -> None:
     """Refuse names that no key is kept for, each with what to do instead."""
+    from gpurun.providers.registry import PROVIDERS
+
     if name in KEYS:
         return
     if name == "aws":
         source = aws_source()
         now = f"it finds some now in the {source}" if source else "it finds none in the environment or in ~/.aws"
         raise UsageError("auth.aws", f"gpurun keeps no AWS keys; the AWS SDK looks for them, and {now}.", hint=_AWS)
-    if name in ("ssh", "local"):
+    if name in PROVIDERS:
         raise UsageError("auth.no_key_needed", f"{name} needs no key.", hint=f"Use it: gpurun train --provider {name}")
     hint = did_you_mean(name, (*KEYS, "aws"), otherwise=f"Keys are kept for {', '.join(KEYS)}.")
     raise UsageError("provider.unknown", f"This gpurun has no provider {name!r}.", hint=hint)

@@ -17,6 +17,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, GpurunError, SetupError
+from gpurun.core.places import place_facts
 from gpurun.core.untrusted import plain_line
 from gpurun.view.list_tables import Finding, doctor_lines
 from gpurun.view.number_format import format_bytes
@@ -38,7 +39,6 @@ def doctor(
     Exit 4 when something keeps gpurun from working here, 9 when something may be billing.
     """
     from gpurun.cli.online_checks import Checked, check_online, online_code, online_data
-    from gpurun.core.settings import load_clusters
     from gpurun.providers.registry import CLOUDS, require_known
 
     require_known(provider)
@@ -48,7 +48,9 @@ def doctor(
     keys = [*_keys(session, provider or CLOUDS)]
     checked: list[Checked] = []
     if online:
-        clusters = ["slurm"] if load_clusters(session.home) else []
+        from gpurun.providers.registry import known_here
+
+        clusters = [name for name in known_here(session.home) if place_facts(name).is_queued]
         names = provider or [*(name for name, finding in keys if finding.level == "ok"), *clusters]
         if names and not session.json:
             session.say(f"Asking {', '.join(names)}; nothing is changed there.")
@@ -80,14 +82,13 @@ def _unfinished(session: Session) -> tuple[list[Finding], bool]:
 
 def _keys(session: Session, names: Sequence[str]) -> Iterator[tuple[str, Finding]]:
     """Whether each cloud has a key, without asking anybody."""
-    from gpurun.cli.online_checks import has_key
-    from gpurun.providers.registry import CLOUDS
+    from gpurun.providers.registry import CLOUDS, key_source
 
     for name in names:
         if name not in CLOUDS:
             continue
         try:
-            source = has_key(session, name)
+            source = key_source(name, session.home)
         except SetupError as error:
             yield name, Finding("bad", f"{name}: {error.what}", error.hint)
             continue

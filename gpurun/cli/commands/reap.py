@@ -14,6 +14,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import Declined, ExitCode, MayBeBilling, SetupError, UsageError
+from gpurun.core.places import place_facts, place_kinds
 from gpurun.core.untrusted import safe_line
 
 if TYPE_CHECKING:
@@ -65,8 +66,10 @@ def reap(
     if anyones > destroy or (confirm is not None) > anyones:
         hint = "Write gpurun reap --destroy --anyones, and in a script --confirm N with the number of machines."
         raise UsageError("usage.anyones", "--anyones widens --destroy, and --confirm answers --anyones.", hint=hint)
+    from gpurun.providers.registry import known_here
+
     age_s = _age(older_than)
-    names = provider or _usual(session)
+    names = provider or known_here(session.home)
     chosen, silent = _opened(session, names)
     others = _confirmed(session, chosen, confirm, age_s) if anyones and not look else frozenset[str]()
     where = (chosen, session.home, session.clock)
@@ -74,7 +77,7 @@ def reap(
     strays, unswept = _answered(sweep_leftovers(*where, remove_all=destroy, look_only=look, anyones=anyones))
     silent = unseen or silent or unswept or _out_of_sight(session, names, chosen)
     keyless = None
-    if names == ["local"] and not provider:  # What is rented cannot be seen from here.
+    if place_kinds(names) == {"here"} and not provider:  # What is rented cannot be seen from here.
         what = "No cloud was asked: there is no key for any here."
         keyless = SetupError("reap.no_key", what, hint="gpurun auth set runpod keeps one; cron has none of your shell.")
     alive = any(orphan.is_alarming for orphan in found)
@@ -105,14 +108,6 @@ def _judged(found: Orphan | Stray) -> dict[str, object]:
 def _at_address(name: str, url: str | None) -> str:
     """Return a provider's name; where something else than its own API answers in that name, with the address too."""
     return f"{name} at {safe_line(url)}, which is not its own address" if url else name
-
-
-def _usual(session: Session) -> list[str]:
-    """Who is asked where nobody is named: the clouds with a key, the clusters that are described, this machine."""
-    from gpurun.core.settings import load_clusters
-    from gpurun.providers.registry import ready_providers
-
-    return [*ready_providers(session.home), *(["slurm"] if load_clusters(session.home) else []), "local"]
 
 
 def _answered(swept: Iterable[Found]) -> tuple[list[Found], MayBeBilling | None]:
@@ -175,7 +170,7 @@ def _out_of_sight(session: Session, names: list[str], asked: list[Provider]) -> 
         name, run = sight.plan.offer.provider, sight.folder.name
         if not sight.state.may_be_billing:
             continue
-        if name not in (*names, "ssh"):
+        if name not in names and not place_facts(name).is_own_box:
             what = f"{run} may be billed by {name}, which was not asked."
             return MayBeBilling("reap.not_asked", what, hint=f"gpurun auth set {name}, then: gpurun reap")
         try:

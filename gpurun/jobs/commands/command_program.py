@@ -11,6 +11,7 @@ from pathlib import Path
 from gpurun.core.command import NOTEBOOK, Command
 from gpurun.core.errors import UsageError
 from gpurun.core.paths import open_regular
+from gpurun.core.places import place_kinds
 from gpurun.core.run_plan import Mode, Request
 from gpurun.jobs.commands.work_folder import WorkFolder
 from gpurun.jobs.requirements import distributions, provided_by
@@ -72,7 +73,8 @@ def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Comma
     if missing and mode is Mode.LOCAL:
         what = f"{notebook} is run by nbconvert, and {' and '.join(missing)} cannot be imported here."
         raise UsageError("run.notebook", what, hint=f"pip install {' '.join(missing)}; or rehearse it: --dry-run")
-    if missing and {"ssh", "slurm"} & set(request.providers) and not request.choices.setup and not request.dry_run:
+    is_theirs = bool(place_kinds(request.providers) & {"box", "cluster"}) and not request.dry_run
+    if missing and is_theirs and not request.choices.setup:
         what = f"{notebook} is run by nbconvert there, and nothing is installed on a machine of yours unasked."
         raise UsageError("run.notebook", what, hint=f"Add {flags}. If it is there: -- python {shlex.join(NOTEBOOK)} ….")
     said = (

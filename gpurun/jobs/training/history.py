@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from gpurun.core.paths import Home, read_regular
+from gpurun.core.places import place_facts
 from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Request
 from gpurun.core.uplink import Uplink
@@ -144,7 +145,7 @@ def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
 
 def machine_of(offer: Offer, cpu_cores: int) -> str:
     """What tells the CPU of an offer from others; this machine's by its cores, since the file is this machine's too."""
-    return f"{cpu_cores} cores here" if offer.provider == "local" else f"{offer.provider} {offer.type_id}"
+    return f"{cpu_cores} cores here" if place_facts(offer.provider).is_here else f"{offer.provider} {offer.type_id}"
 
 
 def same_recipe(priors: Priors, recipe_sha256: str, data_sha256: str = "") -> Prior | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.places import place_facts
 from gpurun.core.records import Offer
 from gpurun.remote.machine_facts import Card, Facts, Gpu
 from gpurun.view.number_format import format_bytes
@@ -50,7 +51,7 @@ def check_cards(facts: Facts, offer: Offer) -> tuple[str, ...]:
 
 def another(offer: Offer) -> str:
     """What to do about a machine that is not what was ordered."""
-    if offer.provider == "ssh":
+    if place_facts(offer.provider).is_own_box:
         return "Say what your box has with --gpu."
     return "Try again, or with another --region or --provider."
 
@@ -69,7 +70,7 @@ def _check_count(facts: Facts, offer: Offer) -> None:
         cure = "Switch it off there (nvidia-smi -mig 0), or make instances (nvidia-smi mig -cgi)"
         raise NoOffer("box.mig", f"{what} {words}", hint=elsewhere(offer, cure))
     if torch.found and len(facts.gpus) >= offer.gpus_per_node:
-        where = "install another" if offer.provider == "ssh" else "choose another image (--image)"
+        where = "install another" if place_facts(offer.provider).is_own_box else "choose another image (--image)"
         made = f"made for CUDA {torch.built_for}, which this driver may be too old for"
         cause = f"That torch is {made if torch.built_for else 'made for no CUDA, or for another driver'}"
         raise SetupError(
@@ -164,7 +165,7 @@ def _which_torch(device: Gpu, offer: Offer) -> str:
         cuda = next(least for card, least in _LEAST_CUDA.items() if capability >= card)
         made = f"CUDA {cuda} or newer"
     install = f"pip install torch --index-url https://download.pytorch.org/whl/cu{cuda.replace('.', '')}"
-    if offer.provider == "ssh":
+    if place_facts(offer.provider).is_own_box:
         return f"A torch that is made for {made} runs on it. Install one there: {install}"
     return f"A torch that is made for {made} runs on it: choose such an image (--image), or --setup with: {install}"
 
@@ -178,7 +179,7 @@ def _raise_if_ill(words: str, what: str, offer: Offer) -> None:
 
 def elsewhere(offer: Offer, cure: str) -> str:
     """What to do about what may pass on another machine."""
-    if offer.provider == "ssh":
+    if place_facts(offer.provider).is_own_box:
         return f"{cure}, or take another box."
     return "It may pass on another machine: try another offer (again, or with another --region or --provider)."
 

@@ -14,6 +14,7 @@ from typing import Any
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.places import place_facts
 from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Choices, Plan
 from gpurun.jobs.requirements import LEAST_TORCH
@@ -146,7 +147,7 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, needs_torch: bool
         cards = tuple(Gpu(name=card.name, memory_bytes=card.memory_bytes or 0, uuid=card.uuid) for card in facts.gpus)
         facts = facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": cards})})
     better = f"Choose an image with torch {LEAST_TORCH} or newer and numpy: --image."
-    if offer.provider == "ssh":
+    if place_facts(offer.provider).is_own_box:
         better = (
             f"Install torch {LEAST_TORCH} or newer and numpy there, or name the Python that has them: --python PATH."
         )

@@ -11,6 +11,7 @@ from gpurun.core.clock import ticks
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_records import Event, RunState
+from gpurun.core.places import place_facts
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Mode
 from gpurun.core.transfer_progress import Tell, moving
@@ -43,10 +44,6 @@ NEVER_WALL = 1e11
 READ_BACK_S, READ_AGAIN_S = 20.0, 2.0
 # Between CPUs it is no more than a proof that all nodes can reach one another.
 MEASURE_S, MEASURE_CPU_S = 20.0, 1.0
-_HINTS = {
-    "ssh": "Try again; log in by hand to see what it says.",
-    "slurm": "Is the workdir of its table one that login node and compute nodes share? scontrol show job says more.",
-}
 _OTHER_IMAGE = "Choose an image with Python 3.8 or newer: --image."
 _OTHER_PYTHON = "Install Python 3.8 or newer there, or name it: --python PATH."
 
@@ -218,7 +215,7 @@ def _passing(refusal: FarRefusal, *, is_own: bool) -> str:
 
 def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     what = f"The instance {born.id} was not ready within {waited_s:.0f} s: {last.rstrip('.')}."
-    return NoOffer("boot.timeout", what, hint=_HINTS.get(born.provider, "Try again, or another region or provider."))
+    return NoOffer("boot.timeout", what, hint=place_facts(born.provider).boot_hint)
 
 
 def _judged(facts: Facts, missing: Missing, context: Context) -> Iterator[Note]:
