@@ -39,6 +39,8 @@ REPLICA_BYTES = 18
 """Bytes a parameter where each process holds all: weights, two moments, gradient in fp32, and weights in 16 bits."""
 USABLE_SHARE = 0.75
 """What of a card's memory they may take; the rest is for activations."""
+_GROUPS: list[dist.ProcessGroup | None] = []
+"""Groups that were joined: gloo's destructor waits for its threads, and one of them may wait for the interpreter."""
 T = TypeVar("T")
 
 
@@ -206,6 +208,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.local_count))
         timeout = timedelta(seconds=COLLECTIVE_LIMIT_S)
         dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timeout, device_id=device if on_cuda else None)
+        _GROUPS.append(dist.group.WORLD)
     yield
     if processes.several:
         dist.destroy_process_group()
@@ -214,8 +217,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """End this process with an exit code at once, without tearing anything down: all that is to stay is on the disk.
 
-    To take torch's modules apart takes a second that is paid for. One process of several may even hang there: its
-    group's threads may wait for the interpreter lock that a destructor holds.
+    To take torch's modules apart takes a second that is paid for, and one process of several may even hang there.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a full disk does not change the exit code

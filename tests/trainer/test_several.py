@@ -194,6 +194,22 @@ def answered_alone(checkpoint: Checkpoint, items: list[Item]) -> float | None:
 
 
 @pytest.mark.slow
+def test_a_process_group_is_left_standing(tmp_path: Path) -> None:
+    """Taking it apart waits for gloo's threads, one of which may wait for the interpreter: a process hung for ever."""
+    script = """
+import gc, weakref, torch, torch.distributed as dist
+from trainer import distributed
+with distributed.joined(distributed.Processes.from_environment(), torch.device("cpu")):
+    group = weakref.ref(dist.group.WORLD)
+gc.collect()
+assert group() is not None
+distributed.leave(0)
+"""
+    done = torchrun(script, ["--recipe"], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_gradients_travel_while_a_compiled_backward_goes_on(tmp_path: Path) -> None:
     done = torchrun(TRAVELLING, ["--recipe"], tmp_path)
     assert done.returncode == 0, done.stderr
