@@ -1,7 +1,7 @@
 """What a process computes on, a CPU or a card, and with whom: the same loop runs under plain python and torchrun.
 
-Each process holds all of the model, or a part, or there is only one. The loop asks four things of either way: get ready
-for a micro-step, finish the gradient of a step, clear it, and give whole tensors for a checkpoint, one after the other.
+Each process holds all of the model, or a part, or there is only one: three strategies, of which the loop asks the loss
+of a micro-step, the step's gradient clipped and cleared, and whole tensors for a checkpoint, one after the other.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from trainer.translation.model import Translator
 
 __all__ = [
-    "BEGINNING", "COLLECTIVE_LIMIT_S", "DataParallel", "Device", "FullyShardedParallel", "ParallelStrategy",
+    "COLLECTIVE_LIMIT_S", "DataParallel", "Device", "FullyShardedParallel", "ParallelStrategy",
     "Processes", "SingleProcess", "choose_device", "fits_replicated", "joined", "leave", "memory_peak_bytes",
     "peak_flops", "precision_of_card", "prepare_allocator", "shared",
 ]  # fmt: skip
 
-BEGINNING = "TRAINER_BEGINNING"
-"""The variable by which a process knows that trainer/launch.py would begin again; each beginning of all has a value."""
 COLLECTIVE_LIMIT_S = 600.0
 """How long a process may let the others wait for it: then torch ends them all."""
 REPLICA_BYTES = 18
@@ -257,6 +255,10 @@ class ParallelStrategy:
     def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
         """Do what must be done before the first step, by the loss of some inputs; nothing moves."""
 
+    def clip(self, limit: float) -> Tensor:
+        """Scale the gradient down to this norm, where it is larger; return the norm before, in every process."""
+        return nn.utils.clip_grad_norm_(self._parameters, limit)
+
     def clear(self) -> None:
         """Drop the gradient."""
         for parameter in self._parameters:
@@ -328,6 +330,10 @@ class FullyShardedParallel(ParallelStrategy):
     def before_micro_step(self, last: bool) -> None:
         """Let backward sum the gradients over the processes in the last micro-step of a step, and only there."""
         self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the parts by the norm of the whole, which they come to together."""
+        return super().clip(limit).full_tensor()  # type: ignore[attr-defined,no-any-return]
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Gather one tensor after the other from its parts: a card that needs parts cannot hold the whole of all."""

@@ -47,6 +47,7 @@ class Reporter:
         self._before = self._path.stat().st_size if self._path.exists() else 0
         self._heartbeat = out / "heartbeat.json"
         self._patience_s, self._beaten_s = 0.0, 0.0
+        self._train_began_s: float | None = None
         self._log: Any = None
         if not is_first:
             return
@@ -106,6 +107,14 @@ class Reporter:
     def elapsed_s(self) -> float:
         """Return the seconds since this process started, or since what it reports of."""
         return round(time.monotonic() - self._since_monotonic_s, 3)
+
+    def begin_training(self) -> None:
+        """Let `train_s` count from now."""
+        self._train_began_s = time.monotonic()
+
+    def train_s(self) -> float:
+        """Return the seconds since training began in this process; 0 before."""
+        return 0.0 if self._train_began_s is None else time.monotonic() - self._train_began_s
 
     def start(self, step: int, values: dict[str, Any]) -> None:
         """Report what will run, and on what."""

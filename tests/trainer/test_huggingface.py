@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_with_the_very_same_losses(
             asked.set()
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.asked_to_stop", lambda: asked)
+        once.setattr("trainer.train.watch_for_stop", lambda: asked)
         once.setattr(Reporter, "step", stopping)
         assert train(recipe("huggingface"), tmp_path / "out") == 0
     assert (events(tmp_path / "out")[-1]["reason"], manifest(tmp_path / "out")["latest"]) == ("signal", 14)

@@ -8,8 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +22,12 @@ from test_several import losses, torchrun
 from trainer import launch
 from trainer.checkpoint import read_checkpoint
 from trainer.data import BatchPlan
-from trainer.distributed import BEGINNING
-from trainer.errors import BeginAnew, OutOfMemory, TrainerError
-from trainer.events import UNKNOWN_S
-from trainer.room import read_room, without_room
+from trainer.distributed import Processes
+from trainer.errors import OutOfMemory, Restart, TrainerError
+from trainer.events import UNKNOWN_S, Reporter
+from trainer.out_of_memory import BEGINNING, ending, read_room
+from trainer.recipe import parse_recipe
+from trainer.run import RunIO, State
 
 NO_DROPOUT = {"dropout": 0.0}
 
@@ -56,7 +60,7 @@ train.leave(train.main())
 STUCK = """
 import os, sys, time, torch
 from pathlib import Path
-from trainer import room, train
+from trainer import out_of_memory, train
 from trainer.model import GPT
 folder, rank = Path(sys.argv[sys.argv.index("--out") + 1]).parent, os.environ["RANK"]
 forward, calls = GPT.forward, 0
@@ -72,7 +76,7 @@ def full(self, ids, targets):
 def left(code):
     (folder / f"left-{rank}").write_text(str(time.time())) if code == 6 else None
     os._exit(code)
-GPT.forward, room.leave = full, left
+GPT.forward, out_of_memory.leave = full, left
 left(train.main())
 """
 
@@ -80,9 +84,9 @@ left(train.main())
 NOT_A_NUMBER = """
 from trainer import train
 gradient = train.gradient
-def bad(run):
-    figures = gradient(run)
-    return (float("nan"), *figures[1:]) if run.progress.step == 5 else figures
+def bad(setup, state, io):
+    figures = gradient(setup, state, io)
+    return (float("nan"), *figures[1:]) if state.step == 5 else figures
 train.gradient = bad
 train.leave(train.main())
 """
@@ -255,7 +259,7 @@ def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_
         note = {"planned": 16, "fits": fitting[len(calls) - 1], "step": 7, "message": "it ran out"}
         note["beginning"] = os.environ[BEGINNING] if beginning == "this one" else beginning
         (tmp_path / "room.json").write_text(json.dumps(note))
-        return BeginAnew.exit_code
+        return Restart.exit_code
 
     monkeypatch.setattr(launch, "_train", full)
     argv = ["--processes=2", "--recipe", "recipe.json", "--data", "data", "--out", str(tmp_path)]
@@ -275,19 +279,23 @@ def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
 ) -> None:
     """torchrun tells the others to stop once one has failed: that is nobody's request."""
     monkeypatch.setenv(BEGINNING, "the first")
-    asked = {"card": "NVIDIA A100", "planned": 4}
+    planned = {"card": "NVIDIA A100", "planned": 4}
+    recipe, two = parse_recipe(in_parts()), Processes(count=2, several=True)
+    setup: Any = SimpleNamespace(recipe=recipe, out=tmp_path, processes=two, planned=planned)
+    state, io = State(step=3), RunIO(Reporter(tmp_path, is_first=False), None, threading.Event())
+    state.plan = BatchPlan(8, 4, 1)
 
-    def ending(is_stopping: bool) -> type[TrainerError]:
-        plan = BatchPlan(8, 4, 1)
-        return type(
-            without_room(tmp_path, plan, context=16, step=3, asked=asked, is_several=True, is_stopping=is_stopping)
-        )
+    def end(is_stopping: bool) -> type[TrainerError]:
+        io.stop_requested = threading.Event()
+        if is_stopping:
+            io.stop_requested.set()
+        return type(ending(setup, state, io))
 
-    assert ending(is_stopping=True) is OutOfMemory
-    assert ending(is_stopping=False) is BeginAnew
-    told = {**asked, "fits": 2, "step": 3, "beginning": "the first"}
+    assert end(is_stopping=True) is OutOfMemory
+    assert end(is_stopping=False) is Restart
+    told = {**planned, "fits": 2, "step": 3, "beginning": "the first"}
     assert read_room(tmp_path).items() >= told.items()
-    assert ending(is_stopping=True) is BeginAnew
+    assert end(is_stopping=True) is Restart
     monkeypatch.setenv(BEGINNING, "the second")
-    assert ending(is_stopping=True) is OutOfMemory
+    assert end(is_stopping=True) is OutOfMemory
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []

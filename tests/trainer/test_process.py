@@ -175,14 +175,14 @@ def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: P
 
 SIGNAL_IN_SIGNAL = """
 import signal, threading
-from trainer.run import asked_to_stop
+from trainer.run import watch_for_stop
 class Interrupted(threading.Event):
     def set(self):
         with self._cond:  # where Event.set is, too, when the second one comes
             signal.raise_signal(signal.SIGINT)
         super().set()
 threading.Event = Interrupted
-asked = asked_to_stop()
+asked = watch_for_stop()
 signal.raise_signal(signal.SIGTERM)
 print(asked.is_set())
 """

@@ -93,9 +93,9 @@ optim.SPIKE_WINDOW, save, gradient = 4, checkpoint.CheckpointStore.save, train.g
 def slow(*given):
     time.sleep(0.3)
     return save(*given)
-def bad(run):
-    figures = gradient(run)
-    return (float("BAD"), *figures[1:]) if run.progress.step == 5 else figures
+def bad(setup, state, io):
+    figures = gradient(setup, state, io)
+    return (float("BAD"), *figures[1:]) if state.step == 5 else figures
 checkpoint.CheckpointStore.save, train.gradient = slow, bad
 code = train.main()
 out = sys.argv[sys.argv.index("--out") + 1]

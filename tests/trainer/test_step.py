@@ -20,7 +20,7 @@ from trainer.errors import Refused
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard
-from trainer.run import Run
+from trainer.run import Run, open_run
 from trainer.train import save
 
 NO_DROPOUT = {"dropout": 0.0}
@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_anoth
 
     tamper(monkeypatch, full)
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.save", lambda run: save(run) or run.stop_asked.set())
+        once.setattr("trainer.train.save", lambda *parts: save(*parts) or parts[2].stop_requested.set())
         assert train(recipe_record(train={"micro_batch": 4}), tmp_path) == 0
     assert train(recipe_record(train={"micro_batch": planned}), tmp_path) == 0
     assert [event["micro_batch"] for event in events(tmp_path, "start")] == [4, then]
@@ -346,11 +346,11 @@ def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_the
     def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:
         report(self, step, values)
         if step == 13 and stop == "signal":
-            kept[0].stop_asked.set()
+            kept[0].io.stop_requested.set()
         assert step < 13 or stop == "signal"
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
+        once.setattr("trainer.train.open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
         once.setattr(Reporter, "step", stopping)
         assert train(recipe_record(model=dropout), tmp_path / "out") == (0 if stop == "signal" else 1)
     assert train(recipe_record(model=dropout, train={"micro_batch": micro_batch}), tmp_path / "out") == 0

@@ -23,7 +23,7 @@ from trainer.distributed import prepare_allocator
 from trainer.evaluate import Evaluation
 from trainer.events import Reporter
 from trainer.model import GPT
-from trainer.run import Run
+from trainer.run import Run, open_run
 
 MINI = {
     "model": {"width": 64, "context": 64},
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_pat
 
 def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Run] = []
-    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
+    monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
     calls, forward = 0, GPT.forward
 
     def diverging(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,7 @@ def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeyp
     assert (stop["reason"], stop["step"]) == ("nonfinite", 4)
     assert "step 5 has loss nan" in stop["message"]
     weights = read_checkpoint(tmp_path, manifest(tmp_path)["latest"]).model
-    assert all(torch.equal(weights[name], tensor) for name, tensor in kept[0].model.state_dict().items())
+    assert all(torch.equal(weights[name], tensor) for name, tensor in kept[0].setup.model.state_dict().items())
     assert manifest(tmp_path)["latest"] == 4
 
 
@@ -213,7 +213,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
 def test_a_bug_is_reported_before_the_process_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train_module, "tell", lambda *_: 1 // 0)
+    monkeypatch.setattr(train_module, "report_step", lambda *_: 1 // 0)
     assert train(recipe_record(), tmp_path) == 1
     assert events(tmp_path)[-1]["message"].startswith("ZeroDivisionError")
     assert "Traceback" in capsys.readouterr().err
@@ -240,12 +240,12 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Run] = []
-    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
+    monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
     forward = GPT.forward
 
     def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not self.training:
-            kept[0].stop_asked.set()
+            kept[0].io.stop_requested.set()
         return forward(self, ids, targets)
 
     monkeypatch.setattr(GPT, "forward", asking)
@@ -262,11 +262,11 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
     assert train(recipe_record(), tmp_path / "straight") == 0
     kept: list[Run] = []
     forward = GPT.forward
-    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[-1])
+    monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[-1])
 
     def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if not self.training and len(kept) == 1 and kept[0].progress.step == cut_at:
-            kept[0].stop_asked.set()
+        if not self.training and len(kept) == 1 and kept[0].state.step == cut_at:
+            kept[0].io.stop_requested.set()
         return forward(self, ids, targets)
 
     monkeypatch.setattr(GPT, "forward", asking)
@@ -282,10 +282,10 @@ def test_a_stop_that_comes_before_the_first_step_waits_for_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*given: Any, **more: Any) -> Run:
-        more["stop_asked"].set()
-        return Run(*given, **more)
+        more["stop_requested"].set()
+        return open_run(*given, **more)
 
-    monkeypatch.setattr(train_module, "Run", asked)
+    monkeypatch.setattr(train_module, "open_run", asked)
     assert train(recipe_record(), tmp_path) == 0
     assert [event["kind"] for event in events(tmp_path)] == ["start", "stop"]
     assert (events(tmp_path)[-1]["reason"], (tmp_path / "MANIFEST.json").exists()) == ("signal", False)

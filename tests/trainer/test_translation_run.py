@@ -14,7 +14,7 @@ from trainer import generate
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
 from trainer.recipe import parse_recipe
-from trainer.run import Run
+from trainer.run import RunIO, Setup, State
 
 pytestmark = pytest.mark.slow
 
@@ -70,10 +70,10 @@ def test_a_run_that_ended_goes_on_bit_for_bit(
     assert train(recipe, tmp_path / "straight", copies) == 0
     take = train_module.take_step
 
-    def fail_at_5(run: Run) -> tuple[dict[str, float], bool]:
-        if run.progress.step == 4:
+    def fail_at_5(setup: Setup, state: State, io: RunIO) -> tuple[dict[str, float], bool]:
+        if state.step == 4:
             raise RuntimeError("the machine is gone")
-        return take(run)
+        return take(setup, state, io)
 
     with monkeypatch.context() as patched:
         patched.setattr(train_module, "take_step", fail_at_5)
