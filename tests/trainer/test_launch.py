@@ -15,9 +15,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, command, environment, events, manifest, patience_s, recipe_record
-from test_process import LONG, whole_events, workers
-from test_several import losses, torchrun
+from conftest import (
+    LONG,
+    ROOT,
+    command,
+    environment,
+    events,
+    losses,
+    manifest,
+    patience_s,
+    recipe_record,
+    torchrun,
+    whole_events,
+    workers,
+)
 
 from trainer import launch
 from trainer.checkpoint import read_checkpoint
@@ -140,7 +151,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     ],
     ids=["a step of one", "a step of one replica", "an evaluation of both", "an evaluation of one replica"],
 )
-def test_memory_that_runs_out_in_several_processes_costs_no_token(
+def test_memory_that_runs_out_in_one_of_two_costs_no_token(
     tmp_path: Path, data: Path, straight: Path, parallel: str, where: str, step: int, resumed: int | None
 ) -> None:
     """In one process alone, after a checkpoint; and in both at once in an evaluation, before there is any."""
@@ -159,9 +170,7 @@ def test_memory_that_runs_out_in_several_processes_costs_no_token(
 
 
 @pytest.mark.slow
-def test_who_ran_out_of_memory_ends_within_5_s_and_who_waits_for_it_within_15(
-    tmp_path: Path, data: Path, straight: Path
-) -> None:
+def test_out_of_memory_ends_within_5_s_and_its_peer_within_15(tmp_path: Path, data: Path, straight: Path) -> None:
     """A process that waits for another's part on its card hears no signal, and is paid for."""
     out = tmp_path / "out"
     done = run(launched(STUCK, in_parts(), data, out))
@@ -173,7 +182,7 @@ def test_who_ran_out_of_memory_ends_within_5_s_and_who_waits_for_it_within_15(
 
 
 @pytest.mark.slow
-def test_where_no_micro_batch_is_smaller_it_ends_as_out_of_memory(tmp_path: Path, data: Path) -> None:
+def test_with_no_smaller_micro_batch_it_ends_as_out_of_memory(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
     done = run(launched(full(IN_ONE, 0), in_parts(micro_batch=2), data, out))
     assert done.returncode == OutOfMemory.exit_code, done.stderr
@@ -185,7 +194,7 @@ def test_where_no_micro_batch_is_smaller_it_ends_as_out_of_memory(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_else_goes_wrong_is_not_begun_anew_and_ends_with_its_own_code(tmp_path: Path, data: Path) -> None:
+def test_another_failure_is_not_restarted_and_keeps_its_code(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
     assert run(launched(NOT_A_NUMBER, in_parts(), data, out)).returncode == 3
     assert len(events(out, "start")) == 1
@@ -193,7 +202,7 @@ def test_what_else_goes_wrong_is_not_begun_anew_and_ends_with_its_own_code(tmp_p
 
 
 @pytest.mark.slow
-def test_with_nobody_to_begin_anew_memory_that_runs_out_ends_the_run(tmp_path: Path, data: Path) -> None:
+def test_without_the_launcher_out_of_memory_ends_the_run(tmp_path: Path, data: Path) -> None:
     argv = command(in_parts(), data, tmp_path / "out")
     done = torchrun(full(IN_ONE, 2), argv, tmp_path)
     assert "exitcode  : 4" in done.stderr
@@ -210,9 +219,7 @@ def begun_anew(out: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
-def test_processes_that_were_begun_anew_are_still_the_launchers_own_and_save_at_sigterm(
-    tmp_path: Path, data: Path
-) -> None:
+def test_restarted_processes_still_save_at_sigterm(tmp_path: Path, data: Path) -> None:
     """The agent signals the children of the process that it started."""
     out = tmp_path / "out"
     recipe = in_parts(**LONG["train"])
@@ -247,7 +254,7 @@ def test_processes_that_were_begun_anew_are_still_the_launchers_own_and_save_at_
         ("this one", [8, 4, 2], 3, "memory ran out 3 times; go on with less: --set train.micro_batch=2"),
     ],
 )
-def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_at_most(
+def test_it_restarts_only_for_less_and_twice_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str, fitting: list[int], begun: int, end: str
 ) -> None:
     monkeypatch.setenv(BEGINNING, "whatever was there")
@@ -274,9 +281,7 @@ def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_
     assert all(event["elapsed_s"] <= passed_s + 0.001 for event in events(tmp_path)), "not since this was imported"
 
 
-def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_process_restarts_only_if_another_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun tells the others to stop once one has failed: that is nobody's request."""
     monkeypatch.setenv(BEGINNING, "the first")
     planned = {"card": "NVIDIA A100", "planned": 4}

@@ -21,9 +21,7 @@ TRANSLATED = {**OURS, "embedding": "def _embed(", "generation": "def beam_search
 
 
 @pytest.mark.parametrize(("preset", "begins"), [("faithful", OURS), ("modern", OURS), ("encoder-decoder", TRANSLATED)])
-def test_each_idea_is_named_with_the_file_and_line_at_which_its_code_begins(
-    preset: str, begins: dict[str, str]
-) -> None:
+def test_each_landmark_is_named_with_its_file_and_line(preset: str, begins: dict[str, str]) -> None:
     config = ModelConfig(preset=preset, bias=preset != "modern", tied=preset != "modern", **SHAPE)
     translates = begins is TRANSLATED
     model = Translator(config, pad_id=0) if translates else GPT(config)

@@ -45,7 +45,7 @@ def test_the_loss_falls_on_the_mini_recipe(tmp_path: Path, train: Train) -> None
     assert manifest(tmp_path)["best"] == {"step": 120, "val_loss": last}
 
 
-def test_the_events_and_the_lines_for_people_are_those_of_the_formats_page(
+def test_events_and_lines_are_those_of_the_formats_page(
     tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(recipe_record(train={"steps": 4, "checkpoint_every": 4}), tmp_path) == 0
@@ -98,14 +98,14 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path, train: Train) -> None:
     )
 
 
-def test_a_run_that_took_all_its_steps_goes_on_where_its_recipe_has_more(tmp_path: Path, train: Train) -> None:
+def test_a_finished_run_goes_on_where_its_recipe_has_more_steps(tmp_path: Path, train: Train) -> None:
     assert train(recipe_record(train={"steps": 2}), tmp_path) == 0
     assert train(recipe_record(train={"steps": 4}), tmp_path) == 0
     assert [event["resumed_from"] for event in events(tmp_path, "start")] == [None, 2]
     assert manifest(tmp_path)["latest"] == 4
 
 
-def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
+def test_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
     train(recipe_record(train={"steps": 2}), tmp_path)
     assert train(recipe_record(train={"steps": 3}, optim={"lr": 1e-3}, model={"layers": 1}), tmp_path) == 2
     assert "other values of model.layers, optim.lr" in events(tmp_path)[-1]["message"]
@@ -161,9 +161,7 @@ def test_a_validation_loss_that_is_no_number_saves_nothing(
 
 
 @pytest.mark.slow
-def test_no_more_sequences_are_taken_at_once_than_the_card_is_said_to_hold(
-    tmp_path: Path, data: Path, train: Train
-) -> None:
+def test_a_micro_batch_is_at_most_what_the_card_is_said_to_hold(tmp_path: Path, data: Path, train: Train) -> None:
     recipe = recipe_record(model={"dropout": 0.0}, train={"steps": 6, "micro_batch": 8, "checkpoint_every": 3})
     assert train(recipe, tmp_path / "whole") == 0
     for room, taken in (("2", 2), ("3", 2), ("64", 8)):
@@ -190,7 +188,7 @@ def test_out_of_memory_is_exit_4_and_says_what_to_do(
     assert "one sequence of context 16 does not fit" in stop["message"]
 
 
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
+def test_a_full_disk_leaves_the_last_checkpoint_intact(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, replaced = os.replace, 0
@@ -256,7 +254,7 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut_at", [10, 20])
-def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
+def test_an_evaluation_that_a_stop_cut_short_is_made_on_resume(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, cut_at: int
 ) -> None:
     assert train(recipe_record(), tmp_path / "straight") == 0
@@ -304,7 +302,7 @@ def test_sharding_that_one_process_cannot_do_is_said(tmp_path: Path, train: Trai
     assert (warning["code"], events(tmp_path, "start")[0]["parallel"]) == ("parallel.alone", None)
 
 
-def test_a_run_starts_from_given_weights_and_only_at_its_beginning(tmp_path: Path, train: Train) -> None:
+def test_a_run_takes_given_weights_only_at_its_beginning(tmp_path: Path, train: Train) -> None:
     folder = write_data(tmp_path / "data")
     assert train(recipe_record(train={"steps": 8}), tmp_path / "first", folder) == 0
     shutil.copy(tmp_path / "first" / "checkpoints" / "000008.model.safetensors", folder / "start.safetensors")
@@ -334,9 +332,7 @@ def test_the_garbage_collector_rests_while_steps_are_taken(
 
 
 @pytest.mark.parametrize("given", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_the_allocator_is_asked_for_growing_segments_unless_the_user_asked_for_something(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
-) -> None:
+def test_the_allocator_grows_segments_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     monkeypatch.setattr(os, "environ", {given: "max_split_size_mb:64"} if given else {})
     prepare_allocator()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Train, events, run_command
+from conftest import Train, events, losses, run_command
 from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
 from trainer import generate
@@ -34,13 +34,7 @@ def small(dropout: float = 0.0, **train: Any) -> dict[str, Any]:
     ).as_record()  # fmt: skip
 
 
-def losses(out: Path) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events(out, "step")}
-
-
-def test_the_command_trains_on_the_same_pairs_and_says_what_it_makes_of_them(
-    copies: Path, tmp_path: Path, train: Train
-) -> None:
+def test_the_command_trains_evaluates_and_samples_the_pairs(copies: Path, tmp_path: Path, train: Train) -> None:
     recipe, out = small(), tmp_path / "out"
     assert train(recipe, out, copies) == 0
     lab = open_lab(copies, parse_recipe(recipe))
