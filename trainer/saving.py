@@ -112,7 +112,13 @@ class CheckpointWriter:
 
     def write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
         """Write samples (a prompt, its text) once the save under way has ended, and report them then."""
-        self._then(lambda: self._write_samples(step, samples))
+
+        def write() -> None:
+            names = self._store.write_samples(step, [text for _, text in samples])
+            for (prompt, text), name in zip(samples, names, strict=True):
+                self._reporter.sample(step, prompt, text, name)
+
+        self._then(write)
 
     def _then(self, write: Callable[[], None]) -> None:
         """Write something in a thread, after what is being written; nothing more once something went wrong."""
@@ -150,12 +156,6 @@ class CheckpointWriter:
         files, size = self._store.save(checkpoint, val_loss)
         save_s = time.perf_counter() - began
         self._reporter.checkpoint(checkpoint.step, files, size, save_s=save_s, stall_s=stall_s)
-
-    def _write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
-        """Bring samples to the disk and report them."""
-        names = self._store.write_samples(step, [text for _, text in samples])
-        for (prompt, text), name in zip(samples, names, strict=True):
-            self._reporter.sample(step, prompt, text, name)
 
 
 @dataclass

@@ -62,7 +62,6 @@ def train(setup: Setup, state: State, io: RunIO) -> str:
         catch_up_after_resume(setup, state, io)
         reason = take_steps(setup, state, io)
     except Spiked:
-        report_step(setup, state, io)
         save(setup, state, io)
         io.finish_saving()
         raise
@@ -114,6 +113,9 @@ def own_steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, No
                 gc.freeze()
                 gc.disable()
             yield StepResult(figures, stop_requested, step_s)
+    except Spiked:
+        report_step(setup, state, io)
+        raise
     finally:
         io.close_feed()
         gc.unfreeze()

@@ -24,7 +24,9 @@ def steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, 
         import accelerate  # noqa: F401  their Trainer asks for it late, in a sentence of its own
         import transformers
 
-        _check_version(transformers.__version__)
+        if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < LEAST_TRANSFORMERS:
+            least = f"transformers {'.'.join(map(str, LEAST_TRANSFORMERS))} or newer"
+            raise Refused(f'train.loop is "huggingface", which needs {least}; here is {transformers.__version__}')
         from trainer.huggingface.stock import stock_steps
     except ImportError as error:
         need = "which needs transformers and accelerate"
@@ -32,13 +34,6 @@ def steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, 
     if state.step < setup.recipe.train.steps:
         with tempfile.TemporaryDirectory(prefix="trainer-") as folder:
             yield from stock_steps(setup, state, io, folder)
-
-
-def _check_version(version: str) -> None:
-    """Refuse a library that would train otherwise than the recipe says."""
-    if tuple(int(part) for part in version.split(".")[:2]) < LEAST_TRANSFORMERS:
-        least = ".".join(map(str, LEAST_TRANSFORMERS))
-        raise Refused(f'train.loop is "huggingface", which needs transformers {least} or newer; here is {version}')
 
 
 def _check(setup: Setup) -> None:

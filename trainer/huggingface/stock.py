@@ -30,26 +30,25 @@ def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator
     """
     transformers.utils.logging.set_verbosity_error()
     io.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
-    handover = _Handover()
-    trainer = _Trainer(setup, state, io, folder, handover)
+    trainer = _Trainer(setup, state, io, folder)
 
     def work() -> None:
         try:
             trainer.train()
-            handover.taken.put(None)
+            trainer.taken.put(None)
         except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
-            handover.taken.put(error)
+            trainer.taken.put(error)
 
     thread = threading.Thread(target=work, name="huggingface", daemon=True)
     thread.start()
     try:
-        while (result := handover.taken.get()) is not None:
+        while (result := trainer.taken.get()) is not None:
             if isinstance(result, BaseException):
                 raise result
             yield result
-            handover.is_next_wanted.put(True)
+            trainer.is_next_wanted.put(True)
     finally:
-        handover.is_next_wanted.put(False)
+        trainer.is_next_wanted.put(False)
         thread.join()
 
 
@@ -92,27 +91,22 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
         return {"input_ids": ids[0], "labels": ids[0], "shift_labels": targets[0]}
 
 
-class _Handover:
-    """What their loop and ours hand to each other, in turn: a step (None: the end), and whether to take another."""
-
-    def __init__(self) -> None:
-        self.taken: queue.SimpleQueue[StepResult | BaseException | None] = queue.SimpleQueue()
-        self.is_next_wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-
 class _Trainer(transformers.Trainer):
     """Theirs, with our schedule, our seeds of the dropout masks, and a loss and a gradient that must be numbers."""
 
     optimizer: torch.optim.Optimizer  # There before it is asked for, whatever their type says.
 
-    def __init__(self, setup: Setup, state: State, io: RunIO, folder: str, handover: _Handover) -> None:
+    def __init__(self, setup: Setup, state: State, io: RunIO, folder: str) -> None:
         self._setup, self._state, self._io, self._twin = setup, state, io, Twin(setup.gpt)
+        # What their loop and ours hand to each other in turn: a step (None: the end), and whether to take another.
+        self.taken: queue.SimpleQueue[StepResult | BaseException | None] = queue.SimpleQueue()
+        self.is_next_wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._first = state.step
         self._inputs: list[Any] = []
         self._portion = 0
         super().__init__(
             self._twin.model, _arguments(setup, state, folder), train_dataset=_Rows(setup, state),
-            callbacks=[_Judge(self, state, handover)],
+            callbacks=[_Judge(self, state)],
         )  # fmt: skip
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
 
@@ -177,8 +171,8 @@ class _Trainer(transformers.Trainer):
 class _Judge(transformers.TrainerCallback):
     """Judges a step before the weights move, and hands it over once it has been taken."""
 
-    def __init__(self, trainer: _Trainer, state: State, handover: _Handover) -> None:
-        self._trainer, self._state, self._handover = trainer, state, handover
+    def __init__(self, trainer: _Trainer, state: State) -> None:
+        self._trainer, self._state = trainer, state
         self._began_s = time.perf_counter()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -192,6 +186,6 @@ class _Judge(transformers.TrainerCallback):
         logs: Mapping[str, float] = given["logs"]
         if "grad_norm" not in logs:
             return  # the summary at the end
-        self._handover.taken.put(self._trainer.result(logs, time.perf_counter() - self._began_s))
-        control.should_training_stop |= not self._handover.is_next_wanted.get()
+        self._trainer.taken.put(self._trainer.result(logs, time.perf_counter() - self._began_s))
+        control.should_training_stop |= not self._trainer.is_next_wanted.get()
         self._began_s = time.perf_counter()
