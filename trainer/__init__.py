@@ -1,7 +1,7 @@
 """The GPU side: trains a GPT, or a translator, from a recipe and token shards. Needs torch (2.8 or newer) and numpy.
 
 train.py        the loop, and the command `python -m trainer.train`; start reading here
-run.py          the three parts of a run (setup, state, what leads outside), put together from a recipe and two folders
+run.py          the three parts of a run: setup, state, what leads outside; start.py puts them together
 model.py        GPT-2; modern.py has the blocks of the other preset
 loss.py         cross-entropy that never holds the whole logits
 optim.py        AdamW, Muon, the learning-rate schedule; the loss scale of fp16, and the watch for a loss that jumps

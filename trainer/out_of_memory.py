@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,9 +23,7 @@ from trainer.data import BatchPlan, smaller
 from trainer.distributed import leave
 from trainer.errors import OutOfMemory, Restart, TrainerError
 from trainer.events import UNKNOWN_S, Reporter
-
-if TYPE_CHECKING:
-    from trainer.run import RunIO, Setup, State
+from trainer.run import RunIO, Setup, State
 
 __all__ = [
     "BEGINNING", "end_with_the_others", "ending", "is_restarting", "micro_batch_of_restart", "read_room",

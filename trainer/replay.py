@@ -30,9 +30,10 @@ from trainer.evaluate import validation
 from trainer.events import Reporter
 from trainer.recipe import Recipe, RecipeError, parse_recipe
 from trainer.recipe_file import completed
-from trainer.run import Run, machine_kind, open_run
+from trainer.run import Run, machine_kind
 from trainer.run_checkpoint import RunCheckpoint, open_run_checkpoint
 from trainer.shards import sha256_of_file
+from trainer.start import open_run
 from trainer.train import take_step
 
 __all__ = ["main", "replay"]

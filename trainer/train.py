@@ -43,8 +43,9 @@ from trainer.events import UNKNOWN_S, Reporter
 from trainer.optim import optimizer_tensors, set_rates
 from trainer.out_of_memory import ending, is_restarting, retried
 from trainer.recipe_file import add_recipe_words, as_planned, read_recipe
-from trainer.run import RunIO, Setup, State, StepResult, open_run, watch_for_stop
+from trainer.run import RunIO, Setup, State, StepResult, watch_for_stop
 from trainer.saving import Snapshot
+from trainer.start import open_run
 
 __all__ = ["main", "train"]
 

@@ -31,7 +31,7 @@ from tests.bench.recipes import measured_recipe
 from tests.bench.reference_loop import PlainLoop, Shape, SlowLoop, card_clock
 from trainer.distributed import Processes, choose_device
 from trainer.events import Reporter
-from trainer.run import open_run
+from trainer.start import open_run
 from trainer.train import take_step
 
 GATE_STEPS = 20

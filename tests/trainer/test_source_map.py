@@ -10,7 +10,7 @@ from conftest import ROOT
 from trainer.evaluate import TextTask
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
-from trainer.run import source_map
+from trainer.start import source_map
 from trainer.translation.model import Translator
 from trainer.translation.task import TranslationTask
 

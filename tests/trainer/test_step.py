@@ -20,7 +20,8 @@ from trainer.errors import Refused
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard
-from trainer.run import Run, open_run
+from trainer.run import Run
+from trainer.start import open_run
 from trainer.train import save
 
 NO_DROPOUT = {"dropout": 0.0}

@@ -23,7 +23,8 @@ from trainer.distributed import prepare_allocator
 from trainer.evaluate import Evaluation
 from trainer.events import Reporter
 from trainer.model import GPT
-from trainer.run import Run, open_run
+from trainer.run import Run
+from trainer.start import open_run
 
 MINI = {
     "model": {"width": 64, "context": 64},
