@@ -1,7 +1,7 @@
 """The GPU side: trains a GPT, or a translator, from a recipe and token shards. Needs torch (2.8 or newer) and numpy.
 
 train.py        the loop, and the command `python -m trainer.train`; start reading here
-run.py          what the loop holds, put together from a recipe and two folders
+run.py          the three parts of a run: setup, state, what leads outside; start.py puts them together
 model.py        GPT-2; modern.py has the blocks of the other preset
 loss.py         cross-entropy that never holds the whole logits
 optim.py        AdamW, Muon, the learning-rate schedule; the loss scale of fp16, and the watch for a loss that jumps
@@ -18,7 +18,7 @@ shards.py       reads, checks and writes the token files
                 a small GPT run enters the files above, and no other
 launch.py       several processes on one machine: the command `python -m trainer.launch`
 network.py      how fast several machines reach one another: for torchrun, which starts it on each
-room.py         how several processes begin again with a smaller micro-batch
+out_of_memory.py  what happens when a card's memory runs out, from a smaller micro-batch to a restart of all
 compile_cache.py  carries what torch.compile made from one rental to the next
 pretrained.py   weights to start from
 run_checkpoint.py  a checkpoint that nobody trusts, opened to be used

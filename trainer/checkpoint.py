@@ -210,18 +210,16 @@ class CheckpointStore:
             judged = self.best is None or {type(self.best[key]) for key in ("step", "val_loss")} <= {int, float}
             sound = manifest["v"] == 1 and judged and all(_is_entry(e) for e in self._files)
         except FileNotFoundError:
-            self._refuse_to_forget()
+            # A process that died in its first save left files of one step only.
+            steps = {path.name[:6] for path in (self._out / "checkpoints").glob("*") if _OURS.fullmatch(path.name)}
+            if len(steps) > 1:
+                lost = "has checkpoints but no MANIFEST.json"
+                raise Refused(f"{self._out} {lost}; bring it back, or move the folder away") from None
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start over") from error
         if not sound:
             raise Refused(f"{path} is not a manifest of version 1; move {self._out} away to start over")
-
-    def _refuse_to_forget(self) -> None:
-        """Refuse to start over on checkpoints; a process that died in its first save left files of one step only."""
-        steps = {path.name[:6] for path in (self._out / "checkpoints").glob("*") if _OURS.fullmatch(path.name)}
-        if len(steps) > 1:
-            raise Refused(f"{self._out} has checkpoints but no MANIFEST.json; bring it back, or move the folder away")
 
     def _write_manifest(self) -> None:
         record = {"v": 1, "latest": self.latest, "best": self.best, "files": self._files}

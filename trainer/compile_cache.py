@@ -85,7 +85,14 @@ class CompileCache:
         self._kept = made
         is_on_first_machine = self._processes.rank < self._processes.local_count
         parts = self._processes.to_first(_part() if is_on_first_machine else None)
-        return (self.name, _packed(parts)) if any(parts) else None
+        if not any(parts):
+            return None
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as file:
+            for local_rank, part in enumerate(parts):
+                if part is not None:
+                    file.writestr(str(local_rank), part)
+        return self.name, content.getvalue()
 
 
 def _graphs() -> tuple[int, int]:
@@ -106,13 +113,3 @@ def _part() -> bytes | None:
         traceback.print_exc()
         return None
     return None if made is None else zlib.compress(made[0])
-
-
-def _packed(parts: Sequence[bytes | None]) -> bytes:
-    """Return the file that has these parts, by local rank."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as file:
-        for local_rank, part in enumerate(parts):
-            if part is not None:
-                file.writestr(str(local_rank), part)
-    return content.getvalue()

@@ -1,7 +1,7 @@
 """What a process computes on, a CPU or a card, and with whom: the same loop runs under plain python and torchrun.
 
-Each process holds all of the model, or a part, or there is only one. The loop asks four things of either way: get ready
-for a micro-step, finish the gradient of a step, clear it, and give whole tensors for a checkpoint, one after the other.
+Each process holds all of the model, or a part, or there is only one: three strategies, of which the loop asks the loss
+of a micro-step, the step's gradient clipped and cleared, and whole tensors for a checkpoint, one after the other.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from trainer.translation.model import Translator
 
 __all__ = [
-    "BEGINNING", "COLLECTIVE_LIMIT_S", "DataParallel", "Device", "FullyShardedParallel", "ParallelStrategy",
+    "COLLECTIVE_LIMIT_S", "DataParallel", "Device", "FullyShardedParallel", "ParallelStrategy",
     "Processes", "SingleProcess", "choose_device", "fits_replicated", "joined", "leave", "memory_peak_bytes",
     "peak_flops", "precision_of_card", "prepare_allocator", "shared",
 ]  # fmt: skip
 
-BEGINNING = "TRAINER_BEGINNING"
-"""The variable by which a process knows that trainer/launch.py would begin again; each beginning of all has a value."""
 COLLECTIVE_LIMIT_S = 600.0
 """How long a process may let the others wait for it: then torch ends them all."""
 REPLICA_BYTES = 18
 """Bytes a parameter where each process holds all: weights, two moments, gradient in fp32, and weights in 16 bits."""
 USABLE_SHARE = 0.75
 """What of a card's memory they may take; the rest is for activations."""
+_GROUPS: list[dist.ProcessGroup | None] = []
+"""Groups that were joined: gloo's destructor waits for its threads, and one of them may wait for the interpreter."""
 T = TypeVar("T")
 
 
@@ -206,6 +206,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.local_count))
         timeout = timedelta(seconds=COLLECTIVE_LIMIT_S)
         dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timeout, device_id=device if on_cuda else None)
+        _GROUPS.append(dist.group.WORLD)
     yield
     if processes.several:
         dist.destroy_process_group()
@@ -214,8 +215,7 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """End this process with an exit code at once, without tearing anything down: all that is to stay is on the disk.
 
-    To take torch's modules apart takes a second that is paid for. One process of several may even hang there: its
-    group's threads may wait for the interpreter lock that a destructor holds.
+    To take torch's modules apart takes a second that is paid for, and one process of several may even hang there.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a full disk does not change the exit code
@@ -254,6 +254,10 @@ class ParallelStrategy:
 
     def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
         """Do what must be done before the first step, by the loss of some inputs; nothing moves."""
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the gradient down to this norm, where it is larger; return the norm before, in every process."""
+        return nn.utils.clip_grad_norm_(self._parameters, limit)
 
     def clear(self) -> None:
         """Drop the gradient."""
@@ -326,6 +330,10 @@ class FullyShardedParallel(ParallelStrategy):
     def before_micro_step(self, last: bool) -> None:
         """Let backward sum the gradients over the processes in the last micro-step of a step, and only there."""
         self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
+
+    def clip(self, limit: float) -> Tensor:
+        """Scale the parts by the norm of the whole, which they come to together."""
+        return super().clip(limit).full_tensor()  # type: ignore[attr-defined,no-any-return]
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Gather one tensor after the other from its parts: a card that needs parts cannot hold the whole of all."""

@@ -5,7 +5,7 @@ TrainerError        1  "error"          the trainer could not go on
 ├── NonFinite       3  "nonfinite"      the loss or the gradient is NaN or infinite
 ├── OutOfMemory     4  "out_of_memory"  not even the smallest micro-batch fits on the card
 ├── Spiked          5  "spike"          loss or gradient jumped, and the recipe stops then; what was before is saved
-├── BeginAnew       6  (no end)         memory ran out in one of several; trainer/launch.py starts them all again
+├── Restart         6  (no end)         memory ran out in one of several; trainer/launch.py starts them all again
 └── SaveFailed      1  "error"          a checkpoint could not be written; those before it are intact
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["BeginAnew", "NonFinite", "OutOfMemory", "Refused", "SaveFailed", "Spiked", "TrainerError"]
+__all__ = ["NonFinite", "OutOfMemory", "Refused", "Restart", "SaveFailed", "Spiked", "TrainerError"]
 
 
 class TrainerError(Exception):
@@ -57,7 +57,7 @@ class Spiked(TrainerError):
     reason = "spike"
 
 
-class BeginAnew(TrainerError):
+class Restart(TrainerError):
     """The card's memory ran out where others wait: all processes end, and train on in smaller portions; no `stop`."""
 
     exit_code = 6

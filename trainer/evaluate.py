@@ -93,8 +93,8 @@ class TextTask:
         return [self.data.tokenizer.decode(ids) for ids in written]
 
     @staticmethod
-    def ideas(model: nn.Module) -> dict[str, Callable[..., Any]]:
-        """Return the code in which ideas of this kind of model stand."""
+    def landmarks(model: nn.Module) -> dict[str, Callable[..., Any]]:
+        """Return the functions that `source_map` names of this kind of model."""
         attention = type(model.get_submodule("h.0.attn"))
         return {"embedding": GPT.hidden, "attention": attention.forward, "generation": generate}
 

@@ -26,16 +26,6 @@ UNKNOWN_S = 1800.0
 """How long what nobody has timed yet may take, before the trainer is taken for stuck."""
 
 
-def _finite(value: Any) -> Any:
-    """Return the value with NaN and infinity as null: JSON has no such numbers."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _printable(text: str) -> str:
-    """Return the text without control characters, which a model of bytes may well produce."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
 class Reporter:
     """Appends to `out/events.jsonl`, prints, and writes `out/trainer.log` unless standard output is that file."""
 
@@ -47,6 +37,7 @@ class Reporter:
         self._before = self._path.stat().st_size if self._path.exists() else 0
         self._heartbeat = out / "heartbeat.json"
         self._patience_s, self._beaten_s = 0.0, 0.0
+        self._train_began_s: float | None = None
         self._log: Any = None
         if not is_first:
             return
@@ -97,7 +88,8 @@ class Reporter:
 
     def _append(self, kind: str, step: int, values: dict[str, Any]) -> None:
         event: dict[str, Any] = {"kind": kind, "wall": time.time(), "elapsed_s": self.elapsed_s(), "step": step}
-        event |= {name: _finite(value) for name, value in values.items()}
+        for name, value in values.items():  # NaN and infinity become null: JSON has no such numbers.
+            event[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         line = json.dumps(event, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
         with self._lock, self._path.open("ab") as file:
             file.write(line.encode("utf-8", errors="replace"))
@@ -106,6 +98,14 @@ class Reporter:
     def elapsed_s(self) -> float:
         """Return the seconds since this process started, or since what it reports of."""
         return round(time.monotonic() - self._since_monotonic_s, 3)
+
+    def begin_training(self) -> None:
+        """Let `train_s` count from now."""
+        self._train_began_s = time.monotonic()
+
+    def train_s(self) -> float:
+        """Return the seconds since training began in this process; 0 before."""
+        return 0.0 if self._train_began_s is None else time.monotonic() - self._train_began_s
 
     def start(self, step: int, values: dict[str, Any]) -> None:
         """Report what will run, and on what."""
@@ -142,7 +142,9 @@ class Reporter:
     def sample(self, step: int, prompt: str, text: str, name: str) -> None:
         """Report a sample whose file is there."""
         self.emit("sample", step, prompt=prompt, text=text, name=name)
-        self.say(f"--- sample ---\n{_printable(text)}")
+        # A model of bytes may well produce control characters.
+        printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+        self.say(f"--- sample ---\n{printable}")
 
     def checkpoint(self, step: int, files: list[str], size: int, *, save_s: float, stall_s: float) -> None:
         """Report a checkpoint that is safely on disk; training stood still for `stall_s` of the `save_s`."""

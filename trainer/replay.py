@@ -15,14 +15,13 @@ import json
 import math
 import sys
 import tempfile
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.checkpoint import read_tensors
 from trainer.distributed import Processes, choose_device
@@ -31,9 +30,10 @@ from trainer.evaluate import validation
 from trainer.events import Reporter
 from trainer.recipe import Recipe, RecipeError, parse_recipe
 from trainer.recipe_file import completed
-from trainer.run import Progress, Run, kind_of
+from trainer.run import Run, machine_kind
 from trainer.run_checkpoint import RunCheckpoint, open_run_checkpoint
 from trainer.shards import sha256_of_file
+from trainer.start import open_run
 from trainer.train import take_step
 
 __all__ = ["main", "replay"]
@@ -54,15 +54,15 @@ def replay(
         raise Refused(f"the state beside {opened.weights.name} does not say that it is of that step")
     if type(threads := opened.state.get("threads")) is int and 1 <= threads <= _MOST_THREADS:
         torch.set_num_threads(threads)  # How many there are decides the order of sums on a CPU.
-    run = _run_at(opened, opened.state["step"], data, recipe)
-    told = {"step": opened.state["step"], "device": run.device.torch.type, "kind": kind_of(run.device)}
+    setup, state, _ = _run_at(opened, opened.state["step"], data, recipe)
+    record = {"step": opened.state["step"], "device": setup.device.torch.type, "kind": machine_kind(setup.device)}
     found = validation(
-        run.model, run.task.val_samples, run.task.eval_windows, run.plan.micro_batch,
-        lengths=None, device=run.device, processes=run.processes, stopping=lambda: False,
+        setup.model, setup.task.val_samples, setup.task.eval_windows, state.plan.micro_batch,
+        lengths=None, device=setup.device, processes=setup.processes, stopping=lambda: False,
     )  # fmt: skip
-    told["val_loss"] = found.val_loss if found is not None and math.isfinite(found.val_loss) else None
-    told["again"] = [_steps_again(opened, span, data, recipe) for span in again]
-    return told
+    record["val_loss"] = found.val_loss if found is not None and math.isfinite(found.val_loss) else None
+    record["again"] = [_steps_again(opened, span, data, recipe) for span in again]
+    return record
 
 
 def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recipe: Path | None) -> dict[str, Any]:
@@ -70,32 +70,32 @@ def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recip
     first, until = span
     if not 0 <= first < until <= opened.state["step"]:
         raise Refused(f"steps {first} to {until} are not before step {opened.state['step']}")
-    run, losses = _run_at(opened, first, data, recipe), {}
-    begun = _weights_of(run)
-    if run.recipe.train.loop != "own":
-        raise Refused(f'train.loop "{run.recipe.train.loop}" is another library\'s, whose steps are not taken again')
+    setup, state, io = _run_at(opened, first, data, recipe)
+    losses, begun = {}, _weights_of(setup.model)
+    if setup.recipe.train.loop != "own":
+        raise Refused(f'train.loop "{setup.recipe.train.loop}" is another library\'s, whose steps are not taken again')
     try:
-        while run.progress.step < until:
-            figures, _ = take_step(run)
-            run.progress.step += 1
-            losses[run.progress.step] = figures["loss"]
+        while state.step < until:
+            figures, _ = take_step(setup, state, io)
+            state.step += 1
+            losses[state.step] = figures["loss"]
     finally:
-        run.close_feed()
-    told = {"from": first, "to": until, "equal": None, "most": None, "alike": None, "losses": losses}
+        io.close_feed()
+    record = {"from": first, "to": until, "equal": None, "most": None, "alike": None, "losses": losses}
     if not (weights := _of_step(opened.weights, until)).is_file():
-        return told
-    kept, made = read_tensors(weights), _weights_of(run)
+        return record
+    kept, made = read_tensors(weights), _weights_of(setup.model)
     if {name: tensor.shape for name, tensor in kept.items()} != {name: tensor.shape for name, tensor in made.items()}:
         raise Refused(f"{weights.name} has other tensors than its recipe's model")
     most = max(float((kept[name].double() - made[name].double()).abs().max()) for name in made)
     is_equal = all(torch.equal(kept[name], made[name]) for name in made)
     alike = _cosine([(kept[name] - begun[name], made[name] - begun[name]) for name in made])
-    return told | {"equal": is_equal, "most": most if math.isfinite(most) else None, "alike": alike}
+    return record | {"equal": is_equal, "most": most if math.isfinite(most) else None, "alike": alike}
 
 
-def _weights_of(run: Run) -> dict[str, Tensor]:
+def _weights_of(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of the weights, on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in run.model.state_dict().items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
@@ -110,24 +110,24 @@ def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
 
 
 def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> Run:
-    """The run as it was after a step (0: as the seed drew it), in this process, silent, with no place to save in."""
+    """Return the run as it was after a step (0: as the seed drew it), silent, and with no place to save in."""
     first = open_run_checkpoint(_of_step(opened.weights, step), recipe) if step else opened
-    wanted, processes = _recipe_of(first), Processes()
+    believed = _recipe_of(first)
     with tempfile.TemporaryDirectory(prefix="gpurun-replay-") as own:
         out = Path(own)
         if step:
             _lay_out(opened.weights, step, out)
-        run = Run(
-            wanted, (data, out), processes=processes, reporter=Reporter(out, is_first=False),
-            device=choose_device(wanted.train.precision, 0, 1), stop_asked=threading.Event(), progress=Progress(),
+        run = open_run(
+            believed, data, out, processes=Processes(), reporter=Reporter(out, is_first=False),
+            device=choose_device(believed.train.precision, 0, 1),
         )  # fmt: skip
-    if run.progress.step != step:
-        raise Refused(f"these data begin at step {run.progress.step}, and not at step {step}")
+    if run.state.step != step:
+        raise Refused(f"these data begin at step {run.state.step}, and not at step {step}")
     return run
 
 
 def _recipe_of(opened: RunCheckpoint) -> Recipe:
-    """The recipe that is to be believed, with the micro-batch that fitted there: it decides the order of the sums."""
+    """Return the checkpoint's recipe, with the micro-batch that fitted there: it decides the order of the sums."""
     try:
         recipe = parse_recipe(completed(opened.state["recipe"]))
     except (RecipeError, TypeError, AttributeError) as error:

@@ -112,7 +112,13 @@ class CheckpointWriter:
 
     def write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
         """Write samples (a prompt, its text) once the save under way has ended, and report them then."""
-        self._then(lambda: self._write_samples(step, samples))
+
+        def write() -> None:
+            names = self._store.write_samples(step, [text for _, text in samples])
+            for (prompt, text), name in zip(samples, names, strict=True):
+                self._reporter.sample(step, prompt, text, name)
+
+        self._then(write)
 
     def _then(self, write: Callable[[], None]) -> None:
         """Write something in a thread, after what is being written; nothing more once something went wrong."""
@@ -150,12 +156,6 @@ class CheckpointWriter:
         files, size = self._store.save(checkpoint, val_loss)
         save_s = time.perf_counter() - began
         self._reporter.checkpoint(checkpoint.step, files, size, save_s=save_s, stall_s=stall_s)
-
-    def _write_samples(self, step: int, samples: Sequence[tuple[str, str]]) -> None:
-        """Bring samples to the disk and report them."""
-        names = self._store.write_samples(step, [text for _, text in samples])
-        for (prompt, text), name in zip(samples, names, strict=True):
-            self._reporter.sample(step, prompt, text, name)
 
 
 @dataclass
@@ -200,13 +200,12 @@ def latest_step(out: Path) -> int:
 
 
 def restore_model(
-    model: nn.Module, recipe: Recipe, data: TokenData, folders: tuple[Path, Path], processes: Processes, said: Reporter
+    model: nn.Module, recipe: Recipe, tokens: TokenData, data: Path, out: Path, processes: Processes, reporter: Reporter
 ) -> tuple[CheckpointWriter | None, Restored | None]:
     """Put the model back to the newest sound checkpoint, if there is any; return the first process's writer, too.
 
     That of `out` comes first; until there is one, that of an earlier run which lies in the folder `data`.
     """
-    data_folder, out = folders
     found: list[Checkpoint] = []
     writers: list[CheckpointWriter] = []
     latest = processes.to_first(latest_step(out))
@@ -218,13 +217,13 @@ def restore_model(
             raise Refused(f"{found_there}, and the first machine, which saves, has none of that step; copy it there")
         store = CheckpointStore(out, keep=recipe.train.keep_checkpoints, every=recipe.train.checkpoint_every)
         step, damaged = store.newest_sound()
-        writers.append(CheckpointWriter(store, said))
-        place, step = (out, step) if step is not None else (data_folder / _EARLIER, _earlier_step(data_folder))
+        writers.append(CheckpointWriter(store, reporter))
+        place, step = (out, step) if step is not None else (data / _EARLIER, _earlier_step(data))
         if step is None:
             return damaged, None, {}
         found.append(read_checkpoint(place, step))
         try:
-            _refuse_another_run(found[0].state, recipe, data)
+            _refuse_another_run(found[0].state, recipe, tokens)
             model.load_state_dict(found[0].model)
         except _UNFIT as error:
             raise _unfit(step, "recipe's model", error) from error
@@ -234,7 +233,7 @@ def restore_model(
     if damaged:
         step = state["step"] if state else 0
         message = f"the checkpoints of steps {damaged} are damaged; going on from step {step}"
-        said.warning(step, "checkpoint.damaged", message)
+        reporter.warning(step, "checkpoint.damaged", message)
     writer = writers[0] if writers else None
     if state is None:
         return writer, None
@@ -250,7 +249,7 @@ def restore_optimizer(
     parallel: ParallelStrategy,
     processes: Processes,
     device: torch.device,
-    put_back: Callable[[Mapping[str, Any]], None],
+    restore_state: Callable[[Mapping[str, Any]], None],
 ) -> None:
     """Put the optimiser back, each tensor sent from the first process to where it belongs; then all else of the state.
 
@@ -268,7 +267,7 @@ def restore_optimizer(
         try:
             load_optimizer_tensors(model, optimizer, tensors)
             what = "trainer's state"
-            put_back(restored.state)
+            restore_state(restored.state)
         except _UNFIT as error:
             raise _unfit(restored.state["step"], what, error) from error
 

@@ -15,8 +15,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -26,10 +27,11 @@ from trainer.data import plan_batch
 from trainer.distributed import Device, ParallelStrategy, Processes, SingleProcess
 from trainer.errors import Refused
 from trainer.evaluate import TextTask
+from trainer.events import Reporter
 from trainer.optim import LossScale, SpikeGuard, make_optimizer
 from trainer.recipe import ModelConfig, Recipe
 from trainer.recipe_file import add_recipe_words, read_recipe
-from trainer.run import Progress, Run
+from trainer.run import Run, RunIO, Setup, State
 from trainer.train import take_step
 from trainer.translation.task import TranslationTask
 
@@ -57,19 +59,19 @@ def traced_step(
         stack.enter_context(_with_nothing_in_it())
         if on_card:
             stack.enter_context(_as_on_a_card())
-        run = _run(recipe, vocab_size, precision, processes or Processes(), share)
+        setup, state, io = _run(recipe, vocab_size, precision, processes or Processes(), share)
         # In the first step the optimiser's state is made, and the layouts of parts are tried on whole tensors.
-        take_step(run)
-        run.progress.step += 1
+        take_step(setup, state, io)
+        state.step += 1
         tracker = MemTracker()
-        tracker.track_external(run.model, run.optimizer)
-        begin = run.parallel.before_micro_step
+        tracker.track_external(setup.model, setup.optimizer)
+        begin = setup.parallel.before_micro_step
         # The tracker takes a module's second forward for an error, unless it is told that a new pass begins.
-        run.parallel.before_micro_step = lambda last: (tracker.reset_mod_stats(), begin(last))  # type: ignore
+        setup.parallel.before_micro_step = lambda last: (tracker.reset_mod_stats(), begin(last))  # type: ignore
         with tracker:
-            take_step(run)
+            take_step(setup, state, io)
         peaks = tracker.get_tracker_snapshot("peak")
-    return sum(p.numel() for p in run.model.parameters()), int(peaks[torch.device("cpu")]["Total"])
+    return sum(p.numel() for p in setup.model.parameters()), int(peaks[torch.device("cpu")]["Total"])
 
 
 class _Tokens:
@@ -92,19 +94,19 @@ def _run(
     processes: Processes,
     share: Callable[[nn.Module], ParallelStrategy],
 ) -> Run:
-    run: Any = object.__new__(Run)  # It is put together from files, and here are none.
-    run.recipe, run.processes, run.stop_asked = recipe, processes, threading.Event()
-    run.device = Device(torch.device("cpu"), precision, None)
-    run.task, run.feed, run.progress = _Tokens(recipe.model), None, Progress()
-    run.plan = plan_batch(recipe, processes.count)
     data = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=vocab_size))
     opened: Any = SimpleNamespace(data=data, special=SimpleNamespace(pad_id=0))
     task: Any = TranslationTask if recipe.model.preset == "encoder-decoder" else TextTask
-    run.model = task.build_model(opened, recipe)
-    run.scale, run.spikes = LossScale(precision == "fp16"), SpikeGuard(recipe.train.spike_z)
-    run.parallel = share(run.model)
-    run.optimizer = make_optimizer(run.model, recipe.optim, processes)
-    return run
+    model, tokens, nowhere = task.build_model(opened, recipe), cast("Any", _Tokens(recipe.model)), Path()
+    setup = Setup(
+        recipe=recipe, data=nowhere, out=nowhere, processes=processes, model=model, parallel=share(model),
+        device=Device(torch.device("cpu"), precision, None), task=tokens, planned={},
+        optimizer=make_optimizer(model, recipe.optim, processes),
+    )  # fmt: skip
+    state = State()
+    state.plan = plan_batch(recipe, processes.count)
+    state.scale, state.spikes = LossScale(precision == "fp16"), SpikeGuard(recipe.train.spike_z)
+    return Run(setup, state, RunIO(Reporter(nowhere, is_first=False), None, threading.Event()))
 
 
 def _fused(
@@ -171,14 +173,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"refused: {refusal}", file=sys.stderr)
         return refusal.exit_code
     precision = "fp32" if recipe.train.precision == "fp32" else "bf16"
-    told: dict[str, Any] = {"parameters": 0, "peak_bytes": {}}
+    traced: dict[str, Any] = {"parameters": 0, "peak_bytes": {}}
     for size in given.micro_batch:
         train = replace(
             recipe.train, micro_batch=size, batch_tokens=2 * size * recipe.model.context, spike="off", compile=False
         )
         cut = replace(recipe, train=train)
-        told["parameters"], told["peak_bytes"][str(size)] = traced_step(cut, given.vocab_size, precision)
-    print(json.dumps(told), flush=True)
+        traced["parameters"], traced["peak_bytes"][str(size)] = traced_step(cut, given.vocab_size, precision)
+    print(json.dumps(traced), flush=True)
     return 0
 
 

@@ -37,7 +37,7 @@ def made(way: str, work: Path) -> Ours:
     row = ROW if way == "blocks" else replace(ROW, compiled=frozenset())
     ours = Ours(row, shards_of(SHAPE, work).parent, Path(tempfile.mkdtemp(dir=work)))
     if way == "whole":
-        ours.run.gpt.hidden = torch.compile(ours.run.gpt.hidden, dynamic=False)  # type: ignore[method-assign]
+        ours.run.setup.gpt.hidden = torch.compile(ours.run.setup.gpt.hidden, dynamic=False)  # type: ignore[method-assign]
     return ours
 
 
@@ -69,8 +69,8 @@ def cold(rounds: int, work: Path) -> None:
 
 def speed(rounds: int, steps: int, work: Path) -> None:
     loops = {way: made(way, work) for way in ("whole", "blocks")}
-    weights = loops["whole"].run.model.state_dict()
-    loops["blocks"].run.model.load_state_dict(weights)
+    weights = loops["whole"].run.setup.model.state_dict()
+    loops["blocks"].run.setup.model.load_state_dict(weights)
     for loop in loops.values():
         loop.take()
     rates: dict[str, list[float]] = {way: [] for way in loops}

@@ -126,12 +126,12 @@ def mfu(row: Row, work: Path, rounds: int) -> None:
     ours.block(row.steps, card_clock)  # compiles
     steps_s = [ours.block(row.steps, card_clock)[0] for _ in range(rounds)]
     rates = [row.shape.batch * row.shape.context / step_s for step_s in steps_s]
-    flops, peak = ours.run.model.flops_per_token(), peak_flops(ours.run.device)
+    flops, peak = ours.run.setup.model.flops_per_token(), peak_flops(ours.run.setup.device)
     told = "no peak is known of this card"
     if peak is not None and flops is not None:
         low, high = (flops * rate / peak for rate in interval(rates))
         share = flops * statistics.median(rates) / peak
-        told = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), {prior(ours.run.device.cuda_name or '')}"
+        told = f"MFU **{share:.1%}** ({low:.1%} to {high:.1%}), {prior(ours.run.setup.device.cuda_name or '')}"
     print(f"| {row.what}, ours | {statistics.median(rates):,.0f} tokens/s, {told} | {where()} |", flush=True)
     print(f"| where its step goes | {shares_of_a_step(ours)} | {where()} |", flush=True)
 
@@ -155,23 +155,23 @@ def losses(row: Row, work: Path, rounds: int) -> None:
     chunked = "trainer.model.chunked_cross_entropy"
     compiled = torch.compile(whole_logits, dynamic=False) if row.compiled else whole_logits
     ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
-        "compiled by chunks": lambda: mock.patch.object(ours.run.gpt, "compiled", bool(row.compiled)),
-        "chunks, step by step": lambda: mock.patch.object(ours.run.gpt, "compiled", False),
+        "compiled by chunks": lambda: mock.patch.object(ours.run.setup.gpt, "compiled", bool(row.compiled)),
+        "chunks, step by step": lambda: mock.patch.object(ours.run.setup.gpt, "compiled", False),
         "whole logits, compiled": lambda: mock.patch(chunked, compiled),
     }
     steps_s: dict[str, list[float]] = {way: [] for way in ways}
-    peaks, plan = dict.fromkeys(ways, 0), ours.run.plan
+    peaks, plan = dict.fromkeys(ways, 0), ours.run.state.plan
     for number in range(rounds + 1):
         for way in list(steps_s):
             with ways[way]():
                 if torch.cuda.is_available():
                     torch.cuda.reset_peak_memory_stats()
                 found = ours.block(row.steps if number else 1, card_clock)[0]
-            if ours.run.plan is not plan:  # The loop has gone on in smaller portions.
+            if ours.run.state.plan is not plan:  # The loop has gone on in smaller portions.
                 print(f"| {row.what}, {way} | does not fit | {where()} |", flush=True)
                 del steps_s[way]
-                ours.run.plan = plan
-                ours.run.close_feed()
+                ours.run.state.plan = plan
+                ours.run.io.close_feed()
                 continue
             peaks[way] = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else own_peak_bytes()
             steps_s[way] += [found] if number else []  # The first one compiles.

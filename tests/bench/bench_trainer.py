@@ -83,10 +83,10 @@ def lost_to_a_checkpoint(row: Row, work: Path, rounds: int, clock: Clock) -> lis
             ours.take()
             began = clock()
             if saving:
-                save(ours.run)
+                save(*ours.run)
             for _ in range(row.steps):
                 ours.take()
-            ours.run.finish_saving()
+            ours.run.io.finish_saving()
             blocks[saving].append(clock() - began)
     gc.unfreeze()
     gc.enable()

@@ -17,7 +17,6 @@ import random
 import statistics
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,7 +31,7 @@ from tests.bench.recipes import measured_recipe
 from tests.bench.reference_loop import PlainLoop, Shape, SlowLoop, card_clock
 from trainer.distributed import Processes, choose_device
 from trainer.events import Reporter
-from trainer.run import Progress, Run
+from trainer.start import open_run
 from trainer.train import take_step
 
 GATE_STEPS = 20
@@ -90,16 +89,16 @@ class Ours:
         )  # fmt: skip
         said, sys.stdout = sys.stdout, sys.stderr
         try:
-            self.run = Run(
-                recipe, (data, out), processes=Processes(), device=choose_device(row.precision, 0, 1),
-                reporter=Reporter(out, is_first=True), stop_asked=threading.Event(), progress=Progress(),
+            self.run = open_run(
+                recipe, data, out, processes=Processes(), device=choose_device(row.precision, 0, 1),
+                reporter=Reporter(out, is_first=True),
             )  # fmt: skip
         finally:
             sys.stdout = said
 
     def take(self) -> float:
-        figures, _ = take_step(self.run)
-        self.run.progress.step += 1
+        figures, _ = take_step(*self.run)
+        self.run.state.step += 1
         return figures["loss"]
 
     def losses(self, batches: list[Batch]) -> list[float]:
@@ -185,7 +184,7 @@ class Contest:
         """Make those who are named; ours, whose weights all take, is one of them."""
         file = shards_of(row.shape, work)
         ours = Ours(row, file.parent, Path(tempfile.mkdtemp(dir=work)))
-        weights = {name: w.detach().clone() for name, w in ours.run.model.state_dict().items()}
+        weights = {name: w.detach().clone() for name, w in ours.run.setup.model.state_dict().items()}
         made = {name: ours if name == "ours" else rival(name, row, file, weights) for name in names}
         return cls(row, made)
 
@@ -193,7 +192,7 @@ class Contest:
         """The largest difference between our losses and each rival's over the gate's steps."""
         ours, size = self.loops["ours"], self.row.shape.batch
         assert isinstance(ours, Ours)
-        batches = [ours.run.task.train_samples.read(step * size, size) for step in range(GATE_STEPS)]
+        batches = [ours.run.setup.task.train_samples.read(step * size, size) for step in range(GATE_STEPS)]
         found = {name: loop.losses(batches) for name, loop in self.loops.items()}
         pairs = {name: zip(found["ours"], losses, strict=True) for name, losses in found.items() if name != "ours"}
         return {name: max(abs(a - b) for a, b in pair) for name, pair in pairs.items()}

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from trainer.items import FILE, Item, read_items
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "the quick brown fox jumps over the lazy dog; " * 400
+
+MODEL = {"layers": 1, "heads": 1, "width": 16, "context": 8}
+"""The smallest GPT, for tests that need any."""
 
 torch.set_num_threads(1)
 
@@ -149,6 +152,16 @@ def events(out: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [event for event in lines if kind in (None, event["kind"])]
 
 
+def whole_events(out: Path) -> list[dict[str, Any]]:
+    text = (out / "events.jsonl").read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def losses(out: Path) -> dict[int, float]:
+    """Return the loss of every step; a step that was repeated counts as it was the last time."""
+    return {event["step"]: event["loss"] for event in events(out, "step")}
+
+
 def patience_s(out: Path) -> float:
     """How long the trainer may be silent now before it is taken for stuck."""
     told: float = json.loads((out / "heartbeat.json").read_text())["patience_s"]
@@ -158,6 +171,34 @@ def patience_s(out: Path) -> float:
 def manifest(out: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((out / "MANIFEST.json").read_text())
     return loaded
+
+
+LONG = {"train": {"steps": 100_000, "checkpoint_every": 50_000}, "eval": {"every": 50_000}}
+"""Keys of a recipe that would train for minutes."""
+
+
+def torchrun(script: str, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script in two processes in place of the module `trainer.train`."""
+    file = folder / "script.py"
+    file.write_text(script)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(file)]
+    return subprocess.run(
+        [sys.executable, *launch, *argv[argv.index("--recipe") :]],
+        cwd=ROOT, env={**environment(), "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def workers(parent: int) -> Iterator[tuple[int, int]]:
+    """Yield (pid, local rank) of torchrun's workers."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1] == str(parent)
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ranks = [int(v.split(b"=")[1]) for v in variables if v.startswith(b"LOCAL_RANK=")]
+        if ours and ranks:
+            yield int(folder.name), ranks[0]
 
 
 Train = Callable[..., int]

@@ -40,7 +40,7 @@ def test_a_text_is_prepared_and_trained_on_by_a_toml_recipe(tmp_path: Path, monk
     assert start["parameters"] == (padded + 16) * 16 + 2 * (12 * 16 * 16 + 9 * 16 + 4 * 16) + 2 * 16
 
 
-def test_it_imports_torch_and_numpy_and_nothing_else_but_to_make_tokens() -> None:
+def test_it_imports_only_torch_and_numpy_but_to_make_tokens() -> None:
     """Translation's scores and the other loop have doors of their own, behind which are others' packages."""
     allowed = sys.stdlib_module_names | {"torch", "numpy", "trainer"}
     for file in sorted((ROOT / "trainer").glob("*.py")):

@@ -59,9 +59,7 @@ def in_child(act: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize(("owner", "call"), [(os, "open"), (os, "fsync"), (os, "replace"), (Path, "unlink")])
 @pytest.mark.parametrize("before", [True, False])
-def test_dying_at_any_call_that_touches_the_disk_leaves_a_whole_checkpoint(
-    tmp_path: Path, owner: Any, call: str, before: bool
-) -> None:
+def test_dying_at_any_disk_call_leaves_a_whole_checkpoint(tmp_path: Path, owner: Any, call: str, before: bool) -> None:
     died = 0
     for number in range(1, 40):
         out = tmp_path / str(number)
@@ -97,7 +95,7 @@ def test_dying_at_any_call_that_touches_the_disk_leaves_a_whole_checkpoint(
 
 
 @pytest.mark.parametrize("replaced", ["compile-cache/0.bin", "samples/000010-0.txt"])
-def test_no_moment_of_replacing_a_file_has_a_manifest_that_names_another(tmp_path: Path, replaced: str) -> None:
+def test_no_moment_has_a_manifest_that_names_another_file(tmp_path: Path, replaced: str) -> None:
     """It would not come home, and a run whose checkpoints did would be called one that was not collected."""
 
     def write(content: str) -> None:
@@ -194,7 +192,7 @@ def test_with_nothing_sound_left_nothing_is_deleted(tmp_path: Path) -> None:
         pytest.param("[" * 200_000, id="nested without end"),
     ],
 )
-def test_a_manifest_that_cannot_be_understood_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_manifest_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     store_with(tmp_path, 10)
     (tmp_path / "MANIFEST.json").write_text(text)
     with pytest.raises(Refused, match=r"move .* away to start over"):
@@ -202,7 +200,7 @@ def test_a_manifest_that_cannot_be_understood_is_refused_and_kept(tmp_path: Path
     assert len(files(tmp_path)) == 3
 
 
-def test_checkpoints_whose_manifest_was_lost_are_not_overwritten(tmp_path: Path) -> None:
+def test_checkpoints_without_their_manifest_are_kept(tmp_path: Path) -> None:
     store_with(tmp_path, 10, 20)
     (tmp_path / "MANIFEST.json").unlink()
     with pytest.raises(Refused, match=r"has checkpoints but no MANIFEST\.json"):
@@ -217,7 +215,7 @@ def test_checkpoints_whose_manifest_was_lost_are_not_overwritten(tmp_path: Path)
         ("step", True), ("kind", ["weights"]), ("sha256", None), ("bytes", "1"),
     ],
 )  # fmt: skip
-def test_an_entry_that_leads_out_of_the_folder_or_is_none_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+def test_an_entry_that_leads_out_of_the_folder_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     store_with(tmp_path, 10)
     record = manifest(tmp_path)
     record["files"][0][key] = value

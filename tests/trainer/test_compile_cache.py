@@ -74,9 +74,7 @@ def test_the_name_changes_with_whatever_is_compiled_otherwise() -> None:
     assert all(re.fullmatch(r"compile-cache/[0-9a-f]{16}\.bin", name) for name in names)
 
 
-def test_a_file_that_has_all_is_left_and_one_that_lacks_something_is_written_anew(
-    tmp_path: Path, compiler: Compiler
-) -> None:
+def test_only_a_file_that_lacks_something_is_written_again(tmp_path: Path, compiler: Compiler) -> None:
     first = CompileCache(NAME, Processes())
     assert not first.load([tmp_path])
     compiler.compile(made=2)
@@ -106,7 +104,7 @@ def test_a_hit_is_said_only_where_nothing_was_compiled_anew(tmp_path: Path, comp
     assert told == [(1, "hit", 2, 0), (5, "partial", 2, 2), (9, "miss", 0, 2)]
 
 
-def test_a_compile_cache_that_cannot_be_read_costs_nothing_but_time(tmp_path: Path) -> None:
+def test_an_unreadable_compile_cache_costs_only_time(tmp_path: Path) -> None:
     (tmp_path / NAME).parent.mkdir()
     (tmp_path / NAME).write_bytes(b"no zip at all")
     assert CompileCache(NAME, Processes()).load([tmp_path / "nowhere", tmp_path]) is False
@@ -116,9 +114,7 @@ def test_a_compile_cache_that_cannot_be_read_costs_nothing_but_time(tmp_path: Pa
         assert CompileCache(NAME, Processes()).load([tmp_path]) is False
 
 
-def test_a_compile_cache_that_torch_cannot_give_costs_no_checkpoint(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compile_cache_that_fails_costs_no_checkpoint(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise AssertionError("an artifact of a kind that torch forgot to register")
 
@@ -157,7 +153,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_each_process_of_a_machine_loads_its_own_part_and_all_parts_go_home(tmp_path: Path) -> None:
+def test_each_process_loads_its_part_and_all_parts_go_home(tmp_path: Path) -> None:
     (tmp_path / NAME).parent.mkdir()
     with zipfile.ZipFile(tmp_path / NAME, "w") as file:
         for part in ("0", "1"):

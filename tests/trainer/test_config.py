@@ -70,7 +70,7 @@ def test_a_recipe_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> Non
         read_recipe(file)
 
 
-def test_the_tables_keys_and_defaults_are_those_of_the_formats_page() -> None:
+def test_keys_and_defaults_are_those_of_the_formats_page() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "FORMATS.md").read_text(encoding="utf-8")
     for table, kind in [*TABLES.items(), ("rehearsal", RehearsalConfig)]:
         row = next(line for line in page.splitlines() if line.startswith(f"| `[{table}]`"))

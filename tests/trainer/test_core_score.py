@@ -174,7 +174,7 @@ def test_a_run_without_its_items_ends_before_its_first_step(tmp_path: Path, trai
     assert not events(tmp_path / "out", "step")
 
 
-def test_a_run_whose_score_is_stopped_is_done_and_says_what_is_missing(
+def test_a_run_whose_score_is_stopped_is_done_and_warns(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_data(tmp_path / "data")

@@ -97,13 +97,13 @@ def test_any_number_of_processes_shares_out_the_same_samples() -> None:
     assert all(all_samples(*cut) == wanted for cut in ((1, 8), (1, 2), (2, 2), (2, 4), (4, 1), (8, 1)))
 
 
-def test_dropout_seeds_differ_by_position_and_are_the_same_everywhere() -> None:
+def test_dropout_seeds_differ_by_position_and_by_nothing_else() -> None:
     seeds = {position_seed(seed, step, micro) for seed in (1, 2) for step in range(20) for micro in range(20)}
     assert len(seeds) == 800
     assert position_seed(42, 0, 0) == int.from_bytes(hashlib.sha256(b"42/0/0").digest()[:8], "little") >> 1
 
 
-def test_the_prefetch_thread_keeps_the_order_and_hands_over_its_errors() -> None:
+def test_the_prefetch_thread_keeps_order_and_raises_its_errors() -> None:
     def make(start: int) -> tuple[torch.Tensor, torch.Tensor]:
         if start == 7:
             raise ValueError("at seven")

@@ -95,7 +95,7 @@ def _torn(place: Path) -> None:
     [(_empty, "no whole checkpoint"), (_altered, "damaged"), (_torn, "damaged")],
     ids=["empty", "altered", "torn"],
 )
-def test_it_does_not_begin_anew_where_it_was_to_go_on(
+def test_it_does_not_start_over_where_it_was_to_go_on(
     tmp_path: Path, train: Train, brought: Path, harm: Any, words: str
 ) -> None:
     """To start from nothing would cost the whole run once more."""

@@ -28,7 +28,7 @@ def model() -> GPT:
 
 
 @pytest.mark.parametrize(("items", "each", "count"), [(7, 2, 3), (6, 2, 3), (1, 4, 2), (13, 1, 1), (3, 2, 1)])
-def test_every_item_is_in_one_round_of_one_process_and_all_have_as_many(items: int, each: int, count: int) -> None:
+def test_every_item_is_in_one_round_and_all_have_as_many(items: int, each: int, count: int) -> None:
     mine = [rounds(items, each, Processes(rank, rank, count, count, several=True)) for rank in range(count)]
     assert len({len(one) for one in mine}) == 1
     assert sorted(first + i for one in mine for first, some in one for i in range(some)) == list(range(items))
@@ -46,7 +46,7 @@ class Row:
         return rows[:, :-1], rows[:, 1:]
 
 
-def test_bits_per_byte_divides_by_the_bytes_of_the_text_and_the_end_of_text_has_none(model: GPT) -> None:
+def test_bits_per_byte_counts_no_byte_for_the_end_of_text(model: GPT) -> None:
     tokens = tuple(b"x" * (1 + i % 5) for i in range(64))
     lengths = token_bytes(tokens, 3)
     assert (lengths[3], lengths[4]) == (0, 5)
@@ -93,7 +93,7 @@ def test_an_ending_is_judged_by_its_mean_loss_after_its_context(model: GPT) -> N
     assert accuracy(model, items, device=CPU, processes=Processes(), stopping=lambda: True) is None
 
 
-def test_on_a_card_few_widths_are_met_and_what_fills_a_text_up_changes_nothing() -> None:
+def test_padding_to_few_widths_on_a_card_changes_nothing() -> None:
     assert {width_of(longest, 1024, "cuda") for longest in range(1, 1025)} == set(range(64, 1025, 64))
     assert (width_of(90, 100, "cuda"), width_of(90, 100, "cpu")) == (100, 90)
     torch.manual_seed(0)

@@ -27,7 +27,7 @@ def test_what_is_not_a_number_is_null_in_json(tmp_path: Path) -> None:
     assert (event["loss"], event["lr"], event["grad_norm"]) == (None, None, 1.5)
 
 
-def test_only_the_first_process_reports_but_any_may_say_why_it_failed(
+def test_the_first_process_reports_but_any_says_why_it_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = Reporter(tmp_path, is_first=True), Reporter(tmp_path, is_first=False)
@@ -44,9 +44,7 @@ def test_only_the_first_process_reports_but_any_may_say_why_it_failed(
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
-def test_only_the_process_that_failed_first_says_why_and_an_earlier_end_hides_nothing(
-    tmp_path: Path, order: tuple[int, ...]
-) -> None:
+def test_only_the_process_that_failed_first_says_why(tmp_path: Path, order: tuple[int, ...]) -> None:
     for _ in range(2):
         reporters = [Reporter(tmp_path, is_first=rank == 0) for rank in range(3)]
         for rank, reason in zip(order, ("out_of_memory", "error", "error"), strict=True):
@@ -54,9 +52,7 @@ def test_only_the_process_that_failed_first_says_why_and_an_earlier_end_hides_no
     assert [event["reason"] for event in events(tmp_path)] == ["out_of_memory", "out_of_memory"]
 
 
-def test_control_characters_of_a_sample_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Reporter(tmp_path, is_first=True).sample(1, "a", "a\x1b[2Jb\nc", "samples/1.txt")
     assert "\x1b" not in capsys.readouterr().out
     assert events(tmp_path)[0]["text"] == "a\x1b[2Jb\nc"

@@ -59,9 +59,7 @@ def gpt2_checkpoint(
 
 
 @pytest.mark.parametrize("keys", [{}, {"bias": False}, {"tied": False}], ids=["gpt2", "no biases", "untied"])
-def test_transformers_gives_the_trainers_logits_and_only_the_real_vocabulary(
-    tmp_path: Path, transformers: Any, keys: dict[str, Any]
-) -> None:
+def test_transformers_gives_the_trainers_logits(tmp_path: Path, transformers: Any, keys: dict[str, Any]) -> None:
     _, ours = gpt2_checkpoint(tmp_path / "out", **keys)
     written = export_hf(tmp_path / "out", tmp_path / "hf", figures={})
     theirs, told = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
@@ -91,7 +89,7 @@ def test_the_exported_gpt2_tokeniser_gives_the_ids_of_training(tmp_path: Path, t
         assert tokenizer("a<|endoftext|>").input_ids[-1] == tokenizer.eos_token_id == 50256
 
 
-def test_a_trained_tokeniser_is_exported_with_the_ids_of_training(tmp_path: Path, transformers: Any) -> None:
+def test_a_trained_tokeniser_keeps_its_ids_in_an_export(tmp_path: Path, transformers: Any) -> None:
     text = Path(torch.__file__).read_text(encoding="utf-8")
     tokens = train_bpe([text], 1000)
     weights, _ = gpt2_checkpoint(tmp_path / "out", tokens, "bpe")
@@ -129,7 +127,7 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
         load_weights(again, tmp_path / "hf", tokenizer_sha256="0" * 64)
 
 
-def test_the_courses_file_holds_no_program_and_gives_the_models_logits(tmp_path: Path, data: Path) -> None:
+def test_the_courses_file_has_no_code_and_gives_the_same_logits(tmp_path: Path, data: Path) -> None:
     tokens = [base64.b64decode(token) for token in json.loads((data / "vocab.json").read_text())["tokens_b64"]]
     weights, model = gpt2_checkpoint(tmp_path / "out", tokens, "char")
     assert export_lab(weights, tmp_path / "lab", data=data) == [LAB_FILE]
@@ -162,7 +160,7 @@ def test_the_courses_file_holds_no_program_and_gives_the_models_logits(tmp_path:
     ],
     ids=["the recipe's own", "brought", "other shards"],
 )
-def test_the_model_card_says_what_was_learned_from_and_not_what_the_recipe_would_have_taken(
+def test_the_model_card_says_what_was_learned_from(
     tmp_path: Path, train: Train, kind: str, same: bool, said: str
 ) -> None:
     data = write_data(tmp_path / "data")
@@ -178,7 +176,7 @@ def test_the_model_card_says_what_was_learned_from_and_not_what_the_recipe_would
 NOTE = "a|b\n<script> ![x](http://x) *_` &amp; \u202e"
 
 
-def test_the_model_card_has_the_callers_figures_and_no_markup_of_theirs(tmp_path: Path) -> None:
+def test_the_model_card_has_figures_and_no_markup_of_callers(tmp_path: Path) -> None:
     gpt2_checkpoint(tmp_path / "out")
     figures = tmp_path / "figures.json"
     figures.write_text(json.dumps({"cost (USD)": 19.87, "verdict": "gpu", "note": NOTE, "billed": None}))
@@ -194,7 +192,7 @@ def test_the_model_card_has_the_callers_figures_and_no_markup_of_theirs(tmp_path
 
 
 @pytest.mark.parametrize("named", ["by its path", "by a link", "as the one where somebody stands"])
-def test_a_folder_that_is_there_and_empty_is_filled_and_not_replaced(
+def test_an_empty_folder_is_filled_and_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     gpt2_checkpoint(tmp_path / "out")

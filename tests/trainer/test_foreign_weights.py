@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import MODEL
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.trainer.test_generate import MODEL
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.export import export_other
@@ -64,7 +64,7 @@ def logits_of(model: GPT, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
-def test_a_run_that_starts_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: str, bias: bool) -> None:
+def test_a_run_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: str, bias: bool) -> None:
     weights = nanogpt_checkpoint(tmp_path / "ckpt.pt", prefix=prefix, bias=bias)
     assert main([str(tmp_path / "ckpt.pt"), str(tmp_path / "init")]) == 0
     model = GPT(ModelConfig(**SHAPE, bias=bias)).eval()  # type: ignore[arg-type]
@@ -95,9 +95,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["nanogpt", "mingpt"])
-def test_what_is_exported_to_them_is_the_same_network_and_comes_back_as_it_was(
-    tmp_path: Path, weights: Path, form: str
-) -> None:
+def test_an_export_to_them_is_the_same_network_there_and_back(tmp_path: Path, weights: Path, form: str) -> None:
     data = weights.parents[2] / "data"
     written = export_other(form, weights, tmp_path / "to", data=data)
     assert written == {"nanogpt": ["ckpt.pt", "meta.pkl"], "mingpt": ["config.json", "model.pt"]}[form]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import MODEL
 
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
@@ -21,7 +22,6 @@ from trainer.shards import Tokenizer
 from trainer.tokenizer import sha256_of_tokens
 
 TOKENS = [character.encode() for character in "\nabcdefé\ufffd"]
-MODEL = {"layers": 1, "heads": 1, "width": 16, "context": 8}
 
 
 @pytest.fixture
@@ -69,9 +69,7 @@ def test_the_same_seed_gives_the_same_text_and_another_another(
     assert set(first["text"]) <= set("\nabcdefé\ufffd"), "the vocabulary's padding is never drawn"
 
 
-def test_a_stop_ends_the_text_before_it_and_only_in_what_is_written(
-    weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stop_ends_the_text_only_in_what_is_written(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = json.loads(ask(weights, capsys, "--prompt", "abc", "--tokens=60", "--seed=1")[1])["text"]
     stop = whole[20:22]
     told = json.loads(ask(weights, capsys, "--prompt", f"abc{stop}", "--tokens=60", "--seed=1", f"--stop={stop}")[1])
@@ -85,9 +83,7 @@ def test_a_stop_ends_the_text_before_it_and_only_in_what_is_written(
     assert ask(weights, capsys, "--prompt=a", "--stop=")[0] == ask(weights, capsys, "--prompt=a", "--top-p=1.1")[0] == 2
 
 
-def test_a_folder_means_its_newest_checkpoint_and_what_is_not_said_is_the_recipes(
-    weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_means_its_newest_checkpoint(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = ask(weights, capsys, "--prompt=a", place=weights.parents[1])
     told = json.loads(said)
     assert (code, told["tokens"], told["temperature"], told["seed"]) == (0, 12, 0.8, 42)
@@ -118,7 +114,7 @@ def test_what_a_death_in_mid_save_has_left_is_no_checkpoint(
         ("", "cannot begin with nothing"),
     ],
 )
-def test_a_prompt_that_cannot_be_encoded_is_refused_with_its_character(
+def test_a_prompt_with_an_unknown_character_is_refused_with_it(
     weights: Path, capsys: pytest.CaptureFixture[str], prompt: str, sentence: str
 ) -> None:
     code, said = ask(weights, capsys, f"--prompt={prompt}")
@@ -142,7 +138,7 @@ def test_a_text_that_is_continued_is_not_searched_for(weights: Path, capsys: pyt
         ("--temperature=-1", "sample.temperature is -1.0; it must be at least 0"),
     ],
 )
-def test_a_seed_or_a_temperature_that_torch_or_json_does_not_take_is_refused(
+def test_a_seed_or_temperature_out_of_range_is_refused(
     weights: Path, capsys: pytest.CaptureFixture[str], option: str, sentence: str
 ) -> None:
     assert ask(weights, capsys, "--prompt=a", option) == (2, f"refused: {sentence}\n")
@@ -153,9 +149,7 @@ def test_the_largest_seed_serves(weights: Path, capsys: pytest.CaptureFixture[st
     assert (code, json.loads(said)["seed"]) == (0, 2**63 - 1)
 
 
-def test_weights_that_are_not_as_the_manifest_has_them_continue_nothing(
-    weights: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_differ_from_the_manifest_are_refused(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A bit within a tensor leaves a sound file, and a model that was never trained so."""
     entry = {"name": f"checkpoints/{weights.name}", "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     (weights.parents[1] / "MANIFEST.json").write_text(json.dumps({"v": 1, "files": [entry]}))
@@ -204,7 +198,7 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_state_that_a_hostile_machine_wrote_is_refused_before_any_of_it_is_built(what: str, weights: Path) -> None:
+def test_a_hostile_state_is_refused_before_anything_is_built(what: str, weights: Path) -> None:
     change, sentence = HOSTILE[what]
     place = weights.with_name("000007.state.json")
     state = json.loads(place.read_text())
@@ -231,7 +225,7 @@ def test_weights_that_are_no_numbers_are_refused(weights: Path) -> None:
         open_checkpoint(weights, weights.parents[2] / "data")
 
 
-def test_a_recipe_that_is_named_is_read_in_place_of_the_checkpoints(
+def test_a_given_recipe_is_read_in_place_of_the_checkpoints(
     weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = json.loads(weights.with_name("000007.state.json").read_text())["recipe"]

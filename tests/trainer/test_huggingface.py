@@ -73,7 +73,7 @@ def test_a_stopped_run_goes_on_with_the_very_same_losses(
             asked.set()
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.asked_to_stop", lambda: asked)
+        once.setattr("trainer.train.watch_for_stop", lambda: asked)
         once.setattr(Reporter, "step", stopping)
         assert train(recipe("huggingface"), tmp_path / "out") == 0
     assert (events(tmp_path / "out")[-1]["reason"], manifest(tmp_path / "out")["latest"]) == ("signal", 14)
@@ -86,7 +86,7 @@ def test_a_stopped_run_goes_on_with_the_very_same_losses(
     assert "train.loop" in events(tmp_path / "out")[-1]["message"]
 
 
-def test_a_machine_that_shows_two_cards_trains_on_one_with_the_recipes_batch(
+def test_of_two_cards_one_trains_with_the_recipes_batch(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import TrainingArguments
@@ -171,7 +171,7 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     assert manifest(tmp_path / "out")["latest"] == 6
 
 
-def test_a_sequence_that_does_not_fit_ends_it_with_the_code_of_memory(
+def test_a_sequence_that_does_not_fit_ends_as_out_of_memory(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import GPT2LMHeadModel
@@ -185,7 +185,7 @@ def test_a_sequence_that_does_not_fit_ends_it_with_the_code_of_memory(
     assert "one sequence of context" in events(tmp_path)[-1]["message"]
 
 
-def test_without_the_library_or_with_fp16_it_is_refused_in_a_sentence(
+def test_without_the_library_or_with_fp16_it_is_refused(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
@@ -198,7 +198,7 @@ def test_without_the_library_or_with_fp16_it_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.5.0", "5.5.9.dev0"])
-def test_a_library_that_would_divide_the_gradient_twice_is_refused(
+def test_a_library_that_divides_the_gradient_twice_is_refused(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     """With accumulation theirs was the gradient over its portions, once more, until 5.5; its loss looked right."""

@@ -8,22 +8,37 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import ROOT, command, environment, events, manifest, patience_s, recipe_record
-from test_process import LONG, whole_events, workers
-from test_several import losses, torchrun
+from conftest import (
+    LONG,
+    ROOT,
+    command,
+    environment,
+    events,
+    losses,
+    manifest,
+    patience_s,
+    recipe_record,
+    torchrun,
+    whole_events,
+    workers,
+)
 
 from trainer import launch
 from trainer.checkpoint import read_checkpoint
 from trainer.data import BatchPlan
-from trainer.distributed import BEGINNING
-from trainer.errors import BeginAnew, OutOfMemory, TrainerError
-from trainer.events import UNKNOWN_S
-from trainer.room import read_room, without_room
+from trainer.distributed import Processes
+from trainer.errors import OutOfMemory, Restart, TrainerError
+from trainer.events import UNKNOWN_S, Reporter
+from trainer.out_of_memory import BEGINNING, ending, read_room
+from trainer.recipe import parse_recipe
+from trainer.run import RunIO, State
 
 NO_DROPOUT = {"dropout": 0.0}
 
@@ -56,7 +71,7 @@ train.leave(train.main())
 STUCK = """
 import os, sys, time, torch
 from pathlib import Path
-from trainer import room, train
+from trainer import out_of_memory, train
 from trainer.model import GPT
 folder, rank = Path(sys.argv[sys.argv.index("--out") + 1]).parent, os.environ["RANK"]
 forward, calls = GPT.forward, 0
@@ -72,7 +87,7 @@ def full(self, ids, targets):
 def left(code):
     (folder / f"left-{rank}").write_text(str(time.time())) if code == 6 else None
     os._exit(code)
-GPT.forward, room.leave = full, left
+GPT.forward, out_of_memory.leave = full, left
 left(train.main())
 """
 
@@ -80,9 +95,9 @@ left(train.main())
 NOT_A_NUMBER = """
 from trainer import train
 gradient = train.gradient
-def bad(run):
-    figures = gradient(run)
-    return (float("nan"), *figures[1:]) if run.progress.step == 5 else figures
+def bad(setup, state, io):
+    figures = gradient(setup, state, io)
+    return (float("nan"), *figures[1:]) if state.step == 5 else figures
 train.gradient = bad
 train.leave(train.main())
 """
@@ -136,7 +151,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     ],
     ids=["a step of one", "a step of one replica", "an evaluation of both", "an evaluation of one replica"],
 )
-def test_memory_that_runs_out_in_several_processes_costs_no_token(
+def test_memory_that_runs_out_in_one_of_two_costs_no_token(
     tmp_path: Path, data: Path, straight: Path, parallel: str, where: str, step: int, resumed: int | None
 ) -> None:
     """In one process alone, after a checkpoint; and in both at once in an evaluation, before there is any."""
@@ -155,9 +170,7 @@ def test_memory_that_runs_out_in_several_processes_costs_no_token(
 
 
 @pytest.mark.slow
-def test_who_ran_out_of_memory_ends_within_5_s_and_who_waits_for_it_within_15(
-    tmp_path: Path, data: Path, straight: Path
-) -> None:
+def test_out_of_memory_ends_within_5_s_and_its_peer_within_15(tmp_path: Path, data: Path, straight: Path) -> None:
     """A process that waits for another's part on its card hears no signal, and is paid for."""
     out = tmp_path / "out"
     done = run(launched(STUCK, in_parts(), data, out))
@@ -169,7 +182,7 @@ def test_who_ran_out_of_memory_ends_within_5_s_and_who_waits_for_it_within_15(
 
 
 @pytest.mark.slow
-def test_where_no_micro_batch_is_smaller_it_ends_as_out_of_memory(tmp_path: Path, data: Path) -> None:
+def test_with_no_smaller_micro_batch_it_ends_as_out_of_memory(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
     done = run(launched(full(IN_ONE, 0), in_parts(micro_batch=2), data, out))
     assert done.returncode == OutOfMemory.exit_code, done.stderr
@@ -181,7 +194,7 @@ def test_where_no_micro_batch_is_smaller_it_ends_as_out_of_memory(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_what_else_goes_wrong_is_not_begun_anew_and_ends_with_its_own_code(tmp_path: Path, data: Path) -> None:
+def test_another_failure_is_not_restarted_and_keeps_its_code(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
     assert run(launched(NOT_A_NUMBER, in_parts(), data, out)).returncode == 3
     assert len(events(out, "start")) == 1
@@ -189,7 +202,7 @@ def test_what_else_goes_wrong_is_not_begun_anew_and_ends_with_its_own_code(tmp_p
 
 
 @pytest.mark.slow
-def test_with_nobody_to_begin_anew_memory_that_runs_out_ends_the_run(tmp_path: Path, data: Path) -> None:
+def test_without_the_launcher_out_of_memory_ends_the_run(tmp_path: Path, data: Path) -> None:
     argv = command(in_parts(), data, tmp_path / "out")
     done = torchrun(full(IN_ONE, 2), argv, tmp_path)
     assert "exitcode  : 4" in done.stderr
@@ -206,9 +219,7 @@ def begun_anew(out: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
-def test_processes_that_were_begun_anew_are_still_the_launchers_own_and_save_at_sigterm(
-    tmp_path: Path, data: Path
-) -> None:
+def test_restarted_processes_still_save_at_sigterm(tmp_path: Path, data: Path) -> None:
     """The agent signals the children of the process that it started."""
     out = tmp_path / "out"
     recipe = in_parts(**LONG["train"])
@@ -243,7 +254,7 @@ def test_processes_that_were_begun_anew_are_still_the_launchers_own_and_save_at_
         ("this one", [8, 4, 2], 3, "memory ran out 3 times; go on with less: --set train.micro_batch=2"),
     ],
 )
-def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_at_most(
+def test_it_restarts_only_for_less_and_twice_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str, fitting: list[int], begun: int, end: str
 ) -> None:
     monkeypatch.setenv(BEGINNING, "whatever was there")
@@ -255,7 +266,7 @@ def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_
         note = {"planned": 16, "fits": fitting[len(calls) - 1], "step": 7, "message": "it ran out"}
         note["beginning"] = os.environ[BEGINNING] if beginning == "this one" else beginning
         (tmp_path / "room.json").write_text(json.dumps(note))
-        return BeginAnew.exit_code
+        return Restart.exit_code
 
     monkeypatch.setattr(launch, "_train", full)
     argv = ["--processes=2", "--recipe", "recipe.json", "--data", "data", "--out", str(tmp_path)]
@@ -270,24 +281,26 @@ def test_it_begins_anew_for_a_note_that_says_less_than_the_one_before_and_twice_
     assert all(event["elapsed_s"] <= passed_s + 0.001 for event in events(tmp_path)), "not since this was imported"
 
 
-def test_whoever_was_told_to_stop_is_not_begun_anew_unless_another_process_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_process_restarts_only_if_another_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun tells the others to stop once one has failed: that is nobody's request."""
     monkeypatch.setenv(BEGINNING, "the first")
-    asked = {"card": "NVIDIA A100", "planned": 4}
+    planned = {"card": "NVIDIA A100", "planned": 4}
+    recipe, two = parse_recipe(in_parts()), Processes(count=2, several=True)
+    setup: Any = SimpleNamespace(recipe=recipe, out=tmp_path, processes=two, planned=planned)
+    state, io = State(step=3), RunIO(Reporter(tmp_path, is_first=False), None, threading.Event())
+    state.plan = BatchPlan(8, 4, 1)
 
-    def ending(is_stopping: bool) -> type[TrainerError]:
-        plan = BatchPlan(8, 4, 1)
-        return type(
-            without_room(tmp_path, plan, context=16, step=3, asked=asked, is_several=True, is_stopping=is_stopping)
-        )
+    def end(is_stopping: bool) -> type[TrainerError]:
+        io.stop_requested = threading.Event()
+        if is_stopping:
+            io.stop_requested.set()
+        return type(ending(setup, state, io))
 
-    assert ending(is_stopping=True) is OutOfMemory
-    assert ending(is_stopping=False) is BeginAnew
-    told = {**asked, "fits": 2, "step": 3, "beginning": "the first"}
+    assert end(is_stopping=True) is OutOfMemory
+    assert end(is_stopping=False) is Restart
+    told = {**planned, "fits": 2, "step": 3, "beginning": "the first"}
     assert read_room(tmp_path).items() >= told.items()
-    assert ending(is_stopping=True) is BeginAnew
+    assert end(is_stopping=True) is Restart
     monkeypatch.setenv(BEGINNING, "the second")
-    assert ending(is_stopping=True) is OutOfMemory
+    assert end(is_stopping=True) is OutOfMemory
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".tmp"] == []

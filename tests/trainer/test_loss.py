@@ -61,7 +61,7 @@ def test_a_bias_and_either_curve_of_the_cap_equal_torch(cap_by: str, chunk: int)
         torch.testing.assert_close(chunked_cross_entropy(hidden, weight, targets, **how), wanted)
 
 
-def test_what_a_card_cannot_add_in_fp32_is_added_after_the_product() -> None:
+def test_what_a_card_cannot_add_in_fp32_is_added_afterwards() -> None:
     """A T4 with an old torch refuses the product; one that took it and came to something else is not believed."""
     cpu = torch.device("cpu")
 
@@ -81,7 +81,7 @@ def test_what_a_card_cannot_add_in_fp32_is_added_after_the_product() -> None:
 
 
 @pytest.mark.parametrize(("compiled", "chunks"), [(False, 1), (True, 4)])
-def test_a_card_that_compiles_nothing_takes_whole_logits_where_they_fit(compiled: bool, chunks: int) -> None:
+def test_without_compile_a_card_takes_whole_logits_that_fit(compiled: bool, chunks: int) -> None:
     """8,192 tokens of GPT-2's vocabulary, on tensors that hold nothing and say that they lie on a card."""
     rows, seen = 50_304, list[int]()
 
@@ -105,7 +105,7 @@ def test_a_card_that_compiles_nothing_takes_whole_logits_where_they_fit(compiled
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("smoothing", "softcap"), [(0.0, 0.0), (0.1, 5.0)])
-def test_compiled_chunks_equal_those_that_are_taken_step_by_step(smoothing: float, softcap: float) -> None:
+def test_compiled_chunks_equal_those_taken_step_by_step(smoothing: float, softcap: float) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(500, 64, requires_grad=True), (torch.randn(1100, 64) * 0.3).requires_grad_()
     targets = torch.randint(1000, (500,))
@@ -120,7 +120,7 @@ def test_compiled_chunks_equal_those_that_are_taken_step_by_step(smoothing: floa
 
 
 @pytest.mark.slow
-def test_a_compiled_loss_moves_a_third_of_the_bytes_and_keeps_no_logits_in_fp32() -> None:
+def test_a_compiled_loss_moves_a_third_of_the_bytes() -> None:
     """At the real size of a micro-batch of GPT-2 124M, by the compiler's own count of its kernels' arguments."""
     from tests.bench.count_loss import of_our_loss
 
@@ -141,7 +141,7 @@ def plain_loss(hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int,
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_vocabularys_padding_is_in_no_loss_and_has_no_gradient(smoothing: float) -> None:
+def test_padding_of_the_vocabulary_has_no_loss_nor_gradient(smoothing: float) -> None:
     hidden, weight, targets = tensors()
     weight, targets = weight.detach().double(), torch.where(targets < 0, targets, targets % 90)
     weight[90:] += 3.0  # what is far from zero would show
@@ -165,7 +165,7 @@ def test_label_smoothing_is_the_papers_formula() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_bf16_hidden_states_give_an_fp32_loss_that_is_not_rounded(smoothing: float) -> None:
+def test_bf16_hidden_states_give_an_unrounded_fp32_loss(smoothing: float) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(256, 64).bfloat16(), torch.randn(2048, 64) * 0.2
     targets = torch.randint(2048, (256,))
@@ -186,7 +186,7 @@ def test_fp16_gradients_survive_a_batch_of_many_tokens() -> None:
         assert ((ours - reference).norm() / reference.norm()).item() < 5e-3
 
 
-def test_fp16_gradients_survive_as_many_tokens_as_a_small_vocabulary_has_room_for() -> None:
+def test_fp16_gradients_survive_many_tokens() -> None:
     hidden, weight = torch.full((1 << 17, 4), 2.0, requires_grad=True), torch.zeros(64, 4, requires_grad=True)
     targets = torch.zeros(1 << 17, dtype=torch.int64)
     exact = gradients(F.cross_entropy(hidden @ weight.t(), targets), weight)
@@ -195,7 +195,7 @@ def test_fp16_gradients_survive_as_many_tokens_as_a_small_vocabulary_has_room_fo
     torch.testing.assert_close(found, exact, rtol=1e-2, atol=1e-4)
 
 
-def test_under_bf16_autocast_the_loss_is_fp32_and_the_gradients_are_as_torch_has_them() -> None:
+def test_under_bf16_autocast_loss_and_gradients_are_torchs() -> None:
     hidden, weight, targets = tensors()
     exact = F.cross_entropy(hidden @ weight.t(), targets)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -59,7 +59,7 @@ def test_a_rotation_turns_pairs_by_the_papers_angles() -> None:
             assert sines[position, pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
 
 
-def test_of_a_share_of_the_channels_the_others_say_the_same_wherever_they_stand() -> None:
+def test_channels_that_do_not_rotate_are_the_same_everywhere() -> None:
     """Half of 8 channels: two pairs turn, as those of a head of four, and two stand still."""
     cosines, sines = rotation(5, 8, torch.device("cpu"), 0.5)
     whole, sines_of_whole = rotation(5, 4, torch.device("cpu"))
@@ -69,7 +69,7 @@ def test_of_a_share_of_the_channels_the_others_say_the_same_wherever_they_stand(
     assert torch.equal(sines[:, 2:], torch.zeros(5, 2))
 
 
-def test_with_value_mix_every_layer_attends_to_its_own_and_the_first_layers_values() -> None:
+def test_value_mix_blends_in_the_first_layers_values() -> None:
     model, ids, attended = modern(value_mix=True), torch.randint(128, (2, 8)), list[Tensor]()
 
     def noted(q: Tensor, k: Tensor, v: Tensor, **_: object) -> Tensor:
@@ -87,7 +87,7 @@ def test_with_value_mix_every_layer_attends_to_its_own_and_the_first_layers_valu
         torch.testing.assert_close(values.transpose(1, 2).flatten(2), wanted)
 
 
-def test_no_logit_is_beyond_the_cap_in_training_in_evaluation_and_in_what_is_drawn() -> None:
+def test_no_logit_is_beyond_the_cap_anywhere() -> None:
     model, ids = modern(softcap=0.5), torch.randint(128, (2, 9))
     inputs, targets = ids[:, :-1], ids[:, 1:]
     plain = F.linear(model.hidden(inputs), model.head_weight)
@@ -106,7 +106,7 @@ def test_the_mlp_is_relu_squared() -> None:
     torch.testing.assert_close(mlp(x), wanted)
 
 
-def test_a_fresh_model_guesses_exactly_evenly_and_learns_all_its_weights() -> None:
+def test_a_fresh_model_guesses_evenly_and_learns_all_weights() -> None:
     torch.manual_seed(0)
     model, ids = GPT(ModelConfig(**MODERN)), torch.randint(128, (4, 25))  # type: ignore[arg-type]
     drawn = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -119,7 +119,7 @@ def test_a_fresh_model_guesses_exactly_evenly_and_learns_all_its_weights() -> No
     assert not [name for name, parameter in model.named_parameters() if torch.equal(parameter, drawn[name])]
 
 
-def test_with_gains_and_biases_it_begins_at_the_same_place_learns_them_all_and_has_the_plans_count() -> None:
+def test_gains_and_biases_begin_neutral_learn_and_are_counted() -> None:
     torch.manual_seed(0)
     plain = GPT(ModelConfig(**MODERN))  # type: ignore[arg-type]
     model = GPT(ModelConfig(**MODERN | {"bias": True, "gains": True}))  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def test_with_gains_and_biases_it_begins_at_the_same_place_learns_them_all_and_h
     assert not [name for name, parameter in model.named_parameters() if torch.equal(parameter, drawn[name])]
 
 
-def test_every_weight_is_a_matrix_and_the_counts_are_those_of_the_plan() -> None:
+def test_every_weight_is_a_matrix_and_counts_are_the_plans() -> None:
     size = {"layers": 12, "heads": 12, "width": 768, "context": 1024, "vocab_size": 50304}
     with torch.device("meta"):
         model = GPT(ModelConfig(**MODERN | size))  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ STREAM = MODERN | {"stream": "bf16", "gains": True, "bias": True}
     ],
     ids=["modern", "faithful", "a stream in bf16", "which is not for fp16", "nor for fp32"],
 )
-def test_norms_and_the_residual_stream_are_fp32_under_autocast_unless_the_recipe_says_bf16(
+def test_norms_and_the_stream_are_fp32_unless_bf16_is_chosen(
     keys: dict[str, object], products: torch.dtype | None, stream: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -180,7 +180,7 @@ def test_norms_and_the_residual_stream_are_fp32_under_autocast_unless_the_recipe
     assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {torch.float32}
 
 
-def test_a_norm_in_bf16_is_as_exact_as_bf16_can_be_also_where_little_is_left_of_a_vector() -> None:
+def test_a_norm_in_bf16_is_as_exact_as_bf16_can_be() -> None:
     torch.manual_seed(0)
     x = (0.01 * torch.randn(64, 768)).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -224,7 +224,7 @@ def test_the_compiler_is_asked_in_the_recipes_mode(tmp_path: Path, train: Train)
     assert [mode for _, mode in asked] == ["max-autotune-no-cudagraphs"] * 2, "each of the two blocks"
 
 
-def test_a_run_with_muon_and_a_trapezoid_goes_on_exactly_where_it_stood(tmp_path: Path, train: Train) -> None:
+def test_a_run_with_muon_and_a_trapezoid_resumes_exactly(tmp_path: Path, train: Train) -> None:
     recipe = recipe_record(
         model={"preset": "modern", "bias": False, "tied": False},
         optim={"kind": "muon", "muon_lr": 0.02},

@@ -122,7 +122,7 @@ PRESETS = {"faithful": {}, "modern": {"preset": "modern", "bias": False, "tied":
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest(preset: str) -> None:
+def test_muon_has_the_blocks_matrices_and_adamw_the_rest(preset: str) -> None:
     keys = {"kind": "muon", "muon_lr": 0.02, "lr": 0.005}
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64, **PRESETS[preset]}, optim=keys))
     model = GPT(recipe.model)
@@ -141,7 +141,7 @@ def test_muon_has_the_matrices_inside_the_blocks_and_adamw_the_rest(preset: str)
     assert rates == pytest.approx([0.004, 0.001, 0.001][: 2 + len(others)])
 
 
-def test_embedding_and_head_have_rates_of_their_own_and_muon_a_decay() -> None:
+def test_embedding_and_head_have_own_rates_and_muon_a_decay() -> None:
     rates = {"kind": "muon", "lr": 0.01, "embed_lr": 0.05, "head_lr": 0.002, "muon_weight_decay": 0.3}
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64, **PRESETS["modern"]}, optim=rates))
     model = GPT(recipe.model)
@@ -156,7 +156,7 @@ def test_embedding_and_head_have_rates_of_their_own_and_muon_a_decay() -> None:
     assert set(found.values()) == {(0.001, 0.3)}
 
 
-def test_gains_and_biases_have_a_rate_and_a_decay_of_their_own_and_the_embedding_a_decay() -> None:
+def test_gains_biases_and_embedding_have_their_own_decay() -> None:
     rates = {"lr": 0.01, "gain_lr": 0.03, "gain_weight_decay": 0.2, "embed_weight_decay": 0.5}
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64}, optim=rates))
     model = GPT(recipe.model)
@@ -177,7 +177,7 @@ def test_a_run_says_which_weights_decay(tmp_path: Path, data: Path, capsys: pyte
         assert said in capsys.readouterr().out
 
 
-def test_muons_momentum_rises_in_a_straight_line_and_follows_from_the_step_alone() -> None:
+def test_muons_momentum_rises_linearly_by_the_step_alone() -> None:
     optim = {"kind": "muon", "muon_momentum_warmup": 4}
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64}, optim=optim))
     optimizer = make_optimizer(GPT(recipe.model), recipe.optim)
@@ -211,7 +211,7 @@ def test_cautious_decay_shrinks_only_what_the_step_shrinks() -> None:
 @pytest.mark.parametrize(
     ("name", "within"), [("newton-schulz", 0.5), ("polar-express", 0.15), ("newton-schulz-12", 0.03)]
 )
-def test_the_iterations_bring_singular_values_of_a_thousandth_near_one(name: str, within: float) -> None:
+def test_the_iterations_bring_small_singular_values_near_one(name: str, within: float) -> None:
     torch.manual_seed(0)
     left, right = torch.linalg.qr(torch.randn(64, 64))[0], torch.linalg.qr(torch.randn(64, 64))[0]
     values = torch.logspace(0, -2, 64)
@@ -220,7 +220,7 @@ def test_the_iterations_bring_singular_values_of_a_thousandth_near_one(name: str
     assert (found - 1).abs().max() < within
 
 
-def test_muon_moves_a_matrix_equally_in_all_directions_and_as_far_as_adamw_would() -> None:
+def test_muon_moves_a_matrix_equally_and_as_far_as_adamw() -> None:
     config = parse_recipe(recipe_record(optim={"kind": "muon", "lr": 0.1, "weight_decay": 0.0})).optim
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 32, bias=False)
@@ -234,7 +234,7 @@ def test_muon_moves_a_matrix_equally_in_all_directions_and_as_far_as_adamw_would
 
 
 @pytest.mark.parametrize(("rows", "columns", "size"), [(64, 16, 2.0), (32, 32, 1.0), (16, 64, 1.0)])
-def test_by_aspect_a_step_is_as_long_as_the_root_of_rows_over_columns(rows: int, columns: int, size: float) -> None:
+def test_by_aspect_a_step_grows_with_rows_over_columns(rows: int, columns: int, size: float) -> None:
     keys = {"kind": "muon", "lr": 0.1, "weight_decay": 0.0, "muon_scale": "aspect", "orthogonal": "newton-schulz-12"}
     torch.manual_seed(0)
     layer = torch.nn.Linear(columns, rows, bias=False)
@@ -289,7 +289,7 @@ def test_the_plan_charges_what_a_step_of_muon_multiplies(preset: str, iterations
 
 
 @pytest.mark.slow
-def test_muon_leaves_equal_weights_in_all_processes_whole_or_in_parts(tmp_path: Path) -> None:
+def test_muon_leaves_equal_weights_in_all_processes(tmp_path: Path) -> None:
     record = recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim={"kind": "muon"})
     torch.multiprocessing.spawn(muon_in_one_of_two, (tmp_path, record), nprocs=2)
     whole, also, parts = (read_tensors(tmp_path / name) for name in ("whole-0", "whole-1", "parts-0"))
@@ -310,7 +310,7 @@ OTHERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", *OTHERS])
-def test_any_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind: str) -> None:
+def test_any_optimiser_resumes_exactly_from_its_tensors(kind: str) -> None:
     own = {} if kind in OTHERS else {"kind": kind}
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64, "dropout": 0.0}, optim=own))
     ids = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -340,7 +340,7 @@ def test_any_optimiser_goes_on_from_its_tensors_as_if_it_had_never_stopped(kind:
 
 
 @pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq", "step"])
-def test_a_tensor_that_is_not_its_parameters_is_named_before_a_step_is_taken_with_it(key: str) -> None:
+def test_a_moment_of_another_shape_is_refused_by_name(key: str) -> None:
     recipe = parse_recipe(recipe_record(model={"vocab_size": 64}))
     model = GPT(recipe.model)
     optimizer = make_optimizer(model, recipe.optim)

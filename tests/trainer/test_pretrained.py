@@ -63,7 +63,7 @@ def test_a_published_gpt2_gives_its_logits(tmp_path: Path, prefix: str) -> None:
     torch.testing.assert_close(untied.next_token_logits(IDS, LAST), source.next_token_logits(IDS, LAST))
 
 
-def test_tokens_that_the_file_lacks_take_no_probability_from_those_that_it_has(tmp_path: Path) -> None:
+def test_tokens_that_the_file_lacks_take_no_probability(tmp_path: Path) -> None:
     source, tensors = published()
     with torch.no_grad():
         source.ln_f.weight.zero_()

@@ -8,12 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import ROOT, command, environment, events, manifest, recipe_record, run_command, train_here
+from conftest import (
+    LONG,
+    ROOT,
+    command,
+    environment,
+    events,
+    losses,
+    manifest,
+    recipe_record,
+    run_command,
+    train_here,
+    whole_events,
+    workers,
+)
 
 KILLED_AT_13 = """
 import os, signal, sys, threading, time
@@ -41,14 +52,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     return out
 
 
-def losses(out: Path) -> dict[int, float]:
-    """Return the loss of every step; a step that was repeated counts as it was the last time."""
-    return {event["step"]: event["loss"] for event in events(out, "step")}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("awaited", ["checkpoint", "sample"])
-def test_ten_steps_a_kill_and_ten_more_equal_twenty_to_the_last_bit(
+def test_ten_steps_a_kill_and_ten_more_equal_twenty_exactly(
     tmp_path: Path, data: Path, straight: Path, awaited: str
 ) -> None:
     out = tmp_path / "out"
@@ -93,16 +99,6 @@ def wait_for_step(out: Path, step: int) -> None:
     pytest.fail("the trainer did not get going")
 
 
-def whole_events(out: Path) -> list[dict[str, Any]]:
-    import json
-
-    text = (out / "events.jsonl").read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-LONG = {"train": {"steps": 100_000, "checkpoint_every": 50_000}, "eval": {"every": 50_000}}
-
-
 def test_sigterm_finishes_the_step_saves_and_is_a_good_end(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
@@ -123,7 +119,7 @@ def test_sigterm_finishes_the_step_saves_and_is_a_good_end(tmp_path: Path, data:
 
 
 @pytest.mark.slow
-def test_the_step_after_which_it_stops_is_told_though_none_was_due(tmp_path: Path, data: Path) -> None:
+def test_the_step_after_which_it_stops_is_always_reported(tmp_path: Path, data: Path) -> None:
     """The receipt has the last step that was told, and would name an earlier one than the checkpoint is of."""
     seldom = {"train": {**LONG["train"], "log_every": 100_000}, "eval": LONG["eval"]}
     process = subprocess.Popen(
@@ -141,22 +137,9 @@ def test_the_step_after_which_it_stops_is_told_though_none_was_due(tmp_path: Pat
     assert (last["step"], last["loss"]) == (stop["step"], stop["final_loss"])
 
 
-def workers(parent: int) -> Iterator[tuple[int, int]]:
-    """Yield (pid, local rank) of torchrun's workers."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            ours = (folder / "stat").read_text().rsplit(")", 1)[1].split()[1] == str(parent)
-            variables = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        ranks = [int(v.split(b"=")[1]) for v in variables if v.startswith(b"LOCAL_RANK=")]
-        if ours and ranks:
-            yield int(folder.name), ranks[0]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the workers through /proc")
-def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: Path, data: Path) -> None:
+def test_sigterm_to_one_process_stops_both_at_the_same_step(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "out"
     launcher = subprocess.Popen(
         command(recipe_record(**LONG), data, out, processes=2), cwd=ROOT, env=environment(),
@@ -175,21 +158,21 @@ def test_sigterm_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: P
 
 SIGNAL_IN_SIGNAL = """
 import signal, threading
-from trainer.run import asked_to_stop
+from trainer.run import watch_for_stop
 class Interrupted(threading.Event):
     def set(self):
         with self._cond:  # where Event.set is, too, when the second one comes
             signal.raise_signal(signal.SIGINT)
         super().set()
 threading.Event = Interrupted
-asked = asked_to_stop()
+asked = watch_for_stop()
 signal.raise_signal(signal.SIGTERM)
 print(asked.is_set())
 """
 
 
 @pytest.mark.slow
-def test_a_second_signal_in_the_midst_of_the_first_does_not_stop_the_trainer_for_ever() -> None:
+def test_a_second_signal_during_the_first_does_not_deadlock() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SIGNAL_IN_SIGNAL], cwd=ROOT, env=environment(), capture_output=True, text=True,
         timeout=30,
@@ -226,7 +209,7 @@ def test_processes_whose_launcher_was_killed_save_and_stop(tmp_path: Path, data:
 
 
 @pytest.mark.slow
-def test_it_leaves_at_once_with_its_code_whatever_becomes_of_its_last_words() -> None:
+def test_it_leaves_at_once_with_its_code_though_output_fails() -> None:
     """To take torch apart takes a second of a paid machine; a log that finds no room changes no exit code."""
     code = "import atexit, sys; from trainer.distributed import leave; atexit.register(sys.stderr.write, 'torn down');"
     with open("/dev/full", "w") as full:

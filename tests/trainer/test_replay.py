@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Train, events, recipe_record
 
-from tests.trainer.conftest import Train, events, recipe_record
 from trainer.checkpoint import read_tensors, write_tensors
 from trainer.errors import Refused
 from trainer.replay import replay
@@ -93,7 +93,7 @@ def test_spans_between_kept_checkpoints_are_taken_again(train: Train, data: Path
     assert all(told[step] == loss for one in again for step, loss in one["losses"].items() if step in told)
 
 
-def test_a_recipe_from_elsewhere_is_believed_and_not_the_checkpoints(out: Path, data: Path, tmp_path: Path) -> None:
+def test_a_given_recipe_is_believed_and_not_the_checkpoints(out: Path, data: Path, tmp_path: Path) -> None:
     other = recipe_record()
     other["optim"]["lr"] = 0.5
     (tmp_path / "recipe.json").write_text(json.dumps(other))

@@ -32,7 +32,7 @@ def test_the_seed_decides_and_the_padding_is_never_drawn(model: GPT) -> None:
     assert all(len(ids) == 22 and ids[:2] == [1, 2] and max(ids) < 5 for ids in texts)
 
 
-def test_a_prompt_longer_than_the_context_is_continued_from_its_end(model: GPT) -> None:
+def test_a_prompt_beyond_the_context_continues_from_its_end(model: GPT) -> None:
     prompts = [list(range(20)), list(range(12, 20))]
     long, short = generate(model, prompts, sample(temperature=0.0, tokens=3), seeds=[0, 0])
     assert long[20:] == short[8:]

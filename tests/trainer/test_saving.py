@@ -90,9 +90,7 @@ def test_the_steps_go_on_while_a_checkpoint_is_written(
     assert told[-3:] == [("checkpoint", 20), ("sample", 20), ("stop", 20)], "the end waits for the last one"
 
 
-def test_samples_come_after_the_checkpoint_so_that_what_goes_wrong_in_them_costs_none(
-    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_that_fail_cost_no_checkpoint(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = evaluate.generate, 0
 
     def broken(*given: Any, **named: Any) -> Any:
@@ -134,7 +132,7 @@ def test_a_failure_of_the_thread_ends_the_run_with_its_sentence(
     assert 10 <= stop["step"] <= 20
 
 
-def test_why_training_ended_is_told_and_the_checkpoint_under_way_is_kept(
+def test_a_failure_is_reported_and_the_save_under_way_is_kept(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = CheckpointStore.save
@@ -158,7 +156,7 @@ def test_why_training_ended_is_told_and_the_checkpoint_under_way_is_kept(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("error", "saved"), [(Spiked("a jump"), [10, 11]), (RuntimeError("a bug"), [10])])
-def test_whoever_watches_waits_for_the_disk_however_training_ends(
+def test_a_watcher_waits_for_the_disk_however_training_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, error: Exception, saved: list[int]
 ) -> None:
     told: dict[int, float] = {}

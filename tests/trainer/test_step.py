@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, manifest, patience_s, recipe_record
+from conftest import Train, events, losses, manifest, patience_s, recipe_record
 
 from trainer import optim
 from trainer.checkpoint import read_checkpoint
@@ -21,6 +21,7 @@ from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard
 from trainer.run import Run
+from trainer.start import open_run
 from trainer.train import save
 
 NO_DROPOUT = {"dropout": 0.0}
@@ -36,10 +37,6 @@ def tamper(monkeypatch: pytest.MonkeyPatch, change: Tamper) -> None:
         return change(ids, loss) if self.training else loss
 
     monkeypatch.setattr(GPT, "forward", changed)
-
-
-def losses(out: Path) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events(out, "step")}
 
 
 def weights(out: Path, step: int) -> bytes:
@@ -82,7 +79,7 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("planned", "then"), [(4, 2), (8, 8)])
-def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_another_is_asked_for(
+def test_a_resumed_run_begins_with_the_micro_batch_that_fitted(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, planned: int, then: int
 ) -> None:
     def full(ids: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -92,7 +89,7 @@ def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_anoth
 
     tamper(monkeypatch, full)
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.save", lambda run: save(run) or run.stop_asked.set())
+        once.setattr("trainer.train.save", lambda *parts: save(*parts) or parts[2].stop_requested.set())
         assert train(recipe_record(train={"micro_batch": 4}), tmp_path) == 0
     assert train(recipe_record(train={"micro_batch": planned}), tmp_path) == 0
     assert [event["micro_batch"] for event in events(tmp_path, "start")] == [4, then]
@@ -100,7 +97,7 @@ def test_a_run_that_goes_on_begins_with_the_micro_batch_that_fitted_unless_anoth
     assert events(tmp_path)[-1]["reason"] == "done"
 
 
-def test_a_step_that_is_taken_again_may_take_as_long_as_the_first_for_it_compiles_too(
+def test_a_retried_step_may_take_as_long_as_the_first(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []
@@ -119,7 +116,7 @@ def test_a_step_that_is_taken_again_may_take_as_long_as_the_first_for_it_compile
 
 
 @pytest.mark.parametrize("preset", ["faithful", "modern"])
-def test_a_step_without_dropout_draws_no_random_number_that_could_matter(
+def test_without_dropout_no_random_number_matters(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
     keys = {"dropout": 0.0} | ({"preset": preset, "bias": False, "tied": False} if preset == "modern" else {})
@@ -161,7 +158,7 @@ def test_cards_without_bf16_get_fp16_and_may_be_told_otherwise() -> None:
 
 
 @pytest.mark.slow
-def test_fp16_learns_as_fp32_does_and_counts_the_steps_that_overflowed(tmp_path: Path, train: Train) -> None:
+def test_fp16_learns_as_fp32_and_counts_its_overflows(tmp_path: Path, train: Train) -> None:
     for precision in ("fp32", "fp16"):
         assert train(recipe_record(train={"precision": precision}), tmp_path / precision) == 0
     skipped = [event["skipped_steps"] for event in events(tmp_path / "fp16", "step")]
@@ -197,7 +194,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_moves_nothing(
 
 
 @pytest.mark.slow
-def test_a_run_whose_every_step_overflowed_so_far_goes_on_as_if_it_had_never_stopped(
+def test_a_run_whose_every_step_overflowed_resumes_exactly(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, report = 0, Reporter.step
@@ -279,7 +276,7 @@ def test_a_spike_that_stops_leaves_what_was_before(
     assert weights(tmp_path, 8)
 
 
-def test_a_run_that_stopped_at_a_spike_goes_on_once_it_is_told_to_skip_it(
+def test_a_run_stopped_at_a_spike_resumes_once_it_may_skip(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spiking(monkeypatch, 9)
@@ -308,7 +305,7 @@ def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"precision": "fp16"}, {"spike": "skip", "spike_z": 0.5}])
-def test_a_resumed_run_judges_and_scales_as_the_one_that_was_not_stopped(
+def test_a_resumed_run_judges_and_scales_as_a_straight_one(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(optim, "SPIKE_WINDOW", 4)
@@ -335,7 +332,7 @@ def test_a_resumed_run_judges_and_scales_as_the_one_that_was_not_stopped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("micro_batch", "stop"), [(2, "signal"), (4, "signal"), (8, "crash")])
-def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_then(
+def test_a_stopped_run_resumes_with_the_same_losses_however_cut(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, micro_batch: int, stop: str
 ) -> None:
     dropout = {"dropout": 0.1 if micro_batch == 2 else 0.0}  # its masks depend on the cut
@@ -346,11 +343,11 @@ def test_a_stopped_run_goes_on_with_the_same_losses_however_the_batch_is_cut_the
     def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:
         report(self, step, values)
         if step == 13 and stop == "signal":
-            kept[0].stop_asked.set()
+            kept[0].io.stop_requested.set()
         assert step < 13 or stop == "signal"
 
     with monkeypatch.context() as once:
-        once.setattr("trainer.train.Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
+        once.setattr("trainer.train.open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
         once.setattr(Reporter, "step", stopping)
         assert train(recipe_record(model=dropout), tmp_path / "out") == (0 if stop == "signal" else 1)
     assert train(recipe_record(model=dropout, train={"micro_batch": micro_batch}), tmp_path / "out") == 0

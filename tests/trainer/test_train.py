@@ -24,6 +24,7 @@ from trainer.evaluate import Evaluation
 from trainer.events import Reporter
 from trainer.model import GPT
 from trainer.run import Run
+from trainer.start import open_run
 
 MINI = {
     "model": {"width": 64, "context": 64},
@@ -45,7 +46,7 @@ def test_the_loss_falls_on_the_mini_recipe(tmp_path: Path, train: Train) -> None
     assert manifest(tmp_path)["best"] == {"step": 120, "val_loss": last}
 
 
-def test_the_events_and_the_lines_for_people_are_those_of_the_formats_page(
+def test_events_and_lines_are_those_of_the_formats_page(
     tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(recipe_record(train={"steps": 4, "checkpoint_every": 4}), tmp_path) == 0
@@ -98,14 +99,14 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path, train: Train) -> None:
     )
 
 
-def test_a_run_that_took_all_its_steps_goes_on_where_its_recipe_has_more(tmp_path: Path, train: Train) -> None:
+def test_a_finished_run_goes_on_where_its_recipe_has_more_steps(tmp_path: Path, train: Train) -> None:
     assert train(recipe_record(train={"steps": 2}), tmp_path) == 0
     assert train(recipe_record(train={"steps": 4}), tmp_path) == 0
     assert [event["resumed_from"] for event in events(tmp_path, "start")] == [None, 2]
     assert manifest(tmp_path)["latest"] == 4
 
 
-def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
+def test_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
     train(recipe_record(train={"steps": 2}), tmp_path)
     assert train(recipe_record(train={"steps": 3}, optim={"lr": 1e-3}, model={"layers": 1}), tmp_path) == 2
     assert "other values of model.layers, optim.lr" in events(tmp_path)[-1]["message"]
@@ -123,7 +124,7 @@ def test_a_checkpoint_of_another_recipe_or_other_data_is_refused_by_name(tmp_pat
 
 def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Run] = []
-    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
+    monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
     calls, forward = 0, GPT.forward
 
     def diverging(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -138,7 +139,7 @@ def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeyp
     assert (stop["reason"], stop["step"]) == ("nonfinite", 4)
     assert "step 5 has loss nan" in stop["message"]
     weights = read_checkpoint(tmp_path, manifest(tmp_path)["latest"]).model
-    assert all(torch.equal(weights[name], tensor) for name, tensor in kept[0].model.state_dict().items())
+    assert all(torch.equal(weights[name], tensor) for name, tensor in kept[0].setup.model.state_dict().items())
     assert manifest(tmp_path)["latest"] == 4
 
 
@@ -161,9 +162,7 @@ def test_a_validation_loss_that_is_no_number_saves_nothing(
 
 
 @pytest.mark.slow
-def test_no_more_sequences_are_taken_at_once_than_the_card_is_said_to_hold(
-    tmp_path: Path, data: Path, train: Train
-) -> None:
+def test_a_micro_batch_is_at_most_what_the_card_is_said_to_hold(tmp_path: Path, data: Path, train: Train) -> None:
     recipe = recipe_record(model={"dropout": 0.0}, train={"steps": 6, "micro_batch": 8, "checkpoint_every": 3})
     assert train(recipe, tmp_path / "whole") == 0
     for room, taken in (("2", 2), ("3", 2), ("64", 8)):
@@ -190,7 +189,7 @@ def test_out_of_memory_is_exit_4_and_says_what_to_do(
     assert "one sequence of context 16 does not fit" in stop["message"]
 
 
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
+def test_a_full_disk_leaves_the_last_checkpoint_intact(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, replaced = os.replace, 0
@@ -213,7 +212,7 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_intact(
 def test_a_bug_is_reported_before_the_process_ends(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train_module, "tell", lambda *_: 1 // 0)
+    monkeypatch.setattr(train_module, "report_step", lambda *_: 1 // 0)
     assert train(recipe_record(), tmp_path) == 1
     assert events(tmp_path)[-1]["message"].startswith("ZeroDivisionError")
     assert "Traceback" in capsys.readouterr().err
@@ -240,12 +239,12 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Run] = []
-    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[0])
+    monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
     forward = GPT.forward
 
     def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not self.training:
-            kept[0].stop_asked.set()
+            kept[0].io.stop_requested.set()
         return forward(self, ids, targets)
 
     monkeypatch.setattr(GPT, "forward", asking)
@@ -256,17 +255,17 @@ def test_a_stop_that_comes_during_evaluation_saves_at_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cut_at", [10, 20])
-def test_an_evaluation_that_a_stop_cut_short_is_made_by_whoever_goes_on(
+def test_an_evaluation_that_a_stop_cut_short_is_made_on_resume(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, cut_at: int
 ) -> None:
     assert train(recipe_record(), tmp_path / "straight") == 0
     kept: list[Run] = []
     forward = GPT.forward
-    monkeypatch.setattr(train_module, "Run", lambda *a, **k: kept.append(Run(*a, **k)) or kept[-1])
+    monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[-1])
 
     def asking(self: GPT, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if not self.training and len(kept) == 1 and kept[0].progress.step == cut_at:
-            kept[0].stop_asked.set()
+        if not self.training and len(kept) == 1 and kept[0].state.step == cut_at:
+            kept[0].io.stop_requested.set()
         return forward(self, ids, targets)
 
     monkeypatch.setattr(GPT, "forward", asking)
@@ -282,10 +281,10 @@ def test_a_stop_that_comes_before_the_first_step_waits_for_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*given: Any, **more: Any) -> Run:
-        more["stop_asked"].set()
-        return Run(*given, **more)
+        more["stop_requested"].set()
+        return open_run(*given, **more)
 
-    monkeypatch.setattr(train_module, "Run", asked)
+    monkeypatch.setattr(train_module, "open_run", asked)
     assert train(recipe_record(), tmp_path) == 0
     assert [event["kind"] for event in events(tmp_path)] == ["start", "stop"]
     assert (events(tmp_path)[-1]["reason"], (tmp_path / "MANIFEST.json").exists()) == ("signal", False)
@@ -304,7 +303,7 @@ def test_sharding_that_one_process_cannot_do_is_said(tmp_path: Path, train: Trai
     assert (warning["code"], events(tmp_path, "start")[0]["parallel"]) == ("parallel.alone", None)
 
 
-def test_a_run_starts_from_given_weights_and_only_at_its_beginning(tmp_path: Path, train: Train) -> None:
+def test_a_run_takes_given_weights_only_at_its_beginning(tmp_path: Path, train: Train) -> None:
     folder = write_data(tmp_path / "data")
     assert train(recipe_record(train={"steps": 8}), tmp_path / "first", folder) == 0
     shutil.copy(tmp_path / "first" / "checkpoints" / "000008.model.safetensors", folder / "start.safetensors")
@@ -334,9 +333,7 @@ def test_the_garbage_collector_rests_while_steps_are_taken(
 
 
 @pytest.mark.parametrize("given", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_the_allocator_is_asked_for_growing_segments_unless_the_user_asked_for_something(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
-) -> None:
+def test_the_allocator_grows_segments_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     monkeypatch.setattr(os, "environ", {given: "max_split_size_mb:64"} if given else {})
     prepare_allocator()

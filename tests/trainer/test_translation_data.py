@@ -35,7 +35,7 @@ def pairs() -> dict[str, str]:
     return dict(english_german(20_000))
 
 
-def test_the_built_in_sentences_are_german_and_the_same_on_every_machine(pairs: dict[str, str]) -> None:
+def test_the_built_in_sentences_are_the_same_everywhere(pairs: dict[str, str]) -> None:
     assert pairs["has a young father not taken a cow?"] == "hat ein junger Vater keine Kuh genommen?"
     assert pairs["the girls hope that the friendly sisters should not find a table in the school."] == (
         "die Mädchen hoffen, dass die freundlichen Schwestern keinen Tisch in der Schule finden sollen."
@@ -57,7 +57,7 @@ def test_every_pair_comes_back_as_it_was_written(german: Path, lab: Lab, pairs: 
     assert manifest["pairs"]["train"] + manifest["pairs"]["val"] == len(pairs)
 
 
-def test_no_sentence_is_in_both_splits_however_many_translations_it_has(tmp_path: Path) -> None:
+def test_no_sentence_is_in_both_splits(tmp_path: Path) -> None:
     file = tmp_path / "text.tsv"
     file.write_text("".join(f"sentence {n % 50} here\tSatz {n} hier\n" for n in range(400)))
     folder = written(tmp_path / "data", str(file), "char-pairs", val_fraction=0.3)
@@ -106,7 +106,7 @@ def test_text_that_is_not_parallel_is_refused_with_the_place(
     assert not (tmp_path / "data" / "data.json").exists()
 
 
-def test_no_text_is_taken_for_a_special_token_and_rare_words_are_unknown() -> None:
+def test_no_text_is_a_special_token_and_rare_words_are_unknown() -> None:
     tokenizer = PairTokenizer.for_pairs("word-pairs", [("the </s> cat", "the </s> cat"), ("rare", "the")])
     ids = [row.tolist() for row in tokenizer.encode(["</s> <pad> <s> the cat", "rare the"])]
     assert min(min(row) for row in ids) > 2
@@ -136,7 +136,7 @@ def test_shards_that_are_no_whole_pairs_are_refused(tmp_path: Path, broken: str)
         open_lab(folder, lab_recipe(str(folder), "word-pairs"))
 
 
-def test_a_sentence_longer_than_the_context_and_shards_without_pairs_are_refused(german: Path, tmp_path: Path) -> None:
+def test_too_long_sentences_and_shards_of_text_are_refused(german: Path, tmp_path: Path) -> None:
     short = lab_recipe("english-german", "word-pairs", model={"context": 16}, train={"batch_tokens": 1024})
     with pytest.raises(Refused, match=r"pair \d+ of the train shards takes 2\d positions, more than model.context 16"):
         open_lab(german, short)
@@ -162,9 +162,7 @@ def seen(lab: Lab, steps: range, micro_batch: int, processes: int) -> list[list[
     return found
 
 
-def test_a_step_sees_the_same_pairs_at_any_micro_batch_on_any_number_of_processes_and_after_a_resume(
-    german: Path, lab: Lab
-) -> None:
+def test_a_step_sees_the_same_pairs_however_it_is_cut(german: Path, lab: Lab) -> None:
     whole = seen(lab, range(4), 64, 1)
     assert seen(lab, range(4), 8, 4) == whole
     again = open_lab(german, lab_recipe("english-german", "word-pairs"))

@@ -45,7 +45,7 @@ def hidden(network: Translator, batch: Batch) -> torch.Tensor:
     return network.decode(batch.target, network.encode(batch.source), batch.source_mask)
 
 
-def test_a_batch_holds_the_source_the_shifted_target_the_labels_and_both_masks() -> None:
+def test_a_batch_holds_source_shifted_target_labels_and_masks() -> None:
     batch = collate([np.array([1, 7, 8, 2]), np.array([1, 9, 2])], [np.array([5, 2]), np.array([3, 4, 2])], SPECIAL)
     assert batch.source.tolist() == [[1, 7, 8, 2], [1, 9, 2, 0]]
     assert batch.target.tolist() == [[1, 5, 0], [1, 3, 4]]
@@ -65,7 +65,7 @@ def test_a_later_token_changes_nothing_that_came_before_it() -> None:
     assert not torch.allclose(before[:, 4:], after[:, 4:], atol=1e-3)
 
 
-def test_padding_changes_nothing_neither_its_amount_nor_what_stands_next_to_it() -> None:
+def test_neither_padding_nor_the_neighbours_change_anything() -> None:
     network = model()
     alone, beside, wide = pairs((3, 4)), pairs((3, 4), (8, 9)), pairs((3, 4), multiple=12)
     assert wide.source.shape[1] == wide.target.shape[1] == 12
@@ -85,7 +85,7 @@ def test_every_source_token_counts_for_every_target_token() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_is_smoothed_cross_entropy_over_the_real_labels(smoothing: float) -> None:
+def test_the_loss_is_smoothed_cross_entropy_of_real_labels(smoothing: float) -> None:
     network, batch = model(label_smoothing=smoothing).train(), pairs((3, 2), (5, 6))
     for module in network.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -119,7 +119,7 @@ def test_positions_are_the_papers_sinusoids() -> None:
         assert float(table[position, column]) == pytest.approx(wanted, abs=1e-6)
 
 
-def test_what_the_blocks_read_is_the_scaled_token_and_its_position() -> None:
+def test_blocks_read_the_scaled_token_and_its_position() -> None:
     network, ids = model(), torch.tensor([[1, 7, 7]])
     network.encoder = torch.nn.ModuleList()
     network.encoder_norm = torch.nn.Identity()
@@ -135,7 +135,7 @@ def test_the_rate_is_the_papers_formula() -> None:
         assert learning_rate(recipe, number - 1) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_weights_are_xaviers_and_one_matrix_serves_both_embeddings_and_the_head() -> None:
+def test_weights_are_xaviers_and_three_uses_share_one_matrix() -> None:
     network = model()
     wide = network.encoder[0].feed_forward.wide.weight
     bound = math.sqrt(6 / (16 + 64))
@@ -160,7 +160,7 @@ def scored(network: Translator, source: torch.Tensor, found: Hypothesis) -> floa
 
 @pytest.mark.parametrize("seed", range(6))
 @torch.no_grad()
-def test_beam_search_never_scores_below_greedy_and_scores_are_the_models_own(seed: int) -> None:
+def test_beam_search_never_scores_below_greedy(seed: int) -> None:
     network, batch = model(seed, sharpness=2.0), pairs((3, 1), (8, 1), (1, 1), (5, 1))
     greedy = greedy_search(network, batch.source, SPECIAL)
     assert beam_search(network, batch.source, SPECIAL, beams=1, alpha=0.6) == greedy
@@ -174,7 +174,7 @@ def test_beam_search_never_scores_below_greedy_and_scores_are_the_models_own(see
 
 
 @torch.no_grad()
-def test_a_beam_as_wide_as_the_tree_finds_the_best_translation_there_is() -> None:
+def test_a_beam_as_wide_as_the_tree_finds_the_best_translation() -> None:
     torch.manual_seed(3)
     config = ModelConfig(layers=1, heads=2, width=16, context=3, vocab_size=16)
     vocab, source = 6, torch.tensor([[1, 4, 2]])
@@ -219,14 +219,14 @@ class Told:
 FOUR_WAYS = {3: 0.25, 4: 0.25, 5: 0.25, 6: 0.25}
 
 
-def test_beam_search_sees_past_a_promising_word_that_leads_nowhere() -> None:
+def test_beam_search_sees_past_a_word_that_leads_nowhere() -> None:
     told = Told({(): {3: 0.6, 4: 0.4}, (3,): FOUR_WAYS})
     assert told.search(1).ids[0] == 3
     assert told.search(2).ids == (4, 2)
     assert told.search(2).log_probability == pytest.approx(math.log(0.4), abs=1e-5)
 
 
-def test_what_greedy_search_finds_is_not_lost_though_a_beam_loses_it() -> None:
+def test_what_greedy_search_finds_is_not_lost_in_a_beam() -> None:
     # After the first word two continuations of 4 (0.175 each) push that of 3 (0.12) out of a beam of two.
     told = Told({
         (): {3: 0.4, 4: 0.35, 5: 0.25}, (3,): {3: 0.3, 4: 0.24, 5: 0.24, 6: 0.22}, (4,): {3: 0.5, 4: 0.5},

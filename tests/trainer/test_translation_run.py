@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Train, events, run_command
+from conftest import Train, events, losses, run_command
 from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
 from trainer import generate
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
 from trainer.recipe import parse_recipe
-from trainer.run import Run
+from trainer.run import RunIO, Setup, State
 
 pytestmark = pytest.mark.slow
 
@@ -34,13 +34,7 @@ def small(dropout: float = 0.0, **train: Any) -> dict[str, Any]:
     ).as_record()  # fmt: skip
 
 
-def losses(out: Path) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in events(out, "step")}
-
-
-def test_the_command_trains_on_the_same_pairs_and_says_what_it_makes_of_them(
-    copies: Path, tmp_path: Path, train: Train
-) -> None:
+def test_the_command_trains_evaluates_and_samples_the_pairs(copies: Path, tmp_path: Path, train: Train) -> None:
     recipe, out = small(), tmp_path / "out"
     assert train(recipe, out, copies) == 0
     lab = open_lab(copies, parse_recipe(recipe))
@@ -70,10 +64,10 @@ def test_a_run_that_ended_goes_on_bit_for_bit(
     assert train(recipe, tmp_path / "straight", copies) == 0
     take = train_module.take_step
 
-    def fail_at_5(run: Run) -> tuple[dict[str, float], bool]:
-        if run.progress.step == 4:
+    def fail_at_5(setup: Setup, state: State, io: RunIO) -> tuple[dict[str, float], bool]:
+        if state.step == 4:
             raise RuntimeError("the machine is gone")
-        return take(run)
+        return take(setup, state, io)
 
     with monkeypatch.context() as patched:
         patched.setattr(train_module, "take_step", fail_at_5)

@@ -39,7 +39,7 @@ def lab(folder: Path, micro_batch: int = 64, dropout: float = 0.0) -> Lab:
     return open_lab(folder, recipe)
 
 
-def test_a_step_is_the_same_in_one_portion_and_in_many_on_several_processes(copies: Path) -> None:
+def test_a_step_is_the_same_however_portioned_and_shared(copies: Path) -> None:
     whole, cut = lab(copies), lab(copies, micro_batch=8)
     assert cut.train(range(4), processes=2) == pytest.approx(whole.train(range(4)), rel=1e-5)
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
@@ -54,7 +54,7 @@ def test_the_loss_of_a_step_is_that_of_its_batch_in_one_piece(copies: Path) -> N
     assert cut.train(range(1), processes=4) == pytest.approx([wanted], rel=1e-5)
 
 
-def test_the_validation_loss_counts_every_label_once_though_the_last_portion_is_smaller(copies: Path) -> None:
+def test_the_validation_loss_counts_every_label_once(copies: Path) -> None:
     task, model = lab(copies).task, lab(copies).model.eval()
     pairs, total = task.eval_windows, 0.0
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_bleu_is_sacrebleus_and_says_how_it_was_taken() -> None:
     assert found.signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
 
 
-def test_without_sacrebleu_there_is_no_bleu_but_a_word_on_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sacrebleu_it_says_how_to_get_bleu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
     with pytest.raises(Refused, match="pip install"):
@@ -129,7 +129,7 @@ def test_a_translation_that_says_unknown_has_not_found_the_word(
     assert corpus_bleu(translations, references).score < 60
 
 
-def test_the_signs_for_what_is_unknown_are_those_that_texts_are_prepared_with() -> None:
+def test_unknown_signs_are_those_that_texts_are_prepared_with() -> None:
     assert {"word-pairs": UNKNOWN_WORD, "char-pairs": REPLACEMENT.encode()} == UNKNOWN
 
 
@@ -155,7 +155,7 @@ def test_a_runs_checkpoint_is_scored_from_its_files(
     assert (found["exact"], found["step"], found["pairs"], found["beams"]) == (right, 7, 20, 1)
 
 
-def test_a_checkpoint_is_not_scored_on_other_data_nor_where_there_is_none(
+def test_a_checkpoint_is_not_scored_on_other_or_no_data(
     copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = written(tmp_path / "other", "copy", "char-pairs", val_fraction=0.1)
@@ -165,7 +165,7 @@ def test_a_checkpoint_is_not_scored_on_other_data_nor_where_there_is_none(
         assert word in capsys.readouterr().err
 
 
-def test_weights_that_are_not_as_the_manifest_has_them_are_not_scored(
+def test_weights_that_differ_from_the_manifest_are_not_scored(
     copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = saved(lab(copies), tmp_path / "out")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -15,31 +17,52 @@ from trainer.data import BatchPlan, position_seed, smaller
 from trainer.errors import NonFinite
 from trainer.huggingface.twin import Twin
 from trainer.optim import learning_rate
-from trainer.run import After, Run
+from trainer.out_of_memory import shrink_micro_batch
+from trainer.run import RunIO, Setup, State, StepResult
 
-__all__ = ["train"]
+__all__ = ["stock_steps"]
 
 
-def train(run: Run, folder: str, after: After) -> str:
-    """Take the steps that are left; return why they ended: "done" or "signal". What their Trainer writes is scratch."""
+def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator[StepResult, None, None]:
+    """Take the steps that are left by their Trainer, one whenever the next is asked for; what it writes is scratch.
+
+    Their loop calls us, and not we it: so it runs in a thread, which waits until each step has been dealt with.
+    """
     transformers.utils.logging.set_verbosity_error()
-    run.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
-    trainer = _Trainer(run, folder, after)
-    trainer.train()
-    return trainer.after.reason
+    io.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
+    trainer = _Trainer(setup, state, io, folder)
+
+    def work() -> None:
+        try:
+            trainer.train()
+            trainer.taken.put(None)
+        except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+            trainer.taken.put(error)
+
+    thread = threading.Thread(target=work, name="huggingface", daemon=True)
+    thread.start()
+    try:
+        while (result := trainer.taken.get()) is not None:
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+            trainer.is_next_wanted.put(True)
+    finally:
+        trainer.is_next_wanted.put(False)
+        thread.join()
 
 
-def _arguments(run: Run, folder: str) -> transformers.TrainingArguments:
+def _arguments(setup: Setup, state: State, folder: str) -> transformers.TrainingArguments:
     """Return their settings for the recipe's."""
-    optim, cuda = run.recipe.optim, run.device.is_cuda
+    optim, train, cuda = setup.recipe.optim, setup.recipe.train, setup.device.is_cuda
     arguments = transformers.TrainingArguments(
-        output_dir=folder, max_steps=run.recipe.train.steps - run.progress.step,
-        per_device_train_batch_size=run.plan.micro_batch, gradient_accumulation_steps=run.plan.accumulation,
+        output_dir=folder, max_steps=train.steps - state.step,
+        per_device_train_batch_size=state.plan.micro_batch, gradient_accumulation_steps=state.plan.accumulation,
         optim="adamw_torch_fused" if cuda else "adamw_torch", learning_rate=optim.lr, weight_decay=optim.weight_decay,
         adam_beta1=optim.beta1, adam_beta2=optim.beta2, adam_epsilon=optim.eps, max_grad_norm=optim.grad_clip,
-        train_sampling_strategy="sequential", bf16=run.device.precision == "bf16", use_cpu=not cuda,
+        train_sampling_strategy="sequential", bf16=setup.device.precision == "bf16", use_cpu=not cuda,
         logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
-        remove_unused_columns=False, dataloader_pin_memory=cuda, seed=run.recipe.train.seed % 2**32,
+        remove_unused_columns=False, dataloader_pin_memory=cuda, seed=train.seed % 2**32,
     )  # fmt: skip
     # One process trains on its one card: of every card it sees their Trainer would make a replica, each with a batch.
     arguments._n_gpu = 1
@@ -55,9 +78,9 @@ def _dividing(plan: BatchPlan) -> BatchPlan | None:
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
     """The samples that are left, in the order in which the other loop takes them."""
 
-    def __init__(self, run: Run) -> None:
-        self._samples, each = run.task.train_samples, run.plan.sequences
-        self._first, self._count = run.progress.step * each, (run.recipe.train.steps - run.progress.step) * each
+    def __init__(self, setup: Setup, state: State) -> None:
+        self._samples, each = setup.task.train_samples, state.plan.sequences
+        self._first, self._count = state.step * each, (setup.recipe.train.steps - state.step) * each
 
     def __len__(self) -> int:
         return self._count
@@ -73,24 +96,29 @@ class _Trainer(transformers.Trainer):
 
     optimizer: torch.optim.Optimizer  # There before it is asked for, whatever their type says.
 
-    def __init__(self, run: Run, folder: str, after: After) -> None:
-        self._run, self._twin = run, Twin(run.gpt)
-        self._first = run.progress.step
+    def __init__(self, setup: Setup, state: State, io: RunIO, folder: str) -> None:
+        self._setup, self._state, self._io, self._twin = setup, state, io, Twin(setup.gpt)
+        # What their loop and ours hand to each other in turn: a step (None: the end), and whether to take another.
+        self.taken: queue.SimpleQueue[StepResult | BaseException | None] = queue.SimpleQueue()
+        self.is_next_wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._first = state.step
         self._inputs: list[Any] = []
         self._portion = 0
-        self.after = _After(self, run, after)
-        super().__init__(self._twin.model, _arguments(run, folder), train_dataset=_Rows(run), callbacks=[self.after])
+        super().__init__(
+            self._twin.model, _arguments(setup, state, folder), train_dataset=_Rows(setup, state),
+            callbacks=[_Judge(self, state)],
+        )  # fmt: skip
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
 
     def create_optimizer(self, *given: Any) -> torch.optim.Optimizer:
         """Make theirs, and let it go on from what the run was restored to."""
         optimizer = super().create_optimizer(*given)
-        self._twin.give_state(self._run.optimizer, optimizer)
+        self._twin.give_state(self._setup.optimizer, optimizer)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Give every step the recipe's rate."""
-        recipe, first = self._run.recipe, self._first
+        recipe, first = self._setup.recipe, self._first
         rates = torch.optim.lr_scheduler.LambdaLR(
             optimizer or self.optimizer, lambda taken: learning_rate(recipe, first + taken) / recipe.optim.lr
         )
@@ -108,7 +136,7 @@ class _Trainer(transformers.Trainer):
                 continue
             model.zero_grad()
             waiting, self._portion = list(self._inputs), 0
-            self._run.cut_smaller(_dividing(self._run.plan))
+            shrink_micro_batch(self._setup, self._state, self._io, _dividing(self._state.plan))
         if len(self._inputs) == self.args.gradient_accumulation_steps:
             self._inputs, self._portion = [], 0
         assert loss is not None
@@ -116,12 +144,12 @@ class _Trainer(transformers.Trainer):
 
     def _in_portions(self, model: nn.Module, inputs: Mapping[str, Tensor], *given: Any) -> Tensor | None:
         """Add the gradient of one micro-step of theirs and return its loss; None if memory ran out."""
-        step, plan, losses = self._run.progress.step, self._run.plan, []
+        step, plan, losses = self._state.step, self._state.plan, []
         rows = len(inputs["input_ids"])
         try:
             for first in range(0, rows, plan.micro_batch):
                 # Dropout's masks depend on the position alone, so that resuming is exact.
-                torch.manual_seed(position_seed(self._run.recipe.train.seed, step, self._portion))
+                torch.manual_seed(position_seed(self._setup.recipe.train.seed, step, self._portion))
                 self._portion += 1
                 portion = {key: rows_of[first : first + plan.micro_batch] for key, rows_of in inputs.items()}
                 losses.append(super().training_step(model, portion, *given))
@@ -132,34 +160,32 @@ class _Trainer(transformers.Trainer):
             raise NonFinite(f"step {step + 1} has loss {loss.item()}; the weights did not move")
         return loss
 
-    def show_state(self) -> None:
-        """Let the run's own optimiser hold what a checkpoint of this moment needs."""
-        self._twin.take_state(self._run.optimizer, self.optimizer)
+    def result(self, logs: Mapping[str, float], seconds: float) -> StepResult:
+        """Return the step that was taken; the run's own optimiser holds then what a checkpoint of now needs."""
+        self._twin.take_state(self._setup.optimizer, self.optimizer)
+        lr = learning_rate(self._setup.recipe, self._state.step)
+        figures = {"loss": float(logs["loss"]), "lr": lr, "grad_norm": float(logs["grad_norm"])}
+        return StepResult(figures, self._io.stop_requested.is_set(), seconds)
 
 
-class _After(transformers.TrainerCallback):
-    """Judges a step before the weights move, and does what is due once it has been taken."""
+class _Judge(transformers.TrainerCallback):
+    """Judges a step before the weights move, and hands it over once it has been taken."""
 
-    def __init__(self, trainer: _Trainer, run: Run, after: After) -> None:
-        self._trainer, self._run, self._after = trainer, run, after
+    def __init__(self, trainer: _Trainer, state: State) -> None:
+        self._trainer, self._state = trainer, state
         self._began_s = time.perf_counter()
-        self.reason = "done"
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Raise NonFinite where the gradient, clipped already, holds what is no number."""
+        """Raise NonFinite where the gradient, clipped already, is NaN or infinite."""
         sums = [parameter.grad.sum() for parameter in given["model"].parameters() if parameter.grad is not None]
         if not math.isfinite(torch.stack(sums).sum().item()):
-            raise NonFinite(f"step {self._run.progress.step + 1} has no finite gradient; the weights did not move")
+            raise NonFinite(f"step {self._state.step + 1} has no finite gradient; the weights did not move")
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Do what is due: their log comes after every step, with its loss and the norm before clipping."""
+        """Hand over the step: their log comes after every one, with its loss and the norm before clipping."""
         logs: Mapping[str, float] = given["logs"]
         if "grad_norm" not in logs:
             return  # the summary at the end
-        run, loss, norm = self._run, float(logs["loss"]), float(logs["grad_norm"])
-        self._trainer.show_state()
-        figures = {"loss": loss, "lr": learning_rate(run.recipe, run.progress.step), "grad_norm": norm}
-        reason = self._after(run, figures, run.stop_asked.is_set(), time.perf_counter() - self._began_s)
+        self._trainer.taken.put(self._trainer.result(logs, time.perf_counter() - self._began_s))
+        control.should_training_stop |= not self._trainer.is_next_wanted.get()
         self._began_s = time.perf_counter()
-        if reason is not None:
-            self.reason, control.should_training_stop = reason, True

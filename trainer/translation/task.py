@@ -85,8 +85,8 @@ class TranslationTask(Interpreter):
         return [self.text(one.ids) for one in found]
 
     @staticmethod
-    def ideas(model: nn.Module) -> dict[str, Callable[..., Any]]:
-        """Return the code in which ideas of this kind of model stand."""
+    def landmarks(model: nn.Module) -> dict[str, Callable[..., Any]]:
+        """Return the functions that `source_map` names of this kind of model."""
         return {"embedding": Translator._embed, "attention": Attention.forward, "generation": beam_search}
 
     def translate_held_out(

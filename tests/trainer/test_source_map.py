@@ -10,7 +10,7 @@ from conftest import ROOT
 from trainer.evaluate import TextTask
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
-from trainer.run import places
+from trainer.start import source_map
 from trainer.translation.model import Translator
 from trainer.translation.task import TranslationTask
 
@@ -21,14 +21,12 @@ TRANSLATED = {**OURS, "embedding": "def _embed(", "generation": "def beam_search
 
 
 @pytest.mark.parametrize(("preset", "begins"), [("faithful", OURS), ("modern", OURS), ("encoder-decoder", TRANSLATED)])
-def test_each_idea_is_named_with_the_file_and_line_at_which_its_code_begins(
-    preset: str, begins: dict[str, str]
-) -> None:
+def test_each_landmark_is_named_with_its_file_and_line(preset: str, begins: dict[str, str]) -> None:
     config = ModelConfig(preset=preset, bias=preset != "modern", tied=preset != "modern", **SHAPE)
     translates = begins is TRANSLATED
     model = Translator(config, pad_id=0) if translates else GPT(config)
     task = TranslationTask if translates else TextTask
-    told = dict(part.split(" ") for part in places(task.ideas(model)).split(" | "))
+    told = dict(part.split(" ") for part in source_map(task.landmarks(model)).split(" | "))
     assert list(told) == list(begins)
     for idea, place in told.items():
         file, line = place.split(":")

@@ -1,0 +1,166 @@
+"""What happens when a card's memory runs out: every checkpoint says which micro-batch fits, and until then a note does.
+
+A single process takes the step again in smaller portions (`retried`). Of several, the one whose memory ran out leaves
+`out/room.json` and ends (`ending`); the others, which may wait for it on their cards, see that and end too
+(`end_with_the_others`), and trainer/launch.py restarts all from the newest checkpoint, twice at most
+(`micro_batch_of_restart`). Under plain torchrun, which would not, the run ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from trainer.data import BatchPlan, smaller
+from trainer.distributed import leave
+from trainer.errors import OutOfMemory, Restart, TrainerError
+from trainer.events import UNKNOWN_S, Reporter
+from trainer.run import RunIO, Setup, State
+
+__all__ = [
+    "BEGINNING", "end_with_the_others", "ending", "is_restarting", "micro_batch_of_restart", "read_room",
+    "restore_micro_batch", "retried", "shrink_micro_batch",
+]  # fmt: skip
+
+BEGINNING = "TRAINER_BEGINNING"
+"""The variable by which a process knows that trainer/launch.py would restart it; each start of all has a value."""
+MOST_RESTARTS = 2
+"""What does not fit into a quarter does not fit."""
+LOOK_S = 0.5
+"""How often a process looks for a note of another."""
+LEAVE_S, MOST_WRITING_S = 4.0, 25.0
+"""How long a process trains after the note at most, and writes a checkpoint: torchrun kills it after 30 s."""
+_NOTE = "room.json"
+_KEYS = {"planned": int, "fits": int, "step": int, "message": str, "beginning": str}
+T = TypeVar("T")
+
+
+def retried(setup: Setup, state: State, io: RunIO, compute: Callable[[], T]) -> T:
+    """Return what `compute` does; where memory runs out and this process is alone, try again in smaller portions."""
+    while True:
+        try:
+            return compute()
+        except torch.OutOfMemoryError:
+            if not setup.parallel.retries_a_step:
+                raise
+        # Only here has the error let go of the tensors that its traceback held.
+        shrink_micro_batch(setup, state, io, smaller(state.plan))
+
+
+def shrink_micro_batch(setup: Setup, state: State, io: RunIO, plan: BatchPlan | None) -> None:
+    """Let the step be taken again by the smaller plan, with the same tokens; raise OutOfMemory if there is none."""
+    io.close_feed()
+    setup.parallel.clear()
+    if plan is None:
+        raise _one_sequence_is_too_much(setup)
+    io.reporter.beat(UNKNOWN_S)  # another shape compiles again
+    gc.collect()  # it rests during training, and what failed may have left cycles that hold tensors
+    if setup.device.is_cuda:
+        torch.cuda.empty_cache()
+    message = f"memory ran out in step {state.step + 1}: micro_batch {state.plan.micro_batch} became {plan.micro_batch}"
+    message += f", in {plan.accumulation} portions; the step is taken again with the same tokens"
+    io.reporter.warning(state.step, "memory.micro_batch", message)
+    state.plan = plan
+
+
+def restore_micro_batch(setup: Setup, state: State, room: Mapping[str, Any]) -> None:
+    """Begin with the micro-batch that fitted where such a card was to take the same; else memory runs out again."""
+    if room.items() >= setup.planned.items():
+        while state.plan.micro_batch > room["fits"] and (plan := smaller(state.plan)):
+            state.plan = plan
+
+
+def _one_sequence_is_too_much(setup: Setup) -> OutOfMemory:
+    return OutOfMemory(f"one sequence of context {setup.recipe.model.context} does not fit into the card's memory")
+
+
+def ending(setup: Setup, state: State, io: RunIO) -> TrainerError:
+    """Return how this process ends, whose memory ran out in no step to retry: Restart once the note says how."""
+    micro_batch, smaller_plan = state.plan.micro_batch, smaller(state.plan)
+    full = OutOfMemory(
+        f"micro_batch {micro_batch} of context {setup.recipe.model.context} does not fit into the card's memory; "
+        f"halve it: --set train.micro_batch={max(1, micro_batch // 2)}"
+    )
+    if BEGINNING not in os.environ or not setup.processes.several:
+        return full
+    if is_restarting(setup.out):  # Looked at before the stop, which torchrun requests once a process has failed.
+        return Restart("memory ran out in another process too")
+    if smaller_plan is None:
+        return _one_sequence_is_too_much(setup)
+    if io.stop_requested.is_set():  # The launcher has not heard of the stop, and there is nothing new to save.
+        return full
+    message = f"memory ran out after step {state.step}: micro_batch {micro_batch} became {smaller_plan.micro_batch}"
+    message += f", in {smaller_plan.accumulation} portions; all processes begin again from the newest checkpoint"
+    room = {"v": 1, **setup.planned, "fits": smaller_plan.micro_batch, "step": state.step, "message": message}
+    # All cards may run out at once: each process has a temporary file of its own, and their notes say the same.
+    temporary = setup.out / f"{_NOTE}.{os.getpid()}.tmp"
+    try:
+        temporary.write_text(json.dumps(room | {"beginning": os.environ[BEGINNING]}), encoding="utf-8")
+        temporary.replace(setup.out / _NOTE)
+    except OSError:  # Without the note the restart would be no smaller.
+        return full
+    return Restart(message)
+
+
+def read_room(out: Path) -> dict[str, Any]:
+    """Return the note of an out folder; nothing where there is none, or one that makes no sense."""
+    try:
+        room = json.loads((out / _NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    makes_sense = isinstance(room, dict) and all(type(room.get(key)) is kind for key, kind in _KEYS.items())
+    return room if makes_sense else {}
+
+
+def is_restarting(out: Path) -> bool:
+    """Tell whether a process of this start has left the note: then all end, and what another meets is no cause."""
+    beginning = os.environ.get(BEGINNING)
+    return beginning is not None and read_room(out).get("beginning") == beginning
+
+
+def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
+    """Have this process end soon after a note of this start, wherever it is then; a save under way is waited for.
+
+    What waits for the others on a card hears no signal: torchrun would kill it after half a minute, which is paid for.
+    """
+
+    def watch() -> None:
+        while not is_restarting(out):
+            time.sleep(LOOK_S)
+        seen_s = time.monotonic()
+        time.sleep(LEAVE_S)
+        while is_writing() and time.monotonic() < seen_s + MOST_WRITING_S:
+            time.sleep(LOOK_S)
+        leave(Restart.exit_code)
+
+    if BEGINNING in os.environ:
+        threading.Thread(target=watch, name="room", daemon=True).start()
+
+
+def micro_batch_of_restart(out: Path, fits: int, times: int, began_monotonic_s: float) -> int | None:
+    """Report that all processes start again, for the `times`-th time, and return the micro-batch that the note says.
+
+    None, and the end is reported, where that is not below `fits` or memory has run out too often.
+    """
+    from trainer.saving import latest_step  # Imports all of the trainer, which is needed only once memory runs out.
+
+    room, reporter = read_room(out), Reporter(out, is_first=True, since_monotonic_s=began_monotonic_s)
+    is_less = room.get("beginning") == os.environ[BEGINNING] and room["fits"] < fits
+    if not is_less or times > MOST_RESTARTS:
+        message = "memory ran out again with the smaller micro-batch"
+        if is_less:
+            message = f"memory ran out {times} times; go on with less: --set train.micro_batch={room['fits']}"
+        reporter.stop(room.get("step", 0), OutOfMemory.reason, message, time.monotonic() - began_monotonic_s, None)
+        return None
+    reporter.beat(UNKNOWN_S)  # The next beat comes once torch is imported, the shards are read and the model is back.
+    lost = max(0, room["step"] - latest_step(out))
+    reporter.warning(room["step"], "memory.micro_batch", f"{room['message']}; {lost} steps were lost")
+    return int(room["fits"])
