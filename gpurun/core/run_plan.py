@@ -397,8 +397,10 @@ class Job(Frozen, ABC):
         yield from ()
 
     def flat(self) -> dict[str, Any]:
-        """Return its part of plan.json, which `job_in` reads."""
-        return {"job": {"kind": self.kind, **self.model_dump(mode="json")}}
+        """Return its part of plan.json, which `job_in` reads: what every kind has, and apart what this one has."""
+        told = self.model_dump(mode="json")
+        of_all = {key: told.pop(key) for key in Job.model_fields}
+        return {**of_all, "job": {"kind": self.kind, **told}}
 
 
 _KINDS: dict[str, type[Job]] = {}
@@ -432,7 +434,7 @@ def job_in(plan: Mapping[str, Any]) -> Job:
     if isinstance(told, Job):
         return told
     if isinstance(told, dict):
-        return job_class(str(told.get("kind"))).model_validate(told)
+        return job_class(str(told.get("kind"))).model_validate({**plan, **told})
     return job_class("command" if plan.get("command") else "trainer").model_validate(dict(plan))
 
 

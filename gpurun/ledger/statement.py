@@ -33,6 +33,7 @@ from gpurun.core.receipt_record import (
     Verdict,
 )
 from gpurun.core.receipt_rules import rules_of
+from gpurun.core.run_plan import terms_in
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
@@ -69,7 +70,7 @@ def build_statement(
     opened, rentals = records[0].data, rentals_of(records)
     is_imported = bool(opened.get("imported"))
     # Rules 1 divided a command's time as if it were a training.
-    divided = None if "command" in opened and rules_of(opened) > 1 else evidence.split
+    divided = None if not terms_in(opened).has_model and rules_of(opened) > 1 else evidence.split
     instance = _instance(records, rentals)
     collected = last_of(records, Event.SALVAGE_OBSERVED) or last_of(records, Event.COLLECT_OBSERVED)
     files = [_file(one) for one in collected.data["files"]] if collected else []
@@ -367,7 +368,7 @@ def _verdict(records: Sequence[Record], machine: Machine | None, evidence: Evide
     """Older runs, which were opened without a challenge or the lack of one, have the verdict of their time."""
     opened, seen = records[0].data, last_of(records, Event.TRAIN_OBSERVED)
     outcome = seen.data["outcome"] if seen else "none"
-    if "command" in opened:
+    if not terms_in(opened).has_model:
         return command_verdict(opened, machine, (seen.data.get("gpu_tally") if seen else None) or {}, outcome)
     if "challenge" not in opened:
         return older_verdict(evidence.device, outcome)

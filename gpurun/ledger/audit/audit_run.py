@@ -18,6 +18,7 @@ from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
+from gpurun.core.run_plan import terms_in
 from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import differences
@@ -300,16 +301,16 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
             found.problems.append(f"{name}.json is not the one that the run was opened with")
     plan = read_object(folder.plan)
     # The digest of a command is of its values and folders too, which do not travel.
-    if found.has_travelled and "command" not in opened and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
+    if found.has_travelled and terms_in(opened).has_model and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
-    found.warnings += weaknesses(folder, plan, made) if "command" not in opened else ()
+    found.warnings += weaknesses(folder, plan, made) if terms_in(opened).has_model else ()
     found.problems += _opening_problems(opened, plan)
 
 
 def _verdict(opened: Json, made: Predicate) -> str:
     """What the run may be called today, also where its receipt is of a time with other words."""
-    if "command" in opened:  # What its log says of a device decides nothing.
+    if not terms_in(opened).has_model:  # What its log says of a device decides nothing.
         return made["verdict"]["is"]
     return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 

@@ -19,6 +19,7 @@ from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import trainer_told
+from gpurun.core.run_plan import terms_in
 from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
 from gpurun.core.untrusted import lines_of, plain_line, read_object, whole
 from gpurun.ledger.audit.rentals import named, seconds_between
@@ -131,7 +132,7 @@ class _Said:
 def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
     """What contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
     said = _listen(folder)
-    if "command" in told["asked"]:  # What a command prints is its own affair, and no verdict rests on it.
+    if not terms_in(told).has_model:  # What a command prints is its own affair, and no verdict rests on it.
         yield from _time_problems(said, records)
         return
     if told["training"]["device"] == "cuda":

@@ -14,6 +14,7 @@ from typing import Any
 from gpurun.core.money import Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import on_gpu
 from gpurun.core.receipt_rules import RULES
+from gpurun.core.run_plan import terms_in
 from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.rentals import (
     is_imported,
@@ -52,7 +53,7 @@ def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequen
     told, made = statement["predicate"], again["predicate"]
     for name in _QUOTED:
         yield from differences(made[name], told.get(name), f"predicate.{name}", keys="common")
-    if "command" not in basis[0]["data"]:
+    if terms_in(basis[0]["data"]).has_model:
         for name in _OF_TRAINER:
             here = f"predicate.training.{name}"
             yield from differences(made["training"][name], told["training"][name], here, keys="common")

@@ -1,0 +1,169 @@
+"""A kind of job and a kind of place that gpurun has never heard of go all the way to an audited receipt.
+
+Each is sixty lines, and no other file knows them: what comes next enters by the same door.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gpurun.core import places
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import ExitCode
+from gpurun.core.job_terms import COMMAND, JobTerms
+from gpurun.core.money import usd
+from gpurun.core.paths import Home
+from gpurun.core.records import GpuNeed, Instance, Offer, Teardown
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Job, Plan, Program, Request
+from gpurun.core.uplink import Uplink
+from gpurun.ledger.audit import audit
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.runs import open_run
+from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.supervisor import supervise
+from gpurun.planning import place
+from gpurun.planning.budget import lease_for, worst_case
+from gpurun.planning.candidates import Quote
+from gpurun.planning.market import Market
+from gpurun.planning.place import Desk, Place
+from gpurun.planning.planner import Proposal, make_plan
+from gpurun.planning.transfer import Load
+from gpurun.providers import registry
+from gpurun.providers.base import EndsBy, Traits
+from gpurun.providers.local import LocalProvider
+from gpurun.view.plan_screen import plan_text
+from gpurun.view.style import Style
+from tests.command_line import gpurun
+
+COUNTING = """\
+import hashlib, json, pathlib, sys, time
+out, most = pathlib.Path("../out"), int(sys.argv[1])
+def tell(kind, step, **more):
+    with open(out / "events.jsonl", "a") as events:
+        events.write(json.dumps({"kind": kind, "wall": time.time(), "elapsed_s": 0.1, "step": step, **more}) + "\\n")
+tell("start", 0, steps=most)
+text = "\\n".join(str(n) for n in range(2, most) if all(n % k for k in range(2, n)))
+(out / "outputs").mkdir(parents=True)
+(out / "outputs" / "primes.txt").write_text(text)
+file = {"name": "outputs/primes.txt", "kind": "output", "step": most, "bytes": len(text)}
+file["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+(out / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": most, "best": None, "files": [file]}))
+tell("stop", most, reason="done", message="", train_s=0.1, final_loss=None)
+"""
+
+
+class PrimesJob(Job):
+    """Counts the primes below `most`."""
+
+    kind: ClassVar[str] = "primes"
+    terms: ClassVar[JobTerms] = COMMAND
+    disk_gb: ClassVar[int] = 1  # type: ignore[misc]
+    home_bytes: ClassVar[int] = 1_000_000  # type: ignore[misc]
+    save_s: ClassVar[int] = 5  # type: ignore[misc]
+
+    most: int
+
+    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
+        return Program(("{python}", "count.py", str(self.most)), {"bundle/count.py": COUNTING.encode()}, {})
+
+    def digest(self, plan: Plan, trainer: Path) -> str:
+        return hashlib.sha256(COUNTING.encode()).hexdigest()
+
+
+class PrimesProposal(Proposal):
+    """A minute of any machine does."""
+
+    def need(self, place: Place) -> GpuNeed:
+        return GpuNeed(count=0, name="cpu")
+
+    def prepare(self) -> DataSummary:
+        return DataSummary(folder="", bytes=0, sha256="", source="no data")
+
+    def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
+        assert market is not None
+        load = Load(1_000, 1_000_000, 1)
+        guess = Estimate(fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="a minute")
+        found = []
+        for offer in market.offers:
+            lease = lease_for(offer, guess, load, cap=place.cap, hours=1 / 60)
+            assert lease is not None
+            worst = worst_case(offer, lease, load)
+            found.append(Candidate(offer=offer, estimate=guess, lease=lease, expected_micros=None,
+                                   worst_micros=worst, finishes=True))  # fmt: skip
+        return Quote(tuple(found), load, Uplink(), ("It counts.",))
+
+    def choose(self, quote: Quote, place: Place) -> tuple[Candidate, Quote]:
+        return quote.candidates[0], quote
+
+    def job(self, data: DataSummary) -> PrimesJob:
+        return PrimesJob(recipe="primes", recipe_sha256="0" * 64, most=100)
+
+
+class MoonProvider(LocalProvider):
+    """Rents out this machine's processes for two dollars an hour, and takes all that lies there at the end."""
+
+    name = "moon"
+    traits = Traits(
+        settle_s=0.1, poll_s=0.1, death_reads=3, death_spread_s=10.0, teardown=Teardown.RELEASED, console_url="",
+        ends_by=EndsBy.MACHINE,
+    )  # fmt: skip
+
+    def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
+        told = {"rate_micros_per_hour": usd(2), "region": "crater", "price_source": "the moon"}
+        return [offer.model_copy(update=told) for offer in super().offers(need, known)]
+
+    def read(self, instance_id: str) -> Instance:
+        return super().read(instance_id).model_copy(update={"rate_micros_per_hour": usd(2), "region": "crater"})
+
+
+class MoonPlace(Place):
+    """The moon, of which there is one."""
+
+    is_rented = True
+
+    def market(self, need: GpuNeed) -> Market:
+        self._demand_cap()
+        found = MoonProvider(self.desk.home, self.desk.clock).offers(need, ())
+        return Market(tuple(found), (), self.desk.clock.wall(), ("moon",))
+
+
+@pytest.fixture
+def moon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A gpurun that has the moon: a provider by its name, what is known of it, and how it is planned for."""
+    monkeypatch.setitem(registry.PROVIDERS, "moon", lambda home, clock, choices: MoonProvider(home, clock))
+    monkeypatch.setitem(places.PLACES, "moon", places.PlaceFacts(kind="moon"))
+    monkeypatch.setitem(place.PLACES, "moon", MoonPlace)
+    yield
+
+
+def test_a_new_job_on_a_new_place_is_planned_rented_proven_signed_audited_and_shown(
+    moon: None, own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, clock = Home(own_home).prepare(), SystemClock()
+    request = Request(recipe="", providers=("moon",), max_cost_micros=usd(1))
+    plan = make_plan(PrimesProposal(request, Desk("fox-41", home, clock, print)))
+    assert plan.worst_micros <= usd(1)
+    shown = plan_text(plan, Style(width=120))
+    assert "primes" in shown
+    assert "It counts." in shown
+    folder = open_run(home, request, plan)
+    assert Plan.from_json(folder.plan.read_bytes()) == plan
+
+    assert supervise(home, "fox-41", clock) is ExitCode.DONE
+    assert (folder.artifacts / "outputs" / "primes.txt").read_text().split()[:4] == ["2", "3", "5", "7"]
+    assert [row.problems for row in audit(home).rows] == [()]
+    told: dict[str, Any] = dict(read_receipt(home, folder).predicate)
+    asked, cost = told["asked"], told["cost"]
+    assert (asked["job"], asked["provider"]) == ("primes", "moon")
+    assert 0 < cost["upper_bound_micros"] <= plan.worst_micros
+    assert told["teardown"]["is"] == "released"
+    for verb in (("ps", "--all"), ("audit",), ("receipt", "fox-41"), ("report", "fox-41"), ("logs", "fox-41")):
+        done = gpurun(*verb)
+        assert done.returncode == 0, (verb, done.stdout, done.stderr)
+    assert MoonProvider(home, clock).find(None) == []
+    assert len(read_journal(folder.journal).records) > 10
