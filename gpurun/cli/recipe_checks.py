@@ -162,7 +162,7 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
 def _why(sight: Sight) -> str:
     """How a rehearsal ended that did not end well, as the end of a sentence."""
     if sight.state.failure:
-        return f"failed: {sight.state.failure['message']}"
+        return f"failed: {sight.state.failure.message}"
     observed = [record.data for record in sight.records if record.event is Event.TRAIN_OBSERVED]
     if observed:
         return f"ended as {observed[-1]['outcome']}: {observed[-1]['message'] or observed[-1]['reason']}."

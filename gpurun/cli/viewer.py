@@ -15,7 +15,8 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
 from gpurun.core.job_terms import terms_in, terms_of
-from gpurun.core.journal_records import Event, Phase, Record
+from gpurun.core.journal_events import TrainObserved
+from gpurun.core.journal_records import Phase, Record, last_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
@@ -235,8 +236,8 @@ def finished(session: Session, sight: Sight) -> Result:
     on = f"Its checkpoint of step {step} is at home. To go on from there: {going_on(told)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
-        hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
-        errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
+        hint = on if step is not None and failure.code == "machine.lost" else failure.hint
+        errors = (GpurunError(failure.code, failure.message, hint=hint),)
     elif state.outcome in ("failed", "lost"):
         errors = (_failed(sight, on if step is not None else ""),)
     text = "" if session.quiet else receipt_text(receipt, sight.folder, session)
@@ -254,9 +255,10 @@ def _failed(sight: Sight, on: str) -> GpurunError:
     from gpurun.cli.failure_hints import failure_hint
 
     terms = terms_of(sight.plan)
-    observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
-    message = str(observed["message"])
-    what = f"{terms.work.capitalize()} {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {message}"
+    ended = last_typed(sight.records, TrainObserved)
+    assert ended is not None, "whatever failed or was lost is on record"
+    message = ended.message
+    what = f"{terms.work.capitalize()} {'was cut off' if ended.outcome == 'lost' else 'failed'}: {message}"
     if message.startswith(terms.work):
         what = message[:1].upper() + message[1:]
-    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=failure_hint(sight, on))
+    return TrainingFailed(f"train.{ended.reason or 'failed'}", what, hint=failure_hint(sight, on))

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, VerificationFailed
+from gpurun.core.journal_events import may_be_damage
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import AS_WRITTEN, Malformed, parse_object
-from gpurun.ledger.event_schemas import lacks
 from gpurun.ledger.fsync import append_durably, require_durable, unwritable
 from gpurun.ledger.run_lock import RunLock, holder_of
 
@@ -109,12 +109,16 @@ def read_journal(path: Path) -> Reading:
 
 def _parse(line: bytes) -> Record | str:
     """A line's record, or why it has none that can be understood."""
+    where = "the line"
     try:
         record = Record.model_validate(parse_object(line, numbers=AS_WRITTEN))
-        return lacks(record) or record
+        where = str(record.event)
+        if may_be_damage(record.event, record.data):
+            _ = record.typed
+        return record
     except ValidationError as error:
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+        return f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     except Malformed as error:
         return str(error)
 

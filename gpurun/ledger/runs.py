@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpurun import __version__
 from gpurun.core.clock import machine_id
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
+from gpurun.core.journal_events import Incident
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.receipt_rules import RULES
@@ -68,10 +69,11 @@ def gave_up(sight: Sight, now: float | None = None) -> str:
     """
     is_at_work = sight.state.phase in (*WORKING, Phase.COLLECTED) and sight.state.phase is not Phase.CREATING
     for record in reversed(sight.records) if sight.state.may_be_billing and not is_at_work else ():
-        if record.event is Event.INCIDENT and not _is_noted(str(record.data["code"])):
+        incident = record.typed if record.event is Event.INCIDENT else None
+        if isinstance(incident, Incident) and not _is_noted(incident.code):
             is_over = now is not None and sight.state.ends_wall is not None and sight.state.ends_wall <= now
             over = " That time is over, and it was not seen to end: it may be billing." if is_over else ""
-            return f"{str(record.data['message']).rstrip('.')}.{over}"
+            return f"{incident.message.rstrip('.')}.{over}"
         if record.event is not Event.INCIDENT and record.event not in _TRIES:
             return ""
     return ""

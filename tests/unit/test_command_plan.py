@@ -13,6 +13,7 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.job import Command
+from gpurun.core.journal_events import Event, RunOpened
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
@@ -24,6 +25,7 @@ from gpurun.planning.command_plan import _Place
 from gpurun.planning.requirements import requirement_lines, with_pip
 from gpurun.planning.transfer import Load
 from gpurun.planning.work_folder import work_folder
+from tests.whole_records import whole
 
 
 def command(folder: Path, *argv: str) -> Command:
@@ -149,12 +151,13 @@ def test_no_value_of_a_variable_is_told(lab: Path) -> None:
 def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prints(
     provider: str, tally: dict[str, Any], kind: str
 ) -> None:
-    opened = {"provider": provider, "endpoint": "", "mode": "paid"}
+    opened = RunOpened(**whole(Event.RUN_OPENED, {"provider": provider, "endpoint": "", "mode": "paid"}))
     machine: Any = {"provider": provider, "id": "pod-1"}
     told = command_verdict(opened, machine, tally, "done")
     assert told["is"] == kind
     assert told["not_shown"]
-    assert command_verdict({**opened, "endpoint": "http://127.0.0.1"}, machine, tally, "done")["is"] == "not a provider"
+    elsewhere = opened.model_copy(update={"endpoint": "http://127.0.0.1"})
+    assert command_verdict(elsewhere, machine, tally, "done")["is"] == "not a provider"
 
 
 @pytest.mark.parametrize(("grace_s", "hours"), [(60, None), (3600, None), (60, 0.01), (600, 0.5)])

@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.artifact_names import path_of
 from gpurun.core.collected_record import files_of
-from gpurun.core.journal_records import Record
+from gpurun.core.journal_events import RunOpened
+from gpurun.core.journal_records import Record, opened_of
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
@@ -291,7 +292,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
     made = again["predicate"]
-    found.verdict = _verdict(opened, made)
+    found.verdict = _verdict(opened_of(records), made)
     if found.verdict == NOT_A_PROVIDER:
         found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
     found.marks = marks_of(made)
@@ -307,9 +308,9 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     found.problems += _opening_problems(opened, plan)
 
 
-def _verdict(opened: Json, made: Predicate) -> str:
+def _verdict(opened: RunOpened, made: Predicate) -> str:
     """What the run may be called today, also where its receipt is of a time with other words."""
-    if "command" in opened:  # What its log says of a device decides nothing.
+    if opened.is_command:  # What its log says of a device decides nothing.
         return made["verdict"]["is"]
     return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 
