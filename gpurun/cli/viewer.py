@@ -15,7 +15,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
 from gpurun.core.job_terms import terms_in, terms_of
-from gpurun.core.journal_events import TrainObserved
+from gpurun.core.journal_events import Incident, TrainObserved
 from gpurun.core.journal_records import Phase, Record, last_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
@@ -82,7 +82,8 @@ class Viewer:
             return left
         if news.records:
             self._records += news.records
-            self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
+            last = news.records[-1].typed
+            self._is_unseen = isinstance(last, Incident) and last.code == "create.unseen"
             self._hear_silence(news.records)
         if self._session.interactive and (left := self._about_silence()) is not None:
             return left
@@ -110,7 +111,8 @@ class Viewer:
         """Take note of a machine that answers no more, or again; of one that did so before this view, since when."""
         before, self._silence = self._silence, silence_of((*filter(None, (self._silence,)), *records))
         if self._silence is not None and self._silence is not before:
-            self._silent_s = max(0.0, self._session.clock.wall() - self._silence.data.get("since_wall", inf))
+            since_wall = getattr(self._silence.typed, "since_wall", None)
+            self._silent_s = max(0.0, self._session.clock.wall() - (inf if since_wall is None else since_wall))
 
     def _about_silence(self) -> Result | None:
         """Ask what becomes of a machine that has been silent for long, and again after as long; a Result to leave."""
@@ -121,7 +123,7 @@ class Viewer:
             return None
         sight = look(self._session.home, self._folder.name)
         self._pane.close()
-        leave = decide_on_silence(self._session, sight, str(silence.data["message"]))
+        leave = decide_on_silence(self._session, sight, getattr(silence.typed, "message", ""))
         self._pane.reopen()
         self._silent_s, self._turn_mono = 0.0, clock.monotonic()
         return self._left(sight) if leave else None

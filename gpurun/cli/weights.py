@@ -19,7 +19,7 @@ from typing import Any
 from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.job_terms import terms_of
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import last_brought
 from gpurun.core.paths import open_regular
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import Inventory
@@ -82,11 +82,10 @@ def _own_trainer(sight: Sight) -> Path | None:
 
 def _came_home(sight: Sight) -> dict[str, Any]:
     """What is on record as brought home; of a run that goes on, what lies here of its machine's last list."""
-    homecoming = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
-    recorded = next((r.data for r in reversed(sight.records) if r.event in homecoming), None)
+    recorded = last_brought(sight.records)
     listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:
-        return recorded or {}
+        return recorded.as_data() if recorded else {}
     told: dict[str, Any] = listed.model_dump(mode="json")
     told["files"] = [file for file in told["files"] if _size_of(sight.folder.artifacts / file["name"]) == file["bytes"]]
     return told

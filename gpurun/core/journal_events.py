@@ -14,11 +14,12 @@ import json
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, NotRequired
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from typing_extensions import TypedDict
 
+from gpurun.core.collected_record import Listed
 from gpurun.core.errors import ExitCode
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, Instance, Teardown
@@ -97,14 +98,6 @@ class FileBrought(TypedDict):
     sha256: str
     kind: str
     step: int
-
-
-class FilesListed(TypedDict):
-    """How many files a list in the run's folder has, and its digest."""
-
-    files: int
-    bytes: NotRequired[int]
-    sha256: str
 
 
 class JournalEvent(Frozen):
@@ -373,13 +366,13 @@ class CollectIntended(JournalEvent):
     event = Event.COLLECT_INTENDED
 
 
-class _Brought(JournalEvent):
+class FilesBrought(JournalEvent):
     """What is at home, and the names of what was wanted and did not come; of very many the first (`listed`)."""
 
     files: list[FileBrought]
     missing: list[str]
-    listed: FilesListed | None = None
-    missing_files: FilesListed | None = None
+    listed: Listed | None = None
+    missing_files: Listed | None = None
     latest: Any
     best: Any
     seconds: Number | None = None
@@ -387,7 +380,7 @@ class _Brought(JournalEvent):
     unpublished: Json | None = None
 
 
-class CollectObserved(_Brought):
+class CollectObserved(FilesBrought):
     """It is at home. `left` nobody needed; `remembered`: of a machine that is lost, by the last list that came home.
 
     `left_bytes` are all that left the machine, `egress_micros` what that costs, where its provider charges for it.
@@ -400,7 +393,7 @@ class CollectObserved(_Brought):
     remembered: bool = False
 
 
-class SalvageObserved(_Brought):
+class SalvageObserved(FilesBrought):
     """The same of what a machine that is gone had left; `shared` says what became of its folder on a cluster."""
 
     event = Event.SALVAGE_OBSERVED

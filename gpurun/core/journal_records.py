@@ -10,13 +10,13 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from gpurun.core.journal_events import Event, JournalEvent, RunOpened, StepFailed, read_event
+from gpurun.core.journal_events import Event, FilesBrought, JournalEvent, RunOpened, StepFailed, read_event
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, Instance, Teardown
 
 __all__ = [
     "PASSES_OVER", "STAMPS_S", "Asked", "Dearer", "Event", "Extra", "Moment", "Phase", "Record", "RunState",
-    "all_typed", "last_typed", "microseconds", "opened_of",
+    "all_typed", "last_brought", "last_typed", "microseconds", "opened_of",
 ]  # fmt: skip
 
 
@@ -92,6 +92,14 @@ def all_typed(records: Iterable[Record], kind: type[T]) -> Iterator[T]:
 def last_typed(records: Sequence[Record], kind: type[T]) -> T | None:
     """Return what the last record of a class tells; None where there is none."""
     return next(all_typed(reversed(records), kind), None)
+
+
+def last_brought(records: Sequence[Record]) -> FilesBrought | None:
+    """Return what is on record as brought home, by a collect or after the machine's end; None before there was any."""
+    homecoming = (
+        one.typed for one in reversed(records) if one.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+    )
+    return next((one for one in homecoming if isinstance(one, FilesBrought)), None)
 
 
 def opened_of(records: Sequence[Record]) -> RunOpened:

@@ -268,7 +268,7 @@ def test_a_machine_that_could_not_be_used_waits_for_no_record_either(
     give_room(world, disk, 1800.0)
     world.drive()
     assert died_s(world) < 300
-    assert (world.state.failure or {})["code"] == "far.disk_full", "why it failed is on record in the end"
+    assert world.state.failure.code == "far.disk_full", "why it failed is on record in the end"
     assert ended(world)
 
 

@@ -350,7 +350,9 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
     """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
     collected = named(records, "salvage.observed") or named(records, "collect.observed")
     try:
-        files = files_of(folder, collected[-1]["data"]) if collected else []
+        files = (
+            files_of(folder, collected[-1]["data"]["files"], collected[-1]["data"].get("listed")) if collected else []
+        )
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
         files = collected[-1]["data"]["files"]

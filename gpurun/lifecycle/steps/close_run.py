@@ -12,7 +12,8 @@ from functools import partial
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
-from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.journal_events import CreateIntended
+from gpurun.core.journal_records import Event, Phase, RunState, all_typed
 from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
 from gpurun.ledger.chain import Link, read_chain
@@ -256,12 +257,9 @@ class _Asking:
 
 def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
     """Every asking for a machine in this run."""
-    for record in read_journal(context.folder.journal).records:
-        if record.event is Event.CREATE_INTENDED:
-            one = record.data
-            late = tuple(name for name, token in state.late.items() if token in ("", one["token"]))
-            is_billed = one["token"] in state.leftover
-            yield _Asking(one["provider"], one["token"], one.get("account", ""), late, is_billed)
+    for intent in all_typed(read_journal(context.folder.journal).records, CreateIntended):
+        late = tuple(name for name, token in state.late.items() if token in ("", intent.token))
+        yield _Asking(intent.provider, intent.token, intent.account, late, intent.token in state.leftover)
 
 
 def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
+from gpurun.core.journal_events import CreateIntended, CreateRefused, CreateUnknown
 from gpurun.core.journal_records import PASSES_OVER, Event, RunState
 from gpurun.core.machine_token import make_token, parse
 from gpurun.core.money import Micros, format_usd, total
@@ -178,9 +179,9 @@ def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
 
 def _said_last(context: Context) -> str:
     """What the provider has said to the last create, from the journal."""
-    answers = (Event.CREATE_REFUSED, Event.CREATE_UNKNOWN)
-    told = [one.data.get("message") for one in read_journal(context.folder.journal).records if one.event in answers]
-    return f", and said last: {str(told[-1]).rstrip('.')}" if told and told[-1] else ""
+    answers = [one.typed for one in read_journal(context.folder.journal).records]
+    told = [one.message for one in answers if isinstance(one, CreateRefused | CreateUnknown)]
+    return f", and said last: {told[-1].rstrip('.')}" if told and told[-1] else ""
 
 
 def _before(last: str, context: Context) -> str:
@@ -188,11 +189,12 @@ def _before(last: str, context: Context) -> str:
     told: dict[str, str] = {}
     name = ""
     for record in read_journal(context.folder.journal).records:
-        if record.event is Event.CREATE_INTENDED:
-            offer = Offer.model_validate(record.data["offer"])
-            name = f"{offer.provider} {offer.label} {offer.place}"
-        elif record.event is Event.CREATE_REFUSED and record.data["reason"] in PASSES_OVER:
-            told.setdefault(str(record.data["message"]).rstrip("."), name)
+        match record.typed:
+            case CreateIntended() as intent:
+                offer = Offer.model_validate(intent.offer)
+                name = f"{offer.provider} {offer.label} {offer.place}"
+            case CreateRefused(reason=reason, message=message) if reason in PASSES_OVER:
+                told.setdefault(message.rstrip("."), name)
     told.pop(last.rstrip("."), None)
     shown = [f"{name}: {message}" for message, name in told.items()][:_MOST_TOLD]
     return f" Before that, {'; '.join(shown)}." if shown else ""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpurun.core.collected_record import files_of, missing_of
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import CollectObserved
+from gpurun.core.journal_records import Event, RunState, last_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
 from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
@@ -69,7 +69,7 @@ def _is_gone(state: RunState, context: Context) -> bool:
 class _Lacking:
     """What is finished on the machine and not at home: files that a collect may still bring, and others by name."""
 
-    collected: dict[str, Any]
+    collected: CollectObserved | None
     files: tuple[ManifestFile, ...]
     names: tuple[str, ...]
     inventory: Inventory
@@ -80,12 +80,11 @@ class _Lacking:
     def of(cls, state: RunState, context: Context) -> _Lacking:
         """By what the collect step has on record, and what the machine announced last."""
         records = read_journal(context.folder.journal).records
-        collected = next((one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED), None) or {}
-        inventory = Inventory(context.folder)
+        collected, inventory = last_typed(records, CollectObserved), Inventory(context.folder)
         announced = {file.name: file for file in getattr(inventory.remembered(), "files", ())}
-        names = tuple(missing_of(context.folder, collected)) if collected else ()
+        names = tuple(missing_of(context.folder, collected.missing, collected.missing_files)) if collected else ()
         files = tuple(announced[name] for name in names if name in announced)
-        return cls(dict(collected), files, names, inventory)
+        return cls(collected, files, names, inventory)
 
     def listed(self, state: RunState, context: Context) -> _Lacking:
         """The same once the machine lists what the collect step could not have listed; another collect brings that."""
@@ -96,10 +95,9 @@ class _Lacking:
         except GpurunError:
             return self
         files = tuple(wanted(manifest, more_kept(context.plan)))
-        told = manifest.model_dump(mode="json", include={"latest", "best"})
-        return _Lacking(
-            {**told, "files": [], "seconds": 0.0}, files, tuple(file.name for file in files), self.inventory
-        )
+        best = manifest.best.model_dump(mode="json") if manifest.best else None
+        none_yet = CollectObserved(files=[], missing=[], latest=manifest.latest, best=best, seconds=0.0)
+        return _Lacking(none_yet, files, tuple(file.name for file in files), self.inventory)
 
     def told(self, state: RunState) -> dict[str, object]:
         """What the hold is for, in figures and in words."""
@@ -120,9 +118,10 @@ class _Lacking:
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):
                 self.here.add(file.name)
-        if not self.names or self.here != {*self.names}:
+        collected = self.collected
+        if collected is None or not self.names or self.here != {*self.names}:
             return None
         folder = self.inventory.folder
-        files = [*files_of(folder, self.collected), *(file.as_json() for file in self.files)]
-        rest = {key: value for key, value in self.collected.items() if key not in _OF_FILES}
+        files = [*files_of(folder, collected.files, collected.listed), *(file.as_json() for file in self.files)]
+        rest = {key: value for key, value in collected.as_data().items() if key not in _OF_FILES}
         return {**rest, **told_files(folder, files, [])}
