@@ -376,18 +376,19 @@ class FilesBrought(JournalEvent):
     latest: Any
     best: Any
     seconds: Number | None = None
-    missing_bytes: int | None = None
-    unpublished: Json | None = None
 
 
 class CollectObserved(FilesBrought):
-    """It is at home. `left` nobody needed; `remembered`: of a machine that is lost, by the last list that came home.
+    """It is at home; `remembered`: of a machine that is lost, by the last list that came home.
 
+    `left` are names that nobody needed, `unpublished` what the machine could not list, which is missing too.
     `left_bytes` are all that left the machine, `egress_micros` what that costs, where its provider charges for it.
     """
 
     event = Event.COLLECT_OBSERVED
     left: list[str] = Field(default_factory=list)
+    missing_bytes: int | None = None
+    unpublished: Json | None = None
     left_bytes: int | None = None
     egress_micros: int | None = None
     remembered: bool = False

@@ -6,11 +6,12 @@ import hashlib
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gpurun import __version__
 from gpurun.core.clock import machine_id
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
-from gpurun.core.journal_events import Incident
+from gpurun.core.journal_events import Incident, RunOpened
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.receipt_rules import RULES
@@ -205,40 +206,41 @@ def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
     return folder
 
 
-def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict[str, object]:
-    """What a run was opened with, by digest: the data of `run.opened`."""
-    return {
-        "run": plan.run,
-        "home": home.id,
-        "machine": machine_id(),
-        "endpoint": endpoint,
-        "rules": RULES,
-        "mode": plan.mode,
-        "recipe": plan.recipe,
-        "form": plan.form,
-        "recipe_sha256": plan.recipe_sha256,
-        "request_sha256": hashlib.sha256(read_regular(folder.request)).hexdigest(),
-        "plan_sha256": hashlib.sha256(read_regular(folder.plan)).hexdigest(),
-        "data_sha256": plan.data.sha256,
+def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, imported: Any = None) -> RunOpened:
+    """Return what a run is opened with, by digest; what only some runs have is there only in those."""
+    told: dict[str, Any] = {
         **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),
-        "bundle_sha256": plan.bundle_sha256,
-        "trainer": plan.trainer,
-        "gpurun_version": __version__,
-        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "provider": plan.offer.provider,
-        "cap_micros": plan.cap_micros,
         **plan.choices.model_dump(include={"max_gpu_hours"}, exclude_none=True),
         **plan.choices.model_dump(mode="json", include={"pass_env"}, exclude_defaults=True),
-        "worst_micros": plan.most_micros,
-        "stage": plan.choices.stage,
-        "challenge": plan.resolved.get("train", {}).get("challenge", ""),
-        "continues": plan.continues.model_dump(
-            include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
-        )
-        if plan.continues
-        else None,
         **({"command": plan.command.told} if plan.command else {}),
+        **({"imported": imported} if imported else {}),
     }
+    before = {"run", "step", "steps", "receipt_sha256"}
+    return RunOpened(
+        run=plan.run,
+        home=home.id,
+        machine=machine_id(),
+        endpoint=endpoint,
+        rules=RULES,
+        mode=plan.mode,
+        recipe=plan.recipe,
+        form=plan.form,
+        recipe_sha256=plan.recipe_sha256,
+        request_sha256=hashlib.sha256(read_regular(folder.request)).hexdigest(),
+        plan_sha256=hashlib.sha256(read_regular(folder.plan)).hexdigest(),
+        data_sha256=plan.data.sha256,
+        bundle_sha256=plan.bundle_sha256,
+        trainer=plan.trainer,
+        gpurun_version=__version__,
+        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        provider=plan.offer.provider,
+        cap_micros=plan.cap_micros,
+        worst_micros=plan.most_micros,
+        stage=plan.choices.stage,
+        challenge=plan.resolved.get("train", {}).get("challenge", ""),
+        continues=plan.continues.model_dump(include=before, exclude_defaults=True) if plan.continues else None,
+        **told,
+    )
 
 
 def unfinished_runs(home: Home) -> list[Sight]:

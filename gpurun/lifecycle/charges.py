@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import BillObserved, Incident
+from gpurun.core.journal_records import RunState
 from gpurun.core.money import Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import plain_line
@@ -86,8 +87,8 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
     for rental in unseen:
         message = f"nobody saw when {rental.machine_id} ended, so the receipt waits up to half an hour for the bill of "
         message += f"{rental.intent.provider}; "
-        incident: dict[str, object] = {"code": "bill.awaited", "message": f"{message}nothing is billed meanwhile"}
-        yield from once((Event.INCIDENT, incident), context)
+        message += "nothing is billed meanwhile"
+        yield from once(Incident(code="bill.awaited", message=message), context)
     for elapsed in ticks(context.clock, LOOK_S, BILL_WAIT_S) if unseen else ():
         for rental in unseen:
             at_s, before = seen.get(rental.token, (float("-inf"), None))
@@ -99,8 +100,8 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
             seen[rental.token] = elapsed, charge[0]
             if charge[0] == before:
                 final.add(rental.token)
-                bill = {"token": rental.token, "id": rental.machine_id, "micros": charge[0]}
-                yield Event.BILL_OBSERVED, {**bill, "reads": 2, "spread_s": round(elapsed - at_s, 3)}
+                token, name, micros = rental.token, rental.machine_id, charge[0]
+                yield BillObserved(token=token, id=name, micros=micros, reads=2, spread_s=round(elapsed - at_s, 3))
         if len(final) == len(unseen) or context.wants_stop(state):
             return
 

@@ -42,7 +42,7 @@ def world(own: Home) -> World:
 @pytest.fixture
 def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on journals are written as tomorrow's gpurun does; after `ready.observed` with an event of its own."""
-    append = Journal.append
+    append = Journal.write
 
     def appended(self: Journal, event: Event, data: Mapping[str, Any]) -> Record:
         told = append(self, event, {**data, "novel": {"of": "tomorrow"}})
@@ -53,7 +53,7 @@ def tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
     def wider(value: Any) -> bytes:
         return canonical({**value, "zone": "UTC"} if isinstance(value, dict) and "mono" in value else value)
 
-    monkeypatch.setattr(Journal, "append", appended)
+    monkeypatch.setattr(Journal, "write", appended)
     monkeypatch.setattr(journals, "canonical", wider)
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_rented_on_an_event_that_it_does_not_know(
     with monkeypatch.context() as patch:
         killed_after(Event.RUN_OPENED, patch)
         assert world.drive() == "killed"
-    Journal.open(world.folder.journal, world.clock).append(NEW, {})  # type: ignore[arg-type]
+    Journal.open(world.folder.journal, world.clock).write(NEW, {})  # type: ignore[arg-type]
     before = world.folder.journal.read_bytes()
     assert world.drive() == "journal.newer"
     assert (world.cloud.boxes, world.folder.journal.read_bytes()) == ([], before)
@@ -150,8 +150,8 @@ def test_a_record_that_lacks_what_is_read_of_it_is_that_runs_damage_alone(
 ) -> None:
     """It was a KeyError out of every verb, for every run."""
     odd = Journal.open(make_run(own, "odd-1").journal, VirtualClock())
-    odd.append(Event.RUN_OPENED, {"run": "odd-1"})
-    odd.append(event, {"novel": 1})
+    odd.write(Event.RUN_OPENED, {"run": "odd-1"})
+    odd.write(event, {"novel": 1})
     make_run(own, "owl-7")
     code, told = types(own, "ps", capsys, monkeypatch)
     rows = {row["run"]: row["damage"] for row in told["data"]["runs"]}

@@ -23,7 +23,7 @@ from gpurun.core.artifact_names import make_room_for_names
 from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, files_of, missing_of
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
-from gpurun.core.journal_events import CollectObserved
+from gpurun.core.journal_events import CollectObserved, JournalEvent, SalvageIntended, SalvageObserved
 from gpurun.core.journal_records import Event, Record, last_typed
 from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
@@ -248,7 +248,7 @@ class Inventory:
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
         }
 
-    def take_stock(self) -> Iterator[tuple[Event, dict[str, object]]]:
+    def take_stock(self) -> Iterator[JournalEvent]:
         """Record what is at home, if nothing of it is on record.
 
         So it is after `gpurun collect` and `gpurun destroy`, or a lid that stayed closed until the lease was over.
@@ -258,9 +258,9 @@ class Inventory:
             return
         found = self.counted(records)
         if found["files"]:
-            yield Event.SALVAGE_INTENDED, {"folder": ""}
+            yield SalvageIntended(folder="")
             told = {**found, **told_files(self.folder, found["files"], found["missing"])}
-            yield Event.SALVAGE_OBSERVED, {**told, "seconds": 0.0, "brought": 0}
+            yield SalvageObserved(**told, seconds=0.0, brought=0)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

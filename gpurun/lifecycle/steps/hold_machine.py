@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from gpurun.core.collected_record import files_of, missing_of
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_events import CollectObserved
-from gpurun.core.journal_records import Event, RunState, last_typed
+from gpurun.core.journal_events import CollectObserved, HoldIntended, HoldObserved, Json
+from gpurun.core.journal_records import RunState, last_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
 from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
@@ -34,12 +34,12 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
     lacking = _Lacking.of(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
-        yield Event.HOLD_INTENDED, {"until_wall": round(context.clock.wall() + left_s, 3), **lacking.told(state)}
+        yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **lacking.told(state))
     started_mono, call_mono, how = context.clock.monotonic(), float("-inf"), "over"
     while (left_s := context.hold_left_s(state)) > 0:
         context.raise_if_stopped(state)
         if (collected := lacking.at_home()) is not None:
-            yield Event.COLLECT_OBSERVED, collected
+            yield collected
             lacking = _Lacking.of(state, context)
             if not state.elsewhere:
                 how = "home"
@@ -51,7 +51,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
                 break
             lacking = lacking.listed(state, context)
         context.clock.sleep(min(left_s, LOOK_S))
-    yield Event.HOLD_OBSERVED, {"how": how, "seconds": round(context.clock.monotonic() - started_mono, 3)}
+    yield HoldObserved(how=how, seconds=round(context.clock.monotonic() - started_mono, 3))
 
 
 def _is_gone(state: RunState, context: Context) -> bool:
@@ -99,7 +99,7 @@ class _Lacking:
         none_yet = CollectObserved(files=[], missing=[], latest=manifest.latest, best=best, seconds=0.0)
         return _Lacking(none_yet, files, tuple(file.name for file in files), self.inventory)
 
-    def told(self, state: RunState) -> dict[str, object]:
+    def told(self, state: RunState) -> Json:
         """What the hold is for, in figures and in words."""
         size = sum(file.bytes for file in self.files)
         count = max(len(self.names), int(state.unpublished.get("files", 0)))
@@ -113,7 +113,7 @@ class _Lacking:
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
 
-    def at_home(self) -> dict[str, object] | None:
+    def at_home(self) -> CollectObserved | None:
         """The record of a collect once every missing file is here, by its digest; None before, and without any."""
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):
@@ -124,4 +124,4 @@ class _Lacking:
         folder = self.inventory.folder
         files = [*files_of(folder, collected.files, collected.listed), *(file.as_json() for file in self.files)]
         rest = {key: value for key, value in collected.as_data().items() if key not in _OF_FILES}
-        return {**rest, **told_files(folder, files, [])}
+        return CollectObserved(**rest, **told_files(folder, files, []))
