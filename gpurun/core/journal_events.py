@@ -68,13 +68,13 @@ class Event(StrEnum):
     JOURNAL_REPAIRED = "journal.repaired"
 
 
-class Machine(Instance):
+class SeenMachine(Instance):
     """What a provider says of a machine, once it said a price or that it tells none."""
 
     rate_micros_per_hour: Micros | None
 
     @classmethod
-    def of(cls, instance: Instance) -> Machine:
+    def of(cls, instance: Instance) -> SeenMachine:
         """The same instance, to be put on record."""
         return cls.model_validate(instance.model_dump(mode="json"))
 
@@ -105,7 +105,7 @@ class JournalEvent(Frozen):
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     event: ClassVar[Event]
-    instance: Machine | None = None
+    instance: SeenMachine | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -224,7 +224,7 @@ class CreateObserved(JournalEvent):
 
     event = Event.CREATE_OBSERVED
     token: str
-    instance: Machine
+    instance: SeenMachine
     adopted: bool = False
 
 
@@ -254,7 +254,7 @@ class ReadyObserved(JournalEvent):
 
     event = Event.READY_OBSERVED
     id: str = ""
-    instance: Machine
+    instance: SeenMachine
     facts: Json
     network: Json | None = None
     not_passed: list[str] = Field(default_factory=list)
@@ -541,11 +541,11 @@ class MachineEndsItself(Incident):
     ends_wall: Seconds
 
 
-class MachineMoved(Incident):
+class AddressChanged(Incident):
     """The machine runs at another address."""
 
     code: str = "machine.moved"
-    instance: Machine
+    instance: SeenMachine
 
 
 class ExtraGone(Incident):
@@ -598,7 +598,7 @@ CLASSES: dict[Event, type[JournalEvent]] = {
 INCIDENTS: dict[str, type[Incident]] = {
     "price.rose": PriceRose,
     "machine.ends_itself": MachineEndsItself,
-    "machine.moved": MachineMoved,
+    "machine.moved": AddressChanged,
     "create.duplicate_gone": ExtraGone,
     "create.late_gone": ExtraGone,
     "machine.gone": MachineGone,

@@ -18,8 +18,8 @@ from gpurun.core.journal_events import (
     DeathRead,
     DestroyIntended,
     Incident,
-    Machine,
     MachineGone,
+    SeenMachine,
     TrainObserved,
 )
 from gpurun.core.journal_records import STAMPS_S, Event, Record, all_typed, last_typed, microseconds
@@ -104,7 +104,7 @@ class BilledTime:
         return last_of(self.records, event)
 
     @property
-    def instance(self) -> Machine | None:
+    def instance(self) -> SeenMachine | None:
         """What the provider last said of the machine; None when it was never seen."""
         return self._answers[-1] if self._answers else None
 
@@ -114,7 +114,7 @@ class BilledTime:
         return self.instance.id if self.instance else ""
 
     @cached_property
-    def _answers(self) -> list[Machine]:
+    def _answers(self) -> list[SeenMachine]:
         """Everything that the provider said of the machine, in order."""
         told = (record.typed.instance for record in self.records if "instance" in record.data)
         return [one for one in told if one is not None]

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_events import (
+    AddressChanged,
     CollectObserved,
     CreateIntended,
     CreateObserved,
@@ -16,7 +17,6 @@ from gpurun.core.journal_events import (
     HoldIntended,
     Incident,
     MachineEndsItself,
-    MachineMoved,
     PriceRose,
     ReadyObserved,
     RunOpened,
@@ -346,7 +346,7 @@ def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, 
     """What is beside the machine and billed stays open until it is gone; a run closed before has its code then."""
     if isinstance(incident, MachineEndsItself):
         return {"ends_wall": incident.ends_wall}
-    if isinstance(incident, MachineMoved) and state.instance is not None:
+    if isinstance(incident, AddressChanged) and state.instance is not None:
         return {
             "instance": state.instance.model_copy(update={"address": incident.instance.address}),
             "moved": True,

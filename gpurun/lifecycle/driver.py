@@ -15,11 +15,10 @@ from functools import partial
 from threading import Event as Flag
 from typing import NoReturn, TypeVar
 
-from gpurun.core import journal_events as events
 from gpurun.core.background_call import Inline
 from gpurun.core.clock import Clock
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
-from gpurun.core.journal_events import Incident, Json, Machine, RunClosed, StepFailed, StopRequested
+from gpurun.core.journal_events import AddressChanged, Incident, Json, RunClosed, SeenMachine, StepFailed, StopRequested
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
@@ -211,7 +210,7 @@ class Driver:
         except StopWanted:
             return
         except MachineMoved as moved:
-            self._record(events.MachineMoved(message=f"{moved.what}; {moved.hint}", instance=Machine.of(moved.machine)))
+            self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=SeenMachine.of(moved.machine)))
             self._context.clock.sleep(PAUSE_S)  # A provider that tells two addresses in turn is not asked without end.
         except Unrecorded:
             raise

@@ -23,6 +23,7 @@ from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import CollectFailed, GpurunError, SetupError, StoreFull, UsageError, VerificationFailed
 from gpurun.core.filelock import exclusive
+from gpurun.core.journal_events import CollectObserved
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Choices, Plan
@@ -327,12 +328,12 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
     sight = find(session, "fox-41")
     for file in files:
         (sight.folder.artifacts / file.name).write_bytes(b"x")
-    collected = {
-        "files": [file.as_json() for file in files],
-        "missing": [f"checkpoints/{name}.safetensors" for name in lost],
-        "latest": 30,
-        "best": {"step": 20, "val_loss": 2.0},
-    }
+    collected = CollectObserved(
+        files=[file.as_json() for file in files],
+        missing=[f"checkpoints/{name}.safetensors" for name in lost],
+        latest=30,
+        best={"step": 20, "val_loss": 2.0},
+    )
     if isinstance(told, str):
         with pytest.raises(UsageError, match=told):
             collect_checkpoints._at_home(sight, only, collected)

@@ -88,7 +88,7 @@ def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(se
 def test_a_receipt_whose_lost_files_have_names_too_long_to_quote_is_shown(session: Session) -> None:
     """A machine chooses the names; what does not fit stands in the receipt as null."""
     run = CloudRun(session.home)
-    append, lost = run.journal.append, [f"checkpoints/{number:0400d}.json" for number in range(64)]
+    append, lost = run.journal.write, [f"checkpoints/{number:0400d}.json" for number in range(64)]
     run.journal.write = lambda event, data: append(  # type: ignore[method-assign]
         event, {**data, "missing": lost} if event is Event.COLLECT_OBSERVED else data
     )

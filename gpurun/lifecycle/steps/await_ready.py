@@ -10,7 +10,7 @@ from typing import TypeVar
 from gpurun.core.clock import ticks
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.installed_files import bundle_root
-from gpurun.core.journal_events import CreateObserved, Incident, Json, Machine, ReadyObserved
+from gpurun.core.journal_events import CreateObserved, Incident, Json, ReadyObserved, SeenMachine
 from gpurun.core.journal_records import RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Mode
@@ -95,7 +95,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     more |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
     yield ReadyObserved(
         id=born.id,
-        instance=Machine.of(instance),
+        instance=SeenMachine.of(instance),
         facts=on_record(facts),
         seconds=round(now_mono - started, 3),
         connect_s=round(now_mono - up_mono - took_s, 3),
@@ -182,7 +182,7 @@ def _once_it_answers(
             instance = row.read(context.provider, born.id)
             if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
-                yield CreateObserved(token=state.token, instance=Machine.of(instance), adopted=False)
+                yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
                 raise why

@@ -14,7 +14,7 @@ from gpurun.core.journal_events import (
     CreateRefused,
     CreateUnknown,
     Incident,
-    Machine,
+    SeenMachine,
 )
 from gpurun.core.journal_records import PASSES_OVER, RunState
 from gpurun.core.machine_token import make_token, parse
@@ -103,12 +103,12 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
         if error.again is None or context.wants_stop(state) or context.clock.wall() > asked_wall + LATE_S:
             return
         with contextlib.suppress(Unknown):
-            yield CreateObserved(token=order.token, instance=Machine.of(error.again()), adopted=False)
+            yield CreateObserved(token=order.token, instance=SeenMachine.of(error.again()), adopted=False)
         return
     if instance.token != order.token:
         yield CreateUnknown(token=order.token, message=f"the answer is about another: {instance.id}")
         return
-    yield CreateObserved(token=order.token, instance=Machine.of(instance), adopted=False)
+    yield CreateObserved(token=order.token, instance=SeenMachine.of(instance), adopted=False)
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
@@ -296,7 +296,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         for note in notes:
             yield from once(note, context)
         if found:
-            yield CreateObserved(token=state.token, instance=Machine.of(found[0]), adopted=True)
+            yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
             return
         steady_since = min(steady_since, elapsed)
         if elapsed - steady_since >= traits.settle_s and looked_late:
@@ -336,7 +336,7 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
             found = _carrying(error.found, state.token) if isinstance(error, Unknown) else []
             is_steady = bool(found)
         if found:
-            yield CreateObserved(token=state.token, instance=Machine.of(found[0]), adopted=True)
+            yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
             return
         if context.wants_stop(state):
             return
