@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from gpurun.cli.session import Session
 from gpurun.core.artifact_names import shown
 from gpurun.core.collected_record import files_of, missing_of
 from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
-from gpurun.core.journal_records import Event, Phase
+from gpurun.core.journal_events import CollectObserved, FilesBrought, TrainIntended, TrainObserved, TrainStarted
+from gpurun.core.journal_records import Phase, last_brought, last_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.records import canonical
 from gpurun.ledger.runs import Sight
@@ -127,13 +128,13 @@ def _held(sight: Sight) -> list[str]:
     state, instance = sight.state, sight.state.instance
     if state.phase is not Phase.HELD or instance is None:
         return []
-    ended = next((record.data for record in reversed(sight.records) if record.event is Event.TRAIN_OBSERVED), {})
+    ended = last_typed(sight.records, TrainObserved)
     lines = [f"The machine is {held_word(state)}; gpurun destroy {sight.folder.name} ends it now."]
     for kind, heading, spelled in (
         ("elsewhere", "Files outside of what is downloaded", str),
         ("unpublished", "Finished files that could not be listed", shown),
     ):
-        left = (ended.get("outputs") or {}).get(kind) or {}
+        left = ((ended and ended.outputs) or {}).get(kind) or {}
         files = left.get("first", ())
         names = ", ".join(f"{spelled(file['name'])} ({format_bytes(file['bytes'])})" for file in files)
         if names:
@@ -147,11 +148,10 @@ def _held(sight: Sight) -> list[str]:
 
 def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
     """Of a run whose machine is gone or going: what is in the bucket and did not come home yet is brought now."""
-    events = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
-    collected = next((one.data for one in reversed(sight.records) if one.event in events), None)
+    collected = last_brought(sight.records)
     # What is only remembered of a lost machine may be old; the bucket may have newer checkpoints.
-    is_old = collected is None or bool(collected.get("remembered"))
-    if not _place_of(sight) or not (is_old or (collected and collected["missing"])):
+    is_old = collected is None or (isinstance(collected, CollectObserved) and collected.remembered)
+    if not _place_of(sight) or not (is_old or (collected and collected.missing)):
         return _at_home(sight, only, collected)
     try:
         return _from_bucket(session, sight, only, collected)
@@ -162,11 +162,11 @@ def _of_the_past(session: Session, sight: Sight, only: Only) -> Result:
         return _at_home(sight, only, collected)
 
 
-def _step_at_home(collected: Mapping[str, Any], only: Only) -> int | None:
+def _step_at_home(collected: FilesBrought, only: Only) -> int | None:
     """The step of the newest or the best checkpoint, if all of it came home."""
-    step = collected["latest"] if only == "last" else (collected["best"] or {}).get("step")
-    weights = [one["name"] for one in collected["files"] if (one["kind"], one["step"]) == ("weights", step)]
-    lost = {_stem(name) for name in collected["missing"]}
+    step = collected.latest if only == "last" else (collected.best or {}).get("step")
+    weights = [one["name"] for one in collected.files if (one["kind"], one["step"]) == ("weights", step)]
+    lost = {_stem(name) for name in collected.missing}
     return None if only == "all" or not weights or lost & {_stem(name) for name in weights} else step
 
 
@@ -175,24 +175,23 @@ def _stem(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _is_ahead(collected: Mapping[str, Any], manifest: Manifest, only: Only) -> bool:
+def _is_ahead(collected: FilesBrought, manifest: Manifest, only: Only) -> bool:
     """Whether what came home of what is asked for is newer, or better, than what is in the bucket."""
     step = _step_at_home(collected, only)
     if step is None:
         return False
     if only == "last":
         return manifest.latest is None or step > manifest.latest
-    return manifest.best is None or float(collected["best"]["val_loss"]) < manifest.best.val_loss
+    return manifest.best is None or float(collected.best["val_loss"]) < manifest.best.val_loss
 
 
 def _place_of(sight: Sight) -> str:
     """Where in the bucket the run's machine has pushed to; "" where there is none."""
-    starts = (Event.TRAIN_INTENDED, Event.TRAIN_STARTED)
-    started = (one.data for one in reversed(sight.records) if one.event in starts)
-    return str(next(started, {}).get("pushed") or "") if sight.plan.choices.stage else ""
+    starts = (one.typed for one in reversed(sight.records) if sight.plan.choices.stage)
+    return next((one.pushed for one in starts if isinstance(one, TrainIntended | TrainStarted)), "")
 
 
-def _from_bucket(session: Session, sight: Sight, only: Only, collected: Mapping[str, Any] | None = None) -> Result:
+def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBrought | None = None) -> Result:
     """Bring what was asked for from the bucket; the first file that does not come is the error.
 
     What came home before is not passed over for something older that is there.
@@ -225,7 +224,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: Mapping[
 
 
 def _with_home(
-    manifest: Manifest, here: Sequence[ManifestFile], collected: Mapping[str, Any], inventory: Inventory
+    manifest: Manifest, here: Sequence[ManifestFile], collected: FilesBrought, inventory: Inventory
 ) -> tuple[Manifest, tuple[ManifestFile, ...]]:
     """What is in the bucket and here, with what came home before and is here still; the newest and the best of both."""
     told = _listed(collected, inventory.folder)
@@ -236,24 +235,26 @@ def _with_home(
     return manifest.model_copy(update={"latest": latest, "best": best}), files
 
 
-def _listed(collected: Mapping[str, Any], folder: RunFolder) -> Manifest:
+def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
     """What the record says that came home; VerificationFailed where its list is not as it was written."""
     try:
-        told = {"latest": collected["latest"], "best": collected["best"], "files": files_of(folder, collected)}
+        files = files_of(folder, collected.files, collected.listed)
+        told = {"latest": collected.latest, "best": collected.best, "files": files}
         return Manifest.model_validate_json(canonical(told))
     except ValueError as error:
         hint = f"gpurun audit {folder.name} says what else is not as it was."
         raise VerificationFailed("collect.altered", f"The list of {folder.name}'s files: {error}.", hint=hint) from None
 
 
-def _at_home(sight: Sight, only: Only, collected: Mapping[str, Any] | None) -> Result:
+def _at_home(sight: Sight, only: Only, collected: FilesBrought | None) -> Result:
     """Of a run whose machine is gone or going: what came home, checked again, and what was lost."""
     name, inventory = sight.folder.name, Inventory(sight.folder)
     if collected is None:
         hint = f"Why: gpurun receipt {name}. What lies in {inventory.artifacts} was not all checked."
         raise UsageError("checkpoint.none", f"{name} is over, and its files were never collected.", hint=hint)
     manifest = _listed(collected, sight.folder)
-    lost, left = missing_of(sight.folder, collected), [str(name) for name in collected.get("left", ())]
+    lost = missing_of(sight.folder, collected.missing, collected.missing_files)
+    left = collected.left if isinstance(collected, CollectObserved) else []
     files = _chosen_of_whole(manifest, {*lost, *left}, only, name)
     for file in files:
         if not inventory.has(file):

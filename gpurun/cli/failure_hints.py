@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_events import TrainObserved
+from gpurun.core.journal_records import last_typed
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.untrusted import whole
 from gpurun.ledger.runs import Sight
@@ -25,17 +26,17 @@ def failure_hint(sight: Sight, on: str = "") -> str:
 
 def _cures(sight: Sight) -> Iterator[str]:
     """Yield what would help, for each cause that shows; the log is a claim, and read for its hint alone."""
-    observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
-    words = _log_tail(sight.folder)
-    yield from sight.plan.job.cures(str(observed["message"]), words)
-    if observed.get("reason") == "idle":
+    ended, words = last_typed(sight.records, TrainObserved), _log_tail(sight.folder)
+    assert ended is not None, "only what ended can have failed"
+    yield from sight.plan.job.cures(ended.message, words)
+    if ended.reason == "idle":
         yield "A job that is meant to wait so long: --idle 4h, or --idle off."
-    if observed.get("reason") == "silent":
+    if ended.reason == "silent":
         yield "A job that is meant to be silent so long: --silent 2h, or leave --silent out."
-    if whole(observed.get("oom_kills")):
+    if whole(ended.oom_kills):
         yield "Take a machine with more memory, or fewer DataLoader workers and smaller pieces of the data at once."
     elif _SHARED_MEMORY.search(words):
-        size = whole(observed.get("shm_bytes"))
+        size = whole(ended.shm_bytes)
         had = f", which has {format_bytes(size)} there" if size else ""
         yield (
             f"A DataLoader's workers pass their batches through /dev/shm{had}: use fewer workers or none, "

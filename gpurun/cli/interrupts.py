@@ -11,6 +11,7 @@ from typing import Any, Self
 from gpurun.cli.session import Session
 from gpurun.core.clock import local_minute
 from gpurun.core.errors import Interrupted
+from gpurun.core.journal_events import Incident
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
@@ -130,7 +131,7 @@ def silence_of(records: Iterable[Record]) -> Record | None:
     """The record that the machine has not answered for minutes, while that is so."""
     silence = None
     for record in records:
-        code = record.data.get("code")
+        code = record.typed.code if isinstance(record.typed, Incident) else ""
         if code == SILENT:
             silence = record
         elif code == HEARD or record.event is Event.TRAIN_OBSERVED:

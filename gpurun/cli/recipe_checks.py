@@ -18,7 +18,8 @@ from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.session import Session
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, TrainingFailed, UsageError
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_events import TrainObserved
+from gpurun.core.journal_records import last_typed
 from gpurun.core.paths import Home, RunFolder, make_private
 from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
@@ -164,10 +165,9 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
 def _why(sight: Sight) -> str:
     """How a rehearsal ended that did not end well, as the end of a sentence."""
     if sight.state.failure:
-        return f"failed: {sight.state.failure['message']}"
-    observed = [record.data for record in sight.records if record.event is Event.TRAIN_OBSERVED]
-    if observed:
-        return f"ended as {observed[-1]['outcome']}: {observed[-1]['message'] or observed[-1]['reason']}."
+        return f"failed: {sight.state.failure.message}"
+    if ended := last_typed(sight.records, TrainObserved):
+        return f"ended as {ended.outcome}: {ended.message or ended.reason}."
     log = sight.folder.supervisor_log
     last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
     return f"was given up by its supervisor: {' '.join(last) or 'it said nothing'}."

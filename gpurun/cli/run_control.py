@@ -9,7 +9,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.clock import machine_id, ticks
 from gpurun.core.errors import Declined, ExitCode, GpurunError, MayBeBilling, RunHeld, SetupError, VerificationFailed
-from gpurun.core.journal_records import Phase
+from gpurun.core.journal_records import Phase, opened_of
 
 if TYPE_CHECKING:
     from gpurun.core.stop_request import How
@@ -39,7 +39,7 @@ def find(session: Session, run: str | None) -> Sight:
 
 def demand_here(session: Session, sight: Sight) -> None:
     """Ask before going on with a run that another machine opened: its own supervisor may be at work there."""
-    opened = str(sight.records[0].data.get("machine", "")) if sight.records else ""
+    opened = opened_of(sight.records).machine if sight.records else ""
     if not opened or opened == machine_id() or sight.owner is not None:
         return
     name = sight.folder.name

@@ -13,7 +13,8 @@ from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
-from gpurun.core.journal_records import Event, Phase, Record
+from gpurun.core.journal_events import Incident, TrainObserved
+from gpurun.core.journal_records import Phase, Record, last_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.run_plan import terms_in
 from gpurun.core.untrusted import lines_of
@@ -81,7 +82,8 @@ class Viewer:
             return left
         if news.records:
             self._records += news.records
-            self._is_unseen = news.records[-1].data.get("code") == "create.unseen"
+            last = news.records[-1].typed
+            self._is_unseen = isinstance(last, Incident) and last.code == "create.unseen"
             self._hear_silence(news.records)
         if self._session.interactive and (left := self._about_silence()) is not None:
             return left
@@ -109,7 +111,8 @@ class Viewer:
         """Take note of a machine that answers no more, or again; of one that did so before this view, since when."""
         before, self._silence = self._silence, silence_of((*filter(None, (self._silence,)), *records))
         if self._silence is not None and self._silence is not before:
-            self._silent_s = max(0.0, self._session.clock.wall() - self._silence.data.get("since_wall", inf))
+            since_wall = getattr(self._silence.typed, "since_wall", None)
+            self._silent_s = max(0.0, self._session.clock.wall() - (inf if since_wall is None else since_wall))
 
     def _about_silence(self) -> Result | None:
         """Ask what becomes of a machine that has been silent for long, and again after as long; a Result to leave."""
@@ -120,7 +123,7 @@ class Viewer:
             return None
         sight = look(self._session.home, self._folder.name)
         self._pane.close()
-        leave = decide_on_silence(self._session, sight, str(silence.data["message"]))
+        leave = decide_on_silence(self._session, sight, getattr(silence.typed, "message", ""))
         self._pane.reopen()
         self._silent_s, self._turn_mono = 0.0, clock.monotonic()
         return self._left(sight) if leave else None
@@ -236,8 +239,8 @@ def finished(session: Session, sight: Sight) -> Result:
     on = f"Its checkpoint of step {step} is at home. To go on from there: {continuing_command(told)}"
     errors: tuple[GpurunError, ...] = ()
     if failure:
-        hint = on if step is not None and failure["code"] == "machine.lost" else failure["hint"]
-        errors = (GpurunError(failure["code"], failure["message"], hint=hint),)
+        hint = on if step is not None and failure.code == "machine.lost" else failure.hint
+        errors = (GpurunError(failure.code, failure.message, hint=hint),)
     elif state.outcome in ("failed", "lost"):
         errors = (_failed(sight, on if step is not None else ""),)
     text = ""
@@ -258,9 +261,10 @@ def _failed(sight: Sight, on: str) -> GpurunError:
     from gpurun.cli.failure_hints import failure_hint
 
     terms = sight.plan.job.terms
-    observed = next(r.data for r in reversed(sight.records) if r.event is Event.TRAIN_OBSERVED)
-    message = str(observed["message"])
-    what = f"{terms.work.capitalize()} {'was cut off' if observed['outcome'] == 'lost' else 'failed'}: {message}"
+    ended = last_typed(sight.records, TrainObserved)
+    assert ended is not None, "whatever failed or was lost is on record"
+    message = ended.message
+    what = f"{terms.work.capitalize()} {'was cut off' if ended.outcome == 'lost' else 'failed'}: {message}"
     if message.startswith(terms.work):
         what = message[:1].upper() + message[1:]
-    return TrainingFailed(f"train.{observed['reason'] or 'failed'}", what, hint=failure_hint(sight, on))
+    return TrainingFailed(f"train.{ended.reason or 'failed'}", what, hint=failure_hint(sight, on))

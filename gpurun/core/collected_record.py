@@ -6,7 +6,7 @@ Of very many files the record has the first, and one digest over a list of all t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
@@ -51,22 +51,20 @@ class CheckpointTold(TypedDict):
     missing_files: NotRequired[Listed]
 
 
-def files_of(folder: RunFolder, told: Mapping[str, Any]) -> list[dict[str, Any]]:
+def files_of(folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: Listed | None) -> list[dict[str, Any]]:
     """Return every file that a record or receipt states; ValueError where their list is not there as it was written."""
-    listed = told.get("listed")
     if not listed:
-        return [dict(file) for file in told["files"]]
+        return [dict(file) for file in files]
     lines = _read(folder, HERE, str(listed["sha256"])).decode("ascii").splitlines()
     keys = ("sha256", "bytes", "kind", "step", "name")
     found = (dict(zip(keys, line.split(" "), strict=True)) for line in lines)
     return [{**file, "bytes": int(file["bytes"]), "step": int(file["step"])} for file in found]
 
 
-def missing_of(folder: RunFolder, told: Mapping[str, Any]) -> list[str]:
+def missing_of(folder: RunFolder, missing: Sequence[str], listed: Listed | None) -> list[str]:
     """Return the name of each file that did not come home; ValueError as `files_of`."""
-    listed = told.get("missing_files")
     if not listed:
-        return [str(name) for name in told["missing"] or ()]
+        return list(missing)
     return _read(folder, MISSING, str(listed["sha256"])).decode("ascii").splitlines()
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
 from enum import StrEnum
-from functools import lru_cache
-from typing import Annotated, Any
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
+from gpurun.core.journal_events import Event, FilesBrought, JournalEvent, RunOpened, StepFailed, read_event
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, Instance, Teardown
+
+__all__ = [
+    "PASSES_OVER", "STAMPS_S", "Asked", "Dearer", "Event", "Extra", "Moment", "Phase", "Record", "RunState",
+    "all_typed", "last_brought", "last_typed", "microseconds", "opened_of",
+]  # fmt: skip
 
 
 class Phase(StrEnum):
@@ -29,42 +36,6 @@ class Phase(StrEnum):
     GONE = "gone"
     SETTLED = "settled"
     CLOSED = "closed"
-
-
-class Event(StrEnum):
-    """The journal's event names (docs/JOURNAL.md); frozen by a test."""
-
-    RUN_OPENED = "run.opened"
-    STAGE_INTENDED = "stage.intended"
-    STAGE_OBSERVED = "stage.observed"
-    CREATE_INTENDED = "create.intended"
-    CREATE_OBSERVED = "create.observed"
-    CREATE_REFUSED = "create.refused"
-    CREATE_UNKNOWN = "create.unknown"
-    READY_OBSERVED = "ready.observed"
-    SHIP_INTENDED = "ship.intended"
-    SHIP_OBSERVED = "ship.observed"
-    TRAIN_INTENDED = "train.intended"
-    TRAIN_STARTED = "train.started"
-    RATE_OBSERVED = "rate.observed"
-    TRAIN_OBSERVED = "train.observed"
-    STOP_REQUESTED = "stop.requested"
-    COLLECT_INTENDED = "collect.intended"
-    COLLECT_OBSERVED = "collect.observed"
-    HOLD_INTENDED = "hold.intended"
-    HOLD_OBSERVED = "hold.observed"
-    DESTROY_INTENDED = "destroy.intended"
-    DESTROY_ASKED = "destroy.asked"
-    DEATH_READ = "death.read"
-    DEATH_PROVEN = "death.proven"
-    BILL_OBSERVED = "bill.observed"
-    SALVAGE_INTENDED = "salvage.intended"
-    SALVAGE_OBSERVED = "salvage.observed"
-    STEP_FAILED = "step.failed"
-    INCIDENT = "incident"
-    RECEIPT_OBSERVED = "receipt.observed"
-    RUN_CLOSED = "run.closed"
-    JOURNAL_REPAIRED = "journal.repaired"
 
 
 PASSES_OVER = frozenset({"no_capacity", "offer_rejected"})
@@ -87,6 +58,12 @@ class Record(Frozen):
     boot_id: str
     event: Annotated[Event | Word, Field(union_mode="left_to_right")]
     data: dict[str, Any]
+    """As it stands in the line; what it tells is `typed`."""
+
+    @cached_property
+    def typed(self) -> JournalEvent:
+        """What the line tells, read when it is first asked for; ValidationError where it is not understood."""
+        return read_event(self.event, self.data)
 
     def us_since(self, before: Record) -> int:
         """Microseconds since the record before: by wall time, or the monotonic one within a boot if that is more."""
@@ -96,11 +73,40 @@ class Record(Frozen):
     @property
     def runs_us(self) -> int | None:
         """For how many microseconds at most a machine that queued has run by then; None where that is not told."""
-        told = self.data.get("instance")
-        started_wall = told.get("started_wall") if isinstance(told, dict) else None
-        if not isinstance(started_wall, int | float):
+        machine = self.typed.instance
+        if machine is None or machine.started_wall is None:
             return None
-        return max(0, microseconds(self.wall) - microseconds(started_wall)) + microseconds(STAMPS_S)
+        return max(0, microseconds(self.wall) - microseconds(machine.started_wall)) + microseconds(STAMPS_S)
+
+
+T = TypeVar("T", bound=JournalEvent)
+
+
+def all_typed(records: Iterable[Record], kind: type[T]) -> Iterator[T]:
+    """Return what the records of a class tell, in their order."""
+    for record in records:
+        if record.event is kind.event and isinstance(typed := record.typed, kind):
+            yield typed
+
+
+def last_typed(records: Sequence[Record], kind: type[T]) -> T | None:
+    """Return what the last record of a class tells; None where there is none."""
+    return next(all_typed(reversed(records), kind), None)
+
+
+def last_brought(records: Sequence[Record]) -> FilesBrought | None:
+    """Return what is on record as brought home, by a collect or after the machine's end; None before there was any."""
+    homecoming = (
+        one.typed for one in reversed(records) if one.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+    )
+    return next((one for one in homecoming if isinstance(one, FilesBrought)), None)
+
+
+def opened_of(records: Sequence[Record]) -> RunOpened:
+    """Return what a run was opened with: its journal's first record. ValueError where that is another."""
+    if records and isinstance(opened := records[0].typed, RunOpened):
+        return opened
+    raise ValueError("its journal does not begin with run.opened")
 
 
 STAMPS_S = 2.0
@@ -228,8 +234,8 @@ class RunState(Frozen):
     reason: str = ""
     stop: str = ""
     signal: str = ""
-    failure: dict[str, Any] | None = None
-    earlier: dict[str, Any] | None = None
+    failure: StepFailed | None = None
+    earlier: StepFailed | None = None
     hold_s: float = 0.0
     held_at: Moment | None = None
     hold_until_wall: float | None = None

@@ -11,7 +11,18 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from gpurun.core.journal_records import STAMPS_S, Event, Record, microseconds
+from gpurun.core.journal_events import (
+    CollectObserved,
+    CreateIntended,
+    DeathProven,
+    DeathRead,
+    DestroyIntended,
+    Incident,
+    MachineGone,
+    SeenMachine,
+    TrainObserved,
+)
+from gpurun.core.journal_records import STAMPS_S, Event, Record, all_typed, last_typed, microseconds
 from gpurun.core.money import Micros, seconds_paid, total
 
 WATCHED_S = 120.0
@@ -56,9 +67,8 @@ def nearest_ms(us: int) -> int:
     return round(us / 1000)
 
 
-def _ago_ms(record: Record, key: str, unknown_ms: int) -> int:
+def _ago_ms(ago_s: float | None, unknown_ms: int) -> int:
     """How long before a record something was, as the record tells it."""
-    ago_s = record.data.get(key)
     return unknown_ms if ago_s is None else nearest_ms(microseconds(ago_s))
 
 
@@ -73,39 +83,53 @@ class BilledTime:
     billed: Micros | None = None
 
     @property
-    def intent(self) -> Record:
-        """What was going to be asked for."""
+    def asked(self) -> Record:
+        """The record before the request."""
         return self.records[0]
+
+    @cached_property
+    def intent(self) -> CreateIntended:
+        """What was going to be asked for."""
+        intent = self.asked.typed
+        assert isinstance(intent, CreateIntended)
+        return intent
 
     @property
     def token(self) -> str:
         """The name under which it was asked for."""
-        return str(self.intent.data["token"])
+        return self.intent.token
 
     def last(self, event: Event) -> Record | None:
         """The last record of an event in this rental."""
         return last_of(self.records, event)
 
     @property
-    def instance(self) -> dict[str, Any] | None:
+    def instance(self) -> SeenMachine | None:
         """What the provider last said of the machine; None when it was never seen."""
-        return next((told for told in reversed(self._answers())), None)
+        return self._answers[-1] if self._answers else None
 
-    def _answers(self) -> list[dict[str, Any]]:
+    @property
+    def machine_id(self) -> str:
+        """The id of its machine; "" where none was seen."""
+        return self.instance.id if self.instance else ""
+
+    @cached_property
+    def _answers(self) -> list[SeenMachine]:
         """Everything that the provider said of the machine, in order."""
-        return [record.data["instance"] for record in self.records if record.data.get("instance") is not None]
+        told = (record.typed.instance for record in self.records if "instance" in record.data)
+        return [one for one in told if one is not None]
 
     def told(self, key: str) -> Any:
         """What the provider last said of one property of the machine; None where it never did."""
-        return next((one[key] for one in reversed(self._answers()) if one.get(key)), None)
+        return next((value for one in reversed(self._answers) if (value := getattr(one, key))), None)
 
     @property
     def end(self) -> str:
         """`refused` (nothing was made), a teardown that was proven, or `not_proven`."""
         if self.last(Event.CREATE_REFUSED) is not None:
             return "refused"
-        proven = self.last(Event.DEATH_PROVEN)
-        return str(proven.data["teardown"]) if proven else "not_proven"
+        proof = last_typed(self.records, DeathProven)
+        return str(proof.teardown) if proof else "not_proven"
 
     @property
     def seconds(self) -> float:
@@ -133,23 +157,23 @@ class BilledTime:
         proven = self.last(Event.DEATH_PROVEN)
         if proven is None:
             return self.records[-1]
+        proof = proven.typed
+        count = max(1, proof.reads) if isinstance(proof, DeathProven) else 1
         reads = [one for one in self.records if one.event is Event.DEATH_READ and one.seq < proven.seq]
-        first = next(iter(reads[-max(1, proven.data["reads"]) :]), proven)
-        return first if "alive_s_ago" in first.data else proven  # An older gpurun reckoned up to the proof.
+        first = next(iter(reads[-count:]), proven)
+        return first if isinstance(first.typed, DeathRead) and first.typed.tells_life else proven
 
     @property
     def longest_ms(self) -> int | None:
         """The longest that a machine may run which had to queue, as its scheduler ends it; None without a queue."""
-        lease = self.intent.data["lease"]
-        parts = ("boot_s", "setup_s", "ship_s", "train_s", "collect_s", "destroy_s", "kill_allowance_s")
-        limits_us = [microseconds(lease.get(part, 0)) for part in parts]
-        return nearest_ms(sum(limits_us)) if lease.get("queue_s") else None
+        lease = self.intent.lease
+        return 1000 * (lease.total_s + lease.kill_allowance_s) if lease.queue_s else None
 
     @cached_property
     def _waited_ms(self) -> int | None:
         """How long it waited in a queue, by the earliest start that was told; None where none was."""
         told = [(one, one.runs_us) for one in self.records if one.seq <= self.last_paid.seq]
-        waits = [elapsed_ms(self.records, self.intent, one) - nearest_ms(us) for one, us in told if us is not None]
+        waits = [elapsed_ms(self.records, self.asked, one) - nearest_ms(us) for one, us in told if us is not None]
         return max(0, min(waits)) if waits else None
 
     @property
@@ -169,76 +193,75 @@ class BilledTime:
         may bound it closer; none of them counts against what was seen of the machine.
         """
         gone = self.last_paid
-        gone_ms = elapsed_ms(self.records, self.intent, gone)
-        if gone.event is not Event.DEATH_READ:
+        gone_ms, read = elapsed_ms(self.records, self.asked, gone), gone.typed
+        if not isinstance(read, DeathRead):
             return (max(0, gone_ms - self._queued_ms) if self.begun else 0), None
         signs = [one for one in self.records if one.seq < gone.seq and self._shows_life(one)]
-        sign_ms = elapsed_ms(self.records, self.intent, signs[-1]) if signs else 0
-        born_ms = elapsed_ms(self.records, self.intent, signs[0]) if signs else 0
-        alive_ms = max(sign_ms, gone_ms - _ago_ms(gone, "alive_s_ago", gone_ms))
+        sign_ms = elapsed_ms(self.records, self.asked, signs[-1]) if signs else 0
+        born_ms = elapsed_ms(self.records, self.asked, signs[0]) if signs else 0
+        alive_ms = max(sign_ms, gone_ms - _ago_ms(read.alive_s_ago, gone_ms))
         # What is ending is shown, and may cost nothing by its provider's own time of the end.
-        up_key = "up_s_ago" if "up_s_ago" in gone.data else "alive_s_ago"
-        up_ms = max(sign_ms, gone_ms - _ago_ms(gone, up_key, gone_ms))
-        first_ms = self._first_gone_ms(gone, gone_ms)
+        up_ms = max(sign_ms, gone_ms - _ago_ms(read.up_s_ago, gone_ms))
+        first_ms = self._first_gone_ms(gone.seq, gone_ms - _ago_ms(read.gone_s_ago, 0))
         if first_ms < alive_ms:
             first_ms = gone_ms
         is_watched = first_ms - alive_ms <= 1000 * WATCHED_S
         ends: list[tuple[int, str | None]] = [(first_ms, MEASURED if is_watched else UNSEEN)]
         if self.longest_ms is not None:
             # A start that nobody was told of contradicts nothing: then what was seen alive may have been in the queue.
-            ends += self._ends_of_queued(gone, self.longest_ms, *((alive_ms, up_ms) if self.begun else (0, 0)))
+            ends += self._ends_of_queued(read.ran_s, self.longest_ms, *((alive_ms, up_ms) if self.begun else (0, 0)))
             ms, why = min(ends, key=lambda end: end[0])
             return max(0, ms - self._queued_ms), why
-        created = [one["created_wall"] for one in self._answers() if one.get("created_wall") is not None]
-        if created and (ended_wall := gone.data.get("ended_wall")) is not None:
-            lived_us = microseconds(ended_wall) - min(map(microseconds, created))
+        created = [one.created_wall for one in self._answers if one.created_wall is not None]
+        if created and read.ended_wall is not None:
+            lived_us = microseconds(read.ended_wall) - min(map(microseconds, created))
             told_ms = nearest_ms(lived_us + microseconds(STAMPS_S))
             ends += [(told_ms, REPORTED)] if told_ms >= up_ms - born_ms else []
-        hourly = total(Micros(self.rate), self.quoted("beside_micros_per_hour"))
+        hourly = total(Micros(self.rate), Micros(self.intent.beside_micros_per_hour))
         if self.billed is not None and hourly:
             paid_ms = 1000 * seconds_paid(self.billed, hourly)
             ends += [(paid_ms, BY_BILL)] if paid_ms >= alive_ms - born_ms else []
-        intents = [one for one in self.records if one.event is Event.DESTROY_INTENDED]
+        ending = list(all_typed(self.records, DestroyIntended))
         # A provider that did not answer an earlier request may not have kept its time limit either.
-        if len(intents) == 1 and intents[0].data.get("timer"):
-            lease_us = microseconds(self.intent.data["deadline_wall"]) - microseconds(self.intent.wall)
-            timer_ms = nearest_ms(lease_us + microseconds(self.intent.data["lease"]["kill_allowance_s"]))
+        if len(ending) == 1 and ending[0].timer:
+            lease_us = microseconds(self.intent.deadline_wall) - microseconds(self.asked.wall)
+            timer_ms = nearest_ms(lease_us + microseconds(self.intent.lease.kill_allowance_s))
             ends += [(timer_ms, BY_TIMER)] if timer_ms >= alive_ms else []
         ms, why = min(ends, key=lambda end: end[0])
         return max(1, ms), why  # What was made costs the least that is billed, however soon it was gone.
 
-    def _first_gone_ms(self, gone: Record, gone_ms: int) -> int:
-        """When the unbroken row of readings begins that say GONE, up to that one, in milliseconds from the asking.
+    def _first_gone_ms(self, seq: int, begun_ms: int) -> int:
+        """When the unbroken row of readings begins that say GONE, up to that line, in milliseconds from the asking.
 
         It is broken where the machine showed itself, and where nobody looked for two minutes: one reading may be wrong.
         """
-        first_ms = begun_ms = gone_ms - _ago_ms(gone, "gone_s_ago", 0)
-        for record in reversed([one for one in self.records if one.seq < gone.seq]):
+        first_ms = begun_ms
+        for record in reversed([one for one in self.records if one.seq < seq]):
             if self._shows_life(record):
                 break
-            is_row = record.event is Event.INCIDENT and record.data["code"] == "machine.gone"
-            if is_row or record.event is Event.DEATH_READ:
-                ms = elapsed_ms(self.records, self.intent, record)
+            if record.event in (Event.INCIDENT, Event.DEATH_READ) and isinstance(
+                shown := record.typed, MachineGone | DeathRead
+            ):
+                ms = elapsed_ms(self.records, self.asked, record)
                 if begun_ms - ms > 1000 * WATCHED_S:
                     break
-                begun_ms = ms - _ago_ms(record, "gone_s_ago", 0)
+                begun_ms = ms - _ago_ms(shown.gone_s_ago, 0)
                 first_ms = min(first_ms, begun_ms)
         return first_ms
 
     def _ends_of_queued(
-        self, gone: Record, longest_ms: int, alive_ms: int, up_ms: int
+        self, ran_s: float | None, longest_ms: int, alive_ms: int, up_ms: int
     ) -> Iterator[tuple[int, str | None]]:
         """Bounds of one that had to queue, from the asking: its provider's word of how long it ran, and its time limit.
 
         Where nobody told that it had begun, they bound it in any case.
         """
-        ran_s = gone.data.get("ran_s")
         if ran_s is not None:
             ran_ms = nearest_ms(microseconds(ran_s) + (microseconds(STAMPS_S) if ran_s else 0))
             if self._queued_ms + ran_ms >= up_ms:
                 yield self._queued_ms + ran_ms, REPORTED
-        intents = [one for one in self.records if one.event is Event.DESTROY_INTENDED]
-        if (alive_ms == 0 or len(intents) == 1) and self._queued_ms + longest_ms >= alive_ms:
+        asked = sum(one.event is Event.DESTROY_INTENDED for one in self.records)
+        if (alive_ms == 0 or asked == 1) and self._queued_ms + longest_ms >= alive_ms:
             yield self._queued_ms + longest_ms, BY_TIMER
 
     def _shows_life(self, record: Record) -> bool:
@@ -247,10 +270,17 @@ class BilledTime:
         What had to queue leaves its folder behind, which is read when it is long over: only its scheduler tells of it.
         """
         if record.event is Event.INCIDENT:
-            return record.data["code"] in _LIVES
-        is_word = record.data.get("outcome") not in _UNHEARD and not record.data.get("remembered")
-        is_heard = "instance" in record.data if self.intent.data["lease"].get("queue_s") else is_word
-        return record.event in _ALIVE and is_heard
+            return isinstance(incident := record.typed, Incident) and incident.code in _LIVES
+        if record.event not in _ALIVE:
+            return False
+        if self.intent.lease.queue_s:
+            return record.typed.instance is not None
+        match record.typed if record.event in (Event.TRAIN_OBSERVED, Event.COLLECT_OBSERVED) else None:
+            case TrainObserved() as ended:
+                return ended.outcome not in _UNHEARD
+            case CollectObserved() as collected:
+                return not collected.remembered
+        return True
 
     @property
     def rate_is_reported(self) -> bool:
@@ -261,13 +291,9 @@ class BilledTime:
     def rate(self) -> int:
         """The hourly rate: what the provider reports for the machine, else what was agreed to."""
         told = self._told_rate()
-        return int(self.intent.data["rate_micros_per_hour"]) if told is None else told
+        return self.intent.rate_micros_per_hour if told is None else told
 
     def _told_rate(self) -> int | None:
         """The highest rate that the provider ever reported for it."""
-        told = [one["rate_micros_per_hour"] for one in self._answers() if one["rate_micros_per_hour"] is not None]
+        told = [one.rate_micros_per_hour for one in self._answers if one.rate_micros_per_hour is not None]
         return max(told, default=None)
-
-    def quoted(self, key: str) -> Micros:
-        """A cost beside the rate, as the plan had it; journals of the first version have none."""
-        return Micros(int(self.intent.data.get(key, 0)))

@@ -18,11 +18,11 @@ from pydantic import ValidationError
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, VerificationFailed
+from gpurun.core.journal_events import JournalEvent, JournalRepaired, may_be_damage
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import AS_WRITTEN, Malformed, parse_object
-from gpurun.ledger.event_schemas import lacks
 from gpurun.ledger.fsync import append_durably, require_durable, unwritable
 from gpurun.ledger.run_lock import RunLock, holder_of
 
@@ -109,12 +109,16 @@ def read_journal(path: Path) -> Reading:
 
 def _parse(line: bytes) -> Record | str:
     """A line's record, or why it has none that can be understood."""
+    where = ""
     try:
         record = Record.model_validate(parse_object(line, numbers=AS_WRITTEN))
-        return lacks(record) or record
+        where = f"{record.event}: "
+        if may_be_damage(record.event, record.data):
+            _ = record.typed
+        return record
     except ValidationError as error:
         first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+        return f"{where}{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
     except Malformed as error:
         return str(error)
 
@@ -157,8 +161,8 @@ class Journal:
         journal = cls(path, clock, reading)
         if reading.torn:
             _cut(path, reading.good_bytes)
-            cut = {"cut_bytes": len(reading.torn), "cut_sha256": hashlib.sha256(reading.torn).hexdigest()}
-            journal.append(Event.JOURNAL_REPAIRED, cut)
+            cut_sha256 = hashlib.sha256(reading.torn).hexdigest()
+            journal.append(JournalRepaired(cut_bytes=len(reading.torn), cut_sha256=cut_sha256))
         return journal
 
     @property
@@ -171,8 +175,15 @@ class Journal:
         """The sha256 of the last line; 64 zeros for a journal without one."""
         return self._head
 
-    def append(self, event: Event, data: Mapping[str, Any]) -> Record:
+    def append(self, event: JournalEvent) -> Record:
         """Put one record on disk, and return it as it reads there; when this returns, it survives a power cut.
+
+        Raises a SetupError when it cannot be written; the journal is then as it was.
+        """
+        return self.write(event.event, event.as_data())
+
+    def write(self, event: str, data: Mapping[str, Any]) -> Record:
+        """Put one line on disk as it is given: whoever has a record appends it.
 
         Raises a SetupError when it cannot be written; the journal is then as it was.
         """
@@ -186,7 +197,7 @@ class Journal:
             "event": str(event),
             "data": _stored(self._path, data),
         }
-        if event is Event.RUN_CLOSED:
+        if event == Event.RUN_CLOSED:
             fields["data"]["seal"] = seal_of(fields)
         line = canonical(fields)
         record = Record.model_validate(json.loads(line))
@@ -197,10 +208,10 @@ class Journal:
         return record
 
 
-def is_noted(path: Path, records: Iterable[Record], event: Event, data: Mapping[str, Any]) -> bool:
+def is_noted(path: Path, records: Iterable[Record], event: JournalEvent) -> bool:
     """Whether these records of a journal have it already, as that journal stores it."""
-    stored = _stored(path, data)
-    return any(one.event is event and one.data == stored for one in records)
+    stored = _stored(path, event.as_data())
+    return any(one.event is event.event and one.data == stored for one in records)
 
 
 def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:

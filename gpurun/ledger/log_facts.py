@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.journal_events import RunOpened
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
-from gpurun.core.receipt_rules import rules_of
 from gpurun.core.trainer_events import Alert, CoreScore, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
@@ -192,36 +192,34 @@ def _sample(event: Sample | None) -> SampleTold | None:
     return {"step": event.step, "prompt": plain_line(event.prompt), "text": plain_text(event.text or "")}
 
 
-def verdict_of(opened: Mapping[str, Any], machine: Machine | None, device: str, outcome: str) -> Verdict:
+def verdict_of(opened: RunOpened, machine: Machine | None, device: str, outcome: str) -> Verdict:
     """The verdict of a run that was opened so, on that machine; `device` is "" where log and events do not agree."""
-    provider, endpoint = opened["provider"], opened.get("endpoint")
-    if endpoint:
+    if opened.endpoint:
         trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
-        return _with_limits(NOT_A_PROVIDER, plain_line(f"asked {endpoint} in place of {provider}; {trained}"))
+        says = plain_line(f"asked {opened.endpoint} in place of {opened.provider}; {trained}")
+        return _with_limits(NOT_A_PROVIDER, says)
     if device != "cuda":
         return _with_limits(_without_gpu(opened, outcome), _smoke_sentence(device, outcome))
-    if opened["mode"] == "paid" and machine is not None and _is_told(machine):
+    if opened.mode == "paid" and machine is not None and _is_told(machine):
         return _with_limits(RENTED, RENTED_SENTENCE)
     return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
 
 
-def command_verdict(
-    opened: Mapping[str, Any], machine: Machine | None, tally: Mapping[str, Any], outcome: str
-) -> Verdict:
+def command_verdict(opened: RunOpened, machine: Machine | None, tally: Mapping[str, Any], outcome: str) -> Verdict:
     """The verdict of a user's command: by what the agent saw the cards do, not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
     is_on_gpu = bool(
-        own or (busy and not place_facts(opened["provider"]).is_own_box)
+        own or (busy and not place_facts(opened.provider).is_own_box)
     )  # Others may work on a box of the user's own.
     how = _COMMAND_ENDS.get(outcome, "the command failed")
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
-    if endpoint := opened.get("endpoint"):
-        says = plain_line(f"asked {endpoint} in place of {opened['provider']}; {says}")
+    if opened.endpoint:
+        says = plain_line(f"asked {opened.endpoint} in place of {opened.provider}; {says}")
         return _with_limits(NOT_A_PROVIDER, says)
     if not is_on_gpu:
         return _with_limits(_without_gpu(opened, outcome), says)
-    is_rented = opened["mode"] == "paid" and machine is not None and _is_told(machine)
+    is_rented = opened.mode == "paid" and machine is not None and _is_told(machine)
     return _with_limits(RENTED if is_rented else BY_ITS_WORD, says)
 
 
@@ -232,12 +230,12 @@ def older_verdict(device: str, outcome: str) -> Verdict:
     return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
 
 
-def _without_gpu(opened: Mapping[str, Any], outcome: str) -> str:
+def _without_gpu(opened: RunOpened, outcome: str) -> str:
     """Return the verdict of a run without a GPU: one that failed, was cut off or never started tested nothing.
 
     Rules 1 called that a smoke test, too.
     """
-    return SMOKE if outcome in ("done", "stopped") or rules_of(opened) < 2 else NOT_DONE
+    return SMOKE if outcome in ("done", "stopped") or (opened.rules or 1) < 2 else NOT_DONE
 
 
 def _with_limits(kind: str, says: str) -> Verdict:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from gpurun.core.clock import utc
-from gpurun.core.journal_records import Event, Record
+from gpurun.core.journal_events import CreateIntended
+from gpurun.core.journal_records import Event, Record, opened_of
 from gpurun.core.receipt_record import UNKNOWN, Planned, Timeline
 from gpurun.core.trainer_events import Checkpoint, Evaluation, Start, Step, TrainerEvent
 from gpurun.core.untrusted import number, plain_data
@@ -74,7 +75,7 @@ def _phases_us(rental: Rental) -> dict[str, int]:
         if str(after.event) in _LAST_PARTS:
             whole, parts = _LAST_PARTS[str(after.event)]
             for part, key in parts:
-                part_us = min(spent.get(whole, 0), _microseconds(number(after.data.get(key))))
+                part_us = min(spent.get(whole, 0), _microseconds(number(getattr(after.typed, key))))
                 if part_us:
                     spent[whole] -= part_us
                     spent[part] = spent.get(part, 0) + part_us
@@ -142,13 +143,13 @@ class TrainingSplit:
         return {name: ms / 1000 for name, ms in told_ms.items()}
 
 
-def planned(intent: Mapping[str, Any], plan: Mapping[str, Any]) -> Planned:
+def planned(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
     """What the plan allowed each phase of a rental at most, and how long it expected training to take."""
-    lease, offers = intent["lease"], [plan, *(plan.get("candidates") or ())]
-    guess: Any = next((one.get("estimate") for one in offers if one.get("offer") == intent["offer"]), None)
+    limits, offers = intent.lease.model_dump(), [plan, *(plan.get("candidates") or ())]
+    guess: Any = next((one.get("estimate") for one in offers if one.get("offer") == intent.offer), None)
     return {
         "is": "planned",
-        "limits_s": {name: lease[key] for name, key in _LEASE.items() if name != "setup" or lease.get(key)},
+        "limits_s": {name: limits[key] for name, key in _LEASE.items() if name != "setup" or limits[key]},
         "training_s": plain_data((guess or {}).get("train_s")),
     }
 
@@ -168,7 +169,7 @@ def timeline(records: Sequence[Record]) -> Timeline:
         "ready": seen(Event.READY_OBSERVED),
         "shipped": seen(Event.SHIP_OBSERVED),
         "train_start": seen(Event.TRAIN_STARTED),
-        "train_end": UNKNOWN if records[0].data.get("imported") else seen(Event.TRAIN_OBSERVED),
+        "train_end": UNKNOWN if opened_of(records).imported else seen(Event.TRAIN_OBSERVED),
         "collected": seen(Event.COLLECT_OBSERVED),
         "gone": seen(Event.DEATH_PROVEN),
     }

@@ -8,10 +8,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from gpurun.core.errors import VerificationFailed
-from gpurun.core.journal_records import Event, Record
+from gpurun.core.journal_events import CreateIntended, RunOpened
+from gpurun.core.journal_records import Record, all_typed, opened_of
+from gpurun.core.money import Micros
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Plan
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Plan
 
 _NO_GUESS = Estimate(fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="the plan is lost")
 # What a journal may lack, and nothing here needs to know.
@@ -21,8 +23,7 @@ _NO_OFFER: dict[str, Any] = {
     "region": "any",
     "dies_by_itself": "not known",
 }
-_NO_LEASE = dict.fromkeys(("boot_s", "ship_s", "train_s", "collect_s", "destroy_s"), 0)
-_PRICED = ("provider", "rate_micros_per_hour", "billing_unit_s")
+_PRICED = {"provider", "rate_micros_per_hour", "billing_unit_s"}
 
 
 def read_plan(folder: RunFolder) -> Plan:
@@ -45,35 +46,30 @@ def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, Verific
             f"The plan of {folder.name} cannot be read: {type(error).__name__}.",
             hint=f"Put {folder.plan} back from a copy to go on, or end the run: gpurun destroy {folder.name}.",
         )
-        intents = [record.data for record in records if record.event is Event.CREATE_INTENDED]
         try:
-            return _stand_in(records[0].data, intents), lost
-        except (IndexError, ValidationError):
+            return _stand_in(opened_of(records), list(all_typed(records, CreateIntended))), lost
+        except (IndexError, ValueError):
             raise lost from error
 
 
-def _stand_in(opened: dict[str, Any], intents: Sequence[dict[str, Any]]) -> Plan:
+def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
     """The plan of what was asked for, offer by offer, in the order of asking; of the training it knows nothing."""
-    asked = {
-        Offer.model_validate(_NO_OFFER | {key: one[key] for key in _PRICED} | one["offer"]): one for one in intents
-    }
+    asked = {Offer.model_validate(_NO_OFFER | one.model_dump(include=_PRICED) | one.offer): one for one in intents}
     approved = [
         Candidate(
             offer=offer,
             estimate=_NO_GUESS,
-            lease=Lease.model_validate(_NO_LEASE | one["lease"]),
+            lease=one.lease,
             expected_micros=None,
-            worst_micros=one["worst_micros"],
+            worst_micros=Micros(one.worst_micros),
             finishes=False,
         )
         for offer, one in asked.items()
     ]
-    told = {
-        key: opened[key] for key in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros")
-    }
+    known = {"run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"}
     return Plan.model_validate(
         {
-            **told,
+            **opened.model_dump(include=known),
             "resolved": {"train": {"steps": 0}, "hardware": {"disk_gb": 0}},
             "parameters": 0,
             "processes": approved[0].offer.gpu_count or approved[0].offer.nodes,
@@ -87,7 +83,7 @@ def _stand_in(opened: dict[str, Any], intents: Sequence[dict[str, Any]]) -> Plan
                 train_tokens=0,
                 val_tokens=0,
                 bytes=0,
-                sha256=str(opened["data_sha256"]),
+                sha256=opened.data_sha256,
                 source="unknown",
             ),
             "ship_files": 0,

@@ -8,7 +8,16 @@ from itertools import pairwise
 from math import inf
 
 from gpurun.core.clock import utc
-from gpurun.core.journal_records import Event, Record, microseconds
+from gpurun.core.journal_events import (
+    BillObserved,
+    CollectObserved,
+    DeathProven,
+    DeathRead,
+    Incident,
+    PriceRose,
+    RunOpened,
+)
+from gpurun.core.journal_records import Event, Record, all_typed, last_typed, microseconds
 from gpurun.core.money import SECONDS_PER_HOUR, Figure, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import Proof
 from gpurun.core.untrusted import plain_data
@@ -54,8 +63,8 @@ class Rental(BilledTime):
     @property
     def machines(self) -> int:
         """How many machines are paid for over the whole rental: old journals tell only that there was a duplicate."""
-        incidents = [record.data for record in self.records if record.event is Event.INCIDENT]
-        return 1 + len([one for one in incidents if one["code"] == "create.duplicate" and not one.get("id")])
+        incidents = all_typed(self.records, Incident)
+        return 1 + len([one for one in incidents if one.code == "create.duplicate" and not one.id])
 
     @property
     def ended(self) -> bool:
@@ -65,7 +74,7 @@ class Rental(BilledTime):
     @property
     def gpu_hours(self) -> float:
         """Its billable hours times its GPUs; a node without any counts as one."""
-        offer = self.intent.data["offer"]
+        offer = self.intent.offer
         return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1)) / SECONDS_PER_HOUR
 
     @property
@@ -74,10 +83,10 @@ class Rental(BilledTime):
         found: list[Rise] = []
         before = self.rate
         for record in self.records:
-            if record.event is Event.INCIDENT and record.data["code"] == "price.rose":
-                late_us = microseconds(record.wall) - microseconds(record.data["since_wall"])
-                since_ms = elapsed_ms(self.records, self.intent, record) - max(0, nearest_ms(late_us))
-                rate = record.data["rate_micros_per_hour"]
+            if record.event is Event.INCIDENT and isinstance(rose := record.typed, PriceRose):
+                late_us = microseconds(record.wall) - microseconds(rose.since_wall)
+                since_ms = elapsed_ms(self.records, self.asked, record) - max(0, nearest_ms(late_us))
+                rate = rose.rate_micros_per_hour
                 if rate > before:
                     ms = max(0, round(1000 * self.seconds) - max(0, since_ms))
                     found.append(Rise(Micros(rate), left_of(Micros(rate), Micros(before)), ms / 1000))
@@ -87,7 +96,7 @@ class Rental(BilledTime):
     @property
     def micros(self) -> Micros:
         """What it cost at most, or has cost so far."""
-        unit_s = int(self.intent.data["billing_unit_s"])
+        unit_s = self.intent.billing_unit_s
         once = self._egress if self.seconds else Micros(0)
         rises = total(*(cost_of(rise.more_micros_per_hour, rise.seconds, unit_s) for rise in self.rises))
         own = times(total(self._lasting(self.seconds), rises, once), self.machines)
@@ -99,11 +108,11 @@ class Rental(BilledTime):
 
         Nothing left one that never answered; of a job that may send something by itself it is at least as planned.
         """
-        counted, planned = self.last(Event.COLLECT_OBSERVED), self.quoted("egress_micros")
+        counted, planned = last_typed(self.records, CollectObserved), Micros(self.intent.egress_micros)
         if counted is None:
             return planned if self.last(Event.READY_OBSERVED) else Micros(0)
-        sent = Micros(int(counted.data.get("egress_micros", planned)))
-        return max(sent, planned) if self.intent.data.get("sends_itself") else sent
+        sent = planned if counted.egress_micros is None else Micros(counted.egress_micros)
+        return max(sent, planned) if self.intent.sends_itself else sent
 
     def micros_of(self, extra: Extra) -> Micros:
         """What an extra machine of this asking cost, or has cost so far."""
@@ -111,25 +120,25 @@ class Rental(BilledTime):
 
     def _lasting(self, seconds: float) -> Micros:
         """What is paid for so long, or the least that its provider bills, at the rate and beside it."""
-        unit_s, beside = int(self.intent.data["billing_unit_s"]), self.quoted("beside_micros_per_hour")
-        paid_s = max(seconds, float(self.intent.data.get("least_billed_s", 0))) if seconds else 0.0
+        unit_s, beside = self.intent.billing_unit_s, Micros(self.intent.beside_micros_per_hour)
+        paid_s = max(seconds, float(self.intent.least_billed_s)) if seconds else 0.0
         return total(cost_of(Micros(self.rate), paid_s, unit_s), cost_of(beside, paid_s, unit_s))
 
     def proof(self) -> Proof:
         """The reads behind the end of this machine."""
-        proven = self.last(Event.DEATH_PROVEN)
-        claimed = proven.data if proven else {}
+        claimed = last_typed(self.records, DeathProven)
+        reads = [(one.wall, one.typed) for one in self.records if one.event is Event.DEATH_READ]
         return {
             "token": self.token,
             "teardown": self.end,
-            "id": plain_data(claimed.get("id")),
-            "reads": plain_data(claimed.get("reads")),
-            "spread_s": plain_data(claimed.get("spread_s")),
-            "evidence_sha256": plain_data(claimed.get("evidence_sha256")),
+            "id": plain_data(claimed and claimed.id),
+            "reads": plain_data(claimed and claimed.reads),
+            "spread_s": plain_data(claimed and claimed.spread_s),
+            "evidence_sha256": plain_data(claimed and claimed.evidence_sha256),
             "readings": [
-                {"at": utc(read.wall), **{key: read.data[key] for key in ("state", "listed", "answer_sha256")}}
-                for read in self.records
-                if read.event is Event.DEATH_READ
+                {"at": utc(wall), "state": read.state, "listed": read.listed, "answer_sha256": read.answer_sha256}
+                for wall, read in reads
+                if isinstance(read, DeathRead)
             ],
         }
 
@@ -172,39 +181,39 @@ def is_more(rentals: Sequence[Rental]) -> bool:
 
     A late machine counts here where nothing tells which it was, and in journals of older gpurun.
     """
-    incidents = [record.data for one in rentals for record in one.records if record.event is Event.INCIDENT]
+    incidents = [incident for one in rentals for incident in all_typed(one.records, Incident)]
     counted = {extra.id for one in rentals for extra in one.extras}
-    late = any(one["code"] == "create.late" and one.get("id") not in counted for one in incidents)
-    return late or any(one["code"] == "leftover" and one.get("billed") for one in incidents)
+    late = any(one.code == "create.late" and one.id not in counted for one in incidents)
+    return late or any(one.code == "leftover" and one.billed for one in incidents)
 
 
 def rentals_of(records: Sequence[Record]) -> list[Rental]:
     """The journal cut into rentals, oldest first, each with the extra machines of its token."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
-    cut = [tuple(records[start:end]) for start, end in pairwise([*starts, len(records)])]
-    return [Rental(one, _billed(one, records), tuple(_extras_of(one, records))) for one in cut]
+    cut = [BilledTime(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]
+    return [Rental(one.records, _billed(one, records), tuple(_extras_of(one, records))) for one in cut]
 
 
-def _billed(rental: Sequence[Record], records: Sequence[Record]) -> Micros | None:
+def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
     """What was billed for a rental's machine, where its provider's bill was read."""
-    bills = [one.data for one in records if one.event is Event.BILL_OBSERVED]
-    told = [one["micros"] for one in bills if one["token"] == rental[0].data["token"]]
-    return Micros(told[-1]) if told else None
+    bills = [one.micros for one in all_typed(records, BillObserved) if one.token == rental.token]
+    return Micros(bills[-1]) if bills else None
 
 
-def _extras_of(rental: Sequence[Record], records: Sequence[Record]) -> Iterator[Extra]:
+def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[Extra]:
     """The extra machines of a rental's token, whenever they showed themselves: they count from its intent."""
-    token = rental[0].data["token"]
-    proofs = [one for one in rental if one.event is Event.DEATH_PROVEN]
-    told = [one for one in records if one.event is Event.INCIDENT and one.data.get("token") == token]
-    longest_ms = BilledTime(tuple(rental)).longest_ms or inf  # So long one may run, however long it has queued.
-    codes = ("create.duplicate", "create.late") if "home" in records[0].data else ("create.duplicate",)
-    for found in {one.data["id"]: one for one in told if one.data["code"] in codes and one.data.get("id")}.values():
-        gone = [one for one in told if one.data["code"] in GONE and one.data["id"] == found.data["id"]]
-        ends = [one for one in (*gone, *proofs) if one.seq > found.seq]
-        end = min(ends, key=lambda one: one.seq) if ends else records[-1]
-        ms = min(longest_ms, elapsed_ms(records, rental[0], end))
-        yield Extra(str(found.data["id"]), ms / 1000, bool(ends))
+    proofs = [one.seq for one in rental.records if one.event is Event.DEATH_PROVEN]
+    noted = [(one, one.typed) for one in records if one.event is Event.INCIDENT]
+    about = [(one, its) for one, its in noted if isinstance(its, Incident) and its.id and its.token == rental.token]
+    longest_ms = rental.longest_ms or inf  # So long one may run, however long it has queued.
+    is_older = not isinstance(opened := records[0].typed, RunOpened) or opened.home is None
+    codes = ("create.duplicate",) if is_older else ("create.duplicate", "create.late")
+    for name, found in {its.id: one.seq for one, its in about if its.code in codes}.items():
+        gone = [one.seq for one, its in about if its.code in GONE and its.id == name]
+        ends = [seq for seq in (*gone, *proofs) if seq > found]
+        end = next(one for one in records if one.seq == min(ends)) if ends else records[-1]
+        ms = min(longest_ms, elapsed_ms(records, rental.asked, end))
+        yield Extra(name, ms / 1000, bool(ends))
 
 
 def cost_says(rentals: Sequence[Rental]) -> str:

@@ -7,12 +7,30 @@ from enum import StrEnum
 from typing import Any
 
 from gpurun.core.errors import ExitCode
+from gpurun.core.journal_events import (
+    AddressChanged,
+    CollectObserved,
+    CreateIntended,
+    CreateObserved,
+    CreateRefused,
+    DeathProven,
+    HoldIntended,
+    Incident,
+    MachineEndsItself,
+    PriceRose,
+    ReadyObserved,
+    RunOpened,
+    SalvageObserved,
+    StepFailed,
+    StopRequested,
+    TrainIntended,
+    TrainObserved,
+)
 from gpurun.core.journal_records import PASSES_OVER, Asked, Dearer, Event, Extra, Moment, Phase, Record, RunState
 from gpurun.core.money import Micros
-from gpurun.core.records import Instance, Teardown
+from gpurun.core.records import Instance
 from gpurun.core.run_plan import Plan
 from gpurun.core.stop_request import STRENGTH
-from gpurun.core.untrusted import number
 
 TALK_S = 120.0
 MOVES_ON_S = 3600.0
@@ -48,9 +66,10 @@ def replay(run: str, records: Sequence[Record]) -> RunState:
         if not isinstance(record.event, Event):
             state = state.model_copy(update={"newer": state.newer or record.event})
             continue
-        effect = _EFFECTS.get(record.event)
-        if effect is not None:
-            state = state.model_copy(update=effect(state, record))
+        if change := _MARKS.get(record.event):
+            state = state.model_copy(update=change)
+        elif effect := _EFFECTS.get(record.event):
+            state = state.model_copy(update=effect(state, record, record.typed))
     return state
 
 
@@ -62,7 +81,7 @@ def place_of(state: RunState, plan: Plan) -> int:
 def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
     """The one thing to do now; None when the run is closed."""
     abandoned = bool(state.failure or state.stop or lease_over)
-    failed_in = str((state.failure or {}).get("step", ""))
+    failed_in = state.failure.step if state.failure else ""
     if state.imported and state.phase not in (Phase.SETTLED, Phase.CLOSED):
         return Step.SETTLE
     match state.phase:
@@ -114,8 +133,8 @@ def is_to_hold(state: RunState) -> bool:
 
 def is_lacking(state: RunState) -> bool:
     """Whether finished files did not come home, and not because the machine is gone."""
-    failure = state.failure or {}
-    return failure.get("step") == Step.COLLECT and failure.get("exit_code") == int(ExitCode.COLLECT_FAILED)
+    failure = state.failure
+    return failure is not None and failure.step == Step.COLLECT and failure.exit_code is ExitCode.COLLECT_FAILED
 
 
 def exit_code_of(state: RunState) -> ExitCode:
@@ -123,7 +142,7 @@ def exit_code_of(state: RunState) -> ExitCode:
     if state.may_be_billing:
         return ExitCode.MAY_BE_BILLING
     if state.failure:
-        return ExitCode(int(state.failure["exit_code"]))
+        return state.failure.exit_code
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
     if state.reason == "lease":
@@ -133,47 +152,44 @@ def exit_code_of(state: RunState) -> ExitCode:
     return ExitCode.TRAINING_FAILED if state.elsewhere else ExitCode.DONE
 
 
-def _run_opened(state: RunState, record: Record) -> dict[str, Any]:
-    stage = "wanted" if record.data.get("stage") else ""
-    return {"stage": stage, "imported": bool(record.data.get("imported"))}
+def _run_opened(state: RunState, record: Record, opened: RunOpened) -> dict[str, Any]:
+    return {"stage": "wanted" if opened.stage else "", "imported": bool(opened.imported)}
 
 
-def _create_intended(state: RunState, record: Record) -> dict[str, Any]:
-    data = record.data
+def _create_intended(state: RunState, record: Record, intent: CreateIntended) -> dict[str, Any]:
     return {
         "phase": Phase.CREATING,
-        "attempt": data["attempt"],
-        "token": data["token"],
-        "provider": data["provider"],
-        "account": data.get("account", ""),
-        "shared": "empty" if data.get("lease", {}).get("queue_s") else "",
+        "attempt": intent.attempt,
+        "token": intent.token,
+        "provider": intent.provider,
+        "account": intent.account,
+        "shared": "empty" if intent.lease.queue_s else "",
         "instance": None,
         "rated": False,
         "was_gone": False,
         "moved": False,
-        "deadline_wall": data["deadline_wall"],
+        "deadline_wall": intent.deadline_wall,
         "asked_at": Moment.of(record),
         "heard_at": Moment.of(record),
         "dearer": (),
-        "timer_shares_key": data.get("timer_shares_key"),
+        "timer_shares_key": intent.timer_shares_key,
         "armed": False,
         "ends_wall": None,
-        "hold_s": data.get("hold_s", 0.0),
-        "asked": {**state.asked, data["token"]: _asked(record)},
+        "hold_s": intent.hold_s,
+        "asked": {**state.asked, intent.token: _asked(record, intent)},
     }
 
 
-def _asked(record: Record) -> Asked:
+def _asked(record: Record, intent: CreateIntended) -> Asked:
     """The asking of an intent."""
-    data = record.data
     return Asked(
-        token=data["token"],
-        provider=data["provider"],
-        region=str((data.get("offer") or {}).get("region", "")),
-        micros_per_hour=Micros(data.get("rate_micros_per_hour", 0)),
-        beside_micros_per_hour=Micros(data.get("beside_micros_per_hour", 0)),
-        billing_unit_s=data.get("billing_unit_s", 0),
-        worst_micros=Micros(data.get("worst_micros", 0)),
+        token=intent.token,
+        provider=intent.provider,
+        region=str(intent.offer.get("region", "")),
+        micros_per_hour=Micros(intent.rate_micros_per_hour),
+        beside_micros_per_hour=Micros(intent.beside_micros_per_hour),
+        billing_unit_s=intent.billing_unit_s,
+        worst_micros=Micros(intent.worst_micros),
         at=Moment.of(record),
     )
 
@@ -185,23 +201,28 @@ def _answered(state: RunState, answer: str) -> dict[str, Asked]:
     return {**state.asked, state.token: state.asked[state.token].model_copy(update={"answer": answer})}
 
 
-def _create_observed(state: RunState, record: Record) -> dict[str, Any]:
+def _create_observed(state: RunState, record: Record, created: CreateObserved) -> dict[str, Any]:
     return {
         "phase": Phase.CREATED,
-        "instance": Instance.model_validate(record.data["instance"]),
+        "instance": created.instance,
         "asked": _answered(state, "made"),
         "heard_at": Moment.of(record),
     }
 
 
-def _ready_observed(state: RunState, record: Record) -> dict[str, Any]:
-    instance, before = Instance.model_validate(record.data["instance"]), state.instance
+def _ready_observed(state: RunState, record: Record, ready: ReadyObserved) -> dict[str, Any]:
+    instance: Instance = ready.instance
+    before = state.instance
     if before is not None and before.started_wall is not None:  # A later start would make the lease longer.
         first_wall = min(before.started_wall, instance.started_wall or before.started_wall)
         instance = instance.model_copy(update={"started_wall": first_wall})
-    facts = record.data["facts"]
-    clock_ahead_s, armed = _clock_ahead_s(record, facts), record.data.get("armed", True) is not None
-    return {"phase": Phase.READY, "instance": instance, "facts": facts, "clock_ahead_s": clock_ahead_s, "armed": armed}
+    return {
+        "phase": Phase.READY,
+        "instance": instance,
+        "facts": ready.facts,
+        "clock_ahead_s": _clock_ahead_s(record, ready.facts),
+        "armed": ready.armed is not None,
+    }
 
 
 def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
@@ -210,136 +231,146 @@ def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
     return ahead_s if abs(ahead_s) > TALK_S else 0.0
 
 
-def _create_refused(state: RunState, record: Record) -> dict[str, Any]:
-    passed_over = state.passed_over + (record.data["reason"] in PASSES_OVER)
-    asked = _answered(state, "unseen" if record.data["reason"] == "absent" else "refused")
+def _create_refused(state: RunState, record: Record, refused: CreateRefused) -> dict[str, Any]:
+    passed_over = state.passed_over + (refused.reason in PASSES_OVER)
+    asked = _answered(state, "unseen" if refused.reason == "absent" else "refused")
     nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "asked": asked}
     return {"phase": Phase.OPENED, "passed_over": passed_over, **nothing}
 
 
-def _train_observed(state: RunState, record: Record) -> dict[str, Any]:
-    outputs = record.data.get("outputs") or {}
+def _train_observed(state: RunState, record: Record, ended: TrainObserved) -> dict[str, Any]:
+    outputs = ended.outputs or {}
     # Those that are kept lie where the machine's end takes nothing away.
     elsewhere = 0 if outputs.get("kept") else int((outputs.get("elsewhere") or {}).get("files", 0))
     left = {"elsewhere": elsewhere, "unpublished": dict(outputs.get("unpublished") or {})}
-    ended = {"outcome": record.data["outcome"], "reason": record.data["reason"]}
-    return {"phase": Phase.TRAINED, "silent_since_wall": None, **ended, **left}
+    return {
+        "phase": Phase.TRAINED,
+        "silent_since_wall": None,
+        "outcome": ended.outcome,
+        "reason": ended.reason,
+        **left,
+    }
 
 
-def _stop_requested(state: RunState, record: Record) -> dict[str, Any]:
-    how = str(record.data["how"])
-    is_stronger = STRENGTH[how] > STRENGTH[state.stop]
-    asked = {"stop": how, "signal": record.data.get("signal", "")} if is_stronger else {}
-    return {**asked, "reason": "lease" if record.data["by"] == "lease" else state.reason}
+def _stop_requested(state: RunState, record: Record, request: StopRequested) -> dict[str, Any]:
+    is_stronger = STRENGTH[request.how] > STRENGTH[state.stop]
+    stop = {"stop": request.how, "signal": request.signal} if is_stronger else {}
+    return {**stop, "reason": "lease" if request.by == "lease" else state.reason}
 
 
-def _collect_observed(state: RunState, record: Record) -> dict[str, Any]:
+def _collect_observed(state: RunState, record: Record, collected: CollectObserved) -> dict[str, Any]:
     """What did not come home is a failure by this record alone, so that a crash right after it makes no success."""
-    missing, phase = record.data.get("missing"), Phase.HELD if state.phase is Phase.HELD else Phase.COLLECTED
-    if not missing:
+    phase = Phase.HELD if state.phase is Phase.HELD else Phase.COLLECTED
+    if not collected.missing:
         # What came while the machine was held counts as if it had come at first.
         mended = {"failure": state.earlier} if is_lacking(state) and phase is Phase.HELD else {}
         # What a machine that is lost had finished last is only remembered: the bucket may have newer checkpoints.
         here: dict[str, Any] = {"pushed": "", "shared": "empty" if state.shared else ""}
-        return {"phase": phase, **mended} | ({} if record.data.get("remembered") else here)
-    failure = {
-        "step": str(Step.COLLECT),
-        "code": "collect.missing",
-        "message": f"{_count(record)} files that are finished on the machine did not come home{_named(record)}.",
-        "hint": "What was verified is in artifacts/; the receipt names it, and what is missing.",
-        "exit_code": int(ExitCode.COLLECT_FAILED),
-    }
+        return {"phase": phase, **mended} | ({} if collected.remembered else here)
+    failure = StepFailed(
+        step=Step.COLLECT,
+        code="collect.missing",
+        message=f"{_count(collected)} files that are finished on the machine did not come home{_named(collected)}.",
+        hint="What was verified is in artifacts/; the receipt names it, and what is missing.",
+        exit_code=ExitCode.COLLECT_FAILED,
+    )
     return {"phase": phase, "failure": failure, "earlier": state.earlier or state.failure}
 
 
-def _count(record: Record) -> int:
+def _count(collected: CollectObserved) -> int:
     """How many files are missing; of those that the machine could not list only the first are named."""
-    unpublished, missing = record.data.get("unpublished") or {}, record.data["missing"]
-    named = int(record.data.get("missing_files", {}).get("files", len(missing)))
+    unpublished, listed = collected.unpublished or {}, collected.missing_files
+    named = listed["files"] if listed else len(collected.missing)
     return named + max(0, int(unpublished.get("files", 0)) - len(unpublished.get("first", ())))
 
 
-def _named(record: Record) -> str:
+def _named(collected: CollectObserved) -> str:
     """Their size and the first of their names, where the record has them."""
-    size, names = record.data.get("missing_bytes"), [str(name) for name in record.data["missing"]]
-    told = f" ({size:,} bytes)" if isinstance(size, int) else ""
+    size, names = collected.missing_bytes, collected.missing
+    told = "" if size is None else f" ({size:,} bytes)"
     return f"{told}: {', '.join(names[:_MOST_NAMED])}{' and more' if names[_MOST_NAMED:] else ''}"
 
 
-def _hold_intended(state: RunState, record: Record) -> dict[str, Any]:
-    why, until_wall = str(record.data.get("message", "")), float(record.data["until_wall"])
+def _hold_intended(state: RunState, record: Record, hold: HoldIntended) -> dict[str, Any]:
+    until_wall, why = float(hold.until_wall), hold.message
     return {"phase": Phase.HELD, "held_at": Moment.of(record), "hold_until_wall": until_wall, "hold_why": why}
 
 
-def _salvage_observed(state: RunState, record: Record) -> dict[str, Any]:
+def _salvage_observed(state: RunState, record: Record, salvaged: SalvageObserved) -> dict[str, Any]:
     """What did not come from a cluster's folder stays there; the bucket may have it then."""
-    shared = record.data.get("shared", state.shared)
-    return {"shared": shared, "pushed": state.pushed if "shared" in record.data and shared == "kept" else ""}
+    shared = state.shared if salvaged.shared is None else salvaged.shared
+    return {"shared": shared, "pushed": state.pushed if salvaged.shared == "kept" else ""}
 
 
-def _step_failed(state: RunState, record: Record) -> dict[str, Any]:
-    failed: dict[str, Any] = {"failure": dict(record.data) if state.failure is None else state.failure}
-    if record.data["step"] == Step.COLLECT:
+def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[str, Any]:
+    failed: dict[str, Any] = {"failure": state.failure or failure}
+    if failure.step == Step.COLLECT:
         # What was lost on the way home matters more to a script than why training ended.
-        failed["failure"] = dict(record.data)
+        failed["failure"] = failure
         failed["earlier"] = state.failure if state.failure and not is_lacking(state) else state.earlier
-    if record.data["step"] == Step.HOLD:
+    if failure.step == Step.HOLD:
         failed["phase"] = Phase.COLLECTED
-    if record.data["step"] == Step.WATCH:
+    if failure.step == Step.WATCH:
         failed["phase"] = Phase.TRAINED
-    if record.data["step"] == Step.SALVAGE:
+    if failure.step == Step.SALVAGE:
         failed["pushed"] = ""  # It is not tried for ever; `gpurun collect` tries it again.
         failed["shared"] = "kept" if state.shared else ""
     return failed
 
 
-def _death_proven(state: RunState, record: Record) -> dict[str, Any]:
+def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[str, Any]:
     """The proof is of all that carries the token: what was found beside the machine is gone with it."""
     gone = {name: one for name, one in state.extras.items() if one.ended is None and one.token == state.token}
     ended = {name: one.model_copy(update={"ended": Moment.of(record)}) for name, one in gone.items()}
-    extras = {**state.extras, **ended}
-    proven: dict[str, Any] = {"phase": Phase.GONE, "teardown": Teardown(record.data["teardown"]), "extras": extras}
+    proven: dict[str, Any] = {
+        "phase": Phase.GONE,
+        "teardown": proof.teardown,
+        "extras": {**state.extras, **ended},
+    }
     if not state.moves_on or state.stop or state.failure or state.asked_at is None:
         return proven
     if state.asked_at.seconds_until(Moment.of(record)) > MOVES_ON_S:
-        failure = {
-            "step": str(Step.AWAIT_READY),
-            "code": "boot.gone",
-            "message": state.moves_on,
-            "hint": "Train again.",
-        }
-        return {**proven, "failure": {**failure, "exit_code": int(ExitCode.NO_OFFER)}}
+        failure = StepFailed(
+            step=Step.AWAIT_READY,
+            code="boot.gone",
+            message=state.moves_on,
+            hint="Train again.",
+            exit_code=ExitCode.NO_OFFER,
+        )
+        return {**proven, "failure": failure}
     nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "moves_on": ""}
     return {**proven, "phase": Phase.OPENED, "passed_over": state.passed_over + 1, **nothing}
 
 
-def _incident(state: RunState, record: Record) -> dict[str, Any]:
+def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, Any]:
     """What is beside the machine and billed stays open until it is gone; a run closed before has its code then."""
+    if isinstance(incident, MachineEndsItself):
+        return {"ends_wall": incident.ends_wall}
+    if isinstance(incident, AddressChanged) and state.instance is not None:
+        return {
+            "instance": state.instance.model_copy(update={"address": incident.instance.address}),
+            "moved": True,
+        }
     extras, leftover, dearer = dict(state.extras), dict.fromkeys(state.leftover), state.dearer
-    name, token = str(record.data.get("id", "")), str(record.data.get("token", ""))
-    if record.data["code"] in ("machine.gone", "machine.back"):
-        return {"was_gone": record.data["code"] == "machine.gone"}
-    if record.data["code"] == "machine.ends_itself":
-        return {"ends_wall": record.data["ends_wall"]}
-    if record.data["code"] == "machine.moved" and state.instance is not None:
-        moved = Instance.model_validate(record.data["instance"])
-        return {"instance": state.instance.model_copy(update={"address": moved.address}), "moved": True}
-    if record.data["code"] in ("job.silent", "job.heard"):
-        return {"silent_since_wall": number(record.data.get("since_wall"))}
-    if record.data["code"] == "boot.gone" and token == state.token:
-        return {"moves_on": str(record.data["message"])}
-    match record.data["code"]:
+    name, token = incident.id, incident.token
+    match incident.code:
+        case "machine.gone" | "machine.back":
+            return {"was_gone": incident.code == "machine.gone"}
+        case "job.silent" | "job.heard":
+            return {"silent_since_wall": incident.since_wall}
+        case "boot.gone" if token == state.token:
+            return {"moves_on": incident.message}
         case "create.late" | "create.duplicate" if name:
             extras[name] = Extra(token=token)
         case "create.late_gone" | "create.duplicate_gone" if name in extras:
             extras[name] = extras[name].model_copy(update={"ended": Moment.of(record)})
-        case "leftover" if record.data.get("billed"):
+        case "leftover" if incident.billed:
             leftover[token] = None
         case "leftover_gone":
             leftover.pop(token, None)
-        case "price.rose":
-            rate = Micros(record.data["rate_micros_per_hour"])
-            dearer = (*dearer, Dearer(micros_per_hour=rate, since_wall=record.data["since_wall"]))
+        case "price.rose" if isinstance(incident, PriceRose):
+            rate = Micros(incident.rate_micros_per_hour)
+            dearer = (*dearer, Dearer(micros_per_hour=rate, since_wall=incident.since_wall))
         case _:
             return {}
     changed = {"extras": extras, "leftover": tuple(leftover), "dearer": dearer}
@@ -348,39 +379,42 @@ def _incident(state: RunState, record: Record) -> dict[str, Any]:
     return changed | ({"exit_code": int(exit_code_of(after))} if is_over else {})
 
 
-def _to(phase: Phase) -> Callable[[RunState, Record], dict[str, Any]]:
-    return lambda state, record: {"phase": phase}
+def _train_intended(state: RunState, record: Record, start: TrainIntended) -> dict[str, Any]:
+    return {
+        "start_asked": True,
+        "shared": "holds" if state.shared else "",
+        "hard_stop_wall": start.hard_stop_wall,
+        "pushed": start.pushed,
+        "linger_s": start.linger_s,
+    }
 
 
-_EFFECTS: dict[Event, Callable[[RunState, Record], dict[str, Any]]] = {
+_MARKS: dict[Event, dict[str, Any]] = {
+    Event.STAGE_OBSERVED: {"stage": "done"},
+    Event.SHIP_OBSERVED: {"phase": Phase.SHIPPED},
+    Event.RATE_OBSERVED: {"rated": True},
+    Event.HOLD_OBSERVED: {"phase": Phase.COLLECTED},
+    Event.DESTROY_INTENDED: {"phase": Phase.DESTROYING},
+    Event.DEATH_READ: {"was_gone": True},
+    Event.RECEIPT_OBSERVED: {"phase": Phase.SETTLED},
+}
+"""What an event changes by itself, whatever its record tells besides."""
+_EFFECTS: dict[Event, Callable[[RunState, Record, Any], dict[str, Any]]] = {
     Event.RUN_OPENED: _run_opened,
-    Event.STAGE_OBSERVED: lambda state, record: {"stage": "done"},
     Event.CREATE_INTENDED: _create_intended,
     Event.CREATE_OBSERVED: _create_observed,
     Event.CREATE_REFUSED: _create_refused,
-    Event.CREATE_UNKNOWN: lambda state, record: {"heard_at": Moment.of(record)},
+    Event.CREATE_UNKNOWN: lambda state, record, typed: {"heard_at": Moment.of(record)},
     Event.READY_OBSERVED: _ready_observed,
-    Event.SHIP_OBSERVED: _to(Phase.SHIPPED),
-    Event.TRAIN_INTENDED: lambda state, record: {
-        "start_asked": True,
-        "shared": "holds" if state.shared else "",
-        "hard_stop_wall": record.data.get("hard_stop_wall"),
-        "pushed": record.data.get("pushed", ""),
-        "linger_s": record.data.get("linger_s", 0.0),
-    },
-    Event.TRAIN_STARTED: lambda state, record: {"phase": Phase.TRAINING, "pushed": record.data.get("pushed", "")},
-    Event.RATE_OBSERVED: lambda state, record: {"rated": True},
+    Event.TRAIN_INTENDED: _train_intended,
+    Event.TRAIN_STARTED: lambda state, record, started: {"phase": Phase.TRAINING, "pushed": started.pushed},
     Event.TRAIN_OBSERVED: _train_observed,
     Event.STOP_REQUESTED: _stop_requested,
     Event.COLLECT_OBSERVED: _collect_observed,
     Event.HOLD_INTENDED: _hold_intended,
-    Event.HOLD_OBSERVED: _to(Phase.COLLECTED),
-    Event.DESTROY_INTENDED: _to(Phase.DESTROYING),
-    Event.DEATH_READ: lambda state, record: {"was_gone": True},
     Event.DEATH_PROVEN: _death_proven,
     Event.SALVAGE_OBSERVED: _salvage_observed,
     Event.STEP_FAILED: _step_failed,
     Event.INCIDENT: _incident,
-    Event.RECEIPT_OBSERVED: _to(Phase.SETTLED),
-    Event.RUN_CLOSED: lambda state, record: {"phase": Phase.CLOSED, "exit_code": record.data["exit_code"]},
+    Event.RUN_CLOSED: lambda state, record, closed: {"phase": Phase.CLOSED, "exit_code": int(closed.exit_code)},
 }

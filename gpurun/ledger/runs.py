@@ -6,10 +6,12 @@ import hashlib
 import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from gpurun import __version__
 from gpurun.core.clock import machine_id
 from gpurun.core.errors import GpurunError, RunHeld, SetupError, UsageError, VerificationFailed, did_you_mean
+from gpurun.core.journal_events import Incident, RunOpened
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.receipt_rules import RULES
@@ -68,10 +70,11 @@ def gave_up(sight: Sight, now: float | None = None) -> str:
     """
     is_at_work = sight.state.phase in (*WORKING, Phase.COLLECTED) and sight.state.phase is not Phase.CREATING
     for record in reversed(sight.records) if sight.state.may_be_billing and not is_at_work else ():
-        if record.event is Event.INCIDENT and not _is_noted(str(record.data["code"])):
+        incident = record.typed if record.event is Event.INCIDENT else None
+        if isinstance(incident, Incident) and not _is_noted(incident.code):
             is_over = now is not None and sight.state.ends_wall is not None and sight.state.ends_wall <= now
             over = " That time is over, and it was not seen to end: it may be billing." if is_over else ""
-            return f"{str(record.data['message']).rstrip('.')}.{over}"
+            return f"{incident.message.rstrip('.')}.{over}"
         if record.event is not Event.INCIDENT and record.event not in _TRIES:
             return ""
     return ""
@@ -203,40 +206,41 @@ def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
     return folder
 
 
-def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str) -> dict[str, object]:
-    """What a run was opened with, by digest: the data of `run.opened`."""
-    return {
-        "run": plan.run,
-        "home": home.id,
-        "machine": machine_id(),
-        "endpoint": endpoint,
-        "rules": RULES,
-        "mode": plan.mode,
-        "recipe": plan.job.recipe,
-        "form": plan.job.form,
-        "recipe_sha256": plan.job.recipe_sha256,
-        "request_sha256": hashlib.sha256(read_regular(folder.request)).hexdigest(),
-        "plan_sha256": hashlib.sha256(read_regular(folder.plan)).hexdigest(),
-        "data_sha256": plan.data.sha256,
+def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, imported: Any = None) -> RunOpened:
+    """Return what a run is opened with, by digest; what only some runs have is there only in those."""
+    told: dict[str, Any] = {
         **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),
-        "bundle_sha256": plan.bundle_sha256,
-        "trainer": plan.job.trainer,
-        "gpurun_version": __version__,
-        "platform": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-        "provider": plan.offer.provider,
-        "cap_micros": plan.cap_micros,
         **plan.choices.model_dump(include={"max_gpu_hours"}, exclude_none=True),
         **plan.choices.model_dump(mode="json", include={"pass_env"}, exclude_defaults=True),
-        "worst_micros": plan.most_micros,
-        "stage": plan.choices.stage,
-        "challenge": plan.job.resolved.get("train", {}).get("challenge", ""),
-        "continues": plan.continues.model_dump(
-            include={"run", "step", "steps", "receipt_sha256"}, exclude_defaults=True
-        )
-        if plan.continues
-        else None,
         **plan.job.opened(),
+        **({"imported": imported} if imported else {}),
     }
+    before = {"run", "step", "steps", "receipt_sha256"}
+    return RunOpened(
+        run=plan.run,
+        home=home.id,
+        machine=machine_id(),
+        endpoint=endpoint,
+        rules=RULES,
+        mode=plan.mode,
+        recipe=plan.job.recipe,
+        form=plan.job.form,
+        recipe_sha256=plan.job.recipe_sha256,
+        request_sha256=hashlib.sha256(read_regular(folder.request)).hexdigest(),
+        plan_sha256=hashlib.sha256(read_regular(folder.plan)).hexdigest(),
+        data_sha256=plan.data.sha256,
+        bundle_sha256=plan.bundle_sha256,
+        trainer=plan.job.trainer,
+        gpurun_version=__version__,
+        platform=f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+        provider=plan.offer.provider,
+        cap_micros=plan.cap_micros,
+        worst_micros=plan.most_micros,
+        stage=plan.choices.stage,
+        challenge=plan.job.resolved.get("train", {}).get("challenge", ""),
+        continues=plan.continues.model_dump(include=before, exclude_defaults=True) if plan.continues else None,
+        **told,
+    )
 
 
 def unfinished_runs(home: Home) -> list[Sight]:

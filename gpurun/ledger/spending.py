@@ -40,4 +40,5 @@ def _until(records: Sequence[Record], now: float) -> list[Record]:
     if not records:
         return []
     last = records[-1]
-    return [*records, last.model_copy(update={"seq": last.seq + 1, "wall": now, "event": "now", "data": {}})]
+    moment = Record(seq=last.seq + 1, prev="", wall=now, mono=last.mono, boot_id=last.boot_id, event="now", data={})
+    return [*records, moment]

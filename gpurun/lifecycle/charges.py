@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import BillObserved, Incident
+from gpurun.core.journal_records import RunState
 from gpurun.core.money import Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import plain_line
@@ -43,7 +44,7 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
         rentals = rentals_of(read_journal(folder.journal).records)
     except GpurunError as error:
         return Bill(None, is_settled=False, unclear=(error.what,))
-    rented = [one for one in rentals if one.instance is not None and one.intent.data["rate_micros_per_hour"]]
+    rented = [one for one in rentals if one.instance is not None and one.intent.rate_micros_per_hour]
     if not rented:
         return None
     amounts, is_settled, unclear = list[Micros](), True, list[str]()
@@ -61,12 +62,12 @@ def bill_of(folder: RunFolder, provider_named: Callable[[str], Provider]) -> Bil
 
 def _charge(rental: Rental, provider_named: Callable[[str], Provider], until_wall: float) -> tuple[Micros, bool] | str:
     """The bill of one machine and whether it is settled; in words why there is none."""
-    name, instance = str(rental.intent.data["provider"]), rental.instance or {}
+    name = rental.intent.provider
     try:
         provider = provider_named(name)
         if not isinstance(provider, ReportsCharges):
             return f"{name} does not tell what it billed for one machine"
-        charge = provider.charges(str(instance["id"]), rental.intent.wall, until_wall)
+        charge = provider.charges(rental.machine_id, rental.asked.wall, until_wall)
     except (Unknown, Rejected) as error:
         return f"{name} could not be asked: {error}"
     except GpurunError as error:
@@ -84,10 +85,10 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
     seen, final = dict[str, tuple[float, Micros | None]](), set[str]()
     unseen = [one for one in rentals if _tells(one, context)]
     for rental in unseen:
-        name, machine = rental.intent.data["provider"], (rental.instance or {})["id"]
-        message = f"nobody saw when {machine} ended, so the receipt waits up to half an hour for the bill of {name}; "
-        incident: dict[str, object] = {"code": "bill.awaited", "message": f"{message}nothing is billed meanwhile"}
-        yield from once((Event.INCIDENT, incident), context)
+        message = f"nobody saw when {rental.machine_id} ended, so the receipt waits up to half an hour for the bill of "
+        message += f"{rental.intent.provider}; "
+        message += "nothing is billed meanwhile"
+        yield from once(Incident(code="bill.awaited", message=message), context)
     for elapsed in ticks(context.clock, LOOK_S, BILL_WAIT_S) if unseen else ():
         for rental in unseen:
             at_s, before = seen.get(rental.token, (float("-inf"), None))
@@ -99,8 +100,8 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
             seen[rental.token] = elapsed, charge[0]
             if charge[0] == before:
                 final.add(rental.token)
-                bill = {"token": rental.token, "id": str((rental.instance or {})["id"]), "micros": charge[0]}
-                yield Event.BILL_OBSERVED, {**bill, "reads": 2, "spread_s": round(elapsed - at_s, 3)}
+                token, name, micros = rental.token, rental.machine_id, charge[0]
+                yield BillObserved(token=token, id=name, micros=micros, reads=2, spread_s=round(elapsed - at_s, 3))
         if len(final) == len(unseen) or context.wants_stop(state):
             return
 
@@ -108,7 +109,7 @@ def final_bills(rentals: Sequence[Rental], state: RunState, context: Context) ->
 def _tells(rental: Rental, context: Context) -> bool:
     """Whether the provider of a machine tells what it billed for it."""
     try:
-        provider = context.provider_named(str(rental.intent.data["provider"]))
+        provider = context.provider_named(rental.intent.provider)
     except GpurunError:
         return False
     return rental.instance is not None and isinstance(provider, ReportsCharges)

@@ -11,7 +11,8 @@ from pathlib import Path
 from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.core.journal_records import Event, Moment, RunState
+from gpurun.core.journal_events import JournalEvent
+from gpurun.core.journal_records import Moment, RunState
 from gpurun.core.money import Micros, format_left, left_of, ratio_of, seconds_within, total
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState
@@ -38,7 +39,7 @@ BETWEEN_S = 1.0
 PASSING = frozenset({"busy", "cut_stream", "no_layout"})
 
 # A step yields what it is about to do or has seen; the line after a yield runs only once the record is on disk.
-Note = tuple[Event, dict[str, object]]
+Note = JournalEvent
 
 
 class StopWanted(GpurunError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from threading import Event as Flag
@@ -18,7 +18,8 @@ from typing import NoReturn, TypeVar
 from gpurun.core.background_call import Inline
 from gpurun.core.clock import Clock
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
-from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.journal_events import AddressChanged, Incident, Json, RunClosed, SeenMachine, StepFailed, StopRequested
+from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
@@ -108,7 +109,7 @@ class Driver:
     def record_outlived(self, instance: Instance) -> None:
         """Record a machine that lives though its end had been believed: the run is red until its end is proven."""
         if instance.id not in self._state().late:
-            self._record(*close_run.came_late(instance, self._state()))
+            self._record(close_run.came_late(instance, self._state()))
 
     def _ended(self, state: RunState, error: GpurunError) -> MayBeBilling:
         """Ask for the end of what cannot be driven any more; the journal takes nothing, so nothing is claimed."""
@@ -127,8 +128,8 @@ class Driver:
             self._context = replace(self._context, ends_mono=self._at(state).ends_by_their_clock(state))
         if not any(record.event is Event.RUN_OPENED for record in self._journal.records):
             endpoint = endpoint_of(self._context.provider)
-            told = opening(self._context.plan, self._context.folder, self._context.home, endpoint=endpoint)
-            self._journal.append(Event.RUN_OPENED, told)
+            opened = opening(self._context.plan, self._context.folder, self._context.home, endpoint=endpoint)
+            self._journal.append(opened)
         while True:
             try:
                 code = self._turn()
@@ -149,7 +150,7 @@ class Driver:
         if step in (Step.STAGE, Step.CREATE) and state.newer and not state.token:
             raise newer(state.run, state.newer)
         if step is Step.CLOSE:
-            self._journal.append(Event.RUN_CLOSED, {"exit_code": int(exit_code_of(state))})
+            self._journal.append(RunClosed(exit_code=exit_code_of(state)))
         else:
             self._do(step, state)
         return None
@@ -170,15 +171,15 @@ class Driver:
         state = self._state()
         request = read_stop_request(self._context.folder)
         if request is not None and self._context.wants_stop(state) and state.phase not in (Phase.SETTLED, Phase.CLOSED):
-            asked = {"how": request.how, "by": request.by, "reason": request.reason}
-            self._record(Event.STOP_REQUESTED, asked | ({"signal": request.signal} if request.signal else {}))
+            by_signal: Json = {"signal": request.signal} if request.signal else {}
+            self._record(StopRequested(how=request.how, by=request.by, reason=request.reason, **by_signal))
             state = self._state()
         if self._at(state).is_lease_over(state):
             # On record, so that neither a clock set back nor a crash lets the run go on or calls it done.
-            self._record(Event.STOP_REQUESTED, {"how": "destroy", "by": "lease", "reason": "the lease is over"})
+            self._record(StopRequested(how="destroy", by="lease", reason="the lease is over"))
             if state.phase is Phase.TRAINING and self._at(state).plan.offer.rate_micros_per_hour:
                 told = f"nobody here saw how the training ended: {ends_unwatched(state)}"
-                self._record(Event.INCIDENT, {"code": "machine.unwatched", "message": told})
+                self._record(Incident(code="machine.unwatched", message=told))
         return self._state()
 
     def _at(self, state: RunState) -> Context:
@@ -196,8 +197,8 @@ class Driver:
         """Look at what the provider has of the run, if that is due."""
         state = self._state()
         if state.phase in WORKING and self._monitor.is_due(self._context.clock.monotonic()):
-            for event, data in self._monitor.turn(state, self._at(state)):
-                self._record(event, data)
+            for note in self._monitor.turn(state, self._at(state)):
+                self._record(note)
 
     def _do(self, step: Step, state: RunState) -> None:
         """Run one step; what goes wrong becomes a record, so that the next step is the way out."""
@@ -205,12 +206,11 @@ class Driver:
             context = self._for(step, state)
             notes = STEPS[step](state, context)
             while (note := self._next(step, state, context, notes)) is not None:
-                self._record(*note)
+                self._record(note)
         except StopWanted:
             return
         except MachineMoved as moved:
-            new = {"message": f"{moved.what}; {moved.hint}", "instance": moved.machine.model_dump(mode="json")}
-            self._record(Event.INCIDENT, {"code": moved.code, **new})
+            self._record(AddressChanged(message=f"{moved.what}; {moved.hint}", instance=SeenMachine.of(moved.machine)))
             self._context.clock.sleep(PAUSE_S)  # A provider that tells two addresses in turn is not asked without end.
         except Unrecorded:
             raise
@@ -264,7 +264,7 @@ class Driver:
         hint = f"The trace is in {self._context.folder.supervisor_log}; please report it."
         return GpurunError("bug", what, hint=hint)
 
-    def _record(self, event: Event, data: Mapping[str, object]) -> None:
+    def _record(self, note: Note) -> None:
         """Append. While this disk is full it is tried again, and the machine trains under its lease.
 
         An instance that is to end once this is on record, or whose lease is over meanwhile, is ended first; after that
@@ -274,20 +274,24 @@ class Driver:
 
         def failed(error: SetupError) -> None:
             nonlocal is_gone
-            state, after = self._state(), self._after(event, data)
-            is_new = event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
+            state, after = self._state(), self._after(note)
+            is_new = note.event is Event.INCIDENT and after.may_be_billing and not state.may_be_billing
             is_working = state.may_be_billing and state.phase in WORKING
             may_wait = is_new or (is_working and error.code == "disk.full")
             is_gone = is_gone or (may_wait and self._is_ended(after if is_new else state, after))
-            if not may_wait or (is_gone and not is_new and event not in _KNOWN_ONCE):
+            if not may_wait or (is_gone and not is_new and note.event not in _KNOWN_ONCE):
                 raise Unrecorded(error.code, error.what, hint=error.hint) from error
 
-        until_recorded(lambda: self._journal.append(event, data), self._context.clock, failed)
+        until_recorded(lambda: self._journal.append(note), self._context.clock, failed)
 
-    def _after(self, event: Event, data: Mapping[str, object]) -> RunState:
+    def _after(self, note: Note) -> RunState:
         """The state once this is on record."""
-        records = self._journal.records
-        return replay(self._context.plan.run, [*records, records[-1].model_copy(update={"event": event, "data": data})])
+        last = self._journal.records[-1]
+        data = note.as_data()
+        after = Record(
+            seq=last.seq, prev="", wall=last.wall, mono=last.mono, boot_id=last.boot_id, event=note.event, data=data
+        )
+        return replay(self._context.plan.run, [*self._journal.records, after])
 
     def _is_ended(self, state: RunState, after: RunState) -> bool:
         """End an instance of which nothing more is wanted after the next record; whether it was seen gone."""
@@ -296,9 +300,9 @@ class Driver:
 
     def _note_once(self, error: GpurunError) -> None:
         """Record an incident, unless it stands there already."""
-        told = {"code": error.code, "message": f"{error.what} {error.hint}"}
-        if not is_noted(self._context.folder.journal, self._journal.records, Event.INCIDENT, told):
-            self._record(Event.INCIDENT, told)
+        incident = Incident(code=error.code, message=f"{error.what} {error.hint}")
+        if not is_noted(self._context.folder.journal, self._journal.records, incident):
+            self._record(incident)
 
     def _failed(self, step: Step, before: RunState, error: GpurunError) -> None:
         """Record a failure. Where the next step would be the same one again, it is told instead of tried for ever."""
@@ -306,15 +310,16 @@ class Driver:
             raise error
         if step is Step.DESTROY:
             self._give_up(self._still_there(error))
-        record = {"step": str(step), **error.as_record(), "exit_code": int(error.exit_code)}
-        self._record(Event.STEP_FAILED, record)
+        self._record(
+            StepFailed(step=step, code=error.code, message=error.what, hint=error.hint, exit_code=error.exit_code)
+        )
         still = before.phase is Phase.CREATING and self._state().phase is Phase.CREATING
         if still and not isinstance(error, NoOffer):
             self._give_up(self._still_there(error))
 
     def _give_up(self, error: MayBeBilling) -> NoReturn:
         """End this attempt to drive the run: the run stays open and red, and the next one goes on from here."""
-        self._record(Event.INCIDENT, {"code": error.code, "message": f"{error.what} {error.hint}"})
+        self._record(Incident(code=error.code, message=f"{error.what} {error.hint}"))
         raise error
 
     def _still_there(self, error: GpurunError) -> MayBeBilling:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.journal_events import CreateIntended, CreateObserved, Incident
+from gpurun.core.journal_records import Phase, RunState, all_typed
 from gpurun.core.machine_token import parse
 from gpurun.core.orphans import Owner
 from gpurun.core.paths import Home, RunFolder
@@ -24,9 +25,8 @@ _OVER = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
 def deadline_here(token: str, owner: Owner, home: Home) -> float | None:
     """The deadline of a token as this home's journal has it; by the provider's clock where the machine told it then."""
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
-    told = [record for record in records if record.data.get("token") == token]
-    made = [one.data["instance"].get("deadline_wall") for one in told if one.event is Event.CREATE_OBSERVED]
-    asked = [one.data["deadline_wall"] for one in told if one.event is Event.CREATE_INTENDED]
+    made = [one.instance.deadline_wall for one in all_typed(records, CreateObserved) if one.token == token]
+    asked = [one.deadline_wall for one in all_typed(records, CreateIntended) if one.token == token]
     return next((wall for wall in (*made, *asked) if wall is not None), None)
 
 
@@ -109,17 +109,16 @@ def is_over_here(owner: Owner, instance: Instance, home: Home) -> bool:
 
 def made_by(folder: RunFolder) -> list[Instance]:
     """Return the machines that a run's journal has, each as it was told last at its creation."""
-    made = [one.data for one in read_journal(folder.journal).records if one.event is Event.CREATE_OBSERVED]
-    return list({one["token"]: Instance.model_validate(one["instance"]) for one in made}.values())
+    return list(
+        {one.token: one.instance for one in all_typed(read_journal(folder.journal).records, CreateObserved)}.values()
+    )
 
 
 def knows_id(owner: Owner, instance: Instance, home: Home) -> bool:
     """Whether the journal here that has the machine's token names its id with it, too."""
     records = read_journal(home.run(owner.run).journal).records if owner.run is not None else []
-    made = [one.data for one in records if one.event is Event.CREATE_OBSERVED]
-    beside = [one.data for one in records if one.event is Event.INCIDENT and one.data.get("token") == instance.token]
-    ids = {one["instance"]["id"] for one in made if one["token"] == instance.token}
-    return instance.id in ids | {one.get("id") for one in beside}
+    ids = {one.instance.id for one in all_typed(records, CreateObserved) if one.token == instance.token}
+    return instance.id in ids | {one.id for one in all_typed(records, Incident) if one.token == instance.token}
 
 
 def _state_of(owner: Owner, home: Home) -> RunState | None:

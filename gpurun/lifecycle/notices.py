@@ -21,6 +21,7 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_ope
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError
+from gpurun.core.journal_events import Incident, TrainObserved
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import figure_words, format_usd
 from gpurun.core.paths import RunFolder
@@ -171,7 +172,9 @@ class Notices:
 
 def _kind(record: Record) -> str:
     """The notice's word, "" for none; training that ended because its loss was no number has one of its own."""
-    if record.event is Event.INCIDENT:
-        return "silent" if record.data.get("code") == JOB_SILENT else ""
-    is_lost = record.event is Event.TRAIN_OBSERVED and record.data.get("reason") == "nonfinite"
-    return "loss not finite" if is_lost else _TOLD.get(record.event, "")
+    match record.typed:
+        case Incident(code=code):
+            return "silent" if code == JOB_SILENT else ""
+        case TrainObserved(reason="nonfinite"):
+            return "loss not finite"
+    return _TOLD.get(record.event, "")

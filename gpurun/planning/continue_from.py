@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from gpurun.core.errors import GpurunError, UsageError, VerificationFailed
 from gpurun.core.installed_files import page
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_events import FilesBrought
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
@@ -35,7 +35,6 @@ from gpurun.planning.verified_run import VerifiedRun, verified_run
 FOLDER = "continue"
 """Where the trainer finds the checkpoint, beside the shards."""
 _KINDS = ("weights", "optimizer", "state")
-_HOMECOMING = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
 
 
 def as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Request:
@@ -172,8 +171,9 @@ def others_from(earlier: Earlier, home: Home) -> Iterator[str]:
         if sight.unfinished:
             yield f"{name} goes on from {earlier.run} too, and is not over: gpurun attach {name}."
             continue
-        home_files = [one for record in sight.records if record.event in _HOMECOMING for one in record.data["files"]]
-        step = max((int(one["step"]) for one in home_files if one["kind"] == "weights"), default=0)
+        brought = (record.typed for record in sight.records)
+        home_files = [file for one in brought if isinstance(one, FilesBrought) for file in one.files]
+        step = max((file["step"] for file in home_files if file["kind"] == "weights"), default=0)
         if step > earlier.step:
             yield f"{name} went on from {earlier.run} before, to step {step:,}: gpurun train --from {name}."
 

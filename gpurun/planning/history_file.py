@@ -9,7 +9,8 @@ import os
 from pydantic import ValidationError
 
 from gpurun.core.filelock import exclusive
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import ShipObserved
+from gpurun.core.journal_records import RunState, last_typed
 from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.core.trainer_events import Start, events_of
@@ -18,7 +19,6 @@ from gpurun.jobs.training.history import MOST_LOSSES, Prior, Priors, load_priors
 from gpurun.jobs.training.memory import GIB
 from gpurun.jobs.training.recipe import flops_per_token, read_model
 from gpurun.jobs.training.throughput import Meter, Seen
-from gpurun.ledger.billed_time import last_of
 from gpurun.ledger.journal import read_journal
 from gpurun.providers.catalog import card_of
 from gpurun.providers.registry import CLOUDS
@@ -75,11 +75,12 @@ def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
     """With what its upload shows of this computer's line; a box or a bucket may be beside it, and shows nothing."""
     if plan.offer.provider not in CLOUDS or plan.choices.stage:
         return prior
-    shipped = last_of(read_journal(folder.journal).records, Event.SHIP_OBSERVED)
+    shipped = last_typed(read_journal(folder.journal).records, ShipObserved)
+    if shipped is None or shipped.sent_bytes is None or shipped.seconds is None:
+        return prior
     try:
-        told = {"sent_bytes": shipped.data["sent_bytes"], "sent_s": shipped.data["seconds"]} if shipped else {}
-        return Prior.model_validate({**dict(prior), **told})
-    except (KeyError, ValidationError):  # An older journal does not say it.
+        return Prior.model_validate({**dict(prior), "sent_bytes": shipped.sent_bytes, "sent_s": shipped.seconds})
+    except ValidationError:
         return prior
 
 

@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from gpurun.core.clock import Clock
 from gpurun.core.errors import ExitCode, UsageError, VerificationFailed
 from gpurun.core.installed_files import recipe as schema
+from gpurun.core.journal_events import CollectObserved, FileBrought, ReceiptObserved, RunClosed, TrainObserved
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, open_regular, read_regular, write_atomic
@@ -125,10 +126,10 @@ def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
         written = write_receipt(home, folder)
         done = {record.event for record in journal.records}
         if Event.RECEIPT_OBSERVED not in done:
-            journal.append(Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256})
+            journal.append(ReceiptObserved(seq=written.seq, sha256=written.sha256))
         code = exit_code_of(replay(folder.name, journal.records))
         if Event.RUN_CLOSED not in done:
-            journal.append(Event.RUN_CLOSED, {"exit_code": int(code)})
+            journal.append(RunClosed(exit_code=code))
         return code
 
 
@@ -230,19 +231,21 @@ def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, ev
 def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, clock: Clock) -> None:
     """Write the journal up to what came home; VerificationFailed where that contradicts itself."""
     journal = Journal.open(folder.journal, clock)
-    journal.append(Event.RUN_OPENED, opening(plan, folder, home, endpoint="") | {"imported": evidence.origin})
-    journal.append(Event.TRAIN_OBSERVED, {**_outcome(folder.events, evidence.told), "ended_wall": None})
+    journal.append(opening(plan, folder, home, endpoint="", imported=evidence.origin))
+    journal.append(TrainObserved(**_outcome(folder.events, evidence.told), ended_wall=None))
     files = list(_files(evidence.card, folder.artifacts))
     steps = {one["step"] for one in files}
     best = evidence.told.best or {}
     val_loss = number(best.get("val_loss"))
     is_kept = type(best.get("step")) is int and best["step"] in steps and val_loss is not None
-    journal.append(Event.COLLECT_OBSERVED, {
-        "files": files,
-        "missing": [],
-        "latest": max(steps, default=None),
-        "best": {"step": best["step"], "val_loss": val_loss} if is_kept else None,
-    })  # fmt: skip
+    journal.append(
+        CollectObserved(
+            files=files,
+            missing=[],
+            latest=max(steps, default=None),
+            best={"step": best["step"], "val_loss": val_loss} if is_kept else None,
+        )
+    )
     records, signer = basis_of(journal.records), load_signer(home.keys)
     keyid = signer.keyid if signer else None
     told = build_statement(folder, records, head=journal.head, seq=0, prev="", keyid=keyid)["predicate"]
@@ -253,7 +256,7 @@ def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, cloc
         raise VerificationFailed("import.contradicts", f"It cannot have been so: {wrong}.", hint=hint)
 
 
-def _files(card: Card, artifacts: Path) -> Iterator[dict[str, Any]]:
+def _files(card: Card, artifacts: Path) -> Iterator[FileBrought]:
     """What came of checkpoints, by digest, as a manifest has it."""
     for name in sorted(card.files.keys() | card.large.keys()):
         if name.startswith("checkpoints/"):

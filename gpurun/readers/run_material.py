@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event, Record
+from gpurun.core.journal_events import Event, RateObserved
 from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.paths import Home
 from gpurun.core.receipt_record import Receipt
@@ -61,15 +61,15 @@ def earlier_words(earlier: Earlier) -> str:
     return f"{earlier.run} after step {earlier.step:,}{cost}"
 
 
-def _pace(sight: Sight, record: Record, receipt: Receipt | None) -> str:
+def _pace(sight: Sight, wall: float, rate: RateObserved, receipt: Receipt | None) -> str:
     """What was planned, what was measured after the first steps, and how long it took, as far as it is over."""
-    step, planned_s, terms = record.data.get("step"), sight.plan.estimate.likely_s, sight.plan.job.terms
+    step, planned_s, terms = rate.step, sight.plan.estimate.likely_s, sight.plan.job.terms
     plan = f"Planned were {format_duration(planned_s)} of {terms.doing}; " if planned_s else ""
     if sight.unfinished:
-        return f"{plan}at {utc(record.wall)[:16]}Z, after {step} steps: {tell_rate(record.data, terms)}."
+        return f"{plan}at {utc(wall)[:16]}Z, after {step} steps: {tell_rate(rate, terms)}."
     took_s = receipt.predicate["training"]["seconds"]["train_s"] if receipt else None
     took = f"; it took {format_duration(took_s)}" if took_s is not None else ""
-    return f"{plan}{tell_pace(record.data)} were measured after {step} steps{took}."
+    return f"{plan}{tell_pace(rate)} were measured after {step} steps{took}."
 
 
 def _receipt(home: Home, sight: Sight) -> tuple[Receipt | None, str]:
@@ -115,8 +115,8 @@ def _notes(sight: Sight, told: Told, receipt: Receipt | None) -> Iterator[str]:
     if sight.damage is not None:
         yield f"Its journal is damaged: {sight.damage}."
     for record in sight.records:
-        if record.event is Event.RATE_OBSERVED:
-            yield _pace(sight, record, receipt)
+        if isinstance(rate := record.typed, RateObserved):
+            yield _pace(sight, record.wall, rate, receipt)
     # Which of a command's outputs had that loss is not known.
     if (
         terms.has_model

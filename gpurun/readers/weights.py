@@ -18,7 +18,7 @@ from typing import Any
 
 from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import last_brought
 from gpurun.core.paths import open_regular
 from gpurun.jobs.trainer import CHANGED
 from gpurun.jobs.training.changed_trainer import demand_as_planned
@@ -76,11 +76,10 @@ def find_checkpoint(sight: Sight, wanted: str) -> HomeCheckpoint:
 
 def _came_home(sight: Sight) -> dict[str, Any]:
     """What is on record as brought home; of a run that goes on, what lies here of its machine's last list."""
-    homecoming = (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
-    recorded = next((r.data for r in reversed(sight.records) if r.event in homecoming), None)
+    recorded = last_brought(sight.records)
     listed = Inventory(sight.folder).remembered() if sight.unfinished and recorded is None else None
     if listed is None:
-        return recorded or {}
+        return recorded.as_data() if recorded else {}
     told: dict[str, Any] = listed.model_dump(mode="json")
     paths = [(sight.folder.artifacts / file["name"], file) for file in told["files"]]
     told["files"] = [file for path, file in paths if path.is_file() and path.stat().st_size == file["bytes"]]

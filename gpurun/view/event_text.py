@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
 from gpurun.core.artifact_names import shown
 from gpurun.core.clock import local_minute
 from gpurun.core.job_terms import TRAINER, JobTerms
+from gpurun.core.journal_events import (
+    BillObserved,
+    CollectIntended,
+    CreateIntended,
+    CreateObserved,
+    CreateRefused,
+    CreateUnknown,
+    DeathProven,
+    DeathRead,
+    DestroyAsked,
+    DestroyIntended,
+    FilesBrought,
+    HoldIntended,
+    HoldObserved,
+    Incident,
+    JournalEvent,
+    JournalRepaired,
+    NewerEvent,
+    RateObserved,
+    ReadyObserved,
+    ReceiptObserved,
+    RunClosed,
+    RunOpened,
+    SalvageIntended,
+    ShipIntended,
+    ShipObserved,
+    StageIntended,
+    StageObserved,
+    StepFailed,
+    StopRequested,
+    TrainIntended,
+    TrainObserved,
+    TrainStarted,
+)  # fmt: skip
+from gpurun.core.journal_records import Record
 from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.records import Teardown
 from gpurun.core.trainer_events import (
     Alert,
     Checkpoint,
@@ -36,9 +69,6 @@ from gpurun.view.number_format import (
     short_hash,
 )
 from gpurun.view.styled_text import clip
-
-if TYPE_CHECKING:
-    from gpurun.core.journal_records import Record
 
 PHASES = ("plan", "provision", "ship", "run", "collect", "destroy", "receipt")
 
@@ -89,208 +119,182 @@ APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaire
 
 def tell_record(record: Record, terms: JobTerms = TRAINER) -> str:
     """Return one clause without a full stop, in the job's `terms`. Names from the far side inside it are harmless."""
-    name = str(record.event)
-    if name in _OF_THE_JOB:
-        return _OF_THE_JOB[name](record.data, terms)
-    teller = _TELLERS.get(name)
-    return teller(record.data) if teller else f"{record.event}, which a newer gpurun wrote and this one does not know"
+    typed = record.typed
+    if isinstance(typed, NewerEvent):
+        return f"{record.event}, which a newer gpurun wrote and this one does not know"
+    return _tell(typed, terms)
+
+
+def _tell(event: JournalEvent, terms: JobTerms) -> str:
+    match event:
+        case RunOpened(recipe=recipe, provider=provider):
+            return f"run opened: {_line(recipe)} on {_line(provider)}"
+        case StageIntended(url=url, bytes=size):
+            amount = "" if size is None else f"{format_bytes(size)} "
+            return f"putting {amount}into {_line(url) or 'the bucket'} before anything is rented"
+        case StageObserved(url=url):
+            there, sent = event.there_bytes or 0, event.sent_bytes or 0
+            return f"in {_line(url or 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
+        case CreateIntended():
+            return _asked(event)
+        case CreateObserved(instance=instance):
+            return f"the machine exists: {_line(instance.id)}"
+        case CreateRefused(message=message, reason=reason):
+            return f"no machine was made: {_line(message or reason)}"
+        case CreateUnknown(message=message):
+            return f"no clear answer, looking for the machine by its token: {_line(message)}"
+        case ReadyObserved():
+            return _ready(event)
+        case ShipIntended():
+            return "shipping code and data"
+        case ShipObserved(bytes=size, files=files):
+            amount = "" if size is None else f" {format_bytes(size)}"
+            return f"shipped{amount}" + ("" if files is None else f" in {format_files(files)}") + ", digests verified"
+        case TrainIntended():
+            return f"starting {terms.worker}"
+        case TrainStarted():
+            return terms.doing
+        case RateObserved():
+            return tell_rate(event, terms)
+        case TrainObserved():
+            return _ended(event, terms)
+        case StopRequested(how=how, by=by):
+            return f"asked to {how} by {_line(by) or 'you'}"
+        case CollectIntended():
+            return f"bringing the {terms.files} home"
+        case FilesBrought():
+            return _collected(event)
+        case HoldIntended(until_wall=until_wall, message=message):
+            until = UNKNOWN if number(until_wall) is None else local_minute(until_wall, now=until_wall)
+            return f"the machine is held until {until}: {_line(message)}"
+        case HoldObserved(how=how):
+            why = {"home": "all that was missing is at home", "gone": "it runs no more", "over": "its time is over"}
+            return f"the machine is held no longer: {why.get(how, 'it was ended')}"
+        case DestroyIntended():
+            return "ending the machine"
+        case DestroyAsked(attempt=attempt, taken=True):
+            return f"asked to die, attempt {attempt}"
+        case DestroyAsked(attempt=attempt, answer=answer):
+            return f"no request for its end was taken, attempt {attempt}: {_line(answer)}"
+        case DeathRead(state=state):
+            return f"read back: {_line(state)}"
+        case DeathProven(teardown=teardown, reads=reads):
+            how = _TEARDOWNS.get(teardown, "proven gone")
+            return f"{how} ({reads} {'read' if reads == 1 else 'reads'})"
+        case BillObserved(micros=micros):
+            return f"its provider has billed {format_usd(Micros(micros))}, by two readings"
+        case SalvageIntended(folder=""):
+            return "counting what came home early"
+        case SalvageIntended():
+            return "bringing home what the machine has put into the bucket"
+        case StepFailed(step=step, message=message, code=code):
+            return f"{_STEPS.get(step, _line(step))} failed: {_line(message or code)}"
+        case Incident(message=message, code=code):
+            return _line(message or code)
+        case ReceiptObserved(seq=seq, sha256=sha256):
+            return f"receipt #{seq} {short_hash(_line(sha256))}"
+        case RunClosed(exit_code=exit_code):
+            return f"closed, exit {int(exit_code)}"
+        case JournalRepaired():
+            return "the journal's torn last line was cut: crash while writing"
+    raise AssertionError(f"{type(event).__name__} has no words")
 
 
 def is_alarming(record: Record) -> bool:
     """Whether a person should look up."""
-    if str(record.event) == "rate.observed":
-        return record.data.get("finishes") is False
-    if str(record.event) == "train.observed":
-        return record.data.get("outcome") in FELL
-    return str(record.event) in ("step.failed", "incident", "journal.repaired", "create.unknown", "hold.intended")
+    match record.typed:
+        case RateObserved(finishes=finishes):
+            return finishes is False
+        case TrainObserved(outcome=outcome):
+            return outcome in FELL
+        case StepFailed() | Incident() | JournalRepaired() | CreateUnknown() | HoldIntended():
+            return True
+    return False
 
 
-def _text(data: Mapping[str, Any], key: str, otherwise: str = "") -> str:
-    value = data.get(key)
-    return otherwise if value is None or value == "" else safe_line(str(value).replace("\n", " "))
+_TEARDOWNS = {
+    Teardown.DESTROYED: "destroyed, proven gone",
+    Teardown.PROCESSES_KILLED_HOST_KEPT: "every process ended, proven; this machine stays",
+    Teardown.RELEASED: "released, proven gone from Slurm",
+    Teardown.STOPPED_DISK_BILLED: "stopped; its disk is still billed",
+    Teardown.EXPIRES_AT: "left to expire by itself",
+    Teardown.USER_OPERATED: "left running: ending it is yours to do",
+    Teardown.NOT_PROVEN: "NOT proven gone",
+}
+"""How death was proven; the word destroyed is kept for the teardown that is one."""
+_STEPS = {"create": "getting a machine", "await_ready": "getting the machine ready"}
 
 
-def _instance(data: Mapping[str, Any]) -> str:
-    instance = data.get("instance")
-    return _text(instance, "id", "it") if isinstance(instance, Mapping) else _text(data, "id", "it")
-
-
-def _teardown(data: Mapping[str, Any]) -> str:
-    """How death was proven; the word destroyed is kept for the teardown that is one."""
-    how = {
-        "destroyed": "destroyed, proven gone",
-        "processes_killed_host_kept": "every process ended, proven; this machine stays",
-        "released": "released, proven gone from Slurm",
-        "stopped_disk_billed": "stopped; its disk is still billed",
-        "expires_at": "left to expire by itself",
-        "user_operated": "left running: ending it is yours to do",
-        "not_proven": "NOT proven gone",
-    }.get(_text(data, "teardown"), "proven gone")
-    reads = data.get("reads")
-    return f"{how} ({reads} {'read' if reads == 1 else 'reads'})" if isinstance(reads, int) else how
-
-
-def _step(data: Mapping[str, Any]) -> str:
-    """A step of the driver in words; one that is not known by its own name."""
-    name = _text(data, "step", "a step")
-    return {"create": "getting a machine", "await_ready": "getting the machine ready"}.get(name, name)
-
-
-def _asked_to_die(data: Mapping[str, Any]) -> str:
-    attempt = _text(data, "attempt", "1")
-    if data.get("taken", True):  # An older gpurun did not record it.
-        return f"asked to die, attempt {attempt}"
-    return f"no request for its end was taken, attempt {attempt}: {_text(data, 'answer')}"
-
-
-def _ready(data: Mapping[str, Any]) -> str:
+def _ready(ready: ReadyObserved) -> str:
     """That it answers; of several nodes how many, and how fast they reach one another."""
-    network, others = data.get("network"), data.get("not_passed")
-    if isinstance(others, list) and others:
-        names = ", ".join(map(str, others[:_MOST_NAMED])) + (" and more" if others[_MOST_NAMED:] else "")
-        return f"{_ready({**data, 'not_passed': None})}; not passed on to the job (--pass-env): {safe_line(names)}"
-    if not isinstance(network, Mapping) or not isinstance(nodes := network.get("nodes"), list):
+    network, others = ready.network or {}, ready.not_passed
+    if others:
+        names = ", ".join(others[:_MOST_NAMED]) + (" and more" if others[_MOST_NAMED:] else "")
+        alone = ready.model_copy(update={"not_passed": []})
+        return f"{_ready(alone)}; not passed on to the job (--pass-env): {safe_line(names)}"
+    if not isinstance(nodes := network.get("nodes"), list):
         return "the machine answers"
     rate = number(network.get("gigabytes_per_s"))
     return f"all {len(nodes)} nodes answer" + (f", {rate:.2g} GB/s between them" if rate is not None else "")
 
 
-def _ended(data: Mapping[str, Any], terms: JobTerms) -> str:
+def _ended(end: TrainObserved, terms: JobTerms) -> str:
     """Return how the work ended, with the reason where that says more; of one that failed, in its own words."""
-    outcome, reason = _text(data, "outcome", "ended"), _text(data, "reason")
-    is_worded = outcome in FELL or "elsewhere" in (data.get("outputs") or {})
-    why = _text(data, "message") if is_worded else ""
+    outcome, reason = _line(end.outcome), _line(end.reason)
+    is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
+    why = _line(end.message) if is_worded else ""
     ended = f"{terms.work} ended: {outcome}" + (f" ({reason})" if reason not in ("", outcome) else "")
     return f"{ended}: {why}" if why else ended
 
 
-def _asked(data: Mapping[str, Any]) -> str:
+def _asked(intent: CreateIntended) -> str:
     """Which offer is asked for, and its price; of an offer that an older gpurun wrote, what there is."""
-    offer = data.get("offer")
-    asked = f"asking {_text(data, 'provider', 'the provider')} for"
-    if not isinstance(offer, Mapping) or not whole(offer.get("gpu_count")):
+    offer, asked = intent.offer, f"asking {_line(intent.provider)} for"
+    if not whole(offer.get("gpu_count")):
         return f"{asked} a machine"
-    region, rate = _text(offer, "region"), whole(data.get("rate_micros_per_hour"))
+    region = _line(str(offer.get("region") or ""))
     where = f" in {region}" if region not in ("", "any") else ""
     spot = ", spot" if offer.get("spot") is True else ""
-    price = f" at {format_rate(Micros(rate))}" if rate else ""
-    cards = format_cards(_text(offer, "gpu", "GPU"), whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
+    rate = Micros(intent.rate_micros_per_hour)
+    price = f" at {format_rate(rate)}" if rate > 0 else ""
+    gpu = _line(str(offer.get("gpu") or "GPU"))
+    cards = format_cards(gpu, whole(offer.get("gpu_count")) or 0, whole(offer.get("nodes")) or 1)
     return f"{asked} {cards}{where}{spot}{price}"
 
 
-def _shipped(data: Mapping[str, Any]) -> str:
-    size, files = number(data.get("bytes")), whole(data.get("files"))
-    amount = "" if size is None else f" {format_bytes(size)}"
-    return f"shipped{amount}" + ("" if files is None else f" in {format_files(files)}") + ", digests verified"
-
-
-def _staging(data: Mapping[str, Any]) -> str:
-    size = number(data.get("bytes"))
-    amount = "" if size is None else f"{format_bytes(size)} "
-    return f"putting {amount}into {_text(data, 'url', 'the bucket')} before anything is rented"
-
-
-def _staged(data: Mapping[str, Any]) -> str:
-    there, sent = number(data.get("there_bytes")) or 0, number(data.get("sent_bytes")) or 0
-    return f"in {_text(data, 'url', 'the bucket')}: {format_bytes(there)} was there, {format_bytes(sent)} sent"
-
-
-def tell_rate(data: Mapping[str, Any], terms: JobTerms = TRAINER) -> str:
+def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
     """Return what was measured and what it means: when the work ends and what all of it costs, or how far it gets."""
-    left_s, step = number(data.get("left_s")), whole(data.get("ends_at_step"))
-    expected, cap, needed = (whole(data.get(key)) for key in ("expected_micros", "cap_micros", "needed_micros"))
-    measured = f"measured {tell_pace(data)}"
-    if data.get("finishes") is True:
+    measured, left_s = f"measured {tell_pace(rate)}", rate.left_s or 0
+    expected, cap, needed = rate.expected_micros, rate.cap_micros, rate.needed_micros
+    if rate.finishes:
         costs = f", about {format_usd(Micros(expected))} in all" if expected else ""
         holds = f"; the cap of {format_usd(Micros(cap))} holds" if expected and cap else ""
-        return f"{measured}: ends in {format_duration(left_s or 0)}{costs}{holds}"
-    steps = whole(data.get("steps")) or 0
-    share = f" ({format_percent((step or 0) / steps)})" if steps else ""
-    far = f"does not finish: it ends at step {format_whole(step or 0)} of {format_whole(steps)}{share}"
-    would = f"to finish takes {format_duration(left_s or 0)} more"
+        return f"{measured}: ends in {format_duration(left_s)}{costs}{holds}"
+    step, steps = rate.ends_at_step or 0, rate.steps or 0
+    share = f" ({format_percent(step / steps)})" if steps else ""
+    far = f"does not finish: it ends at step {format_whole(step)} of {format_whole(steps)}{share}"
+    would = f"to finish takes {format_duration(left_s)} more"
     under = f", under a cap of {format_usd(Micros(needed))}" if needed else ""
     return f"{measured}, {far}; {would}{under}; {terms.verb} --from goes on later"
 
 
-def tell_pace(data: Mapping[str, Any]) -> str:
+def tell_pace(rate: RateObserved) -> str:
     """Return the speed that was measured: in tokens, where they are known."""
-    speed = number(data.get("tokens_per_s"))
-    return f"{number(data.get('step_s')) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
+    speed = number(rate.tokens_per_s)
+    return f"{number(rate.step_s) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
 
 
-def _collected(data: Mapping[str, Any]) -> str:
-    files, missing = data.get("files"), data.get("missing")
-    listed, lost_files = data.get("listed"), data.get("missing_files")
-    here = listed["files"] if isinstance(listed, dict) else len(files) if isinstance(files, list | tuple) else None
-    count = f" {format_files(here)}" if isinstance(here, int) else ""
+def _collected(brought: FilesBrought) -> str:
+    missing = brought.missing
+    here = brought.listed["files"] if brought.listed else len(brought.files)
     lost = ""
-    if isinstance(missing, list | tuple) and missing:
+    if missing:
         more = " and more" if missing[_MOST_NAMED:] else ""
-        number = lost_files["files"] if isinstance(lost_files, dict) else len(missing)
-        lost = f", {number} MISSING: {', '.join(shown(str(name)) for name in missing[:_MOST_NAMED])}{more}"
-    if not files and not lost:
+        count = brought.missing_files["files"] if brought.missing_files else len(missing)
+        lost = f", {count} MISSING: {', '.join(map(shown, missing[:_MOST_NAMED]))}{more}"
+    if not brought.files and not lost:
         return "collected no files: there were none"
-    return f"collected{count}, digests verified{lost}"
-
-
-def _clock(data: Mapping[str, Any]) -> str:
-    """The minute until which a machine is held, by this computer's clock."""
-    until_wall = number(data.get("until_wall"))
-    return UNKNOWN if until_wall is None else local_minute(until_wall, now=until_wall)
-
-
-def _unheld(data: Mapping[str, Any]) -> str:
-    """Why a machine is held no longer."""
-    how = {
-        "home": "all that was missing is at home",
-        "gone": "it runs no more",
-        "over": "its time is over",
-    }.get(_text(data, "how"), "it was ended")
-    return f"the machine is held no longer: {how}"
-
-
-def _billed(data: Mapping[str, Any]) -> str:
-    amount = data.get("micros")
-    return f"its provider has billed {format_usd(Micros(amount)) if type(amount) is int else UNKNOWN}, by two readings"
-
-
-_OF_THE_JOB: dict[str, Callable[[Mapping[str, Any], JobTerms], str]] = {
-    "train.intended": lambda d, terms: f"starting {terms.worker}",
-    "train.started": lambda d, terms: terms.doing,
-    "rate.observed": tell_rate,
-    "train.observed": _ended,
-    "collect.intended": lambda d, terms: f"bringing the {terms.files} home",
-}
-_TELLERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "run.opened": lambda d: f"run opened: {_text(d, 'recipe', 'a recipe')} on {_text(d, 'provider', 'a provider')}",
-    "stage.intended": _staging,
-    "stage.observed": _staged,
-    "create.intended": lambda d: _asked(d),
-    "create.observed": lambda d: f"the machine exists: {_instance(d)}",
-    "create.refused": lambda d: f"no machine was made: {_text(d, 'message', _text(d, 'reason', 'refused'))}",
-    "create.unknown": lambda d: f"no clear answer, looking for the machine by its token: {_text(d, 'message')}",
-    "ready.observed": lambda d: _ready(d),
-    "ship.intended": lambda d: "shipping code and data",
-    "ship.observed": _shipped,
-    "stop.requested": lambda d: f"asked to {_text(d, 'how', 'stop')} by {_text(d, 'by', 'you')}",
-    "collect.observed": _collected,
-    "hold.intended": lambda d: f"the machine is held until {_clock(d)}: {_text(d, 'message')}",
-    "hold.observed": _unheld,
-    "destroy.intended": lambda d: "ending the machine",
-    "destroy.asked": _asked_to_die,
-    "death.read": lambda d: f"read back: {_text(d, 'state', 'UNKNOWN')}",
-    "death.proven": _teardown,
-    "bill.observed": _billed,
-    "salvage.intended": lambda d: (
-        "bringing home what the machine has put into the bucket" if d.get("folder") else "counting what came home early"
-    ),
-    "salvage.observed": _collected,
-    "step.failed": lambda d: f"{_step(d)} failed: {_text(d, 'message', _text(d, 'code'))}",
-    "incident": lambda d: _text(d, "message", _text(d, "code", "an incident")),
-    "receipt.observed": lambda d: f"receipt #{_text(d, 'seq', UNKNOWN)} {short_hash(_text(d, 'sha256'))}",
-    "run.closed": lambda d: f"closed, exit {_text(d, 'exit_code', UNKNOWN)}",
-    "journal.repaired": lambda d: f"the journal's torn last line was cut: {_text(d, 'reason', 'crash while writing')}",
-}
+    return f"collected {format_files(here)}, digests verified{lost}"
 
 
 def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
@@ -328,7 +332,7 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             ended = _STOPS.get(event.reason, f"stopped: {event.reason}")
             return f"{ended}: {_line(event.message)}" if event.message else ended
     if event.kind == "output":
-        name, size = _text(event.said, "name", "a file"), whole(event.said.get("bytes"))
+        name, size = _line(str(event.said.get("name") or "a file")), whole(event.said.get("bytes"))
         more = whole(event.said.get("files"))
         what = f"{format_files(more)} such as {shown(name)}" if more else f"{shown(name)}"
         return f"output {what} ({format_bytes(size or 0)}) is finished"

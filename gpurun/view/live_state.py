@@ -6,13 +6,23 @@ Everything it keeps is bounded, because the far side decides how much it sends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpurun.core.journal_events import (
+    CreateIntended,
+    FilesBrought,
+    RateObserved,
+    RunClosed,
+    RunOpened,
+    StepFailed,
+    StopRequested,
+    TrainObserved,
+)
 from gpurun.core.money import Micros
 from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Start, Step, Stop, TrainerEvent
-from gpurun.core.untrusted import number, safe_line, whole
+from gpurun.core.untrusted import safe_line, whole
 from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
 from gpurun.view.terminal_charts import Point
 
@@ -110,7 +120,7 @@ class Screen:
             self.gpu_use.append(float(gpus.use_percent))
         for record in records:
             self._records.append(record)
-            self._record(str(record.event), record.wall, record.data)
+            self._record(record)
             self.story = tell_record(record, self.terms)
             if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
                 self.alarm = self.story
@@ -148,43 +158,43 @@ class Screen:
         eta = self.eta_s()
         return None if eta is None else min(self.spent(now + eta), self.plan.worst_micros)
 
-    def _take(self, asked: Mapping[str, Any]) -> None:
+    def _take(self, intent: CreateIntended) -> None:
         """The approved offer that is asked for now: those before it were not to be had."""
-        told = asked.get("offer")
-        taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == told), None)
+        taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == intent.offer), None)
         if taken is not None:
             self.plan = self.plan.on(taken)
 
-    def _record(self, name: str, wall: float, data: Mapping[str, Any]) -> None:
+    def _record(self, record: Record) -> None:
+        name, wall = str(record.event), record.wall
         if name in BEGINS:
             self.phase = BEGINS[name]
             self.phases[self.phase].began = self.phases[self.phase].began or wall
         if name in ENDS:
             phase = self.phases[ENDS[name]]
             phase.began, phase.ended = phase.began or wall, wall
-        match name:
-            case "run.opened":
+        match record.typed:
+            case RunOpened():
                 self.opened_wall = self.opened_wall or wall
-            case "create.intended":
-                self._take(data)
-                self.deadline_wall = number(data.get("deadline_wall"))
-            case "rate.observed":
-                self.pace = f"at step {whole(data.get('step'))}: {tell_rate(data, self.terms)}"
-                self.is_too_slow = data.get("finishes") is not True
-            case "train.observed":
-                self.outcome = str(data.get("outcome", ""))
-                self.phases["run"].failed = self.outcome in FELL
-            case "collect.observed" | "salvage.observed":
-                self.home_step = _newest_whole(data, self.terms.whole)
-                self.home_files = len(data.get("files", ()))
-            case "stop.requested":
+            case CreateIntended() as intent:
+                self._take(intent)
+                self.deadline_wall = float(intent.deadline_wall)
+            case RateObserved() as rate:
+                self.pace = f"at step {rate.step}: {tell_rate(rate, self.terms)}"
+                self.is_too_slow = not rate.finishes
+            case TrainObserved(outcome=outcome):
+                self.outcome = outcome
+                self.phases["run"].failed = outcome in FELL
+            case FilesBrought() as brought:
+                self.home_step = _newest_whole(brought, self.terms.whole)
+                self.home_files = len(brought.files)
+            case StopRequested():
                 self.stopping = True
-            case "step.failed":
+            case StepFailed():
                 self.phases[self.phase].failed = True
                 self.phases[self.phase].ended = wall
-            case "run.closed":
+            case RunClosed(exit_code=exit_code):
                 self.closed_wall = wall
-                self.exit_code = whole(data.get("exit_code"))
+                self.exit_code = int(exit_code)
 
     def _event(self, event: TrainerEvent) -> None:
         match event:
@@ -217,9 +227,9 @@ class Screen:
         return (self.checkpoint.wall if self.checkpoint is not None else None) or 0.0
 
 
-def _newest_whole(collected: Mapping[str, Any], whole_kinds: frozenset[str]) -> int | None:
+def _newest_whole(brought: FilesBrought, whole_kinds: frozenset[str]) -> int | None:
     """The newest step of which every file of a checkpoint is at home, verified."""
     kinds: dict[int, set[str]] = {}
-    for file in collected.get("files", ()):
-        kinds.setdefault(int(file["step"]), set()).add(str(file["kind"]))
+    for file in brought.files:
+        kinds.setdefault(file["step"], set()).add(file["kind"])
     return max((step for step, found in kinds.items() if found >= whole_kinds), default=None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpurun.core.clock import utc
 from gpurun.core.job_terms import TRAINER, JobTerms
+from gpurun.core.journal_events import Incident
 from gpurun.core.trainer_events import Start, Step, Stop, TrainerEvent
 from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, HEARD, SILENT, is_alarming, tell_event, tell_record
 from gpurun.view.number_format import format_duration
@@ -90,8 +91,9 @@ class PlainView:
     def _tell(self, record: Record) -> list[str]:
         name = str(record.event)
         self._phase = BEGINS.get(name) or GOES_ON.get(name) or ENDS.get(name) or self._phase
-        if record.data.get("code") in (SILENT, HEARD) or name == "train.observed":
-            self._silence = tell_record(record, self._terms) if record.data.get("code") == SILENT else ""
+        code = record.typed.code if isinstance(record.typed, Incident) else ""
+        if code in (SILENT, HEARD) or name == "train.observed":
+            self._silence = tell_record(record, self._terms) if code == SILENT else ""
         mark = "! " if is_alarming(record) else ""
         return [self._line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
 

@@ -18,6 +18,7 @@ from gpurun.ledger.audit import AuditReport, AuditRow
 from gpurun.ledger.spending import spent_by
 from gpurun.view.list_tables import Finding, PackedFile, RecipeRow, RunRow
 from gpurun.view.live_state import Screen
+from tests import whole_records
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 SHA = "9f2c" + "0" * 56 + "1ab4"
@@ -136,7 +137,7 @@ RATE: dict[str, Any] = {
 
 
 def record(seq: int, event: Event, wall: float, data: dict[str, Any]) -> Record:
-    return Record(seq=seq, prev="", wall=wall, mono=wall - NOW, boot_id="b", event=event, data=data)
+    return whole_records.record(seq, event, wall, data, mono=wall - NOW)
 
 
 INTENT: dict[str, Any] = {

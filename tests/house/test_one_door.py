@@ -7,8 +7,8 @@ import ast
 from house_sources import Source, sources
 
 PROVIDERS = {"runpod", "lambda", "aws", "slurm", "ssh", "local"}
-KNOW_THEM = ("gpurun/providers/", "gpurun/core/places.py", "gpurun/cli/commands/auth.py")
-"""Where a place is made, what is known of it by its name, and the verb that keeps a key for a name."""
+KNOW_THEM = ("gpurun/providers/", "gpurun/core/places.py", "gpurun/core/settings.py", "gpurun/cli/commands/auth.py")
+"""Where a place is made, what is known of it by its name, a table of config.toml, and the verb that keeps a key."""
 
 
 def constants(node: ast.AST) -> set[object]:

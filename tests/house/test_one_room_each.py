@@ -49,7 +49,7 @@ def test_only_the_driver_appends_to_the_journal() -> None:
     writers = {
         source.path
         for source, node in here("gpurun/ledger/")
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "write")
         if "journal" in ast.unparse(node.func.value).lower()
     }
     imported = "gpurun/readers/imported_run.py"  # It writes the journal of a run that no driver drives.

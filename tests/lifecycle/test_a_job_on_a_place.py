@@ -6,7 +6,7 @@ Each is sixty lines, and no other file knows them: what comes next enters by the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -133,12 +133,11 @@ class MoonPlace(Place):
 
 
 @pytest.fixture
-def moon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def moon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gpurun that has the moon: a provider by its name, what is known of it, and how it is planned for."""
     monkeypatch.setitem(registry.PROVIDERS, "moon", lambda home, clock, choices: MoonProvider(home, clock))
     monkeypatch.setitem(places.PLACES, "moon", places.PlaceFacts(kind="moon"))
     monkeypatch.setitem(place.PLACES, "moon", MoonPlace)
-    yield
 
 
 def test_a_new_job_on_a_new_place_is_planned_rented_proven_signed_audited_and_shown(

@@ -85,7 +85,7 @@ def test_lateness_moves_neither_the_deadline_nor_the_worst_case(home: Home, tmp_
 def test_a_machine_that_never_comes_is_given_up_when_patience_is_over_and_ended(home: Home) -> None:
     world = Slow(home, 1e9)
     assert world.drive() is ExitCode.NO_OFFER
-    assert (world.state.failure or {})["code"] == "boot.timeout"
+    assert world.state.failure.code == "boot.timeout"
     assert PATIENCE_S <= world.lived_s <= PATIENCE_S + 30
     assert world.cloud.alive == []
     assert world.cloud.metered() < world.worst

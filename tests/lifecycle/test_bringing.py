@@ -244,7 +244,7 @@ def test_what_fits_is_on_record_though_there_is_never_room_for_the_rest(world: W
     assert [file["name"] for file in collected(world)["files"]] == [LATEST, OPTIMIZER]
     assert collected(world)["missing"] == [BEST]
     assert receipt_of(world)["checkpoint"]["latest"] == 30
-    assert "no room" in (world.state.failure or {})["message"]
+    assert "no room" in world.state.failure.message
     assert ended(world)
 
 

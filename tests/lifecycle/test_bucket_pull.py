@@ -111,7 +111,7 @@ def test_a_bucket_that_stays_away_is_given_up_after_a_minute_without_a_byte(monk
     came, notes = pulled(monkeypatch, clock, order, lambda: None)
     assert tries == 5, "three that brought something, and two within the minute after"
     assert came.missing_bytes == FILE.bytes
-    assert [data["code"] for _, data in notes] == ["stage.unreachable"]
+    assert [note.code for note in notes] == ["stage.unreachable"]
 
 
 def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +146,8 @@ def test_a_bucket_that_brings_less_than_ssh_would_is_left_after_a_minute(
     came, notes = pulled(monkeypatch, clock, at=lambda second: 1e9 if second < 30 else bits_per_s)
     assert clock.monotonic() - begun < 130
     assert came.missing_bytes == FILE.bytes
-    assert [data["code"] for _, data in notes] == ["stage.not_pulled"]
-    assert "less than SSH" in notes[0][1]["message"]
+    assert [note.code for note in notes] == ["stage.not_pulled"]
+    assert "less than SSH" in notes[0].message
 
 
 def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import CollectFailed, GpurunError, SetupError, StoreFull, UsageError, VerificationFailed
 from gpurun.core.filelock import exclusive
+from gpurun.core.journal_events import CollectObserved
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Choices, Plan
@@ -287,12 +288,12 @@ def test_of_a_run_that_is_over_it_names_what_was_lost_and_what_was_left(
     session: Session, monkeypatch: pytest.MonkeyPatch, key: str, told_as: str, words: str
 ) -> None:
     run, name = opened_run(session.home, "fox-41"), "checkpoints/000110.model.safetensors"
-    append = run.journal.append
+    append = run.journal.write
 
     def with_losses(event: Event, data: dict[str, Any]) -> Any:
         return append(event, {**data, key: [name]} if event is Event.COLLECT_OBSERVED else data)
 
-    monkeypatch.setattr(run.journal, "append", with_losses)
+    monkeypatch.setattr(run.journal, "write", with_losses)
     run.until_gone().settle()
     told = collect(session, "fox-41", only="all")
     assert f"{words}: {name}." in told.text
@@ -327,12 +328,12 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
     sight = find(session, "fox-41")
     for file in files:
         (sight.folder.artifacts / file.name).write_bytes(b"x")
-    collected = {
-        "files": [file.as_json() for file in files],
-        "missing": [f"checkpoints/{name}.safetensors" for name in lost],
-        "latest": 30,
-        "best": {"step": 20, "val_loss": 2.0},
-    }
+    collected = CollectObserved(
+        files=[file.as_json() for file in files],
+        missing=[f"checkpoints/{name}.safetensors" for name in lost],
+        latest=30,
+        best={"step": 20, "val_loss": 2.0},
+    )
     if isinstance(told, str):
         with pytest.raises(UsageError, match=told):
             collect_checkpoints._at_home(sight, only, collected)
@@ -454,8 +455,8 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage=STAGE)}).to_json())
     place = {event: {"pushed": "fox-41/gr"} for event in ("train.intended", "train.started")}
-    append, more = run.journal.append, {**place, "collect.observed": collected}
-    monkeypatch.setattr(run.journal, "append", lambda event, data: append(event, {**data, **more.get(str(event), {})}))
+    append, more = run.journal.write, {**place, "collect.observed": collected}
+    monkeypatch.setattr(run.journal, "write", lambda event, data: append(event, {**data, **more.get(str(event), {})}))
     run.write(run.opened(), run.intended(), run.created())
     run.play(*(getattr(run, part)() for part in parts))
 

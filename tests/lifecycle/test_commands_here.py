@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock
+from gpurun.core.journal_events import RateObserved
+from gpurun.core.journal_records import all_typed
 from gpurun.core.paths import Home
 from gpurun.ledger.journal import read_journal
 from gpurun.providers.local import LocalProvider
@@ -309,10 +311,10 @@ def test_how_fast_a_command_is_and_when_it_ends_is_told_after_fifty_steps(person
     done = person.runs("--total-steps", "200", "--", "python", "train.py", "--max_iters=200")
     assert done.returncode == 0, done.stderr
     records = read_journal(person.home / "runs/fox-41/journal.jsonl").records
-    (rate,) = [one.data for one in records if str(one.event) == "rate.observed"]
-    assert (rate["steps"], rate["tokens_per_s"], rate["finishes"]) == (200, None, True)
-    assert 0.02 <= rate["step_s"] < 0.2
-    assert abs(rate["left_s"] - (200 - rate["step"]) * rate["step_s"]) < 0.5
+    (rate,) = all_typed(records, RateObserved)
+    assert (rate.steps, rate.tokens_per_s, rate.finishes) == (200, None, True)
+    assert 0.02 <= rate.step_s < 0.2
+    assert abs(rate.left_s - (200 - rate.step) * rate.step_s) < 0.5
     assert "s a step: ends in" in tell_rate(rate)
     assert person.holds()
 

@@ -218,7 +218,7 @@ def test_killed_right_after_a_higher_rate_was_recorded_it_is_still_refused(world
 def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
     world.cloud.gpu = "T4"
     assert world.drive() is ExitCode.NO_OFFER
-    assert (world.state.failure or {})["code"] == "gpu.other"
+    assert world.state.failure.code == "gpu.other"
     assert kept(world)
 
 
@@ -240,7 +240,7 @@ def test_a_machine_in_another_place_than_the_one_asked_for_is_sent_nothing(
     is_another = bool(told) and wanted != "any"
     assert world.drive() is (ExitCode.NO_OFFER if is_another else ExitCode.DONE)
     assert bool(world.all_of(Event.SHIP_INTENDED)) is not is_another
-    assert (world.state.failure or {}).get("code") == ("region.other" if is_another else None)
+    assert getattr(world.state.failure, "code", None) == ("region.other" if is_another else None)
     assert kept(world)
 
 
@@ -260,7 +260,7 @@ def test_a_machine_that_died_at_its_birth_is_told_with_the_providers_reason(worl
 
     world.cloud.read = stillborn  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER
-    assert why in (world.state.failure or {})["message"]
+    assert why in world.state.failure.message
     assert kept(world)
 
 

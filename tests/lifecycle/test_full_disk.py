@@ -200,14 +200,14 @@ def test_where_nothing_was_asked_for_a_full_disk_is_only_told(world: World, disk
 
 def full_from(event: Event, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full from the moment when the first record of this kind is to be written."""
-    append, seen = Journal.append, set[Event]()
+    append, seen = Journal.write, set[Event]()
 
     def appended(self: Journal, one: Event, data: Any) -> Any:
         disk.is_full = disk.is_full or (one is event and event not in seen)
         seen.add(one)
         return append(self, one, data)
 
-    monkeypatch.setattr(Journal, "append", appended)
+    monkeypatch.setattr(Journal, "write", appended)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_machine_that_could_not_be_used_waits_for_no_record_either(
     give_room(world, disk, 1800.0)
     world.drive()
     assert died_s(world) < 300
-    assert (world.state.failure or {})["code"] == "far.disk_full", "why it failed is on record in the end"
+    assert world.state.failure.code == "far.disk_full", "why it failed is on record in the end"
     assert ended(world)
 
 

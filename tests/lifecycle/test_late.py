@@ -190,8 +190,8 @@ def closed_red(world: World) -> World:
     late_and_deaf(world)
     journal = Journal.open(world.folder.journal, world.clock)
     written = write_receipt(world.home, world.folder)
-    journal.append(Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256})
-    journal.append(Event.RUN_CLOSED, {"exit_code": 9})
+    journal.write(Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256})
+    journal.write(Event.RUN_CLOSED, {"exit_code": 9})
     records = [json.loads(line) for line in world.folder.journal.read_bytes().splitlines()]
     for record in records:
         if record["data"].get("code") == "create.late":

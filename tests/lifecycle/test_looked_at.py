@@ -79,12 +79,10 @@ def test_a_stop_while_it_waits_ends_the_machine(world: World) -> None:
 def test_a_module_that_is_nowhere_ends_the_rental_before_the_upload_and_names_pip(world: World) -> None:
     asked = runs_a_command(world, "torch", "mingpt", "cv2", missing=("mingpt", "cv2"))
     assert world.drive() is ExitCode.SETUP
-    failure = world.state.failure or {}
-    assert failure["code"] == "box.no_module"
-    assert (
-        "train.py imports mingpt, cv2, which /opt/conda/bin/python on the machine does not have" in failure["message"]
-    )
-    assert "--pip 'mingpt'" in failure["hint"]
+    failure = world.state.failure
+    assert failure.code == "box.no_module"
+    assert "train.py imports mingpt, cv2, which /opt/conda/bin/python on the machine does not have" in failure.message
+    assert "--pip 'mingpt'" in failure.hint
     assert asked == [(("torch", "mingpt", "cv2"), "src")]
     assert not world.all_of(Event.SHIP_INTENDED)
     assert not world.cloud.alive

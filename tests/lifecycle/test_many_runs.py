@@ -92,7 +92,7 @@ def test_ps_counts_what_is_finished_and_lists_it_when_asked(finished: Home, type
 def found_late(home: Home) -> None:
     """A machine shows itself after all, and the journal that was closed grows."""
     late = {"code": "create.late", "message": "A machine showed itself.", "id": "m-2", "token": "gr-run-00007-7f3a91"}
-    Journal.open(home.run(RUN).journal, SystemClock()).append(Event.INCIDENT, late)
+    Journal.open(home.run(RUN).journal, SystemClock()).write(Event.INCIDENT, late)
 
 
 def closed_red(home: Home) -> None:

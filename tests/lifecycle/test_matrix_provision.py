@@ -57,7 +57,7 @@ def test_an_sshd_that_refuses_at_first_is_waited_for_within_the_boot_limit(world
 def test_another_host_key_ends_the_rental_at_once_and_nothing_is_sent(world: World) -> None:
     world.far.broken["install_agent"] = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
     assert world.drive() is ExitCode.BUG
-    assert (world.state.failure or {})["code"] == "ssh.host_key_mismatch"
+    assert world.state.failure.code == "ssh.host_key_mismatch"
     assert not world.all_of(Event.READY_OBSERVED)
     assert not world.all_of(Event.SHIP_INTENDED)
     assert (world.cloud.boxes[0].died_s or 0) < LEASE.boot_s, "it is not tried again until the boot limit"
@@ -83,7 +83,7 @@ def test_a_machine_that_is_not_what_was_ordered_by_its_own_word_is_refused_befor
     world.folder.plan.write_text(changed_plan(world.plan, {"offer": offer}).to_json())
     tells(world, **changes)
     assert world.drive() is ExitCode.NO_OFFER
-    assert (world.state.failure or {})["code"] == code
+    assert world.state.failure.code == code
     assert not world.all_of(Event.SHIP_INTENDED)
     assert kept(world)
 
@@ -97,7 +97,7 @@ def test_what_is_read_under_another_token_is_not_taken_for_the_machine(world: Wo
 
     world.cloud.read = mixed_up  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER
-    assert (world.state.failure or {})["code"] == "boot.timeout"
+    assert world.state.failure.code == "boot.timeout"
     assert not world.all_of(Event.SHIP_INTENDED)
     assert ended(world)
 

@@ -48,9 +48,9 @@ def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: Wo
     world.far.hello = lambda python=None, **_: hello(python).model_copy(update={"disk_free_bytes": 100})  # type: ignore
     world.far.broken["unpack"] = AssertionError("nothing may be sent")  # type: ignore[assignment]
     assert world.drive() is ExitCode.SETUP
-    failure = world.state.failure or {}
-    assert failure["code"] == "box.disk_small"
-    assert "disk_gb=" in failure["hint"], "it says what to ask for"
+    failure = world.state.failure
+    assert failure.code == "box.disk_small"
+    assert "disk_gb=" in failure.hint, "it says what to ask for"
     assert kept(world)
 
 
@@ -61,9 +61,9 @@ def test_a_far_disk_that_fills_up_or_fails_ends_the_rental_with_its_words(
 ) -> None:
     world.far.broken[call] = FarRefusal(reason, "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
     assert world.drive() is ExitCode.SETUP, "it is the machine's trouble, and no bug of gpurun"
-    failure = world.state.failure or {}
-    assert (failure["code"], failure["message"]) == (f"far.{reason}", "no room for 7,000,000,000 bytes")
-    assert hint in failure["hint"], "it says what to do"
+    failure = world.state.failure
+    assert (failure.code, failure.message) == (f"far.{reason}", "no room for 7,000,000,000 bytes")
+    assert hint in failure.hint, "it says what to do"
     assert not world.all_of(Event.TRAIN_STARTED)
     assert kept(world)
 
@@ -75,9 +75,9 @@ def test_shards_of_ones_own_that_were_moved_away_before_they_were_sent_are_named
     world.plan = world.plan.model_copy(update={"data": data})
     world.folder.plan.write_text(world.plan.to_json())
     assert world.drive() is ExitCode.USAGE
-    failure = world.state.failure or {}
-    assert failure["code"] == "pack.unreadable"
-    assert "mine/train_000001.bin" in failure["message"]
+    failure = world.state.failure
+    assert failure.code == "pack.unreadable"
+    assert "mine/train_000001.bin" in failure.message
     assert kept(world)
 
 
@@ -264,9 +264,9 @@ def test_a_machine_that_is_taken_before_it_trains_is_told_in_its_providers_words
 
     world.far.unpack = taken_away  # type: ignore[method-assign,assignment]
     assert world.drive() is ExitCode.TRAINING_FAILED
-    failure = world.state.failure or {}
-    assert failure["code"] == "machine.lost"
-    assert failure["message"].startswith("The instance runs no more: it was ended by somebody else")
+    failure = world.state.failure
+    assert failure.code == "machine.lost"
+    assert failure.message.startswith("The instance runs no more: it was ended by somebody else")
 
 
 def test_an_agent_that_hangs_is_left_after_a_minute_and_what_there_is_comes_home(world: World) -> None:
@@ -545,6 +545,6 @@ def test_what_is_only_remembered_of_a_lost_machine_keeps_nobody_from_asking_the_
     assert world.drive() is ExitCode.DONE
     (record,) = [one for one in world.records if one.event is Event.COLLECT_OBSERVED]
     pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})
-    old = record.model_copy(update={"data": {**record.data, "remembered": True}})
-    assert "pushed" not in _EFFECTS[Event.COLLECT_OBSERVED](pushed, old)
-    assert _EFFECTS[Event.COLLECT_OBSERVED](pushed, record)["pushed"] == ""
+    old = record.typed.model_copy(update={"remembered": True})
+    assert "pushed" not in _EFFECTS[Event.COLLECT_OBSERVED](pushed, record, old)
+    assert _EFFECTS[Event.COLLECT_OBSERVED](pushed, record, record.typed)["pushed"] == ""

@@ -62,7 +62,7 @@ def test_a_full_disk_at_the_end_of_the_lease_keeps_no_machine_alive(
     def refuse(*_: object) -> None:
         raise full
 
-    world.far.during = lambda: monkeypatch.setattr(Journal, "append", refuse)
+    world.far.during = lambda: monkeypatch.setattr(Journal, "write", refuse)
     world.far.train_s = 1e9
     world.drive()
     assert world.cloud.alive == []
@@ -76,7 +76,7 @@ def test_a_home_that_can_no_longer_be_written_keeps_no_machine_alive(
     def refuse(*_: object) -> None:
         raise gone
 
-    world.far.during = lambda: monkeypatch.setattr(Journal, "append", refuse)
+    world.far.during = lambda: monkeypatch.setattr(Journal, "write", refuse)
     world.drive()
     assert world.cloud.alive == []
 

@@ -209,7 +209,7 @@ def test_a_trace_that_cannot_be_written_ends_no_supervisor(world: World, monkeyp
         code = world.drive()
         monkeypatch.undo()
     assert code is ExitCode.BUG
-    assert "gpurun itself failed in watch" in (world.state.failure or {})["message"]
+    assert "gpurun itself failed in watch" in world.state.failure.message
     assert kept(world)
 
 

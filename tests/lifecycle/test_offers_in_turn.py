@@ -256,5 +256,5 @@ def test_a_provider_that_takes_no_create_is_quoted_when_it_is_given_up(tmp_path:
 
     world.cloud.create = busy  # type: ignore[method-assign]
     assert world.drive() is ExitCode.NO_OFFER
-    message = (world.state.failure or {})["message"]
+    message = world.state.failure.message
     assert message.endswith("in 3 attempts, and said last: fake takes no more requests for now (429).")

@@ -87,7 +87,7 @@ def test_the_words_of_a_box_that_runs_nothing_are_one_sentence_in_another(world:
     world.far.broken["install_agent"] = MachineLost("lab:22 runs no programs: Read-only file system.")
     world.drive()
     (left,) = world.all_of(Event.INCIDENT)
-    for said in (left["message"], (world.state.failure or {})["message"]):
+    for said in (left["message"], world.state.failure.message):
         assert "Read-only file system" in said
         assert ".." not in said
         assert ".)" not in said

@@ -134,8 +134,8 @@ def test_of_what_came_while_the_laptop_slept_the_latest_line_counts(world: World
     pieces = EventLines()
     rating.hear(pieces.take(told[:700]))
     rating.hear(pieces.take(told[700:]))
-    ((_, data),) = rating.notes(world.state)
-    assert (data["step"], data["step_s"]) == (500, pytest.approx(0.1))
+    (rate,) = rating.notes(world.state)
+    assert (rate.step, rate.step_s) == (500, pytest.approx(0.1))
     assert not list(rating.notes(world.state))
 
 

@@ -183,6 +183,6 @@ def test_a_line_that_stays_down_is_not_waited_for_past_what_it_is_worth(own: Hom
     tiny_runs.setting_up(world.folder, "pip install something", 120)
     world.far.broken = {"set_up": MachineLost("the line is lost")}
     assert world.drive() is ExitCode.TRAINING_FAILED
-    assert (world.state.failure or {})["code"] == "machine.lost"
+    assert world.state.failure.code == "machine.lost"
     assert world.cloud.alive == []
     assert (world.cloud.boxes[0].died_s or 0) < 1200

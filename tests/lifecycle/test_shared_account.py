@@ -168,7 +168,7 @@ def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
     with RunLock(world.folder.lock):
         assert looked_at(world, world.home).fate == "owned"
         told = {"code": "create.duplicate", "message": "A second machine.", "id": box.id, "token": token}
-        Journal.open(world.folder.journal, world.clock).append(Event.INCIDENT, told)
+        Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, told)
         box.order = box.order.model_copy(update={"token": token})
         found = looked_at(world, world.home)
     assert (found.fate, found.owner.whose, found.owner.run) == ("within lease", "here", "fox-41")
@@ -181,7 +181,7 @@ def test_a_second_machine_past_its_deadline_ends_without_the_run_whose_own_is_wi
     token = make_token(world.home.id, past, "fox-41")
     extra = world.cloud.create(own.order.model_copy(update={"token": token, "deadline_wall": past}))
     told = {"code": "create.duplicate", "message": "A second machine.", "id": extra.id, "token": token}
-    Journal.open(world.folder.journal, world.clock).append(Event.INCIDENT, told)
+    Journal.open(world.folder.journal, world.clock).write(Event.INCIDENT, told)
     assert reap(world.home)[0] == 0
     assert [box.id for box in world.cloud.alive] == [own.id]
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpurun.core.errors import ExitCode
-from gpurun.core.journal_records import Event, Phase, Record, RunState
+from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.ledger.run_state import Step, exit_code_of, next_step, replay
+from tests.whole_records import record
 
 INSTANCE = {"id": "i-1", "provider": "local", "token": "gr-x-1", "run": "x", "state": "RUNNING"}
 STORY: list[tuple[Event, dict[str, Any]]] = [
@@ -37,9 +38,7 @@ NEXT = [
 
 def state_after(count: int, *more: tuple[Event, dict[str, Any]]) -> RunState:
     story = [*STORY[:count], *more]
-    return replay(
-        "x", [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
-    )
+    return replay("x", [record(i, e, i, d) for i, (e, d) in enumerate(story)])
 
 
 @pytest.mark.parametrize("count", range(1, len(STORY) + 1))
@@ -93,7 +92,7 @@ def test_when_the_lease_is_over_only_destroy_comes_next(count: int, extra: list[
 
 @given(st.lists(st.sampled_from([*STORY, LATE, LATE_GONE]), max_size=30))
 def test_replay_is_total_and_an_open_token_never_ends_quietly(story: list[tuple[Event, dict[str, Any]]]) -> None:
-    records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    records = [record(i, e, i, d) for i, (e, d) in enumerate(story)]
     state = replay("x", records)
     if state.may_be_billing:
         assert exit_code_of(state) is ExitCode.MAY_BE_BILLING
@@ -107,7 +106,7 @@ def test_replay_is_total_and_an_open_token_never_ends_quietly(story: list[tuple[
 def test_the_exit_code_tells_how_training_ended(outcome: str, reason: str, code: int) -> None:
     story = [*STORY]
     story[6] = (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": reason})
-    records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    records = [record(i, e, i, d) for i, (e, d) in enumerate(story)]
     assert exit_code_of(replay("x", records)) == code
 
 
@@ -134,7 +133,7 @@ def test_of_two_that_came_late_the_end_of_one_is_not_that_of_the_other() -> None
 
 def test_a_run_that_was_closed_red_gets_its_own_exit_code_once_all_is_gone() -> None:
     story = [*STORY[:10], LATE, STORY[10], (Event.RUN_CLOSED, {"exit_code": 9}), LATE_GONE]
-    records = [Record(seq=i, prev="", wall=i, mono=i, boot_id="b", event=e, data=d) for i, (e, d) in enumerate(story)]
+    records = [record(i, e, i, d) for i, (e, d) in enumerate(story)]
     assert replay("x", records[:-1]).exit_code == 9
     assert replay("x", records).exit_code == 0
 

@@ -51,9 +51,9 @@ def test_a_file_that_is_replaced_whole(story: list[str], tmp_path: Path) -> None
 @needs_proc
 def test_a_journals_first_record_and_its_next(story: list[str], tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "journal.jsonl", VirtualClock())
-    journal.append(Event.INCIDENT, {})
+    journal.write(Event.INCIDENT, {})
     assert story[-2:] == ["file", "folder"]
-    journal.append(Event.INCIDENT, {})
+    journal.write(Event.INCIDENT, {})
     assert story[-1] == "file"
 
 

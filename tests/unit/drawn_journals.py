@@ -85,7 +85,9 @@ class DrawnJournal:
             self.happen()
         if dice.random() < 0.3:
             paid = dice.randint(0, 4 * self.rate)
-            self.add(Event.BILL_OBSERVED, {"token": self.token, "id": "i-1", "micros": paid, "reads": 2})
+            self.add(
+                Event.BILL_OBSERVED, {"token": self.token, "id": "i-1", "micros": paid, "reads": 2, "spread_s": 600}
+            )
 
     def live(self) -> None:
         """Show life for a while, with what may happen between."""

@@ -146,7 +146,7 @@ class CloudRun:
 
     def write(self, *notes: Note) -> CloudRun:
         for event, data in notes:
-            self.journal.append(event, data)
+            self.journal.write(event, data)
         return self
 
     def play(self, *parts: Iterator[tuple[float, Note]]) -> CloudRun:

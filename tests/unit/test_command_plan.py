@@ -11,6 +11,7 @@ import pytest
 
 from gpurun.core.command import Command
 from gpurun.core.errors import UsageError
+from gpurun.core.journal_events import Event, RunOpened
 from gpurun.core.money import Micros
 from gpurun.core.run_plan import Choices
 from gpurun.jobs.commands import work_folder as folders
@@ -20,6 +21,7 @@ from gpurun.ledger.log_facts import command_verdict
 from gpurun.planning.command_proposal import judged, least_cap
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import all_offers
+from tests.whole_records import whole
 
 
 def command(folder: Path, *argv: str) -> Command:
@@ -145,12 +147,13 @@ def test_no_value_of_a_variable_is_told(lab: Path) -> None:
 def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prints(
     provider: str, tally: dict[str, Any], kind: str
 ) -> None:
-    opened = {"provider": provider, "endpoint": "", "mode": "paid"}
+    opened = RunOpened(**whole(Event.RUN_OPENED, {"provider": provider, "endpoint": "", "mode": "paid"}))
     machine: Any = {"provider": provider, "id": "pod-1"}
     told = command_verdict(opened, machine, tally, "done")
     assert told["is"] == kind
     assert told["not_shown"]
-    assert command_verdict({**opened, "endpoint": "http://127.0.0.1"}, machine, tally, "done")["is"] == "not a provider"
+    elsewhere = opened.model_copy(update={"endpoint": "http://127.0.0.1"})
+    assert command_verdict(elsewhere, machine, tally, "done")["is"] == "not a provider"
 
 
 @pytest.mark.parametrize(("grace_s", "hours"), [(60, None), (3600, None), (60, 0.01), (600, 0.5)])

@@ -120,12 +120,12 @@ def test_a_person_is_asked_about_a_machine_that_was_silent_for_twenty_minutes_an
     folder = make_run(home)
     silence = {"code": SILENT, "message": "the machine has not answered since 04:50 UTC", "since_wall": clock.wall()}
     journal = Journal.open(folder.journal, clock)
-    journal.append(Event.INCIDENT, silence)
+    journal.write(Event.INCIDENT, silence)
 
     def answer(session: Session, question: str, *, flag: str) -> str:
         asked.append(clock.monotonic())
         if comes_back:
-            journal.append(Event.INCIDENT, {"code": HEARD, "message": "the machine answers again"})
+            journal.write(Event.INCIDENT, {"code": HEARD, "message": "the machine answers again"})
         return typed
 
     monkeypatch.setattr(Session, "ask", answer)

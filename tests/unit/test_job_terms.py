@@ -14,7 +14,7 @@ import command_samples as commands
 import view_samples as samples
 
 from gpurun.core.job_terms import COMMAND
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_events import Event, RunOpened
 from gpurun.core.paths import Home
 from gpurun.core.receipt_rules import RULES
 from gpurun.ledger.log_facts import NOT_DONE, SMOKE, command_verdict, verdict_of
@@ -32,6 +32,7 @@ from gpurun.view.report.summary import summary
 from gpurun.view.style import Style
 from gpurun.view.styled_text import render
 from tests.unit.ledger_samples import CloudRun, Note
+from tests.whole_records import whole
 
 STYLE = Style(width=160, height=40)
 OF_A_TRAINER = ("train", "checkpoint", "recipe", "parameters", "lr —", "—  ", "None", "compile")
@@ -141,7 +142,7 @@ def home(tmp_path: Path) -> Home:
     [("done", SMOKE), ("stopped", SMOKE), ("failed", NOT_DONE), ("lost", NOT_DONE), ("none", NOT_DONE)],
 )
 def test_what_failed_or_never_started_is_no_smoke_test(outcome: str, word: str) -> None:
-    opened = {"rules": RULES, "provider": "local", "mode": "local"}
+    opened = RunOpened(**whole(Event.RUN_OPENED, {"rules": RULES, "mode": "local"}))
     assert verdict_of(opened, None, "cpu", outcome)["is"] == word
     assert command_verdict(opened, None, {}, outcome)["is"] == word
     assert command_verdict(opened, None, {"looks": 9, "busy": 9, "own": 9}, outcome)["is"].startswith("gpu")

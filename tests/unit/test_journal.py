@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 def written(path: Path, count: int = 4) -> Journal:
     journal = Journal.open(path, VirtualClock())
     for number in range(count):
-        journal.append(Event.INCIDENT, {"code": "test", "message": f"number {number}"})
+        journal.write(Event.INCIDENT, {"code": "test", "message": f"number {number}"})
     return journal
 
 
@@ -65,13 +65,13 @@ def test_only_the_owner_can_read_it(path: Path) -> None:
 @given(data=st.dictionaries(st.text(), JSON, max_size=4))
 def test_a_record_reads_back_as_it_was_returned(tmp_path_factory: pytest.TempPathFactory, data: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
-    record = Journal.open(path, VirtualClock()).append(Event.CREATE_UNKNOWN, data)
+    record = Journal.open(path, VirtualClock()).write(Event.CREATE_UNKNOWN, data)
     assert read_journal(path).records == (record,)
     assert record.data == data
 
 
 def test_a_file_name_that_is_not_unicode_does_not_stop_the_way_out(path: Path) -> None:
-    record = written(path, 0).append(Event.STEP_FAILED, {"message": "cannot read a\udcffb"})
+    record = written(path, 0).write(Event.STEP_FAILED, {"message": "cannot read a\udcffb"})
     assert record.data == {"message": "cannot read a?b"}
 
 
@@ -81,7 +81,7 @@ def test_the_record_and_its_name_are_on_disk_before_append_returns(path: Path, m
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd))[1])
     journal = written(path, 1)
     assert synced == [path.stat().st_ino, path.parent.stat().st_ino]
-    journal.append(Event.INCIDENT, {"code": "again", "message": ""})
+    journal.write(Event.INCIDENT, {"code": "again", "message": ""})
     assert synced[2:] == [path.stat().st_ino]
 
 
@@ -89,7 +89,7 @@ def test_what_it_says_of_the_home_is_told_from_there(tmp_path: Path) -> None:
     """An incident and the receipt that quotes it had the name of the user in them."""
     path = tmp_path / "runs" / "fox-41" / "journal.jsonl"
     told = f"There is no room for it in {path.parent}/artifacts. Elsewhere: /mnt/x."
-    Journal.open(path, VirtualClock()).append(Event.INCIDENT, {"code": "collect.disk_full", "message": told})
+    Journal.open(path, VirtualClock()).write(Event.INCIDENT, {"code": "collect.disk_full", "message": told})
     (record,) = read_journal(path).records
     assert record.data["message"] == "There is no room for it in runs/fox-41/artifacts. Elsewhere: /mnt/x."
 
@@ -161,7 +161,7 @@ def test_a_journal_goes_on_where_it_ended(path: Path) -> None:
     first = written(path)
     again = Journal.open(path, VirtualClock())
     assert (again.records, again.head) == (first.records, first.head)
-    again.append(Event.INCIDENT, {"code": "later", "message": ""})
+    again.write(Event.INCIDENT, {"code": "later", "message": ""})
     assert read_journal(path).damage is None
 
 
@@ -187,11 +187,11 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_says_so(path: Path, monkey
 
     monkeypatch.setattr(durable.os, "write", half_then_full)
     with pytest.raises(SetupError, match="no space left") as caught:
-        journal.append(Event.DESTROY_INTENDED, {"id": "pod-1"})
+        journal.write(Event.DESTROY_INTENDED, {"id": "pod-1"})
     assert caught.value.code == "disk.full"
     assert path.read_bytes() == before
     monkeypatch.undo()
-    journal.append(Event.DESTROY_INTENDED, {"id": "pod-1"})
+    journal.write(Event.DESTROY_INTENDED, {"id": "pod-1"})
     assert [record.seq for record in read_journal(path).records] == [1, 2, 3, 4, 5]
 
 
@@ -205,14 +205,14 @@ from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event
 from gpurun.ledger.journal import Journal
 journal = Journal.open(Path({str(path)!r}), SystemClock())
-journal.append(Event.INCIDENT, {{"code": "first", "message": ""}})
+journal.write(Event.INCIDENT, {{"code": "first", "message": ""}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, {resource.RLIM_INFINITY}))
 try:
-    journal.append(Event.INCIDENT, {{"code": "second", "message": "x" * 2000}})
+    journal.write(Event.INCIDENT, {{"code": "second", "message": "x" * 2000}})
 except SetupError as error:
     print(error.code)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({resource.RLIM_INFINITY}, {resource.RLIM_INFINITY}))
-journal.append(Event.INCIDENT, {{"code": "third", "message": ""}})
+journal.write(Event.INCIDENT, {{"code": "third", "message": ""}})
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "disk.full\n"
@@ -230,7 +230,7 @@ def test_a_second_writer_is_noticed_instead_of_overwritten(path: Path) -> None:
     journal = written(path)
     written(path, 1)
     with pytest.raises(VerificationFailed, match="changed by another program"):
-        journal.append(Event.INCIDENT, {"code": "mine", "message": ""})
+        journal.write(Event.INCIDENT, {"code": "mine", "message": ""})
     assert read_journal(path).damage is None
 
 
@@ -252,7 +252,7 @@ from gpurun.core.journal_records import Event
 from gpurun.ledger.journal import Journal
 journal = Journal.open(Path(sys.argv[1]), SystemClock())
 while len(journal.records) < 3:
-    journal.append(Event.INCIDENT, {"code": str(len(journal.records)), "message": ""})
+    journal.write(Event.INCIDENT, {"code": str(len(journal.records)), "message": ""})
 """
 
 

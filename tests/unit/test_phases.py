@@ -45,12 +45,12 @@ def runtime(run: CloudRun) -> dict[str, Any]:
 
 def changed(run: CloudRun, event: Event, **more: Any) -> CloudRun:
     """A run from beginning to end in which one record says more."""
-    append = run.journal.append
+    append = run.journal.write
 
     def saying_more(what: Event, data: dict[str, Any]) -> Any:
         return append(what, data | more if what is event else data)
 
-    run.journal.append = saying_more  # type: ignore[method-assign,assignment]
+    run.journal.write = saying_more  # type: ignore[method-assign,assignment]
     return run.until_gone()
 
 

@@ -68,7 +68,7 @@ def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
 def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(session: Session, markdown: bool) -> None:
     """The last words of a run said how many files were MISSING, and its receipt nothing at all."""
     run, lost = CloudRun(session.home), ["checkpoints/000110.model.safetensors", "samples/000110.txt"]
-    append = run.journal.append
+    append = run.journal.write
     told: list[str] = []
 
     def with_losses(event: Event, data: dict[str, Any]) -> Any:
@@ -76,7 +76,7 @@ def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(se
         told.append(tell_record(record))
         return record
 
-    run.journal.append = with_losses  # type: ignore[method-assign]
+    run.journal.write = with_losses  # type: ignore[method-assign]
     run.until_gone().settle()
     assert any(f"2 MISSING: {', '.join(lost)}" in line for line in told)
     shown = " ".join(receipt(session, "fox-41", md=markdown).text.replace("\\", "").split())
@@ -88,8 +88,8 @@ def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(se
 def test_a_receipt_whose_lost_files_have_names_too_long_to_quote_is_shown(session: Session) -> None:
     """A machine chooses the names; what does not fit stands in the receipt as null."""
     run = CloudRun(session.home)
-    append, lost = run.journal.append, [f"checkpoints/{number:0400d}.json" for number in range(64)]
-    run.journal.append = lambda event, data: append(  # type: ignore[method-assign]
+    append, lost = run.journal.write, [f"checkpoints/{number:0400d}.json" for number in range(64)]
+    run.journal.write = lambda event, data: append(  # type: ignore[method-assign]
         event, {**data, "missing": lost} if event is Event.COLLECT_OBSERVED else data
     )
     run.until_gone().settle()

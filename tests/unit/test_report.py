@@ -535,8 +535,8 @@ def test_the_best_validation_loss_of_which_no_checkpoint_is_at_home_says_so(
     run = opened_run(session.home, "fox-41")
     told = [one | ({"val_loss": 1.5} if (one["kind"], one["step"]) == ("eval", best) else {}) for one in events()]
     write_events(run.folder, told)
-    append = run.journal.append
-    run.journal.append = lambda event, data: append(  # type: ignore[method-assign]
+    append = run.journal.write
+    run.journal.write = lambda event, data: append(  # type: ignore[method-assign]
         event, {**data, "best": kept} if event is Event.COLLECT_OBSERVED else data
     )
     run.until_gone().settle()

@@ -183,7 +183,7 @@ def test_what_it_says_in_words() -> None:
     screen, now = samples.rented_screen()
     assert "RUNNING" in drawn(screen, now)
     assert "run ●" in drawn(screen, now)
-    screen.update([samples.record(9, Event.STOP_REQUESTED, now, {"how": "stop", "by": "user"})], [], [])
+    screen.update([samples.record(9, Event.STOP_REQUESTED, now, {"how": "save", "by": "user"})], [], [])
     assert "STOPPING" in drawn(screen, now)
     failed = {"step": "watch", "message": "the trainer ended with nonfinite"}
     screen.update([samples.record(10, Event.STEP_FAILED, now, failed)], [], [])

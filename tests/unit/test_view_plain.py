@@ -89,10 +89,11 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
     assert view.update([], [], NOW - 86_400 + 61)
 
 
-def test_plain_lines_need_neither_rich_nor_pydantic() -> None:
+def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
+    """Plain lines and the live view are for who has read a journal, and has pydantic for that."""
     code = (
         "import sys\nfrom gpurun.view import audit_table, envelope, error_text, list_tables\n"
-        "from gpurun.view import plain_lines, plan_screen, receipt_screen\n"
+        "from gpurun.view import plan_screen, receipt_screen\n"
         "sys.exit(any(name in sys.modules for name in ('rich', 'pydantic', 'torch', 'numpy')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

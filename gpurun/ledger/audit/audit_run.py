@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.artifact_names import path_of
 from gpurun.core.collected_record import files_of
-from gpurun.core.journal_records import Record
+from gpurun.core.journal_events import RunOpened
+from gpurun.core.journal_records import Record, opened_of
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
@@ -292,7 +293,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
     made = again["predicate"]
-    found.verdict = _verdict(opened, made)
+    found.verdict = _verdict(opened_of(records), made)
     if found.verdict == NOT_A_PROVIDER:
         found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
     found.marks = marks_of(made)
@@ -308,9 +309,9 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     found.problems += _opening_problems(opened, plan)
 
 
-def _verdict(opened: Json, made: Predicate) -> str:
+def _verdict(opened: RunOpened, made: Predicate) -> str:
     """What the run may be called today, also where its receipt is of a time with other words."""
-    if not terms_in(opened).has_model:  # What its log says of a device decides nothing.
+    if not opened.has_model:  # What its log says of a device decides nothing.
         return made["verdict"]["is"]
     return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 
@@ -350,7 +351,9 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
     """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
     collected = named(records, "salvage.observed") or named(records, "collect.observed")
     try:
-        files = files_of(folder, collected[-1]["data"]) if collected else []
+        files = (
+            files_of(folder, collected[-1]["data"]["files"], collected[-1]["data"].get("listed")) if collected else []
+        )
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
         files = collected[-1]["data"]["files"]

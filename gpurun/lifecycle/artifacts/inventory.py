@@ -23,7 +23,8 @@ from gpurun.core.artifact_names import make_room_for_names
 from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, files_of, missing_of
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
-from gpurun.core.journal_records import Event, Record
+from gpurun.core.journal_events import CollectObserved, JournalEvent, SalvageIntended, SalvageObserved
+from gpurun.core.journal_records import Event, Record, last_typed
 from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
@@ -225,12 +226,17 @@ class Inventory:
 
         Either with all files and the names of all that are missing, however many they are.
         """
-        collected = (record.data for record in reversed(records) if record.event is Event.COLLECT_OBSERVED)
-        if (data := next(collected, None)) is None:
+        if (collected := last_typed(records, CollectObserved)) is None:
             return self._counted_early(self.remembered() or Manifest())
+        data = collected.as_data()
         with suppress(ValueError):
-            return {**data, "files": files_of(self.folder, data), "missing": missing_of(self.folder, data)}
-        return dict(data)
+            files = files_of(self.folder, collected.files, collected.listed)
+            return {
+                **data,
+                "files": files,
+                "missing": missing_of(self.folder, collected.missing, collected.missing_files),
+            }
+        return data
 
     def _counted_early(self, manifest: Manifest) -> dict[str, Any]:
         here = {file.name: file for file in manifest.files if self.has(file)}
@@ -242,7 +248,7 @@ class Inventory:
             "best": manifest.best.model_dump(mode="json") if manifest.best else None,
         }
 
-    def take_stock(self) -> Iterator[tuple[Event, dict[str, object]]]:
+    def take_stock(self) -> Iterator[JournalEvent]:
         """Record what is at home, if nothing of it is on record.
 
         So it is after `gpurun collect` and `gpurun destroy`, or a lid that stayed closed until the lease was over.
@@ -252,9 +258,9 @@ class Inventory:
             return
         found = self.counted(records)
         if found["files"]:
-            yield Event.SALVAGE_INTENDED, {"folder": ""}
+            yield SalvageIntended(folder="")
             told = {**found, **told_files(self.folder, found["files"], found["missing"])}
-            yield Event.SALVAGE_OBSERVED, {**told, "seconds": 0.0, "brought": 0}
+            yield SalvageObserved(**told, seconds=0.0, brought=0)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gpurun.core.errors import NoOffer, SetupError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import Incident
+from gpurun.core.journal_records import RunState
 from gpurun.core.money import total
 from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.journal import read_journal
@@ -59,8 +60,8 @@ def next_offer(born: Instance, absence: Absence, state: RunState, context: Conte
     if not _pays_for_next(absence, state, context):
         hint = "The cap does not pay for a second machine beside it: raise --max-cost, or try again."
         raise NoOffer("boot.gone", f"{what}.", hint=hint)
-    told = {"message": f"{what}; the next offer is taken", "id": born.id, "token": state.token}
-    yield Event.INCIDENT, {"code": "boot.gone", **told}
+    message = f"{what}; the next offer is taken"
+    yield Incident(code="boot.gone", message=message, id=born.id, token=state.token)
 
 
 def _pays_for_next(absence: Absence, state: RunState, context: Context) -> bool:

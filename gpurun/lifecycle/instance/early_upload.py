@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpurun.core.errors import SetupError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import Incident
+from gpurun.core.journal_records import RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.transfer_progress import moving
 from gpurun.jobs.survey import surveyed
@@ -61,7 +62,7 @@ class EarlyUpload:
                 raise SetupError("slurm.disk_full", refusal.what, hint=hint) from refusal
             self.is_over = True
             message = f"nothing is uploaded while the job queues: {refusal.what.rstrip('.')}"
-            yield Event.INCIDENT, {"code": "upload.later", "message": message}
+            yield Incident(code="upload.later", message=message)
         finally:
             self.sent_bytes += pack.sent_bytes
             far.close()

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpurun.core.clock import utc
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import Incident, Json, TrainObserved
+from gpurun.core.journal_records import RunState
 from gpurun.core.money import format_rate
 from gpurun.core.run_plan import Mode
 from gpurun.core.trainer_events import Left, Outputs, Start, Stop, events_of
@@ -28,13 +29,13 @@ from gpurun.view.number_format import format_bytes, format_duration, format_file
 TELL_S = 120.0
 """How long a machine is silent before an incident says so: a line that was cut is back sooner."""
 _MOST_SHOWN = 5
-UNHEARD: dict[str, object] = {
-    "outcome": "stopped",
-    "reason": "lease",
-    "exit_code": None,
-    "message": "the lease left no more time; how the work ended was not heard",
-    "ended_wall": None,
-}
+UNHEARD = TrainObserved(
+    outcome="stopped",
+    reason="lease",
+    exit_code=None,
+    message="the lease left no more time; how the work ended was not heard",
+    ended_wall=None,
+)
 NOT_OURS = {
     "idle": "it wrote nothing for {idle}, and no card and no core was seen at work, so it was stopped (--idle)",
     "silent": "it wrote neither a log line nor a file for {silent}, so it was stopped (--silent)",
@@ -44,12 +45,12 @@ NOT_OURS = {
 }
 
 
-def outcome_of(status: Status, context: Context) -> dict[str, object]:
+def outcome_of(status: Status, context: Context) -> TrainObserved:
     """What became of the training, as `train.observed` has it."""
     last, outputs = last_words(context.folder.events)
     ended = _with_memory(_ended(status, last, context), status)
     if outputs is None:
-        return ended
+        return TrainObserved(**ended)
     traits = context.provider.traits
     is_kept = traits.is_this_computer or not traits.takes_files
     if is_kept:  # Others are at work there, too: only what is named as weights is believed to be the command's.
@@ -60,7 +61,8 @@ def outcome_of(status: Status, context: Context) -> dict[str, object]:
         faults = [*_working(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
         if reason := _reason(outputs, is_kept=is_kept):
             ended |= {"outcome": "failed", "reason": reason}
-    return ended | {"message": "; ".join(filter(None, (str(ended["message"]), *faults)))}
+    ended["message"] = "; ".join(filter(None, (ended["message"], *faults)))
+    return TrainObserved(**ended)
 
 
 def _reason(outputs: Outputs, *, is_kept: bool) -> str:
@@ -127,7 +129,7 @@ def last_words(events: Path) -> tuple[Stop | None, Outputs | None]:
     return stop, outputs
 
 
-def _ended(status: Status, last: Stop | None, context: Context) -> dict[str, object]:
+def _ended(status: Status, last: Stop | None, context: Context) -> Json:
     """How it ended, by the agent's report and the trainer's last word."""
     exit_code, reason = status.exit_code, status.stop_reason or ""
     if reason in NOT_OURS:
@@ -151,7 +153,7 @@ def _ended(status: Status, last: Stop | None, context: Context) -> dict[str, obj
     }
 
 
-def _with_memory(ended: dict[str, object], status: Status) -> dict[str, object]:
+def _with_memory(ended: Json, status: Status) -> Json:
     """Return the same; of what failed with what the agent saw of the machine's memory."""
     if ended["outcome"] != "failed":
         return ended
@@ -173,14 +175,14 @@ def _seen(status: Status) -> str:
     return f"it ended with exit code {status.exit_code}"
 
 
-def _failed(status: Status, reason: str, message: str) -> dict[str, object]:
+def _failed(status: Status, reason: str, message: str) -> Json:
     told = {"outcome": "failed", "reason": reason, "exit_code": status.exit_code, "message": message}
     return {**told, "ended_wall": status.wall}
 
 
-def lost_training(message: str) -> dict[str, object]:
+def lost_training(message: str) -> TrainObserved:
     """The end of a training that was not seen to end."""
-    return {"outcome": "lost", "reason": "lost", "exit_code": None, "message": message, "ended_wall": None}
+    return TrainObserved(outcome="lost", reason="lost", exit_code=None, message=message, ended_wall=None)
 
 
 class Outage:
@@ -230,13 +232,13 @@ class Outage:
         if not self._is_told:
             self._is_told = True
             message = f"{self.words}{costs}. The last try: {lost.what.rstrip('.')}"
-            yield Event.INCIDENT, {"code": SILENT, "message": message, "since_wall": round(since_wall, 3)}
+            yield Incident(code=SILENT, message=message, since_wall=round(since_wall, 3))
 
     def ends(self) -> Iterator[Note]:
         """Take note that it has answered."""
         if self._is_told:
             message = f"the machine answers again, after {format_duration(self._silent_s)}"
-            yield Event.INCIDENT, {"code": HEARD, "message": message}
+            yield Incident(code=HEARD, message=message)
         self._tried_mono, self._silent_s, self._counted_s = self._context.clock.monotonic(), 0.0, 0.0
         self._is_told = False
 
@@ -261,7 +263,7 @@ class Silence:
             silent_s = self._context.clock.wall() - (self._since_wall or 0.0)
             self._longest_s = max(self._longest_s, silent_s)
             message = f"the job writes again, after {format_duration(silent_s)}"
-            yield Event.INCIDENT, {"code": JOB_HEARD, "message": message}
+            yield Incident(code=JOB_HEARD, message=message)
             self._since_wall = None
             return
         since_wall = round(since_wall - self._ahead_s, 3)
@@ -270,7 +272,7 @@ class Silence:
             return
         self._since_wall = since_wall
         words = self._words(status, self._since_wall)
-        yield Event.INCIDENT, {"code": JOB_SILENT, "message": words, "since_wall": self._since_wall}
+        yield Incident(code=JOB_SILENT, message=words, since_wall=self._since_wall)
 
     def _words(self, status: Status, since_wall: float) -> str:
         """Say since when, what the cards show, what it costs, and what ends it."""

@@ -14,7 +14,8 @@ from random import Random
 
 from gpurun.core.background_call import Task
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.journal_events import ExtraGone, Incident, PriceRose
+from gpurun.core.journal_records import Phase, RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.lifecycle.context import Context, Note, instance_of
 from gpurun.lifecycle.instance.readings import Reading, look, proves
@@ -72,8 +73,8 @@ class Monitor:
         for one in seen.alive:
             yield incident(one)
         for name in seen.gone:
-            told = {"code": "create.duplicate_gone", "message": f"{name} is proven gone", "id": name}
-            yield Event.INCIDENT, {**told, "token": state.extras[name].token}
+            gone, token = f"{name} is proven gone", state.extras[name].token
+            yield ExtraGone(code="create.duplicate_gone", message=gone, id=name, token=token)
         yield from self._about(seen.machine, state, context)
 
     def _pause_s(self, state: RunState, context: Context, seen: _Seen) -> float:
@@ -147,16 +148,17 @@ class Monitor:
         if rate is not None and rate > known:
             heard_wall = state.heard_at.wall if state.heard_at is not None else now_wall
             since_wall = heard_wall if self._price_wall is None else self._price_wall
-            told = {"rate_micros_per_hour": rate, "since_wall": since_wall, "id": machine.id, "token": state.token}
             message = f"{machine.provider} tells a higher price of {machine.id}; the rest of its time is reckoned at it"
-            yield Event.INCIDENT, {"code": "price.rose", "message": message, **told}
+            yield PriceRose(
+                message=message, rate_micros_per_hour=rate, since_wall=since_wall, id=machine.id, token=state.token
+            )
         if rate is not None:
             self._price_wall = now_wall
         said = machine.said or str(machine.state)
         is_odd = machine.state is not InstanceState.RUNNING or said.lower() not in ("", "running", "active")
         if is_odd and said != self._said:
             message = f"{machine.provider} says of {machine.id} while it trains: {said}"
-            yield Event.INCIDENT, {"code": "machine.said", "message": message}
+            yield Incident(code="machine.said", message=message)
         self._said = said
 
     def _bring_forward(self, state: RunState, context: Context) -> None:

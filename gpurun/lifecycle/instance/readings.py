@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpurun.core.clock import Clock
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_events import DeathProven, MachineGone
 from gpurun.core.records import Instance, InstanceState, digest_of
 from gpurun.ledger.billed_time import WATCHED_S
 from gpurun.lifecycle.context import Note
@@ -70,11 +70,9 @@ class GoneRow:
 
     def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
         """The record of a row that stands, so that what the wait for the machine took is not taken for its life."""
-        if self.since_mono is not None:
-            message = f"{provider.name} has shown {identifier} as gone for {self.seconds:.0f} s, and it never answered"
-            yield Event.INCIDENT, {
-                "code": "machine.gone", "message": message, "id": identifier, "gone_s_ago": self.seconds
-            }  # fmt: skip
+        if (gone_s := self.seconds) is not None:
+            message = f"{provider.name} has shown {identifier} as gone for {gone_s:.0f} s, and it never answered"
+            yield MachineGone(message=message, id=identifier, gone_s_ago=gone_s)
 
 
 def look(
@@ -117,15 +115,15 @@ def proves(provider: Provider, readings: list[Reading]) -> bool:
     return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
 
 
-def proof_of(provider: Provider, identifier: str, readings: list[Reading]) -> dict[str, object]:
+def proof_of(provider: Provider, identifier: str, readings: list[Reading]) -> DeathProven:
     """Return what a proof claims of the readings behind it."""
-    return {
-        "id": identifier,
-        "teardown": provider.traits.teardown,
-        "reads": len(readings),
-        "spread_s": _spread_s(readings),
-        "evidence_sha256": digest_of([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
-    }
+    return DeathProven(
+        id=identifier,
+        teardown=provider.traits.teardown,
+        reads=len(readings),
+        spread_s=_spread_s(readings),
+        evidence_sha256=digest_of([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
+    )
 
 
 def living(found: Sequence[Instance], token: str) -> list[Instance]:

@@ -14,7 +14,8 @@ from math import inf
 from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import MayBeBilling, SetupError, clauses
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import DeathRead, DestroyAsked, Incident, Json
+from gpurun.core.journal_records import RunState
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import is_noted, read_journal
@@ -93,9 +94,9 @@ def end(
         readings.append(reading)
         asking.was_gone = True
         due_s = reading.at_s + gap_s(provider)
-        yield Event.DEATH_READ, {"id": identifier, **asdict(reading), **asking.before(clock.monotonic())}
+        yield DeathRead(id=identifier, **asdict(reading), **asking.before(clock.monotonic()))
         if proves(provider, readings):
-            yield Event.DEATH_PROVEN, proof_of(provider, identifier, readings)
+            yield proof_of(provider, identifier, readings)
             return
     raise asking.given_up(run)
 
@@ -154,8 +155,8 @@ class _Asking:
         """Note that the machine lives which is on record as gone."""
         if self.was_gone:
             self.was_gone = False
-            told = {"code": "machine.back", "message": f"{message}, which was gone", "id": self.identifier}
-            yield Event.INCIDENT, {**told, "at_s": at_s}
+            back = f"{message}, which was gone"
+            yield Incident(code="machine.back", message=back, id=self.identifier, at_s=at_s)
 
     def is_hopeless(self, elapsed: float, hidden_s: float) -> bool:
         """Whether the key was refused for a minute, or the provider denied for long what answers."""
@@ -168,10 +169,10 @@ class _Asking:
         self.row.since_mono, self.asked_s = None, float("-inf")
         self.denied_s = min(self.denied_s, elapsed)
         message = f"{self.provider.name} shows {self.identifier} as gone, and the machine answers over SSH"
-        yield Event.INCIDENT, {"code": "death.denied", "message": f"{message} with its own host key: it lives"}
+        yield Incident(code="death.denied", message=f"{message} with its own host key: it lives")
         yield from self.is_back(f"{self.identifier} answers over SSH", elapsed)
 
-    def before(self, now_mono: float) -> dict[str, object]:
+    def before(self, now_mono: float) -> Json:
         """What is known of the machine's last life, and since when it is gone, for the books."""
         seen = {"alive_s_ago": self.alive_mono, "up_s_ago": self.up_mono}
         ago_s = {key: None if mono is None else round(now_mono - mono, 3) for key, mono in seen.items()}
@@ -188,10 +189,9 @@ class _Asking:
         yield from map(incident, (one for one in more if one.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
         self.is_seeing = self.is_seeing or self.was_seen
-        told = {"id": self.identifier, "attempt": self.attempt, "answer": self.answer, "taken": answer.is_taken}
-        yield Event.DESTROY_ASKED, told
+        yield DestroyAsked(id=self.identifier, attempt=self.attempt, answer=self.answer, taken=answer.is_taken)
         for note in refused(self.trouble) if self.trouble is not None else ():
-            self.by_itself = str(note[1]["message"])
+            self.by_itself = note.message if isinstance(note, Incident) else ""
             yield note
 
     def given_up(self, run: str) -> MayBeBilling:
@@ -279,13 +279,12 @@ def _carrying(provider: Provider, token: str) -> tuple[list[Instance], list[str]
 def incident(extra: Instance) -> Note:
     """The record of a machine that is not the run's own and carries a token of it."""
     message = f"a second machine {extra.id} carries the token; it is ended, and its cost taken off this run's time"
-    return Event.INCIDENT, {"code": "create.duplicate", "message": message, "id": extra.id, "token": extra.token}
+    return Incident(code="create.duplicate", message=message, id=extra.id, token=extra.token)
 
 
 def once(note: Note, context: Context) -> Iterator[Note]:
     """The note, unless the journal has it already."""
-    event, data = note
-    if not is_noted(context.folder.journal, read_journal(context.folder.journal).records, event, data):
+    if not is_noted(context.folder.journal, read_journal(context.folder.journal).records, note):
         yield note
 
 
@@ -337,7 +336,7 @@ def check_account(state: RunState, context: Context) -> list[Note]:
     request = read_stop_request(context.folder)
     if request is not None and request.same_account and not state.account.startswith(NAMED):
         message = f"the key of {provider.name} is a new one; the user vouches that it is of the same account"
-        return [(Event.INCIDENT, {"code": "account.vouched", "message": message})]
+        return [Incident(code="account.vouched", message=message)]
     raise other_account(provider, state)
 
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 from gpurun.core.clock import ticks
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.installed_files import bundle_root
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import CreateObserved, Incident, Json, ReadyObserved, SeenMachine
+from gpurun.core.journal_records import RunState
 from gpurun.core.places import place_facts
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Mode
@@ -84,13 +85,19 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
             return
         instance, _, network = joined
     now_mono, choices = clock.monotonic(), context.plan.choices
-    took = {"seconds": round(now_mono - started, 3), "connect_s": round(now_mono - up_mono - took_s, 3)}
-    took |= {"setup_s": round(took_s, 3)} if took_s else {}
-    took |= {"sent_bytes": early.sent_bytes} if early is not None and early.sent_bytes else {}
-    ready = {"id": born.id, "instance": instance.model_dump(mode="json"), "facts": on_record(facts), **took}
-    ready |= {"network": network.model_dump(mode="json")} if network else {}
-    ready |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
-    yield Event.READY_OBSERVED, ready | {"armed": armed}
+    more: Json = {"setup_s": round(took_s, 3)} if took_s else {}
+    more |= {"sent_bytes": early.sent_bytes} if early is not None and early.sent_bytes else {}
+    more |= {"network": network.model_dump(mode="json")} if network else {}
+    more |= {"not_passed": others} if (others := not_passed(facts.exported, choices.pass_env)) else {}
+    yield ReadyObserved(
+        id=born.id,
+        instance=SeenMachine.of(instance),
+        facts=on_record(facts),
+        seconds=round(now_mono - started, 3),
+        connect_s=round(now_mono - up_mono - took_s, 3),
+        armed=armed,
+        **more,
+    )
     yield from _judged(facts, missing[2], context)
     if network is not None:
         check_nodes(network, facts, context.plan.offer, context.plan.choices)
@@ -171,8 +178,7 @@ def _once_it_answers(
             instance = row.read(context.provider, born.id)
             if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
-                told = {"token": state.token, "instance": instance.model_dump(mode="json")}
-                yield Event.CREATE_OBSERVED, {**told, "adopted": False}
+                yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
                 raise why
@@ -221,14 +227,14 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
 def _judged(facts: Facts, missing: Missing, context: Context) -> Iterator[Note]:
     """What should be known about the machine; an error where it will not do, before anything is sent there."""
     for told in clock_warning(context.provider):
-        yield Event.INCIDENT, {"code": "clock.wrong", "message": told}
+        yield Incident(code="clock.wrong", message=told)
     plan = context.plan
     for warning in login_warnings(facts.exported, plan.choices.pass_env):
-        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+        yield Incident(code="box.warning", message=warning)
     for warning in check_box(facts, plan.offer, accept_cpu=plan.choices.accept_cpu, needs_torch=plan.job.needs_torch):
-        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+        yield Incident(code="box.warning", message=warning)
     for warning in check_imports(missing, plan):
-        yield Event.INCIDENT, {"code": "box.warning", "message": warning}
+        yield Incident(code="box.warning", message=warning)
 
 
 def _is_up(instance: Instance, token: str) -> bool:

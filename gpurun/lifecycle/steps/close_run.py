@@ -12,7 +12,8 @@ from functools import partial
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, SetupError
-from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.journal_events import CreateIntended, ExtraGone, Incident, Json, ReceiptObserved
+from gpurun.core.journal_records import Phase, RunState, all_typed
 from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
 from gpurun.ledger.chain import Link, read_chain
@@ -53,7 +54,7 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
     if link is not None and not is_over:
         _settle_month(state, context)  # Before the record: once that is there, nobody comes back to this step.
-        yield Event.RECEIPT_OBSERVED, {"seq": link.seq, "sha256": link.receipt_sha256}
+        yield ReceiptObserved(seq=link.seq, sha256=link.receipt_sha256)
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
     if is_over:
@@ -65,7 +66,7 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     written = write_receipt(context.home, context.folder)
     if link is None:
         _settle_month(state, context)
-        yield Event.RECEIPT_OBSERVED, {"seq": written.seq, "sha256": written.sha256}
+        yield ReceiptObserved(seq=written.seq, sha256=written.sha256)
     # Advice for later plans: nothing of the receipt waits for it.
     add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
 
@@ -170,18 +171,18 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
     for name in late:
         knock = knock_of(state, replace(context, provider=provider), name)
         ending = end(provider, context.clock, name, asked.token, run=context.plan.run, check_account=check, knock=knock)
-        for event, data in ending:
-            if event is Event.INCIDENT and data["code"] in ("account.vouched", "death.denied"):
-                yield from once((event, data), context)
+        for note in ending:
+            if isinstance(note, Incident) and note.code in ("account.vouched", "death.denied"):
+                yield from once(note, context)
         gone = f"{name} is proven gone"
-        yield Event.INCIDENT, {"code": "create.late_gone", "message": gone, "id": name, "token": asked.token}
+        yield ExtraGone(code="create.late_gone", message=gone, id=name, token=asked.token)
 
 
 def came_late(found: Instance, state: RunState) -> Note:
     """Return the record of a machine that shows itself after its end, or its absence, had been believed."""
     is_own = state.instance is not None and found.id == state.instance.id
     what = f"{found.id} {_LIVES if is_own else _LATE}; it was billed besides"
-    return Event.INCIDENT, {"code": "create.late", "message": what, "id": found.id, "token": found.token}
+    return Incident(code="create.late", message=what, id=found.id, token=found.token)
 
 
 def _check_account_of(asked: _Asking, provider: Provider, state: RunState, context: Context) -> CheckAccount:
@@ -219,7 +220,7 @@ def _beside(asked: _Asking, provider: Provider, state: RunState, context: Contex
     if state.shared == "kept" and asked.token == state.token and not is_given_up:
         told = f"what did not come home is kept on the cluster, in the folder {asked.token} of its workdir: "
         told += f"`gpurun collect {state.run}` brings it, `gpurun reap --destroy` removes it"
-        yield from once((Event.INCIDENT, {"code": "folder.kept", "message": told}), context)
+        yield from once(Incident(code="folder.kept", message=told), context)
         return
     left = clear(provider, asked.token, context.clock, is_billed=asked.is_billed)
     billed = [one for one in left if one.billed]
@@ -232,12 +233,12 @@ def _beside(asked: _Asking, provider: Provider, state: RunState, context: Contex
         raise _still_billed(billed[0], provider, context.plan.run)
     if asked.is_billed:
         gone = f"what was billed beside {asked.token} is gone"
-        yield Event.INCIDENT, {"code": "leftover_gone", "message": gone, "token": asked.token}
+        yield Incident(code="leftover_gone", message=gone, token=asked.token)
 
 
 def _unasked(name: str, error: GpurunError | Unknown) -> Note:
     why = error.what if isinstance(error, GpurunError) else str(error)
-    return Event.INCIDENT, {"code": "leftover", "message": f"{name} could not be asked what was left there: {why}"}
+    return Incident(code="leftover", message=f"{name} could not be asked what was left there: {why}")
 
 
 @dataclass(frozen=True)
@@ -256,12 +257,9 @@ class _Asking:
 
 def _asked(state: RunState, context: Context) -> Iterator[_Asking]:
     """Every asking for a machine in this run."""
-    for record in read_journal(context.folder.journal).records:
-        if record.event is Event.CREATE_INTENDED:
-            one = record.data
-            late = tuple(name for name, token in state.late.items() if token in ("", one["token"]))
-            is_billed = one["token"] in state.leftover
-            yield _Asking(one["provider"], one["token"], one.get("account", ""), late, is_billed)
+    for intent in all_typed(read_journal(context.folder.journal).records, CreateIntended):
+        late = tuple(name for name, token in state.late.items() if token in ("", intent.token))
+        yield _Asking(intent.provider, intent.token, intent.account, late, intent.token in state.leftover)
 
 
 def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:
@@ -274,8 +272,8 @@ def _cannot_end(asked: _Asking, error: SetupError | Unknown) -> MayBeBilling:
 def _told(left: Leftover, token: str) -> Note:
     """The record of something that was left; one that is billed leaves the run red until it is gone."""
     what = f"{left.kind} {left.id} is still at {left.provider}; `gpurun reap` removes it"
-    billed = {"token": token, "billed": True} if left.billed else {}
-    return Event.INCIDENT, {"code": "leftover", "message": what, **billed}
+    billed: Json = {"token": token, "billed": True} if left.billed else {}
+    return Incident(code="leftover", message=what, **billed)
 
 
 def _still_billed(left: Leftover, provider: Provider, run: str) -> MayBeBilling:

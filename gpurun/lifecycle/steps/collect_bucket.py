@@ -7,7 +7,8 @@ from itertools import islice
 
 from gpurun.core.collected_record import NAMED
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import Incident, Json, SalvageIntended, SalvageObserved
+from gpurun.core.journal_records import RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare, told_files
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
@@ -21,7 +22,7 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
     is_shared, place, is_whole = state.shared == "holds", state.pushed, True
     if is_shared and (address := instance_of(state).address) is not None:
         place = address.folder
-    yield Event.SALVAGE_INTENDED, {"folder": place}
+    yield SalvageIntended(folder=place)
     started, found = context.clock.monotonic(), Salvaged(Manifest(), (), {}, (), 0)
     where = f"{place} on the cluster" if is_shared else "the bucket"
     try:
@@ -31,21 +32,22 @@ def salvage(state: RunState, context: Context) -> Iterator[Note]:
             found = bring_pushed(context.folder, context.plan.choices.stage, place, context.clock)
     except GpurunError as error:
         is_whole = False
-        yield Event.INCIDENT, {"code": error.code, "message": f"nothing came from {where}: {error.what}"}
+        yield Incident(code=error.code, message=f"nothing came from {where}: {error.what}")
     for name, why in islice(found.missing.items(), NAMED):
-        yield Event.INCIDENT, {"code": why.code, "message": f"{name} did not come from {where}: {why.what}"}
+        yield Incident(code=why.code, message=f"{name} did not come from {where}: {why.what}")
     if len(found.missing) > NAMED:
         more = f"{len(found.missing) - NAMED} more files did not come from {where}"
-        yield Event.INCIDENT, {"code": "salvage.more", "message": more}
+        yield Incident(code="salvage.more", message=more)
     seconds = round(context.clock.monotonic() - started, 3)
-    told = {**_at_home(found, Inventory(context.folder)), "seconds": seconds, "brought": len(found.here)}
+    shared: Json = {}
     if is_shared:
         lacks_nothing = is_whole and not found.missing and not state.unpublished.get("files")
-        told |= {"shared": "empty" if lacks_nothing else "kept"}
-    yield Event.SALVAGE_OBSERVED, told
+        shared = {"shared": "empty" if lacks_nothing else "kept"}
+    at_home = _at_home(found, Inventory(context.folder))
+    yield SalvageObserved(**at_home, seconds=seconds, brought=len(found.here), **shared)
 
 
-def _at_home(found: Salvaged, inventory: Inventory) -> dict[str, object]:
+def _at_home(found: Salvaged, inventory: Inventory) -> Json:
     """What is at home now: what came from the bucket, and what had come before."""
     before = inventory.counted(read_journal(inventory.folder.journal).records)
     files = {str(file["name"]): file for file in before["files"]}

@@ -7,7 +7,8 @@ from contextlib import suppress
 from functools import partial
 
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import CollectIntended, CollectObserved, Incident, Json
+from gpurun.core.journal_records import RunState
 from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
@@ -29,7 +30,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
 
     Of a machine that is gone, what had come home by then is recorded, and what it had finished besides as missing.
     """
-    yield Event.COLLECT_INTENDED, {}
+    yield CollectIntended()
     started = context.clock.monotonic()
     instance, patience, inventory = instance_of(state), Patience(state, context), Inventory(context.folder)
     # A job's files need no job: it may be over.
@@ -57,23 +58,19 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     lost = [str(file["name"]) for file in unpublished.get("first", ())]
     missing_bytes = sum(file.bytes for file in (*due, *rest) if file.name in downloads.missing)
     left = [file.name for file in rest if file.name not in done]  # With the latest at home nobody misses them.
-    yield (
-        Event.COLLECT_OBSERVED,
-        {
-            **told_files(
-                context.folder,
-                [file.as_json() for file in downloads.here.values()],
-                [*downloads.missing, *(name for name in lost if name not in downloads.missing)],
-            ),
-            "latest": manifest.latest,
-            "best": manifest.best.model_dump(mode="json") if manifest.best else None,
-            "seconds": round(context.clock.monotonic() - started, 3),
-            **({"left": left} if left else {}),
-            **({"missing_bytes": missing_bytes + unpublished.get("bytes", 0)} if downloads.missing or lost else {}),
-            **({"unpublished": unpublished} if unpublished else {}),
-            **_egress(context, budget, downloads.again_bytes),
-            **({"remembered": True} if gone is not None else {}),
-        },
+    more: Json = {"left": left} if left else {}
+    more |= {"missing_bytes": missing_bytes + unpublished.get("bytes", 0)} if downloads.missing or lost else {}
+    more |= {"unpublished": unpublished} if unpublished else {}
+    more |= {"remembered": True} if gone is not None else {}
+    files = [file.as_json() for file in downloads.here.values()]
+    missing = [*downloads.missing, *(name for name in lost if name not in downloads.missing)]
+    yield CollectObserved(
+        **told_files(context.folder, files, missing),
+        latest=manifest.latest,
+        best=manifest.best.model_dump(mode="json") if manifest.best else None,
+        seconds=round(context.clock.monotonic() - started, 3),
+        **_egress(context, budget, downloads.again_bytes),
+        **more,
     )
     if gone is not None or downloads.missing:
         raise gone or _failed(next(iter(downloads.missing.values())), downloads.missing, missing_bytes, state)
@@ -85,7 +82,7 @@ def _no_room(downloads: Downloader, files: Sequence[ManifestFile]) -> Iterator[N
     for full in downloads.each(files):
         if full.what not in told:
             told.add(full.what)
-            yield Event.INCIDENT, {"code": full.code, "message": f"{full.what} {full.hint}"}
+            yield Incident(code=full.code, message=f"{full.what} {full.hint}")
 
 
 def _failed(why: GpurunError, names: Collection[str], size_bytes: int, state: RunState) -> GpurunError:
@@ -124,7 +121,7 @@ def _listed(
         return known, gone
 
 
-def _egress(context: Context, budget: EgressBudget, again_bytes: int) -> dict[str, int]:
+def _egress(context: Context, budget: EgressBudget, again_bytes: int) -> Json:
     """What left the machine over the whole run, and what that costs, where its provider charges for it."""
     if budget.limit_bytes is None:
         return {}

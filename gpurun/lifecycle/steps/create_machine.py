@@ -7,7 +7,16 @@ from collections.abc import Iterator, Sequence
 
 from gpurun.core.clock import ticks
 from gpurun.core.errors import GpurunError, MayBeBilling, NoOffer, RunHeld, SetupError
-from gpurun.core.journal_records import PASSES_OVER, Event, RunState
+from gpurun.core.journal_events import (
+    AgreedLease,
+    CreateIntended,
+    CreateObserved,
+    CreateRefused,
+    CreateUnknown,
+    Incident,
+    SeenMachine,
+)
+from gpurun.core.journal_records import PASSES_OVER, RunState
 from gpurun.core.machine_token import make_token, parse
 from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.records import Instance, InstanceState, Offer, Order
@@ -63,43 +72,42 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     _refuse_beside_another(state, context)
     context.raise_if_stopped(state)
     order, asked_wall = _order(state, context), context.clock.wall()
-    deadline = {"deadline_wall": asked_wall + context.plan.lease.queue_s + order.lease_s}
-    yield Event.CREATE_INTENDED, {**_intent(order, context), **deadline, "account": account}
+    yield _intent(order, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
     unsent = ""
     if context.clock.wall() > asked_wall + LATE_S:
         unsent = "it was not sent: this machine slept, and the deadline in it is too near"
     elif context.wants_stop(state):
         unsent = "it was not sent: a stop was asked for"
     if unsent:
-        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": unsent}
+        yield CreateRefused(token=order.token, reason="not_sent", message=unsent)
         return
     try:
         _hold(order, state, context)
     except GpurunError as over:
-        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": str(over)}
+        yield CreateRefused(token=order.token, reason="not_sent", message=str(over))
         raise
     try:
         instance = context.provider.create(order)
     except (NoCapacity, Rejected) as error:
         reason = _reason_of(error)
-        yield Event.CREATE_REFUSED, {"token": order.token, "reason": reason, "message": str(error)}
+        yield CreateRefused(token=order.token, reason=reason, message=str(error))
         if reason in PASSES_OVER and context.has_offer(state.passed_over + 1):
             return
         raise _last_word(error, context) from error
     except Throttled as error:  # Each of its tries was answered with "too many requests": none was taken.
-        yield Event.CREATE_REFUSED, {"token": order.token, "reason": "not_sent", "message": str(error)}
+        yield CreateRefused(token=order.token, reason="not_sent", message=str(error))
         return
     except Unknown as error:
-        yield Event.CREATE_UNKNOWN, {"token": order.token, "message": str(error)}
+        yield CreateUnknown(token=order.token, message=str(error))
         if error.again is None or context.wants_stop(state) or context.clock.wall() > asked_wall + LATE_S:
             return
         with contextlib.suppress(Unknown):
-            yield Event.CREATE_OBSERVED, _observed(order.token, error.again(), adopted=False)
+            yield CreateObserved(token=order.token, instance=SeenMachine.of(error.again()), adopted=False)
         return
     if instance.token != order.token:
-        yield Event.CREATE_UNKNOWN, {"token": order.token, "message": f"the answer is about another: {instance.id}"}
+        yield CreateUnknown(token=order.token, message=f"the answer is about another: {instance.id}")
         return
-    yield Event.CREATE_OBSERVED, _observed(order.token, instance, adopted=False)
+    yield CreateObserved(token=order.token, instance=SeenMachine.of(instance), adopted=False)
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
@@ -177,9 +185,9 @@ def _last_word(refusal: NoCapacity | Rejected, context: Context) -> GpurunError:
 
 def _said_last(context: Context) -> str:
     """What the provider has said to the last create, from the journal."""
-    answers = (Event.CREATE_REFUSED, Event.CREATE_UNKNOWN)
-    told = [one.data.get("message") for one in read_journal(context.folder.journal).records if one.event in answers]
-    return f", and said last: {str(told[-1]).rstrip('.')}" if told and told[-1] else ""
+    answers = [one.typed for one in read_journal(context.folder.journal).records]
+    told = [one.message for one in answers if isinstance(one, CreateRefused | CreateUnknown)]
+    return f", and said last: {told[-1].rstrip('.')}" if told and told[-1] else ""
 
 
 def _before(last: str, context: Context) -> str:
@@ -187,11 +195,12 @@ def _before(last: str, context: Context) -> str:
     told: dict[str, str] = {}
     name = ""
     for record in read_journal(context.folder.journal).records:
-        if record.event is Event.CREATE_INTENDED:
-            offer = Offer.model_validate(record.data["offer"])
-            name = f"{offer.provider} {offer.label} {offer.place}"
-        elif record.event is Event.CREATE_REFUSED and record.data["reason"] in PASSES_OVER:
-            told.setdefault(str(record.data["message"]).rstrip("."), name)
+        match record.typed:
+            case CreateIntended() as intent:
+                offer = Offer.model_validate(intent.offer)
+                name = f"{offer.provider} {offer.label} {offer.place}"
+            case CreateRefused(reason=reason, message=message) if reason in PASSES_OVER:
+                told.setdefault(message.rstrip("."), name)
     told.pop(last.rstrip("."), None)
     shown = [f"{name}: {message}" for message, name in told.items()][:_MOST_TOLD]
     return f" Before that, {'; '.join(shown)}." if shown else ""
@@ -238,25 +247,27 @@ def disk_gb_of(plan: Plan) -> int:
     return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
-def _intent(order: Order, context: Context) -> dict[str, object]:
+def _intent(order: Order, context: Context, account: str, deadline_wall: float) -> CreateIntended:
     plan = context.plan
     hourly, once_only = beside_rate(plan.offer, plan.job.home_bytes, order.disk_gb)
-    return {
-        "attempt": order.attempt,
-        "token": order.token,
-        "provider": plan.offer.provider,
-        "offer": plan.offer.model_dump(mode="json"),
-        "rate_micros_per_hour": plan.offer.rate_micros_per_hour,
-        "beside_micros_per_hour": hourly,
-        "egress_micros": once_only,
-        "sends_itself": plan.job.sends_itself,
-        "billing_unit_s": plan.offer.billing_unit_s,
-        "least_billed_s": terms_of(plan.offer.provider).least_billed_s,
-        "worst_micros": plan.worst_micros,
-        "lease": plan.lease.model_dump(mode="json"),
-        "hold_s": plan.choices.hold_s if context.provider.traits.takes_files else 0,
-        "timer_shares_key": isinstance(context.provider, Guarded) and context.provider.guard_shares_key,
-    }
+    return CreateIntended(
+        attempt=order.attempt,
+        token=order.token,
+        provider=plan.offer.provider,
+        account=account,
+        offer=plan.offer.model_dump(mode="json"),
+        rate_micros_per_hour=plan.offer.rate_micros_per_hour,
+        beside_micros_per_hour=hourly,
+        egress_micros=once_only,
+        sends_itself=plan.job.sends_itself,
+        billing_unit_s=plan.offer.billing_unit_s,
+        least_billed_s=terms_of(plan.offer.provider).least_billed_s,
+        worst_micros=plan.worst_micros,
+        lease=AgreedLease.of(plan.lease),
+        hold_s=plan.choices.hold_s if context.provider.traits.takes_files else 0,
+        timer_shares_key=isinstance(context.provider, Guarded) and context.provider.guard_shares_key,
+        deadline_wall=deadline_wall,
+    )
 
 
 def _look_for(state: RunState, context: Context) -> Iterator[Note]:
@@ -284,7 +295,7 @@ def _look_for(state: RunState, context: Context) -> Iterator[Note]:
         for note in notes:
             yield from once(note, context)
         if found:
-            yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
+            yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
             return
         steady_since = min(steady_since, elapsed)
         if elapsed - steady_since >= traits.settle_s and looked_late:
@@ -314,7 +325,7 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
     """
     told = f"{context.provider.name} did not answer the create of {state.token} and does not show it yet; it is looked "
     message = f"{told}for until its deadline, since the cap does not pay for a second machine beside it"
-    yield from once((Event.INCIDENT, {"code": UNSEEN, "message": message}), context)
+    yield from once(Incident(code=UNSEEN, message=message), context)
     is_steady = True
     while context.seconds_left(state) > 0 and is_steady:
         context.clock.sleep(min(LOOK_ON_S, max(0.0, context.seconds_left(state))))
@@ -324,7 +335,7 @@ def _look_on(state: RunState, context: Context) -> Iterator[Note]:
             found = _carrying(error.found, state.token) if isinstance(error, Unknown) else []
             is_steady = bool(found)
         if found:
-            yield Event.CREATE_OBSERVED, _observed(state.token, found[0], adopted=True)
+            yield CreateObserved(token=state.token, instance=SeenMachine.of(found[0]), adopted=True)
             return
         if context.wants_stop(state):
             return
@@ -339,14 +350,10 @@ def _carrying(listed: Sequence[Instance], token: str) -> list[Instance]:
 
 
 def _absent(state: RunState) -> Note:
-    return Event.CREATE_REFUSED, {"token": state.token, "reason": "absent", "message": "not found by its token"}
+    return CreateRefused(token=state.token, reason="absent", message="not found by its token")
 
 
 def _pays_for_another(state: RunState, context: Context) -> bool:
     """Whether a further machine may be asked for, or none is wanted any more."""
     plan = context.plan
     return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_micros, plan.worst_micros)
-
-
-def _observed(token: str, instance: Instance, *, adopted: bool) -> dict[str, object]:
-    return {"token": token, "instance": instance.model_dump(mode="json"), "adopted": adopted}

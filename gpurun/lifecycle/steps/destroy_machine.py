@@ -8,7 +8,8 @@ from functools import partial
 from gpurun.core.clock import local_time, ticks
 from gpurun.core.command import WORK
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import DestroyIntended, Incident, MachineEndsItself
+from gpurun.core.journal_records import RunState
 from gpurun.core.money import format_usd
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
@@ -32,8 +33,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     reason = "failure" if state.failure or state.moves_on else state.stop or state.outcome or "lease"
     # A timer on the machine is a plan: its root can stop it, and its provider can refuse it.
     is_limited = context.provider.traits.ends_by is EndsBy.PROVIDER
-    intent = {"id": identifier, "token": state.token, "reason": reason, "timer": is_limited}
-    yield Event.DESTROY_INTENDED, intent
+    yield DestroyIntended(id=identifier, token=state.token, reason=reason, timer=is_limited)
     if context.plan.box is not None:
         yield from _leave(state, context)
     hidden_s, check = context.hidden_s(state), partial(check_account, state, context)
@@ -52,11 +52,11 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
         knock=knock_of(state, context, identifier),
         was_gone=state.was_gone,
     )
-    for event, data in ending:
-        if event is Event.INCIDENT:
-            yield from once((event, data), context)
+    for note in ending:
+        if isinstance(note, Incident):
+            yield from once(note, context)
         else:
-            yield event, data
+            yield note
 
 
 def _leave(state: RunState, context: Context) -> Iterator[Note]:
@@ -78,13 +78,13 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
         if unlisted:
             told = f"{format_files(unlisted)} that the command finished and could not list are"
             told = f"{told} kept on the box, in ~/.gpurun/{state.token}/{WORK}"
-            yield from once((Event.INCIDENT, {"code": "box.work_left", "message": told}), context)
+            yield from once(Incident(code="box.work_left", message=told), context)
         if kept:
             told = f"{kept} kept on the box, in ~/.gpurun/{state.token}/out"
-            yield from once((Event.INCIDENT, {"code": "box.results_left", "message": told}), context)
+            yield from once(Incident(code="box.results_left", message=told), context)
         return
     told = f"the box could not be reached to end the training ({lost}); its agent does so when the lease is over"
-    yield from once((Event.INCIDENT, {"code": "box.not_left", "message": told}), context)
+    yield from once(Incident(code="box.not_left", message=told), context)
 
 
 def _only_there(far: FarSide, context: Context) -> str:
@@ -125,7 +125,7 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
     most = spent_by(read_journal(context.folder.journal).records, ends_wall + plan.lease.kill_allowance_s)
     message = f"{instance.id} was told over SSH to end itself, and its own timer took it: "
     message += _how_it_ends(context.provider, local_time(ends_wall, now=now_wall), format_usd(most))
-    return [(Event.INCIDENT, {"code": "machine.ends_itself", "message": message, "ends_wall": ends_wall})]
+    return [MachineEndsItself(message=message, ends_wall=ends_wall)]
 
 
 def _how_it_ends(provider: Provider, when: str, most: str) -> str:
@@ -143,4 +143,4 @@ def _shares_key(state: RunState, context: Context) -> bool:
 
 
 def _cannot(message: str) -> Note:
-    return Event.INCIDENT, {"code": "machine.not_told", "message": message}
+    return Incident(code="machine.not_told", message=message)

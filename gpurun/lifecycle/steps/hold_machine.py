@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from gpurun.core.collected_record import files_of, missing_of
 from gpurun.core.errors import GpurunError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import CollectObserved, HoldIntended, HoldObserved, Json
+from gpurun.core.journal_records import RunState, last_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
 from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
@@ -33,12 +33,12 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
     lacking = _Lacking.of(state, context)
     if state.held_at is None:
         left_s = max(0.0, min(state.hold_s, context.seconds_left(state) - MARGIN_S))
-        yield Event.HOLD_INTENDED, {"until_wall": round(context.clock.wall() + left_s, 3), **lacking.told(state)}
+        yield HoldIntended(until_wall=round(context.clock.wall() + left_s, 3), **lacking.told(state))
     started_mono, call_mono, how = context.clock.monotonic(), float("-inf"), "over"
     while (left_s := context.hold_left_s(state)) > 0:
         context.raise_if_stopped(state)
         if (collected := lacking.at_home()) is not None:
-            yield Event.COLLECT_OBSERVED, collected
+            yield collected
             lacking = _Lacking.of(state, context)
             if not state.elsewhere:
                 how = "home"
@@ -50,7 +50,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
                 break
             lacking = lacking.listed(state, context)
         context.clock.sleep(min(left_s, LOOK_S))
-    yield Event.HOLD_OBSERVED, {"how": how, "seconds": round(context.clock.monotonic() - started_mono, 3)}
+    yield HoldObserved(how=how, seconds=round(context.clock.monotonic() - started_mono, 3))
 
 
 def _is_gone(state: RunState, context: Context) -> bool:
@@ -68,7 +68,7 @@ def _is_gone(state: RunState, context: Context) -> bool:
 class _Lacking:
     """What is finished on the machine and not at home: files that a collect may still bring, and others by name."""
 
-    collected: dict[str, Any]
+    collected: CollectObserved | None
     files: tuple[ManifestFile, ...]
     names: tuple[str, ...]
     inventory: Inventory
@@ -79,12 +79,11 @@ class _Lacking:
     def of(cls, state: RunState, context: Context) -> _Lacking:
         """By what the collect step has on record, and what the machine announced last."""
         records = read_journal(context.folder.journal).records
-        collected = next((one.data for one in reversed(records) if one.event is Event.COLLECT_OBSERVED), None) or {}
-        inventory = Inventory(context.folder)
+        collected, inventory = last_typed(records, CollectObserved), Inventory(context.folder)
         announced = {file.name: file for file in getattr(inventory.remembered(), "files", ())}
-        names = tuple(missing_of(context.folder, collected)) if collected else ()
+        names = tuple(missing_of(context.folder, collected.missing, collected.missing_files)) if collected else ()
         files = tuple(announced[name] for name in names if name in announced)
-        return cls(dict(collected), files, names, inventory)
+        return cls(collected, files, names, inventory)
 
     def listed(self, state: RunState, context: Context) -> _Lacking:
         """The same once the machine lists what the collect step could not have listed; another collect brings that."""
@@ -95,12 +94,11 @@ class _Lacking:
         except GpurunError:
             return self
         files = tuple(wanted(manifest, context.plan.job.more_kept))
-        told = manifest.model_dump(mode="json", include={"latest", "best"})
-        return _Lacking(
-            {**told, "files": [], "seconds": 0.0}, files, tuple(file.name for file in files), self.inventory
-        )
+        best = manifest.best.model_dump(mode="json") if manifest.best else None
+        none_yet = CollectObserved(files=[], missing=[], latest=manifest.latest, best=best, seconds=0.0)
+        return _Lacking(none_yet, files, tuple(file.name for file in files), self.inventory)
 
-    def told(self, state: RunState) -> dict[str, object]:
+    def told(self, state: RunState) -> Json:
         """What the hold is for, in figures and in words."""
         size = sum(file.bytes for file in self.files)
         count = max(len(self.names), int(state.unpublished.get("files", 0)))
@@ -114,14 +112,15 @@ class _Lacking:
         return {"files": count, "bytes": size, "first": list(self.names[:_MOST_NAMED]), "elsewhere": state.elsewhere,
                 "message": f"{', and '.join(what)}: {cure}"}  # fmt: skip
 
-    def at_home(self) -> dict[str, object] | None:
+    def at_home(self) -> CollectObserved | None:
         """The record of a collect once every missing file is here, by its digest; None before, and without any."""
         for file in self.files:
             if file.name not in self.here and self.inventory.has(file):
                 self.here.add(file.name)
-        if not self.names or self.here != {*self.names}:
+        collected = self.collected
+        if collected is None or not self.names or self.here != {*self.names}:
             return None
         folder = self.inventory.folder
-        files = [*files_of(folder, self.collected), *(file.as_json() for file in self.files)]
-        rest = {key: value for key, value in self.collected.items() if key not in _OF_FILES}
-        return {**rest, **told_files(folder, files, [])}
+        files = [*files_of(folder, collected.files, collected.listed), *(file.as_json() for file in self.files)]
+        rest = {key: value for key, value in collected.as_data().items() if key not in _OF_FILES}
+        return CollectObserved(**rest, **told_files(folder, files, []))

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from gpurun.core.errors import SetupError
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import StageIntended, StageObserved
+from gpurun.core.journal_records import RunState
 from gpurun.core.paths import write_atomic
 from gpurun.core.records import canonical
 from gpurun.core.transfer_progress import Tell, moving
@@ -40,7 +41,7 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
     seen.demand_clean()
     files = [file for file in seen.files if file.is_here and is_worth_staging(file.bytes)]
     bucket = Bucket(parse_address(context.plan.choices.stage), context.clock)
-    yield Event.STAGE_INTENDED, {"url": str(bucket.address), "files": len(files), "bytes": _total(files)}
+    yield StageIntended(url=str(bucket.address), files=len(files), bytes=_total(files))
     started = context.clock.monotonic()
     _patiently(state, context, bucket.look)
     # A key that may not write is found out here, also where everything is there already.
@@ -54,9 +55,16 @@ def stage(state: RunState, context: Context) -> Iterator[Note]:
         what = f"Staging stopped at {error.filename or context.home.uploads}: {error.strerror}."
         hint = "Make room there or give yourself access; then the same command goes on where this stopped."
         raise SetupError("stage.no_notes", what, hint=hint) from error
-    told = {"url": str(bucket.address), "endpoint": bucket.endpoint, "files": len(staged), "bytes": _total(files)}
-    counts = {"there_files": sending.there_files, "there_bytes": sending.there_bytes, "sent_bytes": sending.sent_bytes}
-    yield Event.STAGE_OBSERVED, {**told, **counts, "seconds": round(context.clock.monotonic() - started, 3)}
+    yield StageObserved(
+        url=str(bucket.address),
+        endpoint=bucket.endpoint,
+        files=len(staged),
+        bytes=_total(files),
+        there_files=sending.there_files,
+        there_bytes=sending.there_bytes,
+        sent_bytes=sending.sent_bytes,
+        seconds=round(context.clock.monotonic() - started, 3),
+    )
 
 
 def _total(files: list[PackedFile]) -> int:

@@ -12,7 +12,8 @@ from functools import partial
 from math import ceil
 
 from gpurun.core.errors import GpurunError, NoOffer, SetupError, TrainingFailed
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import Incident, ShipIntended, ShipObserved
+from gpurun.core.journal_records import RunState
 from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
 from gpurun.jobs.survey import surveyed
@@ -43,7 +44,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
 
         demand_as_planned(context.plan, context.trainer)
     seen = surveyed(context.plan, context.trainer)
-    yield Event.SHIP_INTENDED, {"files": len(seen.files), "bytes": seen.total_bytes}
+    yield ShipIntended(files=len(seen.files), bytes=seen.total_bytes)
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
     far = context.reach(instance_of(state))
@@ -71,7 +72,7 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
         told |= {"pulled_files": len(pulled.files), "pulled_bytes": pulled.sent_bytes}
     if context.plan.data.public:
         told |= {"public": context.plan.data.source, "public_bytes": context.plan.data.public_bytes}
-    yield Event.SHIP_OBSERVED, told
+    yield ShipObserved(**told)
 
 
 def _download(state: RunState, context: Context, far: FarSide) -> None:
@@ -232,11 +233,11 @@ def _forget_altered(bucket: Bucket, files: Sequence[StagedFile], came: Pulled) -
         try:
             forget(bucket, file.sha256)
         except GpurunError as error:
-            yield Event.INCIDENT, {"code": "stage.kept", "message": f"its index could not be removed: {error.what}"}
+            yield Incident(code="stage.kept", message=f"its index could not be removed: {error.what}")
 
 
 def _told(code: str, why: str, files: Sequence[StagedFile]) -> Note:
     first, size = files[0], sum(file.bytes for file in files)
     what = first.name if len(files) == 1 else f"{first.name} and {len(files) - 1} more"
     message = f"{what} ({size:,} bytes) did not come from the bucket: {why}; sent over SSH instead"
-    return Event.INCIDENT, {"code": code, "message": message}
+    return Incident(code=code, message=message)

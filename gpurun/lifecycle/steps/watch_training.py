@@ -12,7 +12,8 @@ from math import ceil
 
 from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.gpu_reading import write_gpus
-from gpurun.core.journal_records import Event, RunState
+from gpurun.core.journal_events import Incident, Json, RateObserved, TrainIntended, TrainObserved, TrainStarted
+from gpurun.core.journal_records import RunState
 from gpurun.core.money import Micros
 from gpurun.core.records import digest_of
 from gpurun.core.trainer_events import EventLines, Stop, TrainerEvent, events_of
@@ -49,18 +50,19 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
         pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
         message = f"the machine pushes no checkpoints to the bucket: {error.what}"
-        yield Event.INCIDENT, {"code": "stage.no_push", "message": message}
+        yield Incident(code="stage.no_push", message=message)
     # In the intent too: whether the start is answered or not, what it makes is looked for there.
-    place = {"pushed": pushed} if pushed else {}
+    place: Json = {"pushed": pushed} if pushed else {}
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
-    stops: dict[str, object] = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
-    yield Event.TRAIN_INTENDED, {"job_sha256": digest_of(job), "argv": job["argv"], **stops, **place}
+    stops: Json = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
+    yield TrainIntended(job_sha256=digest_of(job), argv=job["argv"], **stops, **place)
     Drain(context.folder, context.clock, 0, 0).begin()
     if secrets := secrets_of(context):
         patience.until_done(lambda: far.hand_secrets(secrets))
     started = patience.until_done(lambda: far.start(job))
-    told = {"keeper_pid": started.keeper_pid, "started_wall": started.started_wall, "already": started.already}
-    yield Event.TRAIN_STARTED, {**told, **place}
+    yield TrainStarted(
+        keeper_pid=started.keeper_pid, started_wall=started.started_wall, already=started.already, **place
+    )
 
 
 def watch(state: RunState, context: Context) -> Iterator[Note]:
@@ -104,10 +106,10 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
                 yield from _gone(why, state, context)
                 return
             if isinstance(lost, HostKeyMismatch):
-                yield from once((Event.INCIDENT, {"code": lost.code, "message": lost.what}), context)
+                yield from once(Incident(code=lost.code, message=lost.what), context)
             yield from outage.lasts(lost, is_said_to_run=why is not None)
             if outage.is_given_up:
-                yield Event.TRAIN_OBSERVED, lost_training(outage.why_given_up)
+                yield lost_training(outage.why_given_up)
                 return
             context.clock.sleep(POLL_S)
             continue
@@ -129,18 +131,18 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
         yield from rating.notes(state)
         if poll.status.state == "exited":
             tally = poll.status.gpu_tally
-            seen = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
+            seen: Json = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
             if left := drain.left(poll):
                 message = f"{left} stay on the machine: no more is fetched once training has ended"
-                yield from once((Event.INCIDENT, {"code": "log.left", "message": message}), context)
-            yield Event.TRAIN_OBSERVED, {**outcome_of(poll.status, context), **seen, **drain.record()}
+                yield from once(Incident(code="log.left", message=message), context)
+            yield outcome_of(poll.status, context).model_copy(update={**seen, **drain.record()})
             return
         if hearing.is_silent():
-            yield Event.TRAIN_OBSERVED, lost_training(f"the agent has been silent for {SILENCE_S:.0f} s")
+            yield lost_training(f"the agent has been silent for {SILENCE_S:.0f} s")
             return
         context.clock.sleep(hearing.pause_s())
     if context.seconds_left(state) > 0:
-        yield Event.TRAIN_OBSERVED, _last_word(tail, context)
+        yield _last_word(tail, context)
 
 
 def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
@@ -148,11 +150,11 @@ def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
     why += f"; {ends_unwatched(state)}" if state.linger_s else ""
     message = f"the machine {instance_of(state).id} runs no more: {why}"
     if (status := last_status(instance_of(state), context)) is None:
-        yield Event.INCIDENT, {"code": "machine.lost", "message": message}
-    yield Event.TRAIN_OBSERVED, lost_training(message) if status is None else outcome_of(status, context)
+        yield Incident(code="machine.lost", message=message)
+    yield lost_training(message) if status is None else outcome_of(status, context)
 
 
-def _last_word(tail: Tail, context: Context) -> dict[str, object]:
+def _last_word(tail: Tail, context: Context) -> TrainObserved:
     """What became of the training, as far as one more look tells, once only the time to collect is left."""
     try:
         status = tail.bring().status
@@ -243,10 +245,10 @@ class Rating:
         """The one record of it, as soon as there is something to tell."""
         if self._found is not None and not self._is_told:
             self._is_told = True
-            yield Event.RATE_OBSERVED, verdict(self._found, state, self._context)
+            yield verdict(self._found, state, self._context)
 
 
-def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, object]:
+def verdict(measured: Measured, state: RunState, context: Context) -> RateObserved:
     """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
     plan, lease = context.plan, context.plan.lease
     limit_s = max(0.0, context.seconds_left(state) - context.collect_s - plan.job.save_s)
@@ -257,21 +259,21 @@ def verdict(measured: Measured, state: RunState, context: Context) -> dict[str, 
     expected_s = context.paid_s(state) + min(measured.left_s, limit_s) + expected_end_s(lease.collect_s)
     longer = lease.model_copy(update={"train_s": ceil(MARGIN * (measured.elapsed_s + measured.left_s))})
     needed = None if finishes else _cost(context, longer.total_s + longer.kill_allowance_s)
-    return {
-        "step": measured.step,
-        "steps": measured.steps,
-        "step_s": round(measured.step_s, 6),
-        "tokens_per_s": round(measured.tokens_per_s, 3) if plan.job.terms.has_model else None,
-        "elapsed_s": round(measured.elapsed_s, 3),
-        "left_s": round(measured.left_s, 3),
-        "limit_s": round(min(limit_s, 1e9), 3),
-        "finishes": finishes,
-        "ends_at_step": measured.step + int((measured.steps - measured.step) * share),
-        "expected_micros": _cost(context, expected_s),
-        "cap_micros": plan.cap_micros,
-        "needed_micros": needed,
-        "memory_peak_bytes": measured.memory_peak_bytes,
-    }
+    return RateObserved(
+        step=measured.step,
+        steps=measured.steps,
+        step_s=round(measured.step_s, 6),
+        tokens_per_s=round(measured.tokens_per_s, 3) if plan.job.terms.has_model else None,
+        elapsed_s=round(measured.elapsed_s, 3),
+        left_s=round(measured.left_s, 3),
+        limit_s=round(min(limit_s, 1e9), 3),
+        finishes=finishes,
+        ends_at_step=measured.step + int((measured.steps - measured.step) * share),
+        expected_micros=_cost(context, expected_s),
+        cap_micros=plan.cap_micros,
+        needed_micros=needed,
+        memory_peak_bytes=measured.memory_peak_bytes,
+    )
 
 
 def _cost(context: Context, seconds: float) -> Micros:
