@@ -18,7 +18,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Plan
 from gpurun.core.stop_request import STRENGTH, read_stop_request
-from gpurun.ledger.month_budget import MonthBudget
+from gpurun.ledger.budget import Budgets
 from gpurun.ledger.run_state import WORKING, Step, next_step
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.planning.transfer import COLLECT_START_S
@@ -88,7 +88,7 @@ class Context:
     `reach` makes the way to an instance (it does not connect yet); `trainer` is the package that is shipped. `open`
     gives the provider of another approved offer; without it only the plan's first offer is tried. With `brings_early`
     checkpoints come home while training goes on. `ends_mono` is when the lease ends by the provider's clock, where that
-    was asked (`ends_by_their_clock`). `begin` starts a call that may take long; `budget` is asked before anything is
+    was asked (`ends_by_their_clock`). `begin` starts a call that may take long; `budgets` are asked before anything is
     rented; `hang_up` ends every connection to the machine; `left` is set once the driver waits no more for the step
     that has this context; `latest` is the run's state as it is on record by now, which a step that takes long may have
     an old one of.
@@ -105,7 +105,7 @@ class Context:
     brings_early: bool = False
     ends_mono: float = float("inf")
     begin: Begin = Inline
-    budget: MonthBudget | None = None
+    budgets: Budgets = field(default_factory=Budgets)
     hang_up: Callable[[], None] = lambda: None
     left: threading.Event = field(default_factory=threading.Event)
     latest: Callable[[RunState], RunState] = lambda state: state

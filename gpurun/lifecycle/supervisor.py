@@ -27,9 +27,9 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.settings import Setting, load_settings
+from gpurun.ledger.budget import Budgets, MonthBudget
 from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, JournalDamaged, read_journal
-from gpurun.ledger.month_budget import MonthBudget
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import RunLock, holder_of
 from gpurun.ledger.run_state import place_of, replay
@@ -126,7 +126,7 @@ def _seen(
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
         open=opened,
         brings_early=reach is None,
-        budget=MonthBudget(home, clock) if plan.worst_micros else None,
+        budgets=Budgets([MonthBudget(home, clock)] if plan.worst_micros else []),
         begin=Background if isinstance(clock, SystemClock) else Inline,
         hang_up=way.hang_up,
     )

@@ -164,12 +164,11 @@ class TrainerProposal(Proposal):
         begins: tuple[str, ...] = ()
         if full.earlier:
             begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",)
-        return quoted.candidates, (*quoted.notes, *self._sending(next(iter(quoted.candidates), None), quoted), *begins)
-
-    def _sending(self, candidate: Candidate | None, quoted: Quote) -> tuple[str, ...]:
-        """Return what would save the paid time of sending shards that are not here yet."""
-        is_sent = not self.request.choices.stage and not public_shards(self.request, self.resolved.tables.data.source)
-        return advice(candidate.offer, quoted.uplink, quoted.load.ship_bytes) if candidate and is_sent else ()
+        cure: tuple[str, ...] = ()
+        is_sent = not request.choices.stage and not public_shards(request, full.tables.data.source)
+        if quoted.candidates and is_sent:
+            cure = advice(quoted.candidates[0].offer, quoted.uplink, quoted.load.ship_bytes)
+        return quoted.candidates, (*quoted.notes, *cure, *begins)
 
     def job(self, data: DataSummary) -> TrainerJob:
         """See `Proposal.job`."""

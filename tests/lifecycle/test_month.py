@@ -12,7 +12,7 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, Order
-from gpurun.ledger.month_budget import MonthBudget
+from gpurun.ledger.budget import Budgets, MonthBudget
 from gpurun.lifecycle.context import Context
 from gpurun.providers.base import Throttled
 from tests.lifecycle.scripted_cloud import Killed, World
@@ -23,7 +23,7 @@ class Limited(World):
 
     @property
     def context(self) -> Context:
-        return replace(super().context, budget=MonthBudget(self.home, self.clock))
+        return replace(super().context, budgets=Budgets([MonthBudget(self.home, self.clock)]))
 
     def limit(self, micros: int) -> None:
         self.home.config.write_text(f"budget.month = {micros / 1e6:.2f}")
@@ -60,6 +60,26 @@ def test_a_supervisor_that_is_killed_before_it_has_settled_does_so_when_it_is_st
     assert world.drive() is ExitCode.DONE
     (spent,) = world.held()
     assert spent < world.plan.worst_micros
+
+
+def test_what_a_proven_end_leaves_is_free_before_the_receipt_is_written(
+    world: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bill may take half an hour to be read; the money of a machine that is gone is not held meanwhile."""
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpurun.lifecycle.steps.close_run.write_receipt", killed)
+        assert world.drive() == "killed"
+    (spent,) = world.held()
+    assert world.cloud.metered() <= spent < world.plan.worst_micros
+    assert MonthBudget(world.home, world.clock).left() is None, "there is no limit yet"
+    world.limit(world.plan.worst_micros)
+    left = MonthBudget(world.home, world.clock).left()
+    assert left is not None
+    assert left + spent == round(world.plan.worst_micros, -4), "the limit is written in cents"
 
 
 def test_what_the_month_does_not_pay_for_is_not_asked_for(world: Limited) -> None:

@@ -67,7 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
     "gpurun/lifecycle/machine_owner.py": (f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py"),
     "gpurun/ledger/runs.py": _SYNCS,
-    "gpurun/ledger/month_budget.py": (f"{_UNIT}test_month_budget.py", f"{_LIFE}test_month.py"),
+    "gpurun/ledger/budget.py": (f"{_UNIT}test_month_budget.py", f"{_LIFE}test_month.py"),
     "gpurun/lifecycle/instance/monitor.py": (f"{_LIFE}test_monitor.py", *_CLOUD),
     "gpurun/lifecycle/steps/close_run.py": (f"{_LIFE}test_late.py", f"{_LIFE}test_slurm_run.py", *_CLOUD),
     "gpurun/lifecycle/instance/terminate.py": (*_CLOUD, f"{_LIFE}test_never_gives_up.py"),

@@ -10,10 +10,10 @@ import pytest
 
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, NoOffer, SetupError, UsageError
-from gpurun.core.money import usd
+from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.settings import load_settings
-from gpurun.ledger.month_budget import MonthBudget
+from gpurun.ledger.budget import Budgets, MonthBudget
 
 
 @pytest.fixture
@@ -93,3 +93,28 @@ def test_a_limit_that_is_no_amount_is_refused_where_it_is_written(home: Home, wr
     home.config.write_text(f"budget.month = {wrong}")
     with pytest.raises(UsageError, match=r"budget\.month in the user file config\.toml"):
         load_settings(home, project=home.root, environment={})
+
+
+class WeekBudget(MonthBudget):
+    """Another sum, in a file of its own, which comes after the month's in the order of names."""
+
+    name = "week"
+
+    @property
+    def path(self) -> Path:
+        return self._home.root / "week.json"
+
+    def limit(self) -> Micros:
+        return usd(10)
+
+
+def test_a_rental_is_held_in_every_budget_or_in_none(home: Home, clock: VirtualClock) -> None:
+    month, week = MonthBudget(home, clock), WeekBudget(home, clock)
+    both = Budgets([week, month])
+    both.hold("a", "fox-41", usd(8), clock.wall() + 60)
+    assert (month.left(), week.left()) == (usd(42), usd(2))
+    with pytest.raises(NoOffer):
+        both.hold("b", "owl-07", usd(3), clock.wall() + 60)
+    assert (month.left(), week.left()) == (usd(42), usd(2)), "what the month held for it is let go"
+    both.settle("a", usd(1))
+    assert (month.left(), week.left()) == (usd(49), usd(9))

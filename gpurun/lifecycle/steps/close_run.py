@@ -5,7 +5,7 @@ The receipt comes last and from files only, so that a crash before it changes no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Leftover
 from gpurun.ledger.chain import Link, read_chain
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.rental import rentals_of, unseen_ends
+from gpurun.ledger.rental import Rental, all_bounded, rentals_of, unseen_ends
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.charges import final_bills
@@ -53,35 +53,43 @@ def settle(state: RunState, context: Context) -> Iterator[Note]:
     """
     is_over, link = state.phase in (Phase.SETTLED, Phase.CLOSED), _link(context)
     if link is not None and not is_over:
-        _settle_month(state, context)  # Before the record: once that is there, nobody comes back to this step.
+        _settle_by_receipt(state, context)  # Before the record: once that is there, nobody comes back to this step.
         yield ReceiptObserved(seq=link.seq, sha256=link.receipt_sha256)
     yield from clear_all(state, context)
     forget_client_key(context.folder.ssh)
     if is_over:
         return
     if link is None:
-        if unseen := unseen_ends(rentals_of(read_journal(context.folder.journal).records)):
+        rentals = rentals_of(read_journal(context.folder.journal).records)
+        _settle_ended(rentals, context)
+        if unseen := unseen_ends(rentals):
             yield from final_bills(unseen, state, context)
         yield from Inventory(context.folder).take_stock()
     written = write_receipt(context.home, context.folder)
     if link is None:
-        _settle_month(state, context)
+        _settle_by_receipt(state, context)
         yield ReceiptObserved(seq=written.seq, sha256=written.sha256)
     # Advice for later plans: nothing of the receipt waits for it.
     add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
 
 
-def _settle_month(state: RunState, context: Context) -> None:
+def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:
+    """Put what each rental whose end is proven has cost in the place of what was held; a bill may yet say less."""
+    with suppress(GpurunError):
+        for rental in rentals:
+            if rental.ended and all_bounded([rental]):
+                context.budgets.settle(rental.token, rental.micros)
+
+
+def _settle_by_receipt(state: RunState, context: Context) -> None:
     """Put what the receipt says in the place of what was held; without a bound, or a file to note it in, that stays."""
-    if context.budget is None:
-        return
     with suppress(GpurunError):
         receipt = read_receipt(context.home, context.folder)
         cost = receipt.predicate["cost"]["upper_bound_micros"]
         sent = [token for token, asked in state.asked.items() if asked.answer != "refused"]
         if cost is not None:
             for token in state.asked:
-                context.budget.settle(token, Micros(cost if sent[-1:] == [token] else 0), receipt.sha256)
+                context.budgets.settle(token, Micros(cost if sent[-1:] == [token] else 0), receipt.sha256)
 
 
 def _link(context: Context) -> Link | None:

@@ -111,13 +111,12 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
 
 
 def _hold(order: Order, state: RunState, context: Context) -> None:
-    """Have the month's limit set the worst case aside, until the receipt or a refusal says what it came to."""
-    if context.budget is not None:
-        for token, asked in state.asked.items():
-            if asked.answer == "refused":
-                context.budget.settle(token, Micros(0), "")
-        until_wall = order.deadline_wall + context.plan.lease.kill_allowance_s
-        context.budget.hold(order.token, order.run, context.plan.worst_micros, until_wall)
+    """Have each budget set the worst case aside, until a refusal or a proven end says what it came to."""
+    for token, asked in state.asked.items():
+        if asked.answer == "refused":
+            context.budgets.settle(token, Micros(0))
+    until_wall = order.deadline_wall + context.plan.lease.kill_allowance_s
+    context.budgets.hold(order.token, order.run, context.plan.worst_micros, until_wall)
 
 
 def _refuse_beside_another(state: RunState, context: Context) -> None:

@@ -1,0 +1,177 @@
+"""Sums that rentals share: what each may cost is held before it is asked for, and settled once its end is proven.
+
+A budget is a file of askings under one lock. The month of one home is the first; whatever else may bound several
+rentals together is another `Budget`, and a rental is held in all that apply to it. It is held when its create intent is
+on disk and before it is asked for, so that a hold that is found is a bound until an end is proven.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
+from gpurun.core.filelock import exclusive
+from gpurun.core.money import Micros, format_usd, left_of, parse_usd, total
+from gpurun.core.paths import Home, read_regular, write_atomic
+from gpurun.core.records import Frozen
+from gpurun.core.settings import load_settings
+
+
+class Held(Frozen):
+    """What one asking may cost until then at the worst, or has cost once it is settled.
+
+    `who` is the run; `receipt` is the digest of the receipt that says so, where there is one by now.
+    """
+
+    who: str
+    micros: Micros
+    until_wall: float
+    receipt: str = ""
+    settled: bool = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it is what was paid, and no longer what may be."""
+        return self.settled or bool(self.receipt)
+
+
+_FORM: TypeAdapter[dict[str, Held]] = TypeAdapter(dict[str, Held])
+
+
+class Budget(ABC):
+    """One sum, for the rentals of one home; `name` says where it stands in the order in which budgets are held."""
+
+    name: str
+
+    def __init__(self, home: Home, clock: Clock) -> None:
+        self._home, self._clock = home, clock
+
+    @property
+    @abstractmethod
+    def path(self) -> Path:
+        """Return the file of its askings."""
+
+    @abstractmethod
+    def limit(self) -> Micros | None:
+        """Return how much they may cost together; None where they are only written down."""
+
+    @abstractmethod
+    def begins_wall(self) -> float:
+        """Return since when an asking counts: one that was to be over before is forgotten."""
+
+    @abstractmethod
+    def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
+        """Return what is said where the limit does not leave what an asking may cost."""
+
+    def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> None:
+        """Set aside what an asking may cost until then; asked again with the same token it is held once.
+
+        NoOffer, with what holds the money, where the limit does not leave so much. Nothing is held then.
+        """
+        limit = self.limit()
+        with self._entries() as entries:
+            others = [held for name, held in entries.items() if name != token]
+            if limit is not None and total(worst, *(held.micros for held in others)) > limit:
+                raise self.refusal(limit, worst, others)
+            entries[token] = Held(who=who, micros=worst, until_wall=until_wall)
+
+    def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
+        """Put what an asking has cost in the place of what was held for it; one that cost nothing is forgotten."""
+        with self._entries() as entries:
+            before = entries.pop(token, None)
+            if paid:  # Also of one whose hold was lost: what was paid counts.
+                who, until_wall = before.who if before else "", self._clock.wall()
+                entries[token] = Held(who=who, micros=paid, until_wall=until_wall, receipt=receipt, settled=True)
+
+    def left(self) -> Micros | None:
+        """Return what the limit leaves of now; None where there is no limit."""
+        limit = self.limit()
+        if limit is None:
+            return None
+        with self._entries() as entries:
+            return left_of(limit, total(*(held.micros for held in entries.values())))
+
+    @contextmanager
+    def _entries(self) -> Iterator[dict[str, Held]]:
+        """Those that count, to be changed under the lock."""
+        first_wall = self.begins_wall()
+        try:
+            with exclusive(self.path.with_name(f".{self.path.stem}.lock")):
+                told = _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
+                entries = {token: held for token, held in told.items() if held.until_wall >= first_wall}
+                yield entries
+                content = {token: held.model_dump(mode="json") for token, held in entries.items()}
+                write_atomic(self.path, json.dumps(content, indent=1).encode() + b"\n")
+        except (OSError, ValidationError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is damaged"
+            hint = "Give yourself access to it. Moved away, the month begins at nothing; `gpurun ps --all` says more."
+            raise SetupError("budget.unreadable", f"{self.path} cannot be used: {why}.", hint=hint) from error
+
+
+class MonthBudget(Budget):
+    """The rentals of this month, which is one of UTC; `budget.month` of the user's own settings is the limit.
+
+    An asking counts in the month in which it ends, too.
+    """
+
+    name = "month"
+
+    @property
+    def path(self) -> Path:
+        """See `Budget.path`."""
+        return self._home.root / "budget.json"
+
+    def limit(self) -> Micros | None:
+        """See `Budget.limit`; UsageError where the setting is no amount."""
+        told = load_settings(self._home, project=self._home.root, environment=os.environ)["budget.month"].value
+        return parse_usd(told) if told else None
+
+    def begins_wall(self) -> float:
+        """See `Budget.begins_wall`."""
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
+
+    def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
+        """See `Budget.refusal`: what is spent, and which runs may still cost how much."""
+        spent = total(*(held.micros for held in others if held.is_spent))
+        open_micros = total(*(held.micros for held in others if not held.is_spent))
+        who = ", ".join(sorted({held.who for held in others if not held.is_spent}))
+        may_cost = f", and {who} may still cost {format_usd(open_micros)}" if who else ""
+        gone = f"of the month's {format_usd(limit)} {format_usd(spent)} is spent"
+        return NoOffer(
+            "budget.month",
+            f"This may cost {format_usd(worst)}; {gone}{may_cost}.",
+            hint="Wait for their end (`gpurun resume` finishes a run that nobody drives), take a smaller --max-cost, "
+            "or raise budget.month in config.toml.",
+        )
+
+
+class Budgets:
+    """All budgets that apply to a run: a rental is held in every one of them, or in none."""
+
+    def __init__(self, budgets: Sequence[Budget] = ()) -> None:
+        self._budgets = sorted(budgets, key=lambda budget: budget.name)
+
+    def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> None:
+        """Hold it in each, in one order; where one refuses, what the others held for this asking alone is let go."""
+        for place, budget in enumerate(self._budgets):
+            try:
+                budget.hold(token, who, worst, until_wall)
+            except GpurunError:
+                for earlier in self._budgets[:place]:
+                    earlier.settle(token, Micros(0))
+                raise
+
+    def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
+        """Settle it in each."""
+        for budget in self._budgets:
+            budget.settle(token, paid, receipt)
