@@ -260,7 +260,7 @@ class DataSummary(Frozen):
 
 
 @dataclass(frozen=True)
-class Program:
+class Workload:
     """What a machine starts for a job, and what is uploaded for it.
 
     `uploads` are files, folders or bytes by the place that they get there. `argv` runs in `cwd` with `env` beside the
@@ -320,7 +320,7 @@ class Job(Frozen, ABC):
         """Return how long it is given to save and end, from the stop signal on."""
 
     @abstractmethod
-    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
+    def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
         """Return what the plan's machine, which has so many cores, starts; `trainer` is the package that it is sent."""
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from gpurun.core.command import WORK, Command
 from gpurun.core.job_terms import COMMAND, JobTerms
 from gpurun.core.records import digest_of
-from gpurun.core.run_plan import Job, Mode, Plan, Program
+from gpurun.core.run_plan import Job, Mode, Plan, Workload
 from gpurun.view.number_format import short_hash
 
 _PACKAGE = "bundle/gpurun/remote/agent"
@@ -82,13 +82,13 @@ class CommandJob(Job):
         """See `Job.argv`."""
         return self.command.argv
 
-    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
-        """See `Job.program`."""
+    def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
+        """See `Job.workload`."""
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
         commit = {"GPURUN_GIT_COMMIT": self.command.commit} if self.command.commit else {}
         env = {"PYTHONUNBUFFERED": "1", **commit, **self.command.env}
         uploads = self._uploads(plan)
-        return Program(argv, uploads, env, has_runner=True, allowed=tuple(self._let_in(uploads)))
+        return Workload(argv, uploads, env, has_runner=True, allowed=tuple(self._let_in(uploads)))
 
     def digest(self, plan: Plan, trainer: Path) -> str:
         """Return one digest over the command's folder: the names of its files and what is in them."""

@@ -11,7 +11,7 @@ from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 
 def surveyed(plan: Plan, trainer: Path) -> Survey:
     """Return what a run ships; the shards that the machine downloads itself are among it by digest."""
-    program = plan.job.program(plan, trainer, cpus=1)
-    here = survey(program.uploads, program.allowed)
+    workload = plan.job.workload(plan, trainer, cpus=1)
+    here = survey(workload.uploads, workload.allowed)
     public = tuple(PackedFile(f"data/{file.name}", file.bytes, Elsewhere(file.sha256)) for file in plan.data.public)
     return replace(here, files=tuple(sorted((*here.files, *public), key=lambda file: file.name)))

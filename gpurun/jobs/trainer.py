@@ -10,7 +10,7 @@ from gpurun import __version__
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.records import digest_of
-from gpurun.core.run_plan import Job, Mode, Plan, Program
+from gpurun.core.run_plan import Job, Mode, Plan, Workload
 from gpurun.core.untrusted import read_object
 from gpurun.view.number_format import format_count, short_hash
 
@@ -81,12 +81,12 @@ class TrainerJob(Job):
             "compile_cache": COMPILE_CACHE_BYTES,
         }.get(kind, SLACK_BYTES)
 
-    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
-        """See `Job.program`."""
+    def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
+        """See `Job.workload`."""
         recipe = json.dumps(self.resolved, indent=2, sort_keys=True).encode()
         modules = {f"bundle/trainer/{name}": path for name, path in modules_of(trainer).items()}
         uploads = {**modules, "bundle/recipe.json": recipe, **self._data(plan)}
-        return Program(self._words(plan), uploads, _variables(plan, cpus))
+        return Workload(self._words(plan), uploads, _variables(plan, cpus))
 
     def digest(self, plan: Plan, trainer: Path) -> str:
         """See `Job.digest`."""

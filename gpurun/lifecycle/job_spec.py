@@ -41,16 +41,16 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
     The stops are told in seconds too: the machine's clock may be set before it starts the job.
     """
     plan = context.plan
-    program = plan.job.program(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
+    workload = plan.job.workload(plan, context.trainer, cpus=int(state.facts.get("cpus") or 1))
     there = context.clock.wall() + state.clock_ahead_s  # The agent obeys its own clock.
     soft_stop_s, hard_stop_s = stops_of(state, context)
     notice_url = context.provider.notice_url if plan.offer.spot and isinstance(context.provider, SpotNotice) else ""
     return {
         "v": 1,
         "run": plan.run,
-        "argv": list(program.argv),
-        "cwd": program.cwd,
-        "env": dict(program.env),
+        "argv": list(workload.argv),
+        "cwd": workload.cwd,
+        "env": dict(workload.env),
         **({} if plan.job.needs_torch else {"any_python": True}),
         **({"pass_env": list(plan.choices.pass_env)} if plan.choices.pass_env else {}),
         "soft_stop_s": soft_stop_s,
@@ -59,7 +59,7 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         "hard_stop_wall": there + hard_stop_s,
         "save_s": plan.job.save_s,
         **{f"{name}_s": seconds for name, seconds in limits_of(plan.choices).items()},
-        **({"runner": True} if program.has_runner else {}),
+        **({"runner": True} if workload.has_runner else {}),
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }

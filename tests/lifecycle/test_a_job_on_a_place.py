@@ -19,7 +19,7 @@ from gpurun.core.job_terms import COMMAND, JobTerms
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Instance, Offer, Teardown
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Job, Plan, Program, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Job, Plan, Request, Workload
 from gpurun.core.uplink import Uplink
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
@@ -68,8 +68,8 @@ class PrimesJob(Job):
 
     most: int
 
-    def program(self, plan: Plan, trainer: Path, cpus: int) -> Program:
-        return Program(("{python}", "count.py", str(self.most)), {"bundle/count.py": COUNTING.encode()}, {})
+    def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
+        return Workload(("{python}", "count.py", str(self.most)), {"bundle/count.py": COUNTING.encode()}, {})
 
     def digest(self, plan: Plan, trainer: Path) -> str:
         return hashlib.sha256(COUNTING.encode()).hexdigest()

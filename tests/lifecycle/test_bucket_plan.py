@@ -47,7 +47,7 @@ def plan(own: Home) -> Plan:
 
 
 def seen(plan: Plan) -> Survey:
-    return survey(plan.job.program(plan, TINY / "trainer", cpus=1).uploads)
+    return survey(plan.job.workload(plan, TINY / "trainer", cpus=1).uploads)
 
 
 def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(

@@ -291,10 +291,10 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
     tmp_path: Path,
 ) -> None:
     here = planned_here(tmp_path)
-    known = here.job.program(here, bundle_root() / "trainer", cpus=8).env
+    known = here.job.workload(here, bundle_root() / "trainer", cpus=8).env
     assert known == {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     rented = changed_plan(here, {"offer": offers_for(parse_gpu("8xA100"))[0], "processes": 8, "mode": Mode.PAID})
-    assert rented.job.program(rented, bundle_root() / "trainer", cpus=96).env == {
+    assert rented.job.workload(rented, bundle_root() / "trainer", cpus=96).env == {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "12",
     }

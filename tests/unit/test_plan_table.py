@@ -45,7 +45,7 @@ def planned(home: Path, cap: str, **asked: object) -> Plan:
 
 def words_of(plan: Plan) -> tuple[str, ...]:
     """What the trainer is started with."""
-    return plan.job.program(plan, bundle_root() / "trainer", cpus=1).argv
+    return plan.job.workload(plan, bundle_root() / "trainer", cpus=1).argv
 
 
 @pytest.fixture(autouse=True)

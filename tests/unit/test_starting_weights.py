@@ -69,7 +69,7 @@ def shipped(data: DataSummary, resolved: ResolvedRecipe, **told: Any) -> set[str
     plan = plan.model_copy(update={"data": data, "job": job, **told})
     return {
         file.name
-        for file in survey(plan.job.program(plan, bundle_root() / "trainer", cpus=1).uploads).files
+        for file in survey(plan.job.workload(plan, bundle_root() / "trainer", cpus=1).uploads).files
         if "data/" in file.name
     }
 
