@@ -13,10 +13,10 @@ from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
+from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_events import Incident, TrainObserved
 from gpurun.core.journal_records import Phase, Record, last_typed
 from gpurun.core.paths import RunFolder
-from gpurun.core.run_plan import terms_in
 from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
 from gpurun.ledger.plan_from_journal import plan_of

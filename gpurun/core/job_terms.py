@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -45,3 +47,16 @@ COMMAND = JobTerms(
     whole=frozenset({"checkpoint"}),
     has_model=False,
 )
+
+TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND}
+"""By the kind of job; every other kind puts its own here when it is made."""
+
+
+def terms_in(stated: Mapping[str, Any]) -> JobTerms:
+    """Return the words for what ran by a receipt's predicate, or by the record that opened a run.
+
+    Of a kind of job that is not known here it is said what may be said of a command.
+    """
+    asked = stated.get("asked", stated)
+    kind = str(asked.get("job") or ("command" if asked.get("command") is not None else "trainer"))
+    return TERMS.get(kind, COMMAND)

@@ -21,9 +21,10 @@ from typing_extensions import TypedDict
 
 from gpurun.core.collected_record import Listed
 from gpurun.core.errors import ExitCode
+from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, Instance, Teardown
-from gpurun.core.run_plan import Lease, terms_in
+from gpurun.core.run_plan import Lease
 
 Json = dict[str, Any]
 Number = int | float

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from gpurun.core.command import Command
-from gpurun.core.job_terms import JobTerms
+from gpurun.core.job_terms import TERMS, JobTerms
 from gpurun.core.made_before import Earlier as Earlier
 from gpurun.core.made_before import Quoted as Quoted
 from gpurun.core.money import Micros
@@ -303,6 +303,7 @@ class Job(Frozen, ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         _KINDS[cls.kind] = cls
+        TERMS[cls.kind] = cls.terms
 
     @property
     @abstractmethod
@@ -417,12 +418,6 @@ def job_class(kind: str) -> type[Job]:
     if kind not in _KINDS:
         raise ValueError(f"this gpurun has no job of the kind {kind!r}")
     return _KINDS[kind]
-
-
-def terms_in(stated: Mapping[str, Any]) -> JobTerms:
-    """Return the words for what ran by a receipt's predicate, or by the record that opened a run."""
-    asked = stated.get("asked", stated)
-    return job_class(str(asked.get("job") or ("command" if "command" in asked else "trainer"))).terms
 
 
 def job_in(plan: Mapping[str, Any]) -> Job:

@@ -19,7 +19,7 @@ from gpurun.data.layout import AS_TEXT, Layout
 from gpurun.data.refusals import MOST_NAMES, MOST_ROW_BYTES, bad_row, listed, no_column
 from gpurun.data.source_file import Table
 from gpurun.data.streams import open_content, plain_name
-from gpurun.data.texts import look_through
+from gpurun.data.texts import END, look_through
 
 _DELIMITERS = ",;\t|"
 _SUFFIXES = (".csv", ".tsv", ".tab", ".psv")
@@ -121,7 +121,8 @@ def _readings(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Rea
     with open_content(path) as stream:
         head = stream.read(_HEAD_BYTES + 1).removeprefix(b"\xef\xbb\xbf")
     first, ended, _ = head.partition(b"\n")
-    if not is_demanded and not ended and len(head) > _HEAD_BYTES:
+    is_marked = END in head  # A text whose documents are marked: such a mark has two signs that part columns.
+    if not is_demanded and (is_marked or (not ended and len(head) > _HEAD_BYTES)):
         return
     for delimiter in layout.delimiter or _DELIMITERS:
         is_single = delimiter == "," and first.decode("utf-8", "replace").strip().strip('"') in layout.columns

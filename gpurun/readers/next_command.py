@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate
-from gpurun.core.run_plan import Request, terms_in
+from gpurun.core.run_plan import Request
 from gpurun.planning.continue_from import newest_whole
 
 

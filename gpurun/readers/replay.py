@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder
-from gpurun.core.run_plan import terms_in
 from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.jobs.trainer import CHANGED

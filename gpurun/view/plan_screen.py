@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from gpurun.core.clock import local_minute
 from gpurun.core.money import billed_seconds, cost_of, format_exact_usd, format_left, format_rate, format_usd, left_of
 from gpurun.core.places import place_facts
-from gpurun.providers.catalog import terms_of
 from gpurun.view.candidate_table import candidates_table, death
 from gpurun.view.number_format import (
     format_bytes,
@@ -171,6 +170,8 @@ def _part(plan: Plan) -> list[Cell]:
 
 def _trust(plan: Plan) -> list[Cell]:
     """Which machine will be believed, and what it will be told."""
+    from gpurun.providers.catalog import terms_of  # Whoever draws no plan does not read the catalogue.
+
     key = f"host key: {plan.box.trusted}" if plan.box else place_facts(plan.offer.provider).trust
     named = [f"your {name}" for name in plan.job.secrets]
     guard = (

@@ -6,8 +6,8 @@ import re
 
 from gpurun.core.artifact_names import shown
 from gpurun.core.clock import utc
+from gpurun.core.job_terms import terms_in
 from gpurun.core.receipt_record import Predicate, Receipt
-from gpurun.core.run_plan import terms_in
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN
 from gpurun.view.receipt_files import files_home

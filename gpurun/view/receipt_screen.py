@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from gpurun.core.clock import local_time
+from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of
 from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import Machine, Predicate, Receipt, Runtime, on_gpu
-from gpurun.core.run_plan import terms_in
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
 from gpurun.view.receipt_files import cells_home, files_missing

@@ -104,7 +104,7 @@ def _loaded_by_agent(*verbs: str) -> set[str]:
 
 def training() -> set[str]:
     """A small GPT trained in one process: set up, its steps, an evaluation, a checkpoint and a sample."""
-    from tests.trainer.conftest import recipe_record, write_data
+    from tests.trainer.tiny_training import recipe_record, write_data
     from trainer.train import main
 
     folder = Path(tempfile.mkdtemp())

@@ -19,7 +19,7 @@ from gpurun.core.records import GpuNeed, Order
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import look
-from gpurun.planning import planner as planning
+from gpurun.planning import trainer_proposal as planning
 from gpurun.providers.local import LocalProvider
 from tests.command_line import gpurun
 from tests.lifecycle.scripted_cloud import World

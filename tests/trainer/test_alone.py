@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TEXT, events, recipe_record
 
+from tests.trainer.tiny_training import ROOT, TEXT, events, recipe_record
 from trainer import prepare
 from trainer.recipe import parse_recipe
 from trainer.recipe_file import read_recipe

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import manifest
 
+from tests.trainer.tiny_training import manifest
 from trainer.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from trainer.errors import Refused, SaveFailed
 

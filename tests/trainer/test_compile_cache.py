@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, Train, command, environment, events, manifest, recipe_record, write_data
 
 from tests.later import LATER
+from tests.trainer.tiny_training import ROOT, Train, command, environment, events, manifest, recipe_record, write_data
 from trainer.checkpoint import read_checkpoint
 from trainer.compile_cache import CompileCache, cache_name
 from trainer.distributed import Device, Processes

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import recipe_record
 
+from tests.trainer.tiny_training import recipe_record
 from trainer.errors import Refused
 from trainer.recipe import TABLES, RecipeError, RehearsalConfig, parse_recipe
 from trainer.recipe_file import differing_keys, read_recipe

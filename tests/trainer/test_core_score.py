@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, recipe_record, write_data
 
+from tests.trainer.tiny_training import Train, events, recipe_record, write_data
 from trainer.core_score import FILE, as_record, core_score
 from trainer.distributed import Device, Processes
 from trainer.errors import Refused

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, TEXT, Train, events, recipe_record, shard_entry, write_data, write_shard
 
+from tests.trainer.tiny_training import ROOT, TEXT, Train, events, recipe_record, shard_entry, write_data, write_shard
 from trainer import data as data_module
 from trainer import shards as shards_module
 from trainer.data import Samples, TokenRow, ahead, position_seed, sample_starts

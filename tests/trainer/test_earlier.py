@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Train, events, manifest, recipe_record, run_command, write_data
+
+from tests.trainer.tiny_training import Train, events, manifest, recipe_record, run_command, write_data
 
 RECIPE = recipe_record()
 """Twenty steps with dropout, saved at the tenth."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Train, events, manifest, recipe_record, write_data, write_items
 
+from tests.trainer.tiny_training import Train, events, manifest, recipe_record, write_data, write_items
 from trainer.distributed import Device, Processes
 from trainer.evaluate import accuracy, answered, filled_rows, rounds, token_bytes, validation, width_of
 from trainer.items import FILE, Item, read_items

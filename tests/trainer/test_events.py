@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, events
 
+from tests.trainer.tiny_training import ROOT, events
 from trainer.events import Reporter
 
 

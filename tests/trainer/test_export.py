@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Train, manifest, recipe_record, write_data
 
 from gpurun.data.bpe import train_bpe
+from tests.trainer.tiny_training import Train, manifest, recipe_record, write_data
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.export import LAB_FILE, export_hf, export_lab, main

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MODEL
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.trainer.tiny_training import MODEL
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.export import export_other

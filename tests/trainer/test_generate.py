@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MODEL
 
+from tests.trainer.tiny_training import MODEL
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.generate import encode, main, open_checkpoint

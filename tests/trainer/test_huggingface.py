@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Train, events, manifest, recipe_record
 from torch import Tensor, nn
 
+from tests.trainer.tiny_training import ROOT, Train, events, manifest, recipe_record
 from trainer.checkpoint import read_checkpoint
 from trainer.distributed import Device
 from trainer.events import Reporter

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import (
+
+from tests.trainer.tiny_training import (
     LONG,
     ROOT,
     command,
@@ -29,7 +30,6 @@ from conftest import (
     whole_events,
     workers,
 )
-
 from trainer import launch
 from trainer.checkpoint import read_checkpoint
 from trainer.data import BatchPlan

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Train, events, recipe_record
 from torch import Tensor, nn
 
+from tests.trainer.tiny_training import Train, events, recipe_record
 from trainer.loss import _in_one_go
 from trainer.model import GPT
 from trainer.modern import ModernAttention, RMSNorm, rms_norm, rotation

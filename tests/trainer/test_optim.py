@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing
-from conftest import recipe_record, train_here
 from muon_twice import muon_in_one_of_two
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpurun.jobs.training.estimate import muon_flops
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from tests.bench.count_muon import launches
+from tests.trainer.tiny_training import recipe_record, train_here
 from trainer.checkpoint import read_tensors
 from trainer.data import BatchPlan, plan_batch
 from trainer.distributed import Processes

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, manifest, recipe_record
 from torch import Tensor
 
+from tests.trainer.tiny_training import Train, manifest, recipe_record
 from trainer.checkpoint import write_tensors
 from trainer.errors import Refused
 from trainer.model import GPT

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import (
+
+from tests.trainer.tiny_training import (
     LONG,
     ROOT,
     command,

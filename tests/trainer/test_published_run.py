@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TEXT, events, train_here
 from torch import Tensor
 
+from tests.trainer.tiny_training import TEXT, events, train_here
 from trainer.checkpoint import read_tensors
 from trainer.model import GPT
 from trainer.optim import make_optimizer, set_rates

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Train, events, manifest
 
 from gpurun.data.run_shards import prepared
 from gpurun.jobs.training.recipe import list_recipes, load_recipe, resolve
+from tests.trainer.tiny_training import Train, events, manifest
 
 STEPS = ("train.steps=4", "train.checkpoint_every=4", "train.log_every=1", "eval.every=4")
 SHORT = (*STEPS, "schedule.warmup_steps=1", "sample.tokens=4")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TEXT, events, recipe_record, train_here
 from torch import Tensor
 
 from gpurun.data.adopt import adopt
+from tests.trainer.tiny_training import TEXT, events, recipe_record, train_here
 from trainer.data import Samples, TokenRow
 from trainer.model import GPT
 from trainer.recipe import ModelConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Train, events, recipe_record
 
+from tests.trainer.tiny_training import Train, events, recipe_record
 from trainer.checkpoint import read_tensors, write_tensors
 from trainer.errors import Refused
 from trainer.replay import replay

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, manifest, patience_s, recipe_record
 
+from tests.trainer.tiny_training import Train, events, manifest, patience_s, recipe_record
 from trainer import evaluate
 from trainer.checkpoint import CheckpointStore, read_checkpoint
 from trainer.errors import SaveFailed, Spiked

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import (
+
+from tests.trainer.tiny_training import (
     ROOT,
     Train,
     command,
@@ -29,7 +30,6 @@ from conftest import (
     write_data,
     write_items,
 )
-
 from trainer.checkpoint import Checkpoint, read_checkpoint
 from trainer.distributed import Device, Processes, fits_replicated
 from trainer.evaluate import accuracy

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import ROOT
 
+from tests.trainer.tiny_training import ROOT
 from trainer.evaluate import TextTask
 from trainer.model import GPT
 from trainer.recipe import ModelConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Train, events, losses, manifest, patience_s, recipe_record
 
+from tests.trainer.tiny_training import Train, events, losses, manifest, patience_s, recipe_record
 from trainer import optim
 from trainer.checkpoint import read_checkpoint
 from trainer.data import BatchPlan, smaller

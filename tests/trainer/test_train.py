@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TEXT, Train, events, manifest, recipe_record, write_data
 
+from tests.trainer.tiny_training import TEXT, Train, events, manifest, recipe_record, write_data
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
 from trainer.distributed import prepare_allocator

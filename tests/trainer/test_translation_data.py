@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import shard_entry, write_shard
 from translation_lab import CONTEXT, Lab, lab_recipe, open_lab, written
 
 from gpurun.core.errors import UsageError
 from gpurun.data.pairs.grammar import english_german
+from tests.trainer.tiny_training import shard_entry, write_shard
 from trainer.data import plan_batch, sample_starts
 from trainer.errors import Refused
 from trainer.pair_tokenizer import PairTokenizer

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Train, events, losses, run_command
 from translation_lab import CONTEXT, lab_recipe, open_lab, written
 
+from tests.trainer.tiny_training import Train, events, losses, run_command
 from trainer import generate
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import recipe_record
 
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
 from gpurun.data.run_shards import write_prompts
+from tests.trainer.tiny_training import recipe_record
 from trainer.data import BatchPlan, plan_batch, position_seed, sample_starts
 from trainer.distributed import Processes
 from trainer.optim import learning_rate, make_optimizer, set_learning_rate

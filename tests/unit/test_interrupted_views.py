@@ -97,7 +97,8 @@ def test_a_ctrl_c_at_the_question_of_the_price_spends_nothing_and_is_no_refusal(
     """A script that goes on after a person's `n` (3) must end with the person's Ctrl-C, as a shell's commands do."""
     monkeypatch.setattr(Session, "interactive", property(lambda self: True))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=Mock(side_effect=KeyboardInterrupt)))
-    priced = Mock(worst_micros=4_000_000, most_micros=4_000_000, command=None, mode=Mode.PAID)
+    priced = Mock(worst_micros=4_000_000, most_micros=4_000_000, mode=Mode.PAID)
+    priced.job.python = ""
     monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda *_, **__: priced)
     monkeypatch.setattr("gpurun.cli.commands.plan.shown", lambda *_: "the plan")
     monkeypatch.setattr(sys, "argv", ["gpurun", "train", "mini-gpt", "--max-cost", "5"])

@@ -633,8 +633,8 @@ def test_the_step_proves_a_death_through_hangs_lies_lost_answers_and_old_lists(
     cloud.fail("terminate", None, Fault.HANG_BEFORE, Fault.ERROR_AFTER, Fault.DROP_RESPONSE)
     cloud.fail("list", None, Fault.STALE, Fault.EDGE_BEFORE)
     cloud.fail("read", Fault.ERROR_BEFORE)
-    notes = [event for event, _ in end(lamb, clock, born.id, TOKEN, run="fox-41")]
-    assert str(notes[-1]) == "death.proven"
+    notes = list(end(lamb, clock, born.id, TOKEN, run="fox-41"))
+    assert notes[-1].event == "death.proven"
     assert (cloud.world.alive, cloud.world.meter.running, cloud.world.widest.running) == ([], [], [])
 
 

@@ -90,9 +90,9 @@ def test_a_wall_clock_that_jumps_back_silences_nothing() -> None:
 
 
 def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
-    """Plain lines and the live view are for who has read a journal, and has pydantic for that."""
+    """Plain lines, the live view and the audit's table are for who has read journals, and has pydantic for that."""
     code = (
-        "import sys\nfrom gpurun.view import audit_table, envelope, error_text, list_tables\n"
+        "import sys\nfrom gpurun.view import envelope, error_text, list_tables\n"
         "from gpurun.view import plan_screen, receipt_screen\n"
         "sys.exit(any(name in sys.modules for name in ('rich', 'pydantic', 'torch', 'numpy')))"
     )

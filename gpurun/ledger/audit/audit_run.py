@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.artifact_names import path_of
 from gpurun.core.collected_record import files_of
+from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_events import RunOpened
 from gpurun.core.journal_records import Record, opened_of
 from gpurun.core.money import Figure, Micros, format_usd
@@ -19,7 +20,6 @@ from gpurun.core.paths import RunFolder, open_regular, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
-from gpurun.core.run_plan import terms_in
 from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import differences

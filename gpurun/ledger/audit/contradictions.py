@@ -17,9 +17,9 @@ from typing import Any
 
 from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
+from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import trainer_told
-from gpurun.core.run_plan import terms_in
 from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
 from gpurun.core.untrusted import lines_of, plain_line, read_object, whole
 from gpurun.ledger.audit.rentals import named, seconds_between

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import on_gpu
 from gpurun.core.receipt_rules import RULES
-from gpurun.core.run_plan import terms_in
 from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.rentals import (
     is_imported,

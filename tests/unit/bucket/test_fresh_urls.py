@@ -63,9 +63,8 @@ def machine() -> Machine:
 @pytest.fixture
 def pushing(s3: S3Emulator, clock: Waiting, machine: Machine, tmp_path: Path) -> Pushing:
     choices, offer = SimpleNamespace(stage="s3://shards/gpt"), SimpleNamespace(provider="lambda", region="us-east-1")
-    plan = SimpleNamespace(
-        choices=choices, run="fox-41", checkpoint_bytes=12_000, stage=None, offer=offer, steps=30, resolved={}
-    )
+    job = SimpleNamespace(checkpoint_bytes=12_000, more_kept=0, steps=30)
+    plan = SimpleNamespace(choices=choices, run="fox-41", stage=None, offer=offer, job=job)
     folder = SimpleNamespace(push_key=tmp_path / "push.key", path=tmp_path)
     context = SimpleNamespace(
         clock=clock, plan=plan, folder=folder, seconds_left=lambda _: 3600.0, raise_if_stopped=lambda _: None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpurun.core.errors import UsageError
@@ -64,6 +64,7 @@ STORY = st.text(alphabet="ab é\n<|", min_size=1, max_size=30).filter(lambda s: 
 
 
 @given(st.lists(STORY, min_size=2, max_size=12), st.lists(st.integers(0, 10_000), max_size=6))
+@example(["|<|a", "||"], [])
 @settings(max_examples=150, deadline=None)
 def test_marks_part_a_text_into_the_same_documents_wherever_it_is_divided(stories: list[str], cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
