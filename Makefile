@@ -35,7 +35,7 @@ style: venv
 types: venv
 	@$(BIN)/mypy
 
-# What a reader of gpurun meets: the table of docs/ARCHITECTURE.md, as it is now.
+# What a reader of gpurun meets: the table of docs/dev/ARCHITECTURE.md, as it is now.
 house: venv
 	@$(BIN)/python -m tests.journeys.house
 
@@ -49,7 +49,7 @@ bench-pack: venv
 bench-rental: venv
 	@$(BIN)/python tests/bench/bench_rental.py
 
-# All rows of "Uploads and downloads" in docs/BENCHMARKS.md, at full size, and what is lost or sent twice.
+# All rows of "Uploads and downloads" in docs/dev/BENCHMARKS.md, at full size, and what is lost or sent twice.
 bench-transfer: venv
 	@$(BIN)/python tests/bench/bench_transfer.py --full
 	@$(BIN)/python tests/bench/bench_rental.py
@@ -78,11 +78,11 @@ bench-presets: venv
 
 # Prices of the packaged catalogue, read again from every cloud with a key: look at the difference, then commit it.
 catalog: venv
-	@$(BIN)/python docs/refresh_catalog.py
+	@$(BIN)/python docs/dev/refresh_catalog.py
 
 # The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv
-	@$(BIN)/python docs/draw_live.py $(RUN) $(STEP) > docs/live.svg
+	@$(BIN)/python docs/dev/draw_live.py $(RUN) $(STEP) > docs/live.svg
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

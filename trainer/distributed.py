@@ -283,7 +283,7 @@ class DataParallel(ParallelStrategy):
     """torch's DDP: each process holds all, and gradients are averaged while backward still computes earlier ones.
 
     DDP lays its buckets out again after its first backward, and another layout rounds sums differently. After a warm-up
-    a resumed run adds in the order of one that never stopped (docs/adr/0008).
+    a resumed run adds in the order of one that never stopped (docs/dev/adr/0008).
     """
 
     kind = "ddp"

@@ -38,7 +38,7 @@ from gpurun.providers.catalog import asked_as, terms_of
 
 DESTROY_S = 120
 EXPECTED_BOOT_SHARE = 0.5  # Of the limit; AWS was seen to be ready after 101 to 147 of its 300 s (SkyPilot, PR 4091).
-EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/BENCHMARKS.md); the death's proof alone takes 30.
+EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/dev/BENCHMARKS.md); the death's proof alone takes 30.
 MARGIN = 3
 MOST_HOURS = 24 * 365
 MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # No lease is longer, and no date is beyond what a calendar has.

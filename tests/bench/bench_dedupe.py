@@ -5,7 +5,8 @@
 Clean is a document whose Jaccard similarity with every other one, computed from the whole sets of runs of five words by
 a sparse matrix product and not by any signature, is below the threshold. Planted are copies with other white space,
 copies of which 2 to 5 % of the words were changed, and other texts under an address written in another way. With
---many, fingerprints of that many made-up documents are searched, for the memory. Prints rows for docs/BENCHMARKS.md.
+--many, fingerprints of that many made-up documents are searched, for the memory. Prints rows for
+docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations

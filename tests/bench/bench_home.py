@@ -2,7 +2,7 @@
 
 Makes the home (tests/many_runs.py: closed runs with receipts in one chain, and three that are open) and runs each verb
 in a process of its own: processor seconds, and the most memory that it had resident. The same of an empty home stands
-beside it. `--home` takes one that was made before. Prints figures for docs/BENCHMARKS.md.
+beside it. `--home` takes one that was made before. Prints figures for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Ours is the whole way: survey, digests, compression, a pipe, the real agent in a process of its own, which verifies
 every digest and fsyncs every file; tar does neither. The bar is a third of tar's time and 200 MB of memory on either
-side. Needs three times the size in the temporary folder, and cleans up. Prints one row for docs/BENCHMARKS.md.
+side. Needs three times the size in the temporary folder, and cleans up. Prints one row for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 1.5B, both presets, batches, chunked and whole logits, dropout, precisions, portions, replicas, Muon: the largest error
 of each group either way. `plan`: forty offers of the catalogue, judged and ranked, processor time, the median; and the
 whole command, interpreter and all. `time`: runs of the real trainer on this machine; what is told at the fiftieth step
-against the end. Prints rows for docs/BENCHMARKS.md.
+against the end. Prints rows for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations

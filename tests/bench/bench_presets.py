@@ -9,7 +9,8 @@ seed, is the tokens at which the validation loss of `modern` (a straight line be
 that with which `faithful` ended, over all tokens of `faithful`. The bar is 0.6.
 
 Runs are kept in the work folder: one that is done is not run again, one that was broken off goes on from its last
-checkpoint, and the same command goes on with the rest. Writes presets.json there, prints rows for docs/BENCHMARKS.md.
+checkpoint, and the same command goes on with the rest. Writes presets.json there, prints rows for
+docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def compare(lab: Lab, steps: int, share: float, rates: Sequence[float], seeds: i
 
 
 def show(found: dict[str, object], seeds: int, share: float) -> None:
-    """Print rows for docs/BENCHMARKS.md: the ratio of each seed, then their median and spread."""
+    """Print rows for docs/dev/BENCHMARKS.md: the ratio of each seed, then their median and spread."""
     pairs: list[dict[str, object]] = found["pairs"]  # type: ignore[assignment]
     rates: dict[str, float] = found["rates"]  # type: ignore[assignment]
     date = f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores"

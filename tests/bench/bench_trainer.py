@@ -11,7 +11,7 @@ above 1. `--cpu-time` counts the process's seconds on the processor instead: for
 thread. Peak memory is taken in a process of its own (resident, above what was there before the model), and, for 124M at
 64 x 1024 in bf16, traced by torch's MemTracker on fake tensors. `--rows stall` is what a checkpoint costs: blocks with
 one, until it is on the disk, and blocks without, in turn, over the time of the 250 steps that lie between two. Prints
-rows for docs/BENCHMARKS.md.
+rows for docs/dev/BENCHMARKS.md.
 """
 
 from __future__ import annotations

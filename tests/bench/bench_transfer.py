@@ -3,7 +3,7 @@
     python tests/bench/bench_transfer.py [--full] [--rounds 2] [--rows shards,home,cuts,memory]
 
 A proxy on loopback makes the way 100 ms long. Each round does ours and theirs one after the other; the best of each
-counts (of twice as many without distance), and what is printed are ratios, rows for docs/BENCHMARKS.md. Ours reads,
+counts (of twice as many without distance), and what is printed are ratios, rows for docs/dev/BENCHMARKS.md. Ours reads,
 hashes, compresses, sends, unpacks and verifies every digest, and syncs what comes home; the others do less. `--full`
 are the real sizes, ten minutes of them; the default sizes show in one that it works, and are mostly login.
 """

@@ -232,7 +232,7 @@ def interval(ratios: list[float], draws: int = 4000) -> tuple[float, float]:
 
 
 def where() -> str:
-    """Date and machine, as a row of docs/BENCHMARKS.md has them."""
+    """Date and machine, as a row of docs/dev/BENCHMARKS.md has them."""
     place = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     if torch.cuda.is_available():
         place = torch.cuda.get_device_name()

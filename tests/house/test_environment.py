@@ -7,7 +7,9 @@ import re
 
 from house_sources import sources
 
+from gpurun.core.credentials import VARIABLES
 from gpurun.core.settings import DEFAULTS
+from gpurun.providers.registry import OVERRIDES
 
 ENVIRONMENT = """
     GPURUN_HOME GPURUN_RECIPE GPURUN_MAX_COST GPURUN_PROVIDERS GPURUN_COLOR GPURUN_ON_INTERRUPT GPURUN_UPLINK
@@ -39,9 +41,9 @@ def variables_read(tree: ast.Module) -> set[str]:
 
 
 def test_environment_variables() -> None:
-    """Every variable that gpurun reads, and every name of ours that stands anywhere in it."""
-    ours = re.compile(r"(GPURUN|RUNPOD|LAMBDA)_[A-Z_]+")
-    read = {f"GPURUN_{key.upper().replace('.', '_')}" for key in DEFAULTS}
+    """Every variable that gpurun reads, those of its providers, and every name of ours that stands anywhere in it."""
+    ours = re.compile(r"GPURUN_[A-Z_]+")
+    read = {f"GPURUN_{key.upper().replace('.', '_')}" for key in DEFAULTS} | {*VARIABLES.values(), *OVERRIDES.values()}
     for source in sources("gpurun"):
         constants = [node.value for node in ast.walk(source.tree) if isinstance(node, ast.Constant)]
         read |= variables_read(source.tree) | {c for c in constants if isinstance(c, str) and ours.fullmatch(c)}

@@ -1,4 +1,4 @@
-"""docs/GLOSSARY.md gives one meaning a word, and modules are named by it."""
+"""docs/dev/GLOSSARY.md gives one meaning a word, and modules are named by it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from house_sources import ROOT, Source, sources
 
-PAGE = (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "dev" / "GLOSSARY.md").read_text(encoding="utf-8")
 RETIRED = set(re.findall(r"`(\w+)`", PAGE.rpartition("Words that no module is named with")[2]))
 
 

@@ -6,7 +6,8 @@ import ast
 
 from house_sources import Source, sources
 
-PROVIDERS = {"runpod", "lambda", "aws", "slurm", "ssh", "local"}
+from gpurun.providers.registry import PROVIDERS
+
 KNOW_THEM = ("gpurun/providers/", "gpurun/core/places.py", "gpurun/core/settings.py", "gpurun/cli/commands/auth.py")
 """Where a place is made, what is known of it by its name, a table of config.toml, and the verb that keeps a key."""
 
@@ -26,7 +27,7 @@ def test_no_providers_name_is_compared_outside_its_own_room() -> None:
         for source in sources("gpurun")
         if not source.path.startswith(KNOW_THEM)
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Compare) and constants(node) & PROVIDERS and not is_of_a_kind(node)
+        if isinstance(node, ast.Compare) and constants(node) & set(PROVIDERS) and not is_of_a_kind(node)
     ]
     assert not asked, "\n".join(asked)
 

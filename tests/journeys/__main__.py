@@ -1,4 +1,4 @@
-"""The journeys of docs/ARCHITECTURE.md: `python -m tests.journeys NAME...` prints the files that each enters, as JSON.
+"""The journeys of docs/dev/ARCHITECTURE.md: `python -m tests.journeys NAME...` prints each one's files, as JSON.
 
 In a process of their own, so that nothing that a test has done already is missing; those of one rental share it.
 """

@@ -131,7 +131,7 @@ def test_every_card_has_one_peak_for_the_plan_and_for_the_trainers_mfu() -> None
 def test_a_catalogue_that_is_read_again_has_the_prices_of_the_clouds_and_keeps_what_they_do_not_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "dev"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     import refresh_catalog
 

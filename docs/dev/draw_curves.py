@@ -1,4 +1,4 @@
-"""Takes the chart of losses out of a report and makes a picture of it: draw_curves.py report.html > docs/curves.svg.
+"""Takes the chart of losses out of a report and makes a picture of it: draw_curves.py report.html > curves.svg.
 
 The page comes from `gpurun report RUN... --html report.html`, so that the picture shows what the report shows.
 """
