@@ -215,7 +215,7 @@ def is_alarming(record: Record) -> bool:
 _TEARDOWNS = {
     Teardown.DESTROYED: "destroyed, proven gone",
     Teardown.PROCESSES_KILLED_HOST_KEPT: "every process ended, proven; this machine stays",
-    Teardown.RELEASED: "released, proven gone from Slurm",
+    Teardown.RELEASED: "released, proven gone",
     Teardown.STOPPED_DISK_BILLED: "stopped; its disk is still billed",
     Teardown.EXPIRES_AT: "left to expire by itself",
     Teardown.USER_OPERATED: "left running: ending it is yours to do",

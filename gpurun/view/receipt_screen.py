@@ -29,7 +29,7 @@ _TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "co
 _TEARDOWNS = {
     "destroyed": ("Destroyed", "PROVEN", "good"),
     "processes_killed_host_kept": ("Ended", "PROVEN, this machine stays", "good"),
-    "released": ("Released", "PROVEN, the job is gone from Slurm", "good"),
+    "released": ("Released", "PROVEN, the provider has it no more", "good"),
     "stopped_disk_billed": ("Stopped", "its disk is still billed", "warn"),
     "expires_at": ("Teardown", "expires by itself", "warn"),
     "user_operated": ("Teardown", "yours to do: gpurun does not end this machine", "warn"),
