@@ -280,20 +280,13 @@ PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnClu
 """The class of each kind of place."""
 
 
-def mode_of(request: Request) -> Mode:
-    """Return what kind of run is asked for: a rehearsal, one on this machine, or one elsewhere."""
-    if request.dry_run:
-        return Mode.REHEARSAL
-    return Mode.LOCAL if place_kinds(request.providers) == {"here"} else Mode.PAID
-
-
 def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
     """Return the place that a request names, in which its job runs or is rehearsed; UsageError where it names none.
 
     `joins_nodes`: the job can run on several nodes together.
     """
     require_known(request.providers)
-    kinds, mode = place_kinds(request.providers), mode_of(request)
+    kinds, mode = place_kinds(request.providers), request.mode
     named = PLACES[next(iter(kinds))] if len(kinds) == 1 else Clouds
     for name in ("host", "jump", "python"):
         if getattr(request, name) and name not in named.takes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate
 from gpurun.core.run_plan import Request, terms_in
-from gpurun.planning.continue_from import newest_whole
+from gpurun.jobs.training.continued_training import newest_whole
 
 
 def next_command(told: Predicate, folder: RunFolder, shutdown: str = "") -> str:
