@@ -1,4 +1,7 @@
-"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds."""
+"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds.
+
+`chunks.py` has the protocol.
+"""
 
 from __future__ import annotations
 
