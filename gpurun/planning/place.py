@@ -182,7 +182,9 @@ class OwnCluster(Place):
         from gpurun.providers.slurm.lease import gpu_hours, lease_of_job, may_outlive
 
         assert chosen.lease is not None
-        offer, part, most = chosen.offer, self._partition, self.request.choices.max_gpu_hours
+        offer = chosen.offer
+        part = self._partition
+        most = self.request.choices.max_gpu_hours
         lease = lease_of_job(chosen.lease, offer, part, self.request.choices, self.cap)
         worst = rental_cost(offer, lease.total_s + lease.kill_allowance_s, job.home_bytes, job.disk_gb)
         of_cap = "" if most is None else f" of the {most:g} allowed"

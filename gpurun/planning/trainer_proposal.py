@@ -219,7 +219,9 @@ class TrainerProposal(Proposal):
 
     def _told(self, plan: Plan) -> Plan:
         """Return the plan with what its recipe, its data and the run that it goes on from give reason to say."""
-        request, desk, resolved = self.request, self.desk, self.resolved.record
+        request = self.request
+        desk = self.desk
+        resolved = self.resolved.record
         notes: list[str] = []
         if request.choices.core_bundle or resolved["eval"].get("core"):
             from gpurun.jobs.training.core_tasks import core_note, demand_bundle
@@ -243,10 +245,12 @@ class TrainerProposal(Proposal):
                 other_runs_from,
             )
 
-            notes += [] if plan.choices.stage else earlier_bucket_note(plan.continues, desk.home)
+            if not plan.choices.stage:
+                notes += earlier_bucket_note(plan.continues, desk.home)
             notes += longer_schedule_note(plan.continues, resolved["train"]["steps"])
             warnings += other_runs_from(plan.continues, desk.home)
-            warnings += other_than_before(plan, desk.home) if plan.job.trainer else ()
+            if plan.job.trainer:
+                warnings += other_than_before(plan, desk.home)
         if request.quoted is not None:
             from gpurun.planning.plan_file import since_quoted
 

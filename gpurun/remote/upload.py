@@ -112,7 +112,10 @@ class _Upload:
         clock: Clock,
         timeout_s: float,
     ) -> None:
-        self._far, self._pack, self._codec, self._on_progress = far, pack, codec, on_progress
+        self._far = far
+        self._pack = pack
+        self._codec = codec
+        self._on_progress = on_progress
         self._clock, self._end_mono = clock, clock.monotonic() + timeout_s
         self._reading, self._counting = threading.Lock(), threading.Lock()
         self._there: dict[int, str] = {}
@@ -167,7 +170,9 @@ class _Upload:
                 self.begin(self._parts, "settled")
                 if len(self._there) <= before or self._left_s() <= 0:
                     raise trouble
-            self._todo, self._unsure, self._trouble = deque(left), [], None
+            self._todo = deque(left)
+            self._unsure = []
+            self._trouble = None
         self._pack.content_bytes = self._pack.survey.total_bytes
 
     def settle(self) -> Shipped:

@@ -84,7 +84,9 @@ class _Reader:
     """Follows one command."""
 
     def __init__(self, command: Command, root: Path) -> None:
-        self.found, self.root, self.argv = CommandSource(), root, command.argv
+        self.found = CommandSource()
+        self.root = root
+        self.argv = command.argv
         said = command.env.get("PYTHONPATH", "")
         self.more = [os.path.normpath(place) for place in said.split(":") if place and not os.path.isabs(place)]
         self.seen: set[tuple[str, bool]] = set()

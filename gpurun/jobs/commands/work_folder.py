@@ -120,7 +120,8 @@ def copied(command: Command, found: WorkFolder, into: Path) -> Command:
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-        executable += [name] if os.access(path, os.X_OK) else []
+        if os.access(path, os.X_OK):
+            executable.append(name)
     into.mkdir(parents=True, exist_ok=True)
     return command.model_copy(update={"executable": tuple(executable), "commit": commit_of(command.folder)})
 
@@ -158,7 +159,9 @@ class _Walk:
 
     def __init__(self, root: Path, command: Command, home: Path | None, most_files: int = MOST_FILES) -> None:
         self.root, self.home, self.most_files = root, home, most_files
-        self.files, self.left_out, self.hidden = dict[str, Path](), dict[str, int](), dict[str, Path]()
+        self.files = dict[str, Path]()
+        self.left_out = dict[str, int]()
+        self.hidden = dict[str, Path]()
         self.decided: list[str] = []
         self.include, self.exclude = (GitIgnoreSpec.from_lines(globs) for globs in (command.include, command.exclude))
         self._git: list[tuple[Path, GitIgnoreSpec]] = []

@@ -106,7 +106,9 @@ class Bucket:
 
     def below(self) -> dict[str, int]:
         """The objects below the prefix, by their names from there on, each with its size."""
-        prefix, found, after = f"{self.address.key()}/".lstrip("/"), dict[str, int](), dict[str, str]()
+        prefix = f"{self.address.key()}/".lstrip("/")
+        found = dict[str, int]()
+        after = dict[str, str]()
         while True:
             answer = self._call("list_objects_v2", "", Prefix=prefix, **after)
             for one in answer.get("Contents") or ():

@@ -94,7 +94,9 @@ class Program:
         # `exec` keeps the process that the server leads a session with, so that its group is the program's.
         line = "exec " + shlex.join(["sh", "-c", _RUN, "gpurun", mark, folder, *argv])
         self._mark = re.compile(mark.encode("ascii") + rb" (\d{1,19})\n")
-        self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
+        self._noise = bytearray()
+        self._stdout = bytearray()
+        self._stderr = bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
         self._is_fed = stdin is not None  # Else its input ends at once: a shell in its place must not wait for one.
