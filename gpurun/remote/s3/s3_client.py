@@ -219,7 +219,8 @@ class Bucket:
         if isinstance(error, SetupError | BucketLost):
             raise error
         if isinstance(error, ClientError):
-            told, status = error.response.get("Error", {}), _status(error.response)
+            told = error.response.get("Error", {})
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
             code = str(told.get("Code") or status)
             words = " ".join(str(told.get("Message") or "").split())[:300]
             if (status >= 500 and status != 507) or code in PASSING:
@@ -261,10 +262,6 @@ class Bucket:
 def _headers(answer: Any) -> dict[str, str]:
     found: dict[str, str] = answer.get("ResponseMetadata", {}).get("HTTPHeaders") or {}
     return found
-
-
-def _status(answer: Any) -> int:
-    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
 
 
 def _is_archived(answer: Any) -> bool:

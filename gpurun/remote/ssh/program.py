@@ -139,7 +139,10 @@ class Program:
     def _run(self, line: str, chunks: Iterator[bytes]) -> None:
         """Ask for the program and, once it has begun, feed it."""
         try:
-            channel = self._opened()
+            if self._sink is None:
+                channel = self._connection.channel()
+            else:
+                channel = self._connection.channel(STREAM_WINDOW_BYTES, self._take)
             if channel is None:
                 self._fail(NoRoom(f"{self._connection.where} runs no more programs at once over one connection."))
                 return
@@ -152,11 +155,6 @@ class Program:
             return
         if not self._is_fed or (self._begun.wait() and self.group is not None):
             self._feed(channel, chunks)
-
-    def _opened(self) -> Channel | None:
-        if self._sink is None:
-            return self._connection.channel()
-        return self._connection.channel(STREAM_WINDOW_BYTES, self._take)
 
     def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
         """Send the input and its end.
