@@ -23,7 +23,6 @@ from paramiko.ssh_exception import IncompatiblePeer
 from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError
 from gpurun.core.records import Address
-from gpurun.core.retry import Retry
 from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
 from gpurun.remote.key_pairs import AGENT, fingerprint, private_key
@@ -96,8 +95,7 @@ class Connection:
         What comes on it is kept until it is asked for, or goes to `take` at once, by the connection's own thread. What
         it raises is the library's.
         """
-        clock = self._wire.clock
-        retry = Retry(clock, ROOM_LOOK_S, limit_s=ROOM_S)
+        clock, end_mono = self._wire.clock, self._wire.clock.monotonic() + ROOM_S
         while True:
             asked_mono = clock.monotonic()
             try:
@@ -108,8 +106,9 @@ class Connection:
                 if is_answered and self._has_open():
                     return None
                 # Else the server may be about to notice that the program before this one has ended.
-                if not is_answered or not retry.pauses():
+                if not is_answered or clock.monotonic() >= end_mono:
                     raise
+                clock.sleep(ROOM_LOOK_S)
         self.round_trip_s = min(self.round_trip_s, clock.monotonic() - asked_mono)
         with self._counting:
             self._channels.add(channel)
