@@ -43,9 +43,9 @@ def command_request(session: Session, **typed: Any) -> Request:
     if typed["dry_run"] and typed["hours"] is None:
         request = request.model_copy(update={"hours": typed["dry_run_seconds"] / 3600})
     if typed["continues"] is not None:
-        from gpurun.planning.resumed_command import as_before
+        from gpurun.jobs.commands.continued_command import command_as_before
 
-        request = as_before(request, session.home, usual_providers(session))
+        request = command_as_before(request, session.home, usual_providers(session))
     return request.model_copy(update={"command": _with_pip(request, typed["pip"])})
 
 

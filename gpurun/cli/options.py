@@ -119,9 +119,9 @@ def request_from(session: Session, **typed: Any) -> Request:
     )
     if continues is None:
         return request
-    from gpurun.planning.continue_from import as_before
+    from gpurun.jobs.training.continued_training import training_as_before
 
-    return as_before(request, session.home, usual_providers(session))
+    return training_as_before(request, session.home, usual_providers(session))
 
 
 def _init(typed: dict[str, Any]) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def _init(typed: dict[str, Any]) -> tuple[str, ...]:
     if not typed["init"]:
         return ()
     from gpurun.core.errors import UsageError
-    from gpurun.jobs.training.checkpoint_file import INIT_FOLDER
+    from gpurun.jobs.training.initial_weights import INIT_FOLDER
 
     for flag, is_said in (
         ("--from", bool(typed["continues"])),

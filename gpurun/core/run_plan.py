@@ -22,6 +22,7 @@ from gpurun.core.job_terms import TERMS, JobTerms
 from gpurun.core.made_before import Earlier as Earlier
 from gpurun.core.made_before import Quoted as Quoted
 from gpurun.core.money import Micros
+from gpurun.core.places import place_kinds
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
 from gpurun.core.uplink import Uplink
@@ -132,6 +133,13 @@ class Request(Frozen):
     def recipe_word(self) -> str:
         """The recipe as a command that is to be copied names it."""
         return shlex.quote(self.recipe)
+
+    @property
+    def mode(self) -> Mode:
+        """Return what kind of run is asked for: a rehearsal, one on this machine, or one elsewhere."""
+        if self.dry_run:
+            return Mode.REHEARSAL
+        return Mode.LOCAL if place_kinds(self.providers) == {"here"} else Mode.PAID
 
 
 class Estimate(Frozen):

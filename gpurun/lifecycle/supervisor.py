@@ -160,19 +160,16 @@ def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], 
     Between two tries nobody holds the run: a command that waits for it hears that it is not proven gone, and may go on.
     """
     retry = Retry(clock, AGAIN_S, longest_s=LONGEST_PAUSE_S)
-    while True:
-        try:
-            return supervised()
-        except RunHeld:
-            raise
-        except Exception as error:
-            if not is_billing():
-                raise
-            if isinstance(error, GpurunError):
-                logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, retry.pause_s)
-            else:
-                logging.error("gpurun itself failed. Once more in %.0f s.", retry.pause_s, exc_info=error)
-            retry.wait(error)
+
+    def failed(error: Exception) -> None:
+        if isinstance(error, RunHeld) or not is_billing():
+            raise error
+        if isinstance(error, GpurunError):
+            logging.error("%s: %s %s Once more in %.0f s.", error.code, error.what, error.hint, retry.pause_s)
+        else:
+            logging.error("gpurun itself failed. Once more in %.0f s.", retry.pause_s, exc_info=error)
+
+    return retry.until_done(supervised, Exception, failed=failed)
 
 
 def _is_billing(home: Home, run: str) -> bool:

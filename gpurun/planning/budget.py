@@ -327,7 +327,9 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     """
     if lease is None or guess.train_s is None or guess.tokens_per_s is None or guess.likely_s is None:
         return None
-    first, left, steps = recipe.first_step, recipe.steps_left, recipe.tables.train.steps
+    first = recipe.first_step
+    left = recipe.steps_left
+    steps = recipe.tables.train.steps
     step = steps
     if lease.train_s < guess.likely_s:
         tokens = steps_of_work(recipe) * recipe.tables.train.batch_tokens

@@ -89,7 +89,9 @@ def elsewhere(request: Request, full: ResolvedRecipe, place: Place, quoted: Quot
 
     A machine without a GPU is among them only where the recipe is trained on one as it is written.
     """
-    need, vocab, cap = need_of(request, full, is_rented=True), vocabulary_of(full), place.cap
+    need = need_of(request, full, is_rented=True)
+    vocab = vocabulary_of(full)
+    cap = place.cap
     beside = others(request, need, on_cpu=_on_cpu(full), asked=quoted.asked)
     found = candidates(
         beside,

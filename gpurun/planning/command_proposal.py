@@ -24,6 +24,7 @@ from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
 from gpurun.jobs.command import CommandJob
 from gpurun.jobs.commands.command_program import startable, with_notebook
+from gpurun.jobs.commands.continued_command import with_checkpoint
 from gpurun.jobs.commands.rehearsal_venv import is_built, venv_python
 from gpurun.jobs.commands.upload_advice import (
     demand_decided,
@@ -41,9 +42,8 @@ from gpurun.ledger.write_receipt import read_receipt
 from gpurun.planning.budget import demand_hours, lease_for, worst_case
 from gpurun.planning.candidates import Quote, on_sale, price_notes, unless_weak
 from gpurun.planning.market import Market
-from gpurun.planning.place import Desk, Place, mode_of
+from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
-from gpurun.planning.resumed_command import goes_on
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import catalogued, parse_gpu
 from gpurun.remote.s3.address import parse_address
@@ -70,7 +70,7 @@ class CommandProposal(Proposal):
         work = desk.home.staged_data(desk.run) / "work"
         self._uploaded = _uploaded(request, work, desk.home, is_asked=is_asked, admit=admit)
         super().__init__(self._uploaded.request, desk)
-        self.command, self.earlier = goes_on(self._uploaded.command, self.request, desk.home, work)
+        self.command, self.earlier = with_checkpoint(self._uploaded.command, self.request, desk.home, work)
         self._data = data_of(self.request, work.parent, desk.clock, desk.say)
         self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
 
@@ -195,7 +195,7 @@ class _Upload:
 
 def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit: Admit) -> _Upload:
     """Look at what is uploaded for a command, and copy it to `work`."""
-    mode, command = mode_of(request), request.command
+    mode, command = request.mode, request.command
     if command is None:
         raise ValueError("the request has no command")
     for name in command.secrets:

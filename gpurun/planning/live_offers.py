@@ -57,12 +57,7 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
         raise no_such_region(choices.region, elsewhere)
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
     wanted = [offer for offer in offers if offer.spot == choices.spot]
-    chosen = tuple(_in_region(wanted, choices.region))
-    return Market(chosen, silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
-
-
-def _in_region(offers: Sequence[Offer], region: str | None) -> list[Offer]:
-    """The offers of a region; one that is for any region becomes one for this."""
-    if region is None:
-        return list(offers)
-    return [offer.model_copy(update={"region": region}) for offer in offers if offer.region in (region, "any")]
+    if choices.region is not None:  # An offer that is for any region becomes one for this.
+        here = {"region": choices.region}
+        wanted = [offer.model_copy(update=here) for offer in wanted if offer.region in (choices.region, "any")]
+    return Market(tuple(wanted), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)

@@ -156,7 +156,10 @@ def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last
 
 def _settled(request: Request, login: Login, identity: str, home: Home, clock: Clock) -> tuple[Box, list[str]]:
     """How a box is logged in to, by the host key that is expected there, and what a plan says of that."""
-    _load(identity)
+    from gpurun.remote.ssh.connection import identities
+
+    with identities(identity):  # A key that cannot be used is refused before any machine is asked.
+        pass
     way, told = _on_the_way(request, home, clock)
     host_key, trusted = _host_key(request, login, identity, way, home, clock)
     told.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
@@ -201,14 +204,6 @@ def _identity(request: Request, home: Home) -> str:
             f"{public}",
         )
     return str(folder / "client")
-
-
-def _load(identity: str) -> None:
-    """Refuse a key that cannot be used, before anybody is asked anything."""
-    from gpurun.remote.ssh.connection import identities
-
-    with identities(identity):
-        pass
 
 
 def _on_the_way(request: Request, home: Home, clock: Clock) -> tuple[dict[str, str], list[str]]:

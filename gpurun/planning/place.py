@@ -182,7 +182,9 @@ class OwnCluster(Place):
         from gpurun.providers.slurm.lease import gpu_hours, lease_of_job, may_outlive
 
         assert chosen.lease is not None
-        offer, part, most = chosen.offer, self._partition, self.request.choices.max_gpu_hours
+        offer = chosen.offer
+        part = self._partition
+        most = self.request.choices.max_gpu_hours
         lease = lease_of_job(chosen.lease, offer, part, self.request.choices, self.cap)
         worst = rental_cost(offer, lease.total_s + lease.kill_allowance_s, job.home_bytes, job.disk_gb)
         of_cap = "" if most is None else f" of the {most:g} allowed"
@@ -280,20 +282,13 @@ PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnClu
 """The class of each kind of place."""
 
 
-def mode_of(request: Request) -> Mode:
-    """Return what kind of run is asked for: a rehearsal, one on this machine, or one elsewhere."""
-    if request.dry_run:
-        return Mode.REHEARSAL
-    return Mode.LOCAL if place_kinds(request.providers) == {"here"} else Mode.PAID
-
-
 def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
     """Return the place that a request names, in which its job runs or is rehearsed; UsageError where it names none.
 
     `joins_nodes`: the job can run on several nodes together.
     """
     require_known(request.providers)
-    kinds, mode = place_kinds(request.providers), mode_of(request)
+    kinds, mode = place_kinds(request.providers), request.mode
     named = PLACES[next(iter(kinds))] if len(kinds) == 1 else Clouds
     for name in ("host", "jump", "python"):
         if getattr(request, name) and name not in named.takes:

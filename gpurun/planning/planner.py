@@ -144,18 +144,19 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
     """Return the plan with what it ships: how many files and bytes, what of them is staged, its program's digest."""
     from gpurun.jobs.survey import surveyed
-    from gpurun.planning.compile_cache import warm_notes
+    from gpurun.jobs.training.compile_cache import compile_cache_note
     from gpurun.planning.staging import with_stage
 
     trainer = home.staged_trainer(plan.run) if plan.choices.trainer else bundle_root() / "trainer"
     seen = surveyed(plan, trainer)
     seen.demand_clean()
     digest = plan.job.digest(plan, trainer)
+    warm = [compile_cache_note(plan, seen.files)] if plan.choices.warm else []
     update = {
         "job": plan.job.shipped(digest),
         "ship_files": len(seen.files),
         "ship_bytes": seen.total_bytes,
         "bundle_sha256": digest,
-        "notes": (*plan.notes, *warm_notes(plan, seen.files)),
+        "notes": (*plan.notes, *warm),
     }
     return with_stage(plan.model_copy(update=update), seen, clock)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpurun.core.places import place_kinds
 from gpurun.core.run_plan import DataSummary, Request
 from gpurun.jobs.training.recipe import ResolvedRecipe
+from gpurun.planning.candidates import need_of
 from gpurun.planning.place import Desk
 from gpurun.planning.transfer import public_shards
 
 
 def shards_of(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
     """Return the shards of a run, with weights to start or go on from and what --warm finds."""
-    from gpurun.jobs.training.checkpoint_file import take_checkpoint
-    from gpurun.jobs.training.initial_weights import started
-    from gpurun.planning.compile_cache import warmed
-    from gpurun.planning.continue_from import carried
+    from gpurun.jobs.training.compile_cache import with_compile_caches
+    from gpurun.jobs.training.continued_training import with_checkpoint_beside
+    from gpurun.jobs.training.initial_weights import started, take_checkpoint
 
     into, found = desk.home.staged_data(desk.run), prepared_shards(request, resolved, desk)
     if request.choices.init:
         take_checkpoint(Path(request.choices.init), into)
-    data = carried(started(found, resolved, into), resolved, desk.home, into)
+    data = with_checkpoint_beside(started(found, resolved, into), resolved, desk.home, into)
     if resolved.tables.eval.core:
         from gpurun.jobs.training.core_tasks import with_core
 
         data = with_core(data, request, resolved, desk.home, into, desk.say)
-    return warmed(data, request, resolved, desk.home, into)
+    need = need_of(request, resolved, is_rented=place_kinds(request.providers) <= {"cloud"})
+    return with_compile_caches(data, request, resolved, need, desk.home, into)
 
 
 def prepared_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:

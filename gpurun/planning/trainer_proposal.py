@@ -21,7 +21,7 @@ from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, hardware_of, loa
 from gpurun.planning.budget import choose, disk_gb_on, reach_words
 from gpurun.planning.candidates import Quote, best_of, elsewhere, need_of, quote
 from gpurun.planning.market import Market
-from gpurun.planning.place import Clouds, Desk, Place, mode_of
+from gpurun.planning.place import Clouds, Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public_shards, unused_notes, vocabulary_of
 from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
@@ -53,7 +53,7 @@ class TrainerProposal(Proposal):
 
     def _form(self) -> ResolvedRecipe:
         """Return the recipe in the form that is trained there, with the checkpoint that it goes on from."""
-        request, mode = self.request, mode_of(self.request)
+        request, mode = self.request, self.request.mode
         if mode is Mode.PAID:
             return self._traced(self._going_on(_rented_form(request, self.recipe)))
         if mode is Mode.REHEARSAL:
@@ -68,9 +68,9 @@ class TrainerProposal(Proposal):
     def _going_on(self, resolved: ResolvedRecipe) -> ResolvedRecipe:
         if not self.request.continues:
             return resolved
-        from gpurun.planning.continue_from import going_on
+        from gpurun.jobs.training.continued_training import with_earlier_checkpoint
 
-        return going_on(resolved, self.request, self.desk.home)
+        return with_earlier_checkpoint(resolved, self.request, self.desk.home)
 
     def _begins_at_rehearsal(self) -> bool:
         """Whether a rehearsal is to go on from another, as that of a changed trainer does."""
@@ -151,7 +151,7 @@ class TrainerProposal(Proposal):
     def beside(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Return the offers for the paid run; --set may suit the rehearsal, and not what would be paid for."""
         request = self.request
-        if mode_of(request) is not Mode.REHEARSAL or self._begins_at_rehearsal():
+        if request.mode is not Mode.REHEARSAL or self._begins_at_rehearsal():
             return (), ()
         try:
             full = resolve(self.recipe, "full", request.overrides, _processes(request), _nodes(request))
@@ -218,7 +218,9 @@ class TrainerProposal(Proposal):
 
     def _told(self, plan: Plan) -> Plan:
         """Return the plan with what its recipe, its data and the run that it goes on from give reason to say."""
-        request, desk, resolved = self.request, self.desk, self.resolved.record
+        request = self.request
+        desk = self.desk
+        resolved = self.resolved.record
         notes: list[str] = []
         if request.choices.core_bundle or resolved["eval"].get("core"):
             from gpurun.jobs.training.core_tasks import core_note, demand_bundle
@@ -236,12 +238,18 @@ class TrainerProposal(Proposal):
             notes.append(f"Of {request.data}, {plan.data.divided}.")
         if plan.continues:
             from gpurun.jobs.training.changed_trainer import other_than_before
-            from gpurun.planning.continue_from import bucket_of, longer_than, others_from
+            from gpurun.jobs.training.continued_training import (
+                earlier_bucket_note,
+                longer_schedule_note,
+                other_runs_from,
+            )
 
-            notes += [] if plan.choices.stage else bucket_of(plan.continues, desk.home)
-            notes += longer_than(plan.continues, resolved["train"]["steps"])
-            warnings += others_from(plan.continues, desk.home)
-            warnings += other_than_before(plan, desk.home) if plan.job.trainer else ()
+            if not plan.choices.stage:
+                notes += earlier_bucket_note(plan.continues, desk.home)
+            notes += longer_schedule_note(plan.continues, resolved["train"]["steps"])
+            warnings += other_runs_from(plan.continues, desk.home)
+            if plan.job.trainer:
+                warnings += other_than_before(plan, desk.home)
         if request.quoted is not None:
             from gpurun.planning.plan_file import since_quoted
 
@@ -300,7 +308,7 @@ def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[
 
 def _processes(request: Request) -> int | None:
     """One process for each GPU asked for; one here; the recipe's own number where nothing was asked."""
-    if mode_of(request) is Mode.LOCAL:
+    if request.mode is Mode.LOCAL:
         return 1
     return request.gpu.processes if request.gpu else None
 

@@ -252,7 +252,9 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
             f"{name} {text!r} is not of the form 8xA100.",
             hint="Write 8xA100, 1xH100, A100-80GB, any or cpu; 2x8xA100 is two nodes with 8 each.",
         )
-    count, asked, memory = int(match[1] or 1), match[2], match[3]
+    count = int(match[1] or 1)
+    asked = match[2]
+    memory = match[3]
     gpu = _known_name(asked, f"{name} {text!r}")
     if count < 1:
         raise UsageError("gpu.none", f"{name} {text!r} asks for no GPU.", hint=f"Write 1x{gpu}, or cpu.")

@@ -6,7 +6,7 @@ from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate
 from gpurun.core.run_plan import Request
-from gpurun.planning.continue_from import newest_whole
+from gpurun.jobs.training.continued_training import newest_whole
 
 
 def next_command(told: Predicate, folder: RunFolder, shutdown: str = "") -> str:

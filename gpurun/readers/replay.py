@@ -20,10 +20,10 @@ from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import Start, Step, events_of
 from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.jobs.trainer import CHANGED
+from gpurun.jobs.training.continued_training import newest_whole
 from gpurun.ledger.audit import AuditRow
 from gpurun.ledger.audit.audit_run import sha256_of
 from gpurun.ledger.audit.findings import NO
-from gpurun.planning.continue_from import newest_whole
 from gpurun.readers.evidence.card import MOST_STATE_BYTES
 from gpurun.readers.weights import HomeCheckpoint, ask_trainer
 

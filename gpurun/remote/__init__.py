@@ -2,5 +2,5 @@
 
 `interface` is the boundary, `local_machine` and `ssh/` fill it in, `agent/` answers over there, and `client` speaks to
 it: whatever the far side says is checked before it is believed. `archive` says what is shipped, `upload` sends it in
-parts (`chunks`), `download` brings a file home.
+parts, `download` brings a file home: `chunks` tells how, and `s3` tells of the bucket.
 """

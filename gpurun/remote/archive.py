@@ -220,7 +220,8 @@ class Pack:
         for file in self.survey.files:
             yield from self._entry(file)
         manifest = self.manifest()
-        yield _header(MANIFEST_NAME, len(manifest)) + _padded(manifest) + bytes(2 * tarfile.BLOCKSIZE)
+        padding = bytes(-len(manifest) % tarfile.BLOCKSIZE)
+        yield _header(MANIFEST_NAME, len(manifest)) + manifest + padding + bytes(2 * tarfile.BLOCKSIZE)
 
     def manifest(self) -> bytes:
         """What names the pack, once every file is known; its own sha256 is then `manifest_sha256`."""
@@ -299,10 +300,6 @@ def _header(name: str, size: int) -> bytes:
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o644
     return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "strict")
-
-
-def _padded(content: bytes) -> bytes:
-    return content + bytes(-len(content) % tarfile.BLOCKSIZE)
 
 
 class _Compressor(Protocol):

@@ -1,12 +1,27 @@
-"""A pack cut into parts: the content of its files, one after the other, in pieces of one size, each with its digest.
+"""How a pack travels in parts and a file comes back in ranges: the whole protocol, and the parts of a pack.
 
-Each part is compressed by itself, so that a cut costs only those that were under way.
+A pack is the content of its files, one after the other, cut into parts of one size, each with its sha256 and compressed
+by itself. To the machine (`upload.py` here, `agent/receive.py` and `agent/finish_upload.py` there):
+
+1. `begin` announces the layout: part size, names and sizes of the files. With `--held ask` it answers first with the
+   digests of whole files that an earlier pack or a bucket has brought; the rest is announced again (`--held settled`).
+   Then it answers which parts are there, one `INDEX SHA256` a line: what a cut or a restart has left.
+2. `receive`, in several lanes at once, takes a stream of parts: each `PART_HEAD` (index, length, length as sent,
+   sha256), then so many bytes; `END_OF_PARTS` ends it. A part that is verified is written to its place in the files
+   and noted in `.incoming/LAYOUT/verified`, whose first line names the boot: nothing is synced, so a reboot voids it.
+   After a cut, `begin` says which of the parts under way have arrived; only the others are sent again.
+3. `settle` has all digests and the manifest checked, and renames the files into place: all of them, or none.
+
+From the machine (`download.py` and `resumable_file.py` here, `agent/job_status.py` there): `get` answers a range of a
+file of the manifest. Ranges come over several lanes; what has arrived is listed beside the content in
+`.partial/SHA256.parts`, and the file gets its name once its sha256 holds.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +31,10 @@ from gpurun.remote.archive import Codec, PackedFile, content_at
 
 LEAST_PART_BYTES = 1 << 20
 MOST_PART_BYTES = 8 << 20
+MOST_SENT_BYTES = 2 * MOST_PART_BYTES + 4096
+"""What a part may take as it is sent: one that cannot be compressed grows by little."""
+PART_HEAD = struct.Struct(">QII32s")
+END_OF_PARTS = PART_HEAD.pack((1 << 64) - 1, 0, 0, bytes(32))
 # More parts than this are made larger: every part costs a line over there, and a digest here.
 _MANY_PARTS = 8192
 # Of 16-bit tokens level 3 makes 7 % fewer bytes and takes twice as long: slower wherever two cores are the limit.

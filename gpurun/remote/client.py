@@ -168,7 +168,9 @@ class FarSide:
         `wants` maps `events.jsonl`, `trainer.log` or `agent.log` to (offset, most).
         """
         line, content = self.ask("poll", "--want", json.dumps({name: list(want) for name, want in wants.items()}))
-        said, chunks, at = understood(Polled, line), {}, 0
+        said = understood(Polled, line)
+        chunks = {}
+        at = 0
         for piece in said.chunks:
             if piece.name not in wants or piece.name in chunks:
                 raise FarRefusal("nonsense", "The instance answered for a file that was not asked for.")
@@ -342,7 +344,9 @@ class _Looking:
     """The answer to `hello` as it comes: lines that tell whom it waits for, and a last one, which is kept."""
 
     def __init__(self, on_wait: Callable[[int, str], None]) -> None:
-        self.line, self._rest, self._on_wait = bytearray(), bytearray(), on_wait
+        self.line = bytearray()
+        self._rest = bytearray()
+        self._on_wait = on_wait
 
     def __call__(self, block: bytes) -> None:
         self._rest += block

@@ -1,4 +1,7 @@
-"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds."""
+"""One file brought home: over one lane or several, resumed where it stopped, and named only when its digest holds.
+
+`chunks.py` has the protocol.
+"""
 
 from __future__ import annotations
 
@@ -248,7 +251,10 @@ class Arriving:
     def __init__(self, name: str, offset: int, most: int, take: Take) -> None:
         self.line = bytearray()
         self.left_bytes = 0
-        self._name, self._offset, self._most, self._take = name, offset, most, take
+        self._name = name
+        self._offset = offset
+        self._most = most
+        self._take = take
         self._has_line = False
 
     def __call__(self, block: bytes) -> None:
@@ -281,7 +287,9 @@ class Whole:
 
     def __init__(self, most: int) -> None:
         self.line = bytearray()
-        self._most, self._content, self._has_line = most, bytearray(), False
+        self._most = most
+        self._content = bytearray()
+        self._has_line = False
 
     def __call__(self, block: bytes) -> None:
         """Take what has come next; FarRefusal `nonsense` where that is more than makes sense."""

@@ -90,7 +90,9 @@ class Partial:
         """Forget everything that has arrived."""
         os.ftruncate(self._content, 0)
         self._note_again([])
-        self._have, self._digest, self._digested = [], hashlib.sha256(), 0
+        self._have = []
+        self._digest = hashlib.sha256()
+        self._digested = 0
 
     def digest_on(self) -> None:
         """Take what has arrived without a gap before it into the digest: meant to be called while more arrives."""
@@ -211,7 +213,9 @@ class Taker:
     """
 
     def __init__(self, partial: Partial, offset: int) -> None:
-        self._partial, self._start, self._length = partial, offset, 0
+        self._partial = partial
+        self._start = offset
+        self._length = 0
 
     def take(self, block: bytes) -> None:
         """Take what has come next."""

@@ -35,7 +35,9 @@ class Cutter:
     """Cuts a stream into the files that it has, one after the other, and hands each over once it is whole."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
-        self._files, self._take, self._place = files, take, 0
+        self._files = files
+        self._take = take
+        self._place = 0
         self._held = bytearray()
 
     def __call__(self, block: bytes) -> None:

@@ -1,14 +1,12 @@
 """A pack on its way to a machine: in parts, over several lanes at once, and of it only what is not there already.
 
-A lane is one stream of parts. What a lane had under way when it was cut is asked for, and sent again if it did not
-arrive; the far side keeps what it has verified, over any number of cuts and of restarts here.
+`chunks.py` has the protocol.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +16,7 @@ from typing import Protocol, TypeVar
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.records import canonical
 from gpurun.remote.archive import Codec, Pack, PackedFile, blocks, demand_unchanged
-from gpurun.remote.chunks import Part, Parts, compressed
+from gpurun.remote.chunks import END_OF_PARTS, PART_HEAD, Part, Parts, compressed
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Begun, Received, Shipped, understood
 
@@ -32,8 +30,6 @@ QUICK_S = 60.0
 MOST_FRUITLESS = 3
 # What a lane may be refused and try again.
 _AGAIN = frozenset({"cut_stream", "wrong_digest"})
-_HEAD = struct.Struct(">QII32s")
-_END = _HEAD.pack((1 << 64) - 1, 0, 0, bytes(32))
 _LINE = re.compile(rb"([0-9a-f]{1,64}) ([0-9a-f]{1,64})")
 
 T = TypeVar("T")
@@ -116,7 +112,10 @@ class _Upload:
         clock: Clock,
         timeout_s: float,
     ) -> None:
-        self._far, self._pack, self._codec, self._on_progress = far, pack, codec, on_progress
+        self._far = far
+        self._pack = pack
+        self._codec = codec
+        self._on_progress = on_progress
         self._clock, self._end_mono = clock, clock.monotonic() + timeout_s
         self._reading, self._counting = threading.Lock(), threading.Lock()
         self._there: dict[int, str] = {}
@@ -171,7 +170,9 @@ class _Upload:
                 self.begin(self._parts, "settled")
                 if len(self._there) <= before or self._left_s() <= 0:
                     raise trouble
-            self._todo, self._unsure, self._trouble = deque(left), [], None
+            self._todo = deque(left)
+            self._unsure = []
+            self._trouble = None
         self._pack.content_bytes = self._pack.survey.total_bytes
 
     def settle(self) -> Shipped:
@@ -252,14 +253,14 @@ class _Upload:
         """The stream of a lane: each part with its head, then the end."""
         while part is not None:
             data = compressed(part.content, self._codec)
-            head = _HEAD.pack(part.index, part.size_bytes, len(data), bytes.fromhex(part.sha256))
+            head = PART_HEAD.pack(part.index, part.size_bytes, len(data), bytes.fromhex(part.sha256))
             with self._counting:
                 self._pack.sent_bytes += len(head) + len(data)
             part = None  # A lane that waits for the line holds what it sends, and no more.
             yield head
             yield data
             part = self._next(taken, IDLE_S)
-        yield _END
+        yield END_OF_PARTS
 
     def _next(self, taken: list[int], wait_s: float = -1) -> Part | None:
         """The next part that is not there yet, noted as taken; None when there is none, or none in that time."""

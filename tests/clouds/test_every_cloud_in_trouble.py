@@ -31,12 +31,12 @@ from gpurun.lifecycle.steps.await_ready import NEVER_WALL
 from gpurun.providers.aws import AwsProvider
 from gpurun.providers.base import Provider
 from gpurun.providers.catalog import rows_for
-from gpurun.providers.fake import FakeCloud
 from gpurun.providers.lambdalabs import LambdaProvider
 from gpurun.providers.runpod import RunPodProvider
 from gpurun.remote.messages import Ended
 from tests.changed_plan import changed_plan
 from tests.emulators import aws, lambda_cloud, runpod
+from tests.emulators.fake import FakeCloud
 from tests.emulators.guests import Meter
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import LEASE, Killed, ScriptedFar

@@ -30,6 +30,16 @@ def test_imports_go_down_a_floor_or_stay_in_their_room() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_nothing_that_is_installed_needs_the_tests() -> None:
+    found = [
+        f"{source.at(node)}: {name}"
+        for source in sources("gpurun", "trainer")
+        for node, name in imports(source)
+        if name.partition(".")[0] == "tests"
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_only_the_driver_knows_the_steps() -> None:
     known = [
         f"{source.at(node)}: {name}"

@@ -21,8 +21,6 @@ from gpurun.ledger.run_state import replay
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.providers.base import Traits
-from gpurun.providers.fake import Box, FakeCloud, Fault, Profile
-from gpurun.providers.fake.cloud import CALL_S
 from gpurun.remote import messages
 from gpurun.remote.archive import Codec, Pack
 from gpurun.remote.client import Chunk, FarSide, Poll
@@ -41,6 +39,8 @@ from gpurun.remote.messages import (
     understood_manifest,
 )
 from tests.changed_plan import changed_plan
+from tests.emulators.fake import Box, FakeCloud, Fault, Profile
+from tests.emulators.fake.cloud import CALL_S
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.tiny_runs import make_run
 from tests.tensor_file import as_tensors

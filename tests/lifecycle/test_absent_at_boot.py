@@ -15,8 +15,8 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.providers.fake import Box, Fault
 from gpurun.view.progress_line import moving_words
+from tests.emulators.fake import Box, Fault
 from tests.lifecycle.scripted_cloud import Killed
 from tests.lifecycle.test_offers_in_turn import Market
 

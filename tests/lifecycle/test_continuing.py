@@ -14,24 +14,26 @@ import pytest
 
 from gpurun.cli.options import REQUEST, request_from
 from gpurun.cli.session import Session
+from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.errors import GpurunError, UsageError
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, DataSummary, Earlier, Mode, Plan, Request
+from gpurun.jobs.commands.continued_command import command_as_before
+from gpurun.jobs.training.continued_training import (
+    FOLDER,
+    earlier_bucket_note,
+    longer_schedule_note,
+    other_runs_from,
+    training_as_before,
+    with_checkpoint_beside,
+    with_earlier_checkpoint,
+)
 from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys, load_recipe, resolve
 from gpurun.ledger.audit import audit
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.continue_from import (
-    FOLDER,
-    as_before,
-    bucket_of,
-    carried,
-    going_on,
-    longer_than,
-    others_from,
-)
 from tests.changed_plan import changed_plan
 from tests.plan_makers import catalogue_quote
 from tests.tensor_file import as_tensors
@@ -108,12 +110,14 @@ def problems(home: Home, name: str) -> list[str]:
 
 
 def _go_on(home: Home, request: Request, recipe: ResolvedRecipe, data: DataSummary) -> None:
-    carried(data, going_on(recipe, as_before(request, home), home), home, home.staged_data("owl-07"))
+    with_checkpoint_beside(
+        data, with_earlier_checkpoint(recipe, training_as_before(request, home), home), home, home.staged_data("owl-07")
+    )
 
 
 def test_what_the_earlier_run_was_asked_is_asked_again_but_for_the_cap_and_the_consents(home: Home) -> None:
     stopped_run(home)
-    asked = as_before(FROM.model_copy(update={"overrides": ("eval.every=50",)}), home)
+    asked = training_as_before(FROM.model_copy(update={"overrides": ("eval.every=50",)}), home)
     assert asked.recipe == "gpt2-124m"
     assert asked.overrides == ("optim.lr=0.001", "eval.every=50")
     assert (asked.gpu, asked.data) == (GpuNeed(count=1, name="H100"), "/srv/shards")
@@ -124,22 +128,22 @@ def test_another_challenge_is_another_training(home: Home) -> None:
     """The earlier run's own is among its overrides, so `--from` keeps it; a copied run is not made one's own by it."""
     stopped_run(home)
     other = FROM.model_copy(update={"overrides": (f'train.challenge="ml-2026-word:{"a" * 64}"',)})
-    resolved = resolve(load_recipe("gpt2-124m"), "full", as_before(other, home).overrides)
+    resolved = resolve(load_recipe("gpt2-124m"), "full", training_as_before(other, home).overrides)
     with pytest.raises(UsageError, match=r"other values of .*train\.challenge, train\.seed"):
-        going_on(resolved, as_before(other, home), home)
+        with_earlier_checkpoint(resolved, training_as_before(other, home), home)
 
 
 def test_elsewhere_the_image_and_the_set_up_of_the_other_place_mean_nothing(home: Home) -> None:
     stopped_run(home)
-    asked = as_before(FROM.model_copy(update={"providers": ("aws",)}), home)
+    asked = training_as_before(FROM.model_copy(update={"providers": ("aws",)}), home)
     assert (asked.providers, asked.choices) == (("aws",), Choices())
 
 
 def test_the_newest_checkpoint_lies_beside_the_shards_and_counts_as_shipped(home: Home) -> None:
     run = stopped_run(home)
-    resolved = going_on(RECIPE, as_before(FROM, home), home)
+    resolved = with_earlier_checkpoint(RECIPE, training_as_before(FROM, home), home)
     into = home.staged_data("owl-07")
-    data = carried(shards(), resolved, home, into)
+    data = with_checkpoint_beside(shards(), resolved, home, into)
     found = {path.relative_to(into / FOLDER).as_posix(): path.read_bytes() for path in (into / FOLDER).rglob("*.*")}
     manifest = json.loads(found.pop("MANIFEST.json"))
     assert found == {name: content for name, content in run.contents().items() if "000120" in name}
@@ -149,7 +153,7 @@ def test_the_newest_checkpoint_lies_beside_the_shards_and_counts_as_shipped(home
 
 def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(home: Home) -> None:
     stopped_run(home)
-    going = going_on(RECIPE, as_before(FROM, home), home)
+    going = with_earlier_checkpoint(RECIPE, training_as_before(FROM, home), home)
     steps = RECIPE.tables.train.steps
     assert (going.first_step, going.steps_left) == (120, steps - 120)
     assert going.sha256 == RECIPE.sha256, "what is trained is the same"
@@ -173,7 +177,7 @@ def test_a_lease_reaches_further_by_what_is_done_already() -> None:
 
 def test_what_a_chain_of_runs_has_cost_is_added_up(home: Home) -> None:
     stopped_run(home)
-    spent = going_on(RECIPE, as_before(FROM, home), home).earlier
+    spent = with_earlier_checkpoint(RECIPE, training_as_before(FROM, home), home).earlier
     assert spent is not None
 
     class Second(StoppedRun):
@@ -186,7 +190,7 @@ def test_what_a_chain_of_runs_has_cost_is_added_up(home: Home) -> None:
             self.folder.plan.write_text(plan.to_json())
 
     Second(home, "owl-07").until_gone().settle(7)
-    then = going_on(RECIPE, Request(recipe="", continues="owl-07"), home).earlier
+    then = with_earlier_checkpoint(RECIPE, Request(recipe="", continues="owl-07"), home).earlier
     assert then is not None
     assert then.spent_micros == Micros(2 * (spent.spent_micros or 0))
 
@@ -222,7 +226,7 @@ def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
             return [one for one in super().manifest() if one["name"] != "checkpoints/000120.optim.safetensors"]
 
     Torn(home).until_gone().settle(7)
-    assert going_on(RECIPE, FROM, home).first_step == 60
+    assert with_earlier_checkpoint(RECIPE, FROM, home).first_step == 60
 
 
 def test_other_values_and_other_shards_than_before_are_refused_before_anything_is_rented(home: Home) -> None:
@@ -237,12 +241,12 @@ def test_a_run_may_go_further_than_it_was_planned_to_and_never_less_far(home: Ho
     stopped_run(home, steps=(planned,))
     longer = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001", f"train.steps={planned + 500}"), 1)
     shorter = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001", f"train.steps={planned - 500}"), 1)
-    earlier = going_on(longer, FROM, home).earlier
+    earlier = with_earlier_checkpoint(longer, FROM, home).earlier
     assert earlier is not None
     assert (earlier.step, earlier.steps) == (planned, planned)
-    (note,) = longer_than(earlier, planned + 500)
+    (note,) = longer_schedule_note(earlier, planned + 500)
     assert "planned for 18,865 steps, this run is for 19,365" in note
-    assert list(longer_than(earlier, planned)) == []
+    assert list(longer_schedule_note(earlier, planned)) == []
     assert refusal(home, recipe=shorter) == "continue.changed"
 
 
@@ -251,7 +255,7 @@ def test_what_was_changed_is_told_with_the_flags_that_change_it_back(home: Home)
     stopped_run(home)
     edited = ("optim.lr=0.002", 'data.source="my texts"', "train.batch_tokens=524288")
     with pytest.raises(UsageError) as refused:
-        going_on(resolve(load_recipe("gpt2-124m"), "full", edited, 1), FROM, home)
+        with_earlier_checkpoint(resolve(load_recipe("gpt2-124m"), "full", edited, 1), FROM, home)
     back = shlex.split(refused.value.hint.split(": ")[1].rsplit(". ", 1)[0])[1::2]
     assert "optim.lr=0.001" in back
     assert differing_keys(RECIPE.record, resolve(load_recipe("gpt2-124m"), "full", (*edited, *back), 1).record) == []
@@ -269,14 +273,16 @@ def test_what_lies_there_from_another_run_is_replaced_and_not_written_into(home:
     """It is a second name of that run's checkpoint, which was paid for."""
     first, into = stopped_run(home), home.staged_data("owl-07")
     kept = {path: path.read_bytes() for path in first.folder.artifacts.rglob("*.*")}
-    carried(shards(), going_on(RECIPE, FROM, home), home, into)
+    with_checkpoint_beside(shards(), with_earlier_checkpoint(RECIPE, FROM, home), home, into)
 
     class Another(StoppedRun):
         def contents(self) -> dict[str, bytes]:
             return {name: content[::-1] for name, content in super().contents().items()}
 
     second = Another(home, "elk-3").until_gone().settle(7)
-    carried(shards(), going_on(RECIPE, Request(recipe="", continues="elk-3"), home), home, into)
+    with_checkpoint_beside(
+        shards(), with_earlier_checkpoint(RECIPE, Request(recipe="", continues="elk-3"), home), home, into
+    )
     assert {path: path.read_bytes() for path in kept} == kept
     weights = "checkpoints/000120.model.safetensors"
     assert (into / FOLDER / weights).read_bytes() == second.contents()[weights]
@@ -289,7 +295,7 @@ def test_a_run_that_is_not_over_is_not_gone_on_from(home: Home) -> None:
 
 def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
     stopped_run(home)
-    asked = as_before(FROM, home)
+    asked = training_as_before(FROM, home)
 
     class Second(StoppedRun):
         def trainer_files(self) -> None:
@@ -297,7 +303,7 @@ def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
             self.folder.request.write_text(asked.to_json())
 
     Second(home, "owl-07").until_gone().settle(7)
-    again = as_before(Request(recipe="", continues="owl-07"), home)
+    again = training_as_before(Request(recipe="", continues="owl-07"), home)
     assert again == asked.model_copy(update={"continues": "owl-07"})
 
 
@@ -399,9 +405,9 @@ def test_in_a_home_that_was_moved_the_shards_of_an_earlier_run_are_found(tmp_pat
     (tmp_path / "old").rename(tmp_path / "new")
     moved, request = Home(tmp_path / "new"), Request(recipe="", continues="owl-07")
     shards_there = moved.run("fox-41").data
-    assert as_before(request, moved).data == str(shards_there)
+    assert training_as_before(request, moved).data == str(shards_there)
     shutil.rmtree(shards_there)
-    assert as_before(request, moved).data is None, "the recipe's own text is taken, not a folder that is gone"
+    assert training_as_before(request, moved).data is None, "the recipe's own text is taken, not a folder that is gone"
 
 
 def asked_of(home: Home, **changes: Any) -> None:
@@ -446,9 +452,19 @@ def test_the_limits_of_an_idle_and_a_silent_job_are_kept_unless_others_are_typed
 def test_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(home: Home) -> None:
     box = {"host": "me@lab", "host_key": "SHA256:abc", "identity": "~/.ssh/lab", "price_micros_per_hour": usd(2)}
     asked_of(home, providers=("ssh",), **box)
-    same = as_before(FROM, home)
+    same = training_as_before(FROM, home)
     assert {name: getattr(same, name) for name in box} == box
-    other = as_before(FROM.model_copy(update={"host": "me@desk"}), home)
+    other = training_as_before(FROM.model_copy(update={"host": "me@desk"}), home)
+    assert (other.providers, other.host, other.identity) == (("ssh",), "me@desk", "~/.ssh/lab")
+    assert (other.host_key, other.price_micros_per_hour) == ("", None)
+
+
+def test_a_command_on_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(home: Home) -> None:
+    box = {"host": "me@lab", "host_key": "SHA256:abc", "identity": "~/.ssh/lab", "price_micros_per_hour": usd(2)}
+    asked_of(home, providers=("ssh",), command=Command(argv=("python", "train.py"), outputs=EVERYTHING), **box)
+    same = command_as_before(FROM, home, ())
+    assert {name: getattr(same, name) for name in box} == box
+    other = command_as_before(FROM.model_copy(update={"host": "me@desk"}), home, ())
     assert (other.providers, other.host, other.identity) == (("ssh",), "me@desk", "~/.ssh/lab")
     assert (other.host_key, other.price_micros_per_hour) == ("", None)
 
@@ -460,16 +476,16 @@ def test_a_recipe_of_ones_own_may_lie_elsewhere_by_now(
     (tmp_path / "mine.toml").write_text("")
     assert refusal(home) == "continue.no_recipe"
     other = str(tmp_path / "mine.toml")
-    assert as_before(FROM.model_copy(update={"recipe": other}), home).recipe == other
+    assert training_as_before(FROM.model_copy(update={"recipe": other}), home).recipe == other
     assert refusal(home, FROM.model_copy(update={"recipe": str(tmp_path / "yours.toml")})) == "continue.other_recipe"
     monkeypatch.chdir(tmp_path)
-    assert as_before(FROM, home).recipe == "./mine.toml"
+    assert training_as_before(FROM, home).recipe == "./mine.toml"
 
 
 def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
     """Else the same steps are paid for twice, because the name of the first run was typed again."""
     stopped_run(home)
-    spent = going_on(RECIPE, FROM, home).earlier
+    spent = with_earlier_checkpoint(RECIPE, FROM, home).earlier
     assert spent is not None
 
     class Second(StoppedRun):
@@ -483,7 +499,7 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
     Second(home, "owl-07").until_gone().settle(7)
     type("Lost", (Second,), {"steps": ()})(home, "elk-3").until_gone().settle(6)
     Second(home, "ant-12").until_gone()
-    assert sorted(others_from(spent, home)) == [
+    assert sorted(other_runs_from(spent, home)) == [
         "ant-12 goes on from fox-41 too, and is not over: gpurun attach ant-12.",
         "owl-07 went on from fox-41 before, to step 240: gpurun train --from owl-07.",
     ]
@@ -492,12 +508,12 @@ def test_who_went_on_from_the_same_run_before_is_named(home: Home) -> None:
 def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
     """It is asked for again, as every consent is; but a user who forgets it sends all shards again on paid time."""
     run = stopped_run(home)
-    earlier = going_on(RECIPE, FROM, home).earlier
+    earlier = with_earlier_checkpoint(RECIPE, FROM, home).earlier
     assert earlier is not None
-    assert list(bucket_of(earlier, home)) == []
+    assert list(earlier_bucket_note(earlier, home)) == []
     plan = Plan.from_json(run.folder.plan.read_bytes())
     run.folder.plan.write_text(plan.model_copy(update={"choices": Choices(stage="s3://lab/gpurun")}).to_json())
-    assert list(bucket_of(earlier, home)) == [
+    assert list(earlier_bucket_note(earlier, home)) == [
         "fox-41 went by s3://lab/gpurun: with --stage s3://lab/gpurun what is still there is not sent again."
     ]
 
@@ -505,8 +521,8 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
 def test_without_its_request_the_plan_says_what_there_is_to_go_on_from(home: Home) -> None:
     """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said again."""
     stopped_run(home).folder.request.unlink()
-    asked = as_before(FROM, home)
+    asked = training_as_before(FROM, home)
     assert (asked.recipe, asked.providers, asked.choices) == ("gpt2-124m", ("runpod",), Choices())
     changed = resolve(load_recipe("gpt2-124m"), "full", asked.overrides, 1)
     assert refusal(home, recipe=changed) == "continue.changed"
-    assert going_on(RECIPE, asked, home).first_step == 120
+    assert with_earlier_checkpoint(RECIPE, asked, home).first_step == 120

@@ -11,7 +11,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.audit import audit
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import World
 
 

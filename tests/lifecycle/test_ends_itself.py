@@ -22,8 +22,8 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.runs import gave_up, look
 from gpurun.lifecycle.job_spec import ends_unwatched, job_of
 from gpurun.lifecycle.steps.destroy_machine import ANSWER_S
-from gpurun.providers.fake import Fault
 from gpurun.remote.interface import MachineLost
+from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import LEASE, RATE, ScriptedCloud, World
 
 DEAD_KEY = SetupError("auth.refused", "RunPod refuses the key.", hint="Give another: gpurun auth set runpod.")

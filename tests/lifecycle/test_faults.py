@@ -25,11 +25,11 @@ from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reaper import sweep
 from gpurun.providers.base import Unknown
-from gpurun.providers.fake import Box
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Started
 from tests.changed_plan import changed_plan
+from tests.emulators.fake import Box
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 REVOKED = SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")

@@ -20,8 +20,8 @@ from gpurun.lifecycle import driver
 from gpurun.lifecycle.context import BETWEEN_S, Context
 from gpurun.lifecycle.instance import monitor, terminate
 from gpurun.lifecycle.steps import close_run
-from gpurun.providers.fake import cloud
 from gpurun.providers.local import LocalProvider
+from tests.emulators.fake import cloud
 from tests.lifecycle import tiny_runs
 from tests.lifecycle.scripted_cloud import ScriptedCloud, ScriptedFar, World
 

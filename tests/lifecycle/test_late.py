@@ -25,7 +25,7 @@ from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import Killed, ScriptedCloud, World
 from tests.lifecycle.test_never_gives_up import late_machine, supervised
 from tests.unit.ledger_samples import chain_anew

@@ -25,11 +25,11 @@ from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.reaper import sweep, sweep_run
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.fake import Fault
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.key_pairs import make_keys
 from gpurun.remote.ssh import RemoteMachine
 from gpurun.remote.ssh.ssh_machine import LEAST_S
+from tests.emulators.fake import Fault
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import Killed, ScriptedCloud, World
 from tests.lifecycle.test_faults import receipt_of

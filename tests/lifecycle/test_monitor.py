@@ -19,7 +19,7 @@ from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.ledger.runs import gave_up, look
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.providers.base import Throttled
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import LEASE, RATE, ScriptedCloud, World
 
 

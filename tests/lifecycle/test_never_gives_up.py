@@ -28,8 +28,8 @@ from gpurun.lifecycle.reaper import sweep, sweep_run
 from gpurun.lifecycle.steps import close_run
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
-from gpurun.providers.fake import Fault
 from gpurun.remote.machine_facts import Facts
+from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import LEASE, World
 from tests.lifecycle.test_faults import ended, kept, receipt_of
 

@@ -19,8 +19,8 @@ from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.instance.verify_machine import STALE_S
 from gpurun.providers.base import NoCapacity, Rejected, Throttled, Unknown
 from gpurun.providers.errors import RejectedFor, not_allowed
-from gpurun.providers.fake import Fault
 from tests.changed_plan import changed_plan
+from tests.emulators.fake import Fault
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import Killed, World
 

@@ -27,8 +27,8 @@ from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.reaper import sweep
 from gpurun.lifecycle.supervisor import supervise
-from gpurun.providers.fake import PROFILES, Box, FakeCloud
 from gpurun.remote.client import Chunk, Poll
+from tests.emulators.fake import PROFILES, Box, FakeCloud
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import ScriptedFar
 

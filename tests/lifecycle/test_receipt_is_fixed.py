@@ -13,7 +13,7 @@ from gpurun.core.paths import Home
 from gpurun.ledger import write_receipt
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.providers.base import Unknown
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import Killed, World
 from tests.lifecycle.test_faults import receipt_of
 from tests.lifecycle.test_matrix_destroy import beside

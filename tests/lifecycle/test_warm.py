@@ -13,9 +13,10 @@ import pytest
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, Request
+from gpurun.jobs.training.compile_cache import MOST_BYTES, compile_cache_note, with_compile_caches
 from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.ledger.signing import PRIVATE_NAME
-from gpurun.planning.compile_cache import MOST_BYTES, warm_notes, warmed
+from gpurun.planning.candidates import need_of
 from gpurun.remote.archive import survey
 from tests.changed_plan import changed_plan
 from tests.unit.ledger_samples import CloudRun, Note
@@ -71,7 +72,9 @@ def sent_along(home: Home, wanted: Request | None = None, recipe: ResolvedRecipe
     """What lies beside the shards then; the plan's bytes count it."""
     into, data = home.staged_data("owl-07"), plan_of("owl-07").data
     into.mkdir(parents=True)
-    found = warmed(data, wanted or request(), recipe, home, into)
+    asked = wanted or request()
+    need = need_of(asked, recipe, is_rented=asked.providers != ("ssh",))
+    found = with_compile_caches(data, asked, recipe, need, home, into)
     names = {str(path.relative_to(into)): path.read_bytes() for path in into.rglob("*.bin")}
     assert found.bytes == data.bytes + sum(map(len, names.values()))
     return names
@@ -84,8 +87,8 @@ def test_the_cache_of_a_run_of_the_same_model_on_such_a_card_goes_along(home: Ho
     plan = changed_plan(plan, {"resolved": RECIPE.record})
     seen = survey({"data": home.staged_data("owl-07")})
     seen.demand_clean()
-    assert "goes along (1 file, 8 kB)" in warm_notes(plan, seen.files)[0]
-    assert "brings one home" in warm_notes(plan, ())[0]
+    assert "goes along (1 file, 8 kB)" in compile_cache_note(plan, seen.files)
+    assert "brings one home" in compile_cache_note(plan, ())
 
 
 def test_of_two_with_one_name_the_newest_goes(home: Home) -> None:

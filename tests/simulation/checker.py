@@ -13,7 +13,7 @@ from typing import Any
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, cost_of, total
 from gpurun.ledger.audit import audit
-from gpurun.providers.fake import Box, FakeCloud, Fault
+from tests.emulators.fake import Box, FakeCloud, Fault
 from tests.simulation.plans import LEASE
 from tests.simulation.play import Played
 from tests.simulation.sentences import sentences_hold

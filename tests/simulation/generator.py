@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from gpurun.providers.fake import PROFILES, Fault
+from tests.emulators.fake import PROFILES, Fault
 from tests.simulation.scenario import Deed, Deeds, Scenario, Strike, Weather
 
 _ANY = (Fault.DROPPED, Fault.BUSY, Fault.REVOKED, Fault.BROKEN)

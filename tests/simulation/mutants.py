@@ -87,9 +87,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/lifecycle/artifacts/inventory.py": (f"{_LIFE}test_collect_now.py", f"{_LIFE}test_early.py"),
     "gpurun/lifecycle/artifacts/on_demand.py": (*_SYNCS, f"{_LIFE}test_collect_now.py", f"{_LIFE}test_salvage.py"),
-    "gpurun/planning/compile_cache.py": (f"{_LIFE}test_warm.py",),
-    "gpurun/planning/verified_run.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
-    "gpurun/planning/continue_from.py": (f"{_LIFE}test_continuing.py",),
+    "gpurun/jobs/training/compile_cache.py": (f"{_LIFE}test_warm.py",),
+    "gpurun/jobs/earlier_run.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
+    "gpurun/jobs/training/continued_training.py": (f"{_LIFE}test_continuing.py",),
     "gpurun/data/": (
         f"{_UNIT}data", f"{_UNIT}test_prepare_hub.py", f"{_UNIT}test_shards.py", f"{_UNIT}test_data_verbs.py",
         f"{_UNIT}test_executors.py",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 from tests.simulation.laptop import LaptopClock
 from tests.simulation.scenario import Deed, Scenario, Weather
 

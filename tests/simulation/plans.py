@@ -11,7 +11,7 @@ from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, 
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
-from gpurun.providers.fake import Profile
+from tests.emulators.fake import Profile
 
 RUN = "fox-41"
 LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, kill_allowance_s=60)

@@ -27,11 +27,11 @@ from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import Provider
-from gpurun.providers.fake import PROFILES, FakeCloud
 from gpurun.readers.run_status import run_row
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import Started
 from gpurun.view.list_tables import RunRow
+from tests.emulators.fake import PROFILES, FakeCloud
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import WEIGHTS, ScriptedFar
 from tests.simulation.laptop import LaptopClock, TrueClock

@@ -160,17 +160,15 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if newest and {file.name for file in newest} <= here:", "if newest:"),
         (" - {*noted.kept}", ""),
     ),
-    "gpurun/planning/compile_cache.py": (
+    "gpurun/jobs/training/compile_cache.py": (
         ("return is_of_here\n", "return True\n"),
         ("before.host == request.host", "True"),
     ),
-    "gpurun/planning/verified_run.py": (
+    "gpurun/jobs/earlier_run.py": (
         ("receipt.signature is not Signature.OK", "False"),
-        ("receipt.sha256 == link.receipt_sha256", "True"),
-    ),
-    "gpurun/planning/continue_from.py": (
-        ("if not run.holds(file):", "if False:"),
         ("if look(home, name).unfinished:", "if False:"),
+    ),
+    "gpurun/jobs/training/continued_training.py": (
         ("plan is None or plan.data.sha256 != data.sha256", "plan is None"),
         ("    if changed:\n", "    if False:\n"),
         ("== len(_KINDS)", ">= 1"),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 
 Ending = Literal["resumed", "never returns", "reaped elsewhere"]
 Deeds = Literal[

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Figure, format_usd, parse_usd
-from gpurun.providers.fake import Box
+from tests.emulators.fake import Box
 from tests.simulation.play import Outcome, Played
 
 _CENT = 10_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.money import Micros, usd
-from gpurun.providers.fake import Box, Fault
+from tests.emulators.fake import Box, Fault
 from tests.simulation.checker import check
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Deed, Scenario, Strike

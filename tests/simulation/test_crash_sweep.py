@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.providers.fake import PROFILES, Fault
+from tests.emulators.fake import PROFILES, Fault
 from tests.simulation.play import play
 from tests.simulation.scenario import Deed, Scenario, Strike
 from tests.simulation.soak import folder_of_one_run, judge

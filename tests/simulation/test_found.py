@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.journal_records import Event
-from gpurun.providers.fake import Fault
+from tests.emulators.fake import Fault
 from tests.simulation.checker import check
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Deed, Scenario, Strike, Weather

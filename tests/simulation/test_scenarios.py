@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.providers.fake import PROFILES, Fault
+from tests.emulators.fake import PROFILES, Fault
 from tests.simulation.generator import FAULTS, draw
 from tests.simulation.soak import judge_seed, shrunk
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpurun.providers.fake import PROFILES, Fault
+from tests.emulators.fake import PROFILES, Fault
 from tests.simulation import checker
 from tests.simulation.generator import FAULTS
 from tests.simulation.play import PAUSE_S, Stage

@@ -21,7 +21,7 @@ from gpurun.core.records import Account, Instance, InstanceState, Leftover
 from gpurun.ledger.run_lock import RunLock
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
-from gpurun.providers.fake.profile import RUNPOD
+from tests.emulators.fake.profile import RUNPOD
 
 CLOCK = SystemClock()
 

@@ -21,8 +21,7 @@ from gpurun.core.run_plan import DataSummary, Earlier
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.jobs.training import initial_weights
-from gpurun.jobs.training.checkpoint_file import INIT_FOLDER, take_checkpoint
-from gpurun.jobs.training.initial_weights import started, weights_of
+from gpurun.jobs.training.initial_weights import INIT_FOLDER, started, take_checkpoint, weights_of
 from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.remote.archive import survey
 from tests.unit.report_samples import plan_of

@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -84,7 +84,9 @@ class _Reader:
     """Follows one command."""
 
     def __init__(self, command: Command, root: Path) -> None:
-        self.found, self.root, self.argv = CommandSource(), root, command.argv
+        self.found = CommandSource()
+        self.root = root
+        self.argv = command.argv
         said = command.env.get("PYTHONPATH", "")
         self.more = [os.path.normpath(place) for place in said.split(":") if place and not os.path.isabs(place)]
         self.seen: set[tuple[str, bool]] = set()
@@ -133,7 +135,8 @@ class _Reader:
     def _take_texts(self, source: Source, name: str) -> None:
         """Take in the constants of one file."""
         found = self.found
-        defaults = {text for text, options in source.defaults.items() if not set(options) & set(self._options())}
+        typed = {word.partition("=")[0] for word in self.argv}
+        defaults = {text for text, options in source.defaults.items() if typed.isdisjoint(options)}
         found.writes |= source.writes
         for into, texts in (
             (found.constants, source.constants - source.writes),
@@ -142,9 +145,6 @@ class _Reader:
         ):
             for text in sorted(texts):
                 into.setdefault(text, name)
-
-    def _options(self) -> Iterator[str]:
-        return (word.partition("=")[0] for word in self.argv)
 
     def _take_import(
         self, by: str, source: Source, module: str, names: tuple[str, ...], beside: str, is_sure: bool
@@ -167,7 +167,8 @@ class _Reader:
                 self.found.elsewhere.setdefault(top, (by, there))
             return
         self.found.missing.setdefault(top, by)
-        self.found.is_sure |= {top} if is_sure else set()
+        if is_sure:
+            self.found.is_sure.add(top)
 
     def _take_relative(
         self, by: str, level: int, module: str, names: tuple[str, ...], beside: str, is_sure: bool
@@ -176,8 +177,10 @@ class _Reader:
         package = PurePosixPath(by).parent
         for _ in range(level - 1):
             package = package.parent
-        files = self._files_of(module, str(package), names) if module else set()
-        files |= {file for one in names if (file := self._file_of(f"{package}/{one}"))} if not module else set()
+        if module:
+            files = self._files_of(module, str(package), names)
+        else:
+            files = {file for name in names if (file := self._file_of(f"{package}/{name}"))}
         self.found.modules |= files
         for file in sorted(files):
             self._take(file, beside, is_sure=is_sure)

@@ -120,7 +120,8 @@ def copied(command: Command, found: WorkFolder, into: Path) -> Command:
         target = into / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
-        executable += [name] if os.access(path, os.X_OK) else []
+        if os.access(path, os.X_OK):
+            executable.append(name)
     into.mkdir(parents=True, exist_ok=True)
     return command.model_copy(update={"executable": tuple(executable), "commit": commit_of(command.folder)})
 
@@ -158,7 +159,9 @@ class _Walk:
 
     def __init__(self, root: Path, command: Command, home: Path | None, most_files: int = MOST_FILES) -> None:
         self.root, self.home, self.most_files = root, home, most_files
-        self.files, self.left_out, self.hidden = dict[str, Path](), dict[str, int](), dict[str, Path]()
+        self.files = dict[str, Path]()
+        self.left_out = dict[str, int]()
+        self.hidden = dict[str, Path]()
         self.decided: list[str] = []
         self.include, self.exclude = (GitIgnoreSpec.from_lines(globs) for globs in (command.include, command.exclude))
         self._git: list[tuple[Path, GitIgnoreSpec]] = []
@@ -276,10 +279,14 @@ def _script_with_its_files(command: Command, script: Path, home: Path | None) ->
             continue
         small = _small_folder(root, command, home, place)
         names |= set(small)
-        walk.left_out |= {} if small or name in source.packages else {name: _size_below(place)}
+        if not small and name not in source.packages:
+            walk.left_out[name] = _size_below(place)
     if command.include:
         _refuse_place(root)
-        names |= {name for name, path in _named_below(root, home) if walk.include.match_file(name) and path.is_file()}
+        for path in _files_below(root, home):
+            name = path.relative_to(root).as_posix()
+            if walk.include.match_file(name) and path.is_file():
+                names.add(name)
     files = {name: root / name for name in sorted(names) if not walk.exclude.match_file(name) or name == script.name}
     _refuse_large(root, files)
     along = tuple(name for name in files if name != script.name)
@@ -295,10 +302,6 @@ def _small_folder(root: Path, command: Command, home: Path | None, place: Path) 
         return {}
     size = sum(path.lstat().st_size for path in walk.files.values())
     return walk.files if size <= MOST_BESIDE_BYTES else {}
-
-
-def _named_below(root: Path, home: Path | None) -> Iterator[tuple[str, Path]]:
-    return ((path.relative_to(root).as_posix(), path) for path in _files_below(root, home))
 
 
 def _refuse_place(root: Path) -> None:

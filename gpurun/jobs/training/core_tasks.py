@@ -51,7 +51,8 @@ def core_note(plan: Plan) -> Iterator[str]:
     if not most:
         return
     said = f"CORE is taken after the last step: up to {most:,} items of each of its {CORE_TASKS} tasks"
-    said += f" (bundle sha256 {short_hash(digest)})" if digest else ""
+    if digest:
+        said += f" (bundle sha256 {short_hash(digest)})"
     if plan.estimate.tokens_per_s is None:
         yield f"{said}."
         return

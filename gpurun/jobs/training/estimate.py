@@ -202,7 +202,8 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
         expected_s = sum(speed.beside_s) / 2 + steps * step_flops / speed.expected_flops
     own = f"6N+{12 * schema.ATTENTIONS[recipe.tables.model.preset]}LCT"
     notes = [f"{'your flops_per_token' if recipe.reader else own} FLOPs a token"]
-    notes += ["launch-bound, so the range is wide"] if launch_bound else []
+    if launch_bound:
+        notes.append("launch-bound, so the range is wide")
     return Estimate(
         fits=True,
         peak_bytes=peak,

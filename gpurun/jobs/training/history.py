@@ -109,7 +109,9 @@ def nearest(
 
     Of two that are as near, the later. `machine` tells this CPU from others.
     """
-    train, model, best = recipe.tables.train, recipe.tables.model, None
+    train = recipe.tables.train
+    model = recipe.tables.model
+    best = None
     wanted = (offer.gpu, "" if offer.gpu_count else machine, precision_on(recipe, offer), train.compile, train.loop)
     for one in priors.runs:
         if (one.card, one.machine, one.precision, one.compile, one.loop) != wanted or one.model.preset != model.preset:

@@ -1,5 +1,7 @@
 """The weights that a run starts from (`train.init_from`): found beside the shards as the trainer finds them.
 
+`--init ckpt.pt` makes them of a checkpoint of nanoGPT or minGPT. That file is a pickle: the trainer reads it here, in a
+child process, by an unpickler that makes tensors and plain values only; what is uploaded is safetensors and JSON.
 They are shipped from where they lie. What the trainer would refuse them for on paid time is refused here, as far as a
 file says it without being loaded; docs/FORMATS.md has the rules.
 """
@@ -9,17 +11,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.errors import UsageError
+from gpurun.core.bounded_program import run_module
+from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.tensor_file import TensorPlace, read_tensor_places
 from gpurun.core.untrusted import error_words, read_object
 from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab
 
+INIT_FOLDER = "init"
+"""Where the weights lie beside a run's data, and what train.init_from is then."""
+_MEMORY_BYTES, _LIMIT_S = 6 << 30, 1800
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 """What published GPT-2 files hold besides: no bias, and not looked at."""
@@ -42,6 +50,32 @@ _MERGE = (
     'st.save_file({{k: v.contiguous().clone() for k, v in w.items()}}, d / "model.safetensors")'
 )
 _FITS = "Take weights of the recipe's own shape, or leave train.init_from out; a rehearsal's model is smaller."
+
+
+def take_checkpoint(checkpoint: Path, into: Path) -> None:
+    """Write the weights of a checkpoint into the run's own data folder; UsageError for what is none, or holds more."""
+    if not checkpoint.is_file():
+        what = f"--init {checkpoint} is not a file."
+        raise UsageError("init.missing", what, hint="Name nanoGPT's ckpt.pt or minGPT's model.pt.")
+    if find_spec("torch") is None:
+        hint = "From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
+        raise SetupError(
+            "torch.missing", "--init reads a checkpoint with PyTorch, which is not installed here.", hint=hint
+        )
+    most_bytes = _MEMORY_BYTES + 4 * checkpoint.stat().st_size
+    words = [str(checkpoint), str(into / INIT_FOLDER)]
+    try:
+        ended = run_module("trainer.foreign_weights", words, most_bytes=most_bytes, limit_s=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        what = f"{checkpoint} was not read after {_LIMIT_S / 60:.0f} minutes."
+        raise UsageError("init.failed", what, hint="Take a faster machine.") from None
+    if ended.refusal:
+        hint = "Other weights: model.safetensors and config.json in a folder beside the shards, and train.init_from."
+        raise UsageError("init.refused", f"{ended.refusal}.", hint=hint)
+    if ended.code:
+        hint = "It may be damaged, or made to take more memory than its size allows."
+        what = f"{checkpoint} could not be read (exit code {ended.code}): {ended.last_lines}"
+        raise UsageError("init.failed", what, hint=hint)
 
 
 def started(data: DataSummary, resolved: ResolvedRecipe, own: Path | None = None) -> DataSummary:

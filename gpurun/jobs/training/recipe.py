@@ -251,8 +251,9 @@ def _known_part(record: Mapping[str, Any], where: str) -> RecipeTables:
         known[name] = {key.name: given[key.name] for key in fields(kind) if key.name in given}
         for key in fields(kind):
             words = get_args(hints[key.name])
-            if words and key.default is not MISSING and isinstance(given.get(key.name), str):
-                known[name] |= {} if given[key.name] in words else {key.name: key.default}
+            value, has_default = given.get(key.name), key.default is not MISSING
+            if words and has_default and isinstance(value, str) and value not in words:
+                known[name][key.name] = key.default
     try:
         recipe: RecipeTables = schema.read_table(RecipeTables, known, "", is_whole=False)
     except schema.RecipeError as error:

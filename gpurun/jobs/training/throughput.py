@@ -64,7 +64,9 @@ class Meter:
         self._block_s, self._block_steps = 0.0, 0
         self._paces: deque[float] = deque(maxlen=_MOST_PACES)
         self._mixed_s, self._mixed_steps = 0.0, 0
-        self._evals_s, self._evals, self._saves = 0.0, 0, 0
+        self._evals_s = 0.0
+        self._evals = 0
+        self._saves = 0
         self._is_clean = True
         self._start_s = 0.0
         self._memory: int | None = None
@@ -89,7 +91,9 @@ class Meter:
         return None
 
     def _step(self, event: Step) -> Measured | None:
-        step, elapsed_s, pieces = event.step, event.elapsed_s, self._pieces
+        step = event.step
+        elapsed_s = event.elapsed_s
+        pieces = self._pieces
         if pieces is None or elapsed_s is None or step is None or not self._last[0] < step <= pieces.steps:
             return None
         if self._first is None:

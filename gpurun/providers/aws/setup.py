@@ -62,7 +62,9 @@ def make_role(wire: Wire, plan: RolePlan) -> str:
 
     Not being allowed to is a SetupError that says what somebody else has to type.
     """
-    trust, policy, region = json.dumps(plan.trust), json.dumps(plan.policy), wire.region
+    trust = json.dumps(plan.trust)
+    policy = json.dumps(plan.policy)
+    region = wire.region
     about = "Lets EventBridge Scheduler end the instances that gpurun rented, at their deadline."
     try:
         if plan.arn is None:

@@ -94,7 +94,8 @@ class SlurmProvider:
             name, workdir = site.cluster.name, site.cluster.workdir
             said = self._told(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
             found.append(f"{said[0]} on {name} ({self._cluster_name(site)})")
-            missing += [f"write to {workdir} on {name}"] if said[1:2] == ["shut"] else []
+            if said[1:2] == ["shut"]:
+                missing.append(f"write to {workdir} on {name}")
         return Account(provider=self.name, identity=", ".join(found), missing=tuple(missing))
 
     def account_mark(self) -> str:

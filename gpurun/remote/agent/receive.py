@@ -1,8 +1,6 @@
 """What is on its way in: the files that it will be, and which of its parts are here, verified.
 
-The content of all files, one after the other, is cut into parts of one size. Each part is verified, written to its
-place in the files as it comes, so nothing is stored twice, and noted by a line in `verified`; a cut costs what was
-under way, and no more.
+The protocol is told in gpurun/remote/chunks.py.
 """
 
 from __future__ import annotations
@@ -19,18 +17,17 @@ import sys
 from bisect import bisect_right
 
 from gpurun.remote.agent.decompress import codecs, inflater
-from gpurun.remote.agent.system import Refusal, at, boot_id, locked, read
+from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, at, boot_id, locked, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Dict, Iterator, List, Set, Tuple
+    from typing import Any, Dict, Iterator, List, Set, Tuple, Union
 
     from gpurun.remote.agent.system import Answer, Json
 
 
 MOST_FILES = 100_000
 MOST_LIST_BYTES = 32 << 20
-MOST_PART_BYTES = 8 << 20
 WAIT_S = 60
 FOLDER = ".incoming"
 PULLED = ".pulled"
@@ -59,8 +56,7 @@ def begin(root: str, options: Json) -> Answer:
         if not verified:
             shutil.rmtree(at(root, FOLDER), ignore_errors=True)
             os.makedirs(at(folder, "files"))
-            with open(at(folder, "verified"), "w") as log:
-                log.write("boot %s\n" % boot_id())
+            begin_list(at(folder, "verified"))
             with open(at(folder, "layout.json"), "wb") as out:
                 out.write(content)
     os.close(held)
@@ -152,6 +148,20 @@ def digest_of(path: str) -> str:
         for block in iter(lambda: file.read(1 << 20), b""):
             digest.update(block)
     return digest.hexdigest()
+
+
+def begin_list(path: str) -> None:
+    """Begin a list of the parts that are here; its first line says since which boot."""
+    with open(path, "w") as log:
+        log.write("boot %s\n" % boot_id())
+
+
+def put_at(descriptor: int, content: Union[bytes, memoryview], offset: int) -> None:
+    """Write all of the content to its place in an open file."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def verified_parts(path: str) -> Dict[int, str]:
@@ -264,9 +274,8 @@ def store(incoming: Incoming, index: int, content: bytes) -> None:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            while length:
-                written = os.pwrite(descriptor, view[:length], offset)
-                view, offset, length = view[written:], offset + written, length - written
+            put_at(descriptor, view[:length], offset)
+            view = view[length:]
         finally:
             os.close(descriptor)
 

@@ -1,9 +1,7 @@
 """Pulling files by URLs, in ranges at the same time: from a bucket what was staged there, from the web what is public.
 
-The order comes in by standard input: for each file its digest and one URL. That of a bucket is a secret and is written
-nowhere; its file's parts have sizes and digests, and a part counts once its digest is right, as one that comes over
-SSH. A public file has no such parts: it counts once its own digest is right. What is here whole is `.pulled/SHA256`,
-and `begin` names it as held.
+The order comes in by standard input. What is in it, and when a part or a file counts, is told in
+gpurun/remote/s3/__init__.py.
 """
 
 from __future__ import annotations
@@ -19,8 +17,18 @@ from gpurun.remote.agent.decompress import inflater
 from gpurun.remote.agent.login_environment import remembered
 from gpurun.remote.agent.presigned import UrlRefused, opened, read_range
 from gpurun.remote.agent.public_files import opened_public
-from gpurun.remote.agent.receive import PULLED, WAIT_S, check_room, digest_of, held_files, listed, verified_parts
-from gpurun.remote.agent.system import Refusal, at, boot_id, locked
+from gpurun.remote.agent.receive import (
+    PULLED,
+    WAIT_S,
+    begin_list,
+    check_room,
+    digest_of,
+    held_files,
+    listed,
+    put_at,
+    verified_parts,
+)
+from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, at, locked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,7 +80,7 @@ class Wanted:
         self.starts: List[int] = [0]
         for sent, _ in parts:
             self.starts.append(self.starts[-1] + sent)
-        if not 0 < self.part_bytes <= 8 << 20 or len(parts) != -(-self.bytes // self.part_bytes):
+        if not 0 < self.part_bytes <= MOST_PART_BYTES or len(parts) != -(-self.bytes // self.part_bytes):
             raise Refusal("usage", "%d parts are not %d bytes" % (len(parts), self.bytes))
         self.inflate = None if self.is_public else inflater(told["codec"])
         self.path = at(root, PULLED, sha256)
@@ -87,8 +95,7 @@ class Wanted:
             verified = verified_parts(self.path + ".parts")
             self.left = {index for index in self.left if verified.get(index) != self.digests[index]}
         if len(self.left) == len(parts):
-            with open(self.path + ".parts", "w") as log:
-                log.write("boot %s\n" % boot_id())
+            begin_list(self.path + ".parts")
             open(self.path + ".part", "wb").close()
 
     @property
@@ -117,10 +124,7 @@ class Wanted:
         if len(content) != size or self.digests[index] not in (PUBLIC, hashlib.sha256(content).hexdigest()):
             return False
         with open(self.path + ".part", "r+b", buffering=0) as out:
-            view, offset = memoryview(content), index * self.part_bytes
-            while view:
-                written = os.pwrite(out.fileno(), view, offset)
-                view, offset = view[written:], offset + written
+            put_at(out.fileno(), content, index * self.part_bytes)
         with open(self.path + ".parts", "ab", buffering=0) as log:
             log.write(b"%d %s\n" % (index, self.digests[index].encode()))
         return True

@@ -1,8 +1,7 @@
 """Pushing finished checkpoints to a bucket, so that they outlive a closed laptop and the machine itself.
 
-`agent/push.json` has presigned URLs of a bounded number of slots, and of the head: the list of what is in which slot.
-A slot that the last head speaks of is never written; so what a head promises is there, whatever is cut. The head is
-signed with a key that only the laptop and this machine have. All of it is secret; nothing of it is logged.
+The slots, the head and what holds between them are told in gpurun/remote/s3/__init__.py. `agent/push.json` has their
+presigned URLs and the key that signs the head: all of it is secret, and nothing of it is logged.
 """
 
 from __future__ import annotations

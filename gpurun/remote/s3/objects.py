@@ -1,9 +1,4 @@
-"""What lies in the bucket for each file: the file itself, named by its digest, and an index of its parts.
-
-`files/SHA256.zst` is the file's parts, each compressed by itself, one after the other: a plain .zst file. The index,
-`files/SHA256.json`, is written last; without it the file does not count as staged. Neither is believed: the machine
-that pulls a part knows its digest from this machine.
-"""
+"""The names of what is staged in a bucket, and the index of a file's parts; the package's docstring has the layout."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gpurun.remote.chunks import MOST_PART_BYTES, part_bytes_for
+from gpurun.remote.chunks import MOST_SENT_BYTES, part_bytes_for
 from gpurun.remote.s3.s3_client import Bucket
 
 LEAST_BYTES = 256 << 10
@@ -21,7 +16,7 @@ MOST_PARTS = 9_999
 """S3 takes no more pieces; a file of more parts than this (80 GB) goes over SSH."""
 MOST_INDEX_BYTES = 1 << 20
 
-_Size = Annotated[int, Field(gt=0, le=2 * MOST_PART_BYTES + 4096)]
+_Size = Annotated[int, Field(gt=0, le=MOST_SENT_BYTES)]
 
 
 class Index(BaseModel):

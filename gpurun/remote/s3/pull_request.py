@@ -1,6 +1,6 @@
 """Having a machine pull what is staged or public: URLs go to it over SSH, what it says is checked.
 
-Those of a bucket live for a while.
+The package's docstring has the protocol.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.core.records import canonical
 from gpurun.core.run_plan import PublicFile
+from gpurun.remote.chunks import MOST_PART_BYTES
 from gpurun.remote.interface import FarRefusal, Sink
 from gpurun.remote.machine_facts import Count, Sha256
 from gpurun.remote.messages import MOST_LINE_BYTES, No, refusal_in, understood
@@ -24,7 +25,6 @@ from gpurun.remote.s3.staged_files import StagedFile
 SIGNED_S = 3600.0
 MOST_PARTS_AT_ONCE = 100_000
 """An order has a line for each part; the agent takes 32 MiB."""
-_PUBLIC_PART_BYTES = 8 << 20
 MOST_FRESH = 5
 """So often are fresh URLs made for what is still missing."""
 
@@ -104,7 +104,7 @@ def have_downloaded(
     """
     came.failed = {}
     missing = {file.sha256: file for file in files if file.sha256 not in came.files}
-    sizes = {"part_bytes": _PUBLIC_PART_BYTES, "codec": "none", "parts": None}
+    sizes = {"part_bytes": MOST_PART_BYTES, "codec": "none", "parts": None}
     asked = [{"sha256": one.sha256, "bytes": one.bytes, **sizes, "url": one.url} for one in missing.values()]
     _order(far, {"v": 1, "origin": origin, "files": asked}, set(missing), came, on_progress, timeout_s)
 

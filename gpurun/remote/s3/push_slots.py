@@ -1,4 +1,4 @@
-"""What a machine may push, and where: a bounded number of objects, whose URLs are made before they are needed."""
+"""What a machine may push, and where; the package's docstring has the layout."""
 
 from __future__ import annotations
 

@@ -106,7 +106,9 @@ class Bucket:
 
     def below(self) -> dict[str, int]:
         """The objects below the prefix, by their names from there on, each with its size."""
-        prefix, found, after = f"{self.address.key()}/".lstrip("/"), dict[str, int](), dict[str, str]()
+        prefix = f"{self.address.key()}/".lstrip("/")
+        found = dict[str, int]()
+        after = dict[str, str]()
         while True:
             answer = self._call("list_objects_v2", "", Prefix=prefix, **after)
             for one in answer.get("Contents") or ():
@@ -217,7 +219,8 @@ class Bucket:
         if isinstance(error, SetupError | BucketLost):
             raise error
         if isinstance(error, ClientError):
-            told, status = error.response.get("Error", {}), _status(error.response)
+            told = error.response.get("Error", {})
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
             code = str(told.get("Code") or status)
             words = " ".join(str(told.get("Message") or "").split())[:300]
             if (status >= 500 and status != 507) or code in PASSING:
@@ -259,10 +262,6 @@ class Bucket:
 def _headers(answer: Any) -> dict[str, str]:
     found: dict[str, str] = answer.get("ResponseMetadata", {}).get("HTTPHeaders") or {}
     return found
-
-
-def _status(answer: Any) -> int:
-    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
 
 
 def _is_archived(answer: Any) -> bool:

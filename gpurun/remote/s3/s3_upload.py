@@ -71,7 +71,10 @@ class _Sending:
     def __init__(
         self, bucket: Bucket, file: PackedFile, digests: Digests, notes: Path, on_sent: Callable[[int], None]
     ) -> None:
-        self._bucket, self._file, self._digests, self._notes = bucket, file, digests, notes
+        self._bucket = bucket
+        self._file = file
+        self._digests = digests
+        self._notes = notes
         self._key, self._on_sent = data_key(bucket, digests.sha256), on_sent
         self._parts = Parts([file], {})
         self._there: dict[int, tuple[str, str]] = {}

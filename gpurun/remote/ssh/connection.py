@@ -209,7 +209,9 @@ def _greet(
         left_s = max(0.1, end - clock.monotonic())
         transport.banner_timeout = transport.handshake_timeout = left_s
         options = transport.get_security_options()
-        options.key_types, options.ciphers, options.compression = offer, _CIPHERS, ("none",)
+        options.key_types = offer
+        options.ciphers = _CIPHERS
+        options.compression = ("none",)
         transport.start_client(timeout=left_s)
         key = transport.get_remote_server_key()
     except IncompatiblePeer as error:
@@ -305,7 +307,9 @@ def _wire(plain: socket.socket, clock: Clock) -> Wire:
 
 def _log_in(transport: Transport, address: Address, keys: Sequence[paramiko.PKey]) -> None:
     """Show the keys in turn, or none; MachineLost when that is not enough: a machine that boots may come to it yet."""
-    where, refused, methods = address.place, "", list[str]()
+    where = address.place
+    refused = ""
+    methods = list[str]()
     for tried, key in enumerate(keys or (None,)):
         try:
             if key is None:

@@ -94,7 +94,9 @@ class Program:
         # `exec` keeps the process that the server leads a session with, so that its group is the program's.
         line = "exec " + shlex.join(["sh", "-c", _RUN, "gpurun", mark, folder, *argv])
         self._mark = re.compile(mark.encode("ascii") + rb" (\d{1,19})\n")
-        self._noise, self._stdout, self._stderr = bytearray(), bytearray(), bytearray()
+        self._noise = bytearray()
+        self._stdout = bytearray()
+        self._stderr = bytearray()
         self._error: BaseException | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
         self._is_fed = stdin is not None  # Else its input ends at once: a shell in its place must not wait for one.
@@ -137,7 +139,10 @@ class Program:
     def _run(self, line: str, chunks: Iterator[bytes]) -> None:
         """Ask for the program and, once it has begun, feed it."""
         try:
-            channel = self._opened()
+            if self._sink is None:
+                channel = self._connection.channel()
+            else:
+                channel = self._connection.channel(STREAM_WINDOW_BYTES, self._take)
             if channel is None:
                 self._fail(NoRoom(f"{self._connection.where} runs no more programs at once over one connection."))
                 return
@@ -150,11 +155,6 @@ class Program:
             return
         if not self._is_fed or (self._begun.wait() and self.group is not None):
             self._feed(channel, chunks)
-
-    def _opened(self) -> Channel | None:
-        if self._sink is None:
-            return self._connection.channel()
-        return self._connection.channel(STREAM_WINDOW_BYTES, self._take)
 
     def _feed(self, channel: Channel, chunks: Iterator[bytes]) -> None:
         """Send the input and its end.

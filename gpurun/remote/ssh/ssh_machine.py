@@ -116,7 +116,9 @@ class RemoteMachine:
     def lane(self) -> RemoteMachine:
         """A machine with a connection of its own; see `Machine.lane`."""
         lane = copy(self)
-        lane._connection, lane._tries, lane._next_try_mono = None, 0, self._clock.monotonic()
+        lane._connection = None
+        lane._tries = 0
+        lane._next_try_mono = self._clock.monotonic()
         lane._connecting, lane._beside = threading.Lock(), None
         return lane
 

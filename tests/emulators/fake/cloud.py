@@ -13,8 +13,8 @@ from gpurun.core.clock import Clock
 from gpurun.core.money import Micros, cost_of, times, total
 from gpurun.core.records import Account, Address, Charge, GpuNeed, Instance, InstanceState, Leftover, Offer, Order
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
-from gpurun.providers.fake.boxes import Box, Fault, Thing, revoked, thing_of
-from gpurun.providers.fake.profile import Profile
+from tests.emulators.fake.boxes import Box, Fault, Thing, revoked, thing_of
+from tests.emulators.fake.profile import Profile
 
 CALL_S = 0.2
 

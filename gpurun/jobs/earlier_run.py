@@ -1,0 +1,170 @@
+"""An earlier run of this home as its signed receipt confirms it: the one reader for all that continues from a run.
+
+Read by `training/continued_training.py` (train --from), `commands/continued_command.py` (run --from) and
+`training/compile_cache.py` (--warm). The folder of a run may have been changed since; what differs from its receipt is
+treated as if it were not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from gpurun.core.artifact_names import path_of
+from gpurun.core.collected_record import files_of
+from gpurun.core.errors import GpurunError, UsageError, VerificationFailed
+from gpurun.core.installed_files import page
+from gpurun.core.money import Micros
+from gpurun.core.paths import Home, RunFolder, open_regular, read_regular
+from gpurun.core.receipt_record import Signature
+from gpurun.core.records import Frozen
+from gpurun.core.run_plan import Earlier, Plan, Request
+from gpurun.ledger.chain import Chain, read_chain
+from gpurun.ledger.runs import find_run, look
+from gpurun.ledger.write_receipt import read_receipt
+
+Model = TypeVar("Model", bound=Frozen)
+
+_BLOCK_BYTES = 1 << 20
+_OUTFIT = ("image", "setup", "setup_limit_s", "pass_env")
+_BOX = ("host", "host_key", "jump", "python", "price_micros_per_hour")
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """A run that ended, and what its `receipt` states, whose digest is `receipt_sha256`."""
+
+    folder: RunFolder
+    receipt: dict[str, Any]
+    receipt_sha256: str
+
+    @property
+    def name(self) -> str:
+        """Return the run's name."""
+        return self.folder.name
+
+    def plan(self) -> Plan | None:
+        """Return the plan that the receipt was about."""
+        return self._record(Plan, self.folder.plan, "plan")
+
+    def request(self) -> Request | None:
+        """Return what the user asked for."""
+        return self._record(Request, self.folder.request, "request")
+
+    def files(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return what came home of these kinds, as the receipt has it: name, bytes, sha256, kind, step."""
+        home = self.receipt["checkpoint"]
+        try:
+            files = files_of(self.folder, home["files"], home.get("listed"))
+        except ValueError:  # Its list was altered: what stands in the receipt itself counts still.
+            files = home["files"]
+        return [file for file in files if file["kind"] in kinds]
+
+    def content(self, file: dict[str, Any]) -> bytes | None:
+        """Return a small file that came home, read once, if it is still what it was then."""
+        return _content_of(path_of(self.folder.artifacts, str(file["name"])), file["sha256"])
+
+    def unchanged(self, file: dict[str, Any]) -> Path:
+        """Return where a file lies that came home, all of it read; VerificationFailed if it is not what it was."""
+        path, digest = path_of(self.folder.artifacts, str(file["name"])), hashlib.sha256()
+        try:
+            with open_regular(path) as content:
+                while block := content.read(_BLOCK_BYTES):
+                    digest.update(block)
+        except OSError:
+            raise self.altered(str(file["name"])) from None
+        if digest.hexdigest() != str(file["sha256"]):
+            raise self.altered(str(file["name"]))
+        return path
+
+    def altered(self, what: str) -> VerificationFailed:
+        """Return the refusal of something that differs from the receipt."""
+        return VerificationFailed(
+            "continue.altered",
+            f"{what} of {self.name} is not there any more as its receipt has it.",
+            hint=f"gpurun audit {self.name} says what changed; gpurun collect {self.name} brings back what the bucket "
+            "still has.",
+        )
+
+    def continued_at(self, step: int, files: Sequence[dict[str, Any]], plan: Plan) -> Earlier:
+        """Return what a plan says of the checkpoint it continues from; the cost is that of all runs that led to it."""
+        spent = self.receipt["cost"]["upper_bound_micros"]
+        before = plan.continues.spent_micros if plan.continues else Micros(0)
+        return Earlier(
+            run=self.name,
+            step=step,
+            bytes=sum(int(file["bytes"]) for file in files),
+            receipt_sha256=self.receipt_sha256,
+            spent_micros=None if spent is None or before is None else Micros(spent + before),
+            steps=plan.job.steps,
+        )
+
+    def _record(self, kind: type[Model], path: Path, name: str) -> Model | None:
+        """Return a record of the run's folder, if it is the one whose digest the receipt has under this name."""
+        content = _content_of(path, self.receipt["digests"][name])
+        try:
+            return kind.from_json(content) if content is not None else None
+        except ValidationError:
+            return None
+
+
+def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
+    """Return a run of this home, if its receipt is in the chain and signed by this home's key."""
+    folder, link = home.run(name), chain.of(name)
+    try:
+        receipt = read_receipt(home, folder) if link else None
+    except GpurunError:
+        return None
+    if link is None or receipt is None or receipt.signature is not Signature.OK:
+        return None
+    return EarlierRun(folder, {**receipt.predicate}, receipt.sha256) if receipt.sha256 == link.receipt_sha256 else None
+
+
+def find_earlier_run(wanted: str, home: Home) -> EarlierRun:
+    """Return the run that is meant; UsageError where it is not over, or has no receipt of this home."""
+    name = find_run(home, wanted)
+    if look(home, name).unfinished:
+        hint = f"gpurun stop {name} saves and ends it; where nobody drives it any more, gpurun resume {name} does."
+        raise UsageError("continue.unfinished", f"{name} is not over yet.", hint=hint)
+    run = read_earlier_run(home, read_chain(home.ledger), name)
+    if run is None:
+        raise UsageError(
+            "continue.no_receipt",
+            f"{name} has no receipt that this home signed, so nothing confirms its checkpoint.",
+            hint=f"gpurun audit {name} says why. Its weights can begin a run of their own: train.init_from, see "
+            f"{page('FORMATS.md')}",
+        )
+    return run
+
+
+def on_the_same_place(request: Request, before: Request, usual: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields by which a request that names no provider is for the place of the request `before`.
+
+    `usual` are the providers if that could be anywhere. Another box of the user's own has neither the host key nor the
+    price of the one before.
+    """
+    if request.providers:
+        return {}
+    box: tuple[str, ...] = ("identity",) if before.host else ()
+    if before.host and request.host in ("", before.host):
+        box += _BOX
+    outfit = {name: getattr(request.choices, name) or getattr(before.choices, name) for name in _OUTFIT}
+    return {
+        "providers": before.providers or usual,
+        "choices": request.choices.model_copy(update=outfit),
+        **{name: getattr(request, name) or getattr(before, name) for name in box},
+    }
+
+
+def _content_of(path: Path, sha256: str) -> bytes | None:
+    """Return a file's bytes, if they have the digest."""
+    try:
+        content = read_regular(path)
+    except OSError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == sha256 else None
