@@ -395,6 +395,11 @@ def test_whoever_names_a_key_is_not_content_with_what_nobody_signed(home: Home, 
 # Stories that cannot have happened -----------------------------------------------------------------------------------
 
 
+FAILED = {"step": "ship", "code": "x", "message": "x", "exit_code": 6}
+PLACE = {"seq": 1, "sha256": "0" * 64}
+FILE = {"bytes": 1, "sha256": "", "kind": "weights", "step": 1}
+
+
 def _without(event: str) -> Callable[[Records], Records]:
     return lambda records: [record for record in records if record["event"] != event]
 
@@ -456,16 +461,16 @@ def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records
         (_set("create.intended", worst_micros=1_000_000), "less than the lease costs"),
         (_set("create.intended", deadline_wall=2e9), "later than the lease allows"),
         (_set("run.opened", run="owl-07"), "that of another run"),
-        (_set("create.intended", lease=None), "cannot be followed"),
+        (_set("create.intended", lease=None), "journal line 2 is not a record that this gpurun knows: lease"),
         (_set("receipt.observed", seq=9), "the journal names another receipt than the chain"),
-        (_also("create.refused", after="create.observed", token="gr-fox-41-7f3a91"), "cannot have been refused"),
+        (_also("create.refused", after="create.observed", reason="x", message="x"), "cannot have been refused"),
         (_also("ship.intended", after="death.proven"), "refused or proven gone before it"),
-        (_also("step.failed", after="ready.observed", step="ship"), "cannot have ended well"),
-        (_also("receipt.observed", after="collect.observed"), "the machine was not proven gone before it"),
-        (_also("receipt.observed", after="receipt.observed"), "receipt.observed: it is there twice"),
-        (_also("receipt.observed", after="run.closed"), "the run was closed before it"),
+        (_also("step.failed", after="ready.observed", **FAILED), "cannot have ended well"),
+        (_also("receipt.observed", after="collect.observed", **PLACE), "the machine was not proven gone before it"),
+        (_also("receipt.observed", after="receipt.observed", **PLACE), "receipt.observed: it is there twice"),
+        (_also("receipt.observed", after="run.closed", **PLACE), "the run was closed before it"),
         (_also("run.closed", after="run.closed", exit_code=0), "run.closed: it is there twice"),
-        (_set("collect.observed", files=[{"name": "../../../etc/passwd", "bytes": 1, "sha256": ""}]), "leads out"),
+        (_set("collect.observed", files=[{"name": "../../../etc/passwd", **FILE}]), "leads out"),
     ],
 )
 def test_a_made_up_journal_is_told_by_its_story(home: Home, edit: Callable[[Records], Records], what: str) -> None:
@@ -557,7 +562,7 @@ LATER = [
     (Event.INCIDENT, {"code": "create.late_gone", "message": "x", "id": "pod-2"}, "", ""),
     (Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2"}, "bound is void: pod-2", ""),
     (Event.INCIDENT, {"code": "leftover", "message": "disk-1", "token": "x", "billed": True}, "bound is void", ""),
-    (Event.STEP_FAILED, {"step": "settle", "code": "x", "message": "x"}, "is newer than the receipt", ""),
+    (Event.STEP_FAILED, {**FAILED, "step": "settle"}, "is newer than the receipt", ""),
 ]
 
 
