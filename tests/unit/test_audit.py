@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ import pytest
 import gpurun.ledger.audit as audit_room
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, read_regular
 from gpurun.core.receipt_rules import WORDS
 from gpurun.core.records import canonical
-from gpurun.ledger.audit import AuditRow, audit
+from gpurun.ledger.audit import AuditRow, audit, rentals
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.rental import Rental
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
@@ -88,6 +89,28 @@ def test_a_fault_of_the_receipts_builder_in_money_or_death_is_found(
     told = [problem for problem in only_row(home).problems if "does not follow from the run" in problem]
     assert len(told) == 1
     assert where in told[0]
+
+
+def test_seconds_are_added_up_once_however_often_a_machine_was_seen(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A week of readings took minutes: for each one all lines before it were added up again, on both sides."""
+    run, calls = CloudRun(home), Counter[str]()
+    run.write(run.opened(), run.intended(), run.created())
+    run.play(run.through_training(), ((1.0, note) for note in [(Event.RATE_OBSERVED, {})] * 100))
+    *reads, proof = run.death()
+    for seconds, (event, data) in reads:
+        is_read = event == Event.DEATH_READ
+        looks = 100 if is_read and data["at_s"] == 0 else 1
+        run.play((seconds, (event, {**data, **({"alive_s_ago": None} if is_read else {})})) for _ in range(looks))
+    run.play(iter([proof])).settle()
+    lines = len(run.journal.records)
+    for room, name in ((rentals, "passed"), (Record, "us_since")):
+        whole = getattr(room, name)
+        monkeypatch.setattr(room, name, lambda a, b, name=name, whole=whole: calls.update([name]) or whole(a, b))
+    assert only_row(home).verdict == "gpu, rented"
+    assert (lines > 200, calls.keys()) == (True, {"passed", "us_since"})
+    assert all(count < 10 * lines for count in calls.values()), calls
 
 
 # Each kind of tampering ----------------------------------------------------------------------------------------------

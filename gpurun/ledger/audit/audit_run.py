@@ -355,7 +355,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         files = files_of(folder, collected.files, collected.listed) if collected else ()
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
-    held, is_of_these_rules = 0, bool(records) and opened_of(records).rules == RULES
+    held, is_of_these_rules = 0, any(one.rules == RULES for one in all_typed(records[:1], RunOpened))
     for file in files:
         try:
             path = path_of(folder.artifacts, file["name"])

@@ -20,6 +20,7 @@ from gpurun.core.journal_events import (
     JournalEvent,
     MachineGone,
     PriceRose,
+    RunOpened,
     SeenMachine,
     TrainObserved,
 )
@@ -284,7 +285,7 @@ class AuditedRental:
     def _extras(self) -> list[Json]:
         """Return the machines beside it that have its token, from its intent to their proven end, or so far."""
         found, ends = dict[str, Json](), dict[str, Record]()
-        kinds = {"create.duplicate"} | ({"create.late"} if opened_of(self.journal).home is not None else set())
+        kinds = {"create.duplicate"} | ({"create.late"} if _is_new(self.journal) else set())
         first, last = self.records[0].seq, self.records[-1].seq
         for line in self.journal:
             event = line.typed
@@ -304,6 +305,11 @@ class AuditedRental:
         ]
 
 
+def _is_new(records: Sequence[Record]) -> bool:
+    """Whether its gpurun told of a machine that came late which it was: older ones named no home either."""
+    return bool(records) and isinstance(opened := records[0].typed, RunOpened) and opened.home is not None
+
+
 def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
     """Return each machine that was asked for, by its intent."""
     begins = [place for place, one in enumerate(records) if one.event is Event.CREATE_INTENDED]
@@ -316,20 +322,17 @@ def measured_micros(records: Sequence[Record]) -> Micros | None:
 
     None where it ran in a notebook: nobody here saw what that cost.
     """
-    if records and opened_of(records).imported:
+    if records and isinstance(opened := records[0].typed, RunOpened) and opened.imported:
         return None
     return total(*(rental.facts["micros"] for rental in split_rentals(records)))
 
 
 def is_more(records: Sequence[Record]) -> bool:
     """Whether more was paid than the journal can tell: for a machine that came late, or something beside one."""
-    is_new = bool(records) and opened_of(records).home is not None
-    tokens = {intent.token for intent in all_typed(records, CreateIntended)}
-    for one in all_typed(records, Incident):
-        is_told = is_new and one.id and one.token in tokens
-        if (one.code == "create.late" and not is_told) or (one.code == "leftover" and one.billed):
-            return True
-    return False
+    tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
+    incidents = list(all_typed(records, Incident))
+    late = any(one.code == "create.late" and not (one.id and one.token in tokens) for one in incidents)
+    return late or any(one.code == "leftover" and one.billed for one in incidents)
 
 
 def money_and_death(records: Sequence[Record]) -> Json:
