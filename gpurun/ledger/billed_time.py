@@ -123,7 +123,7 @@ class BilledTime:
         """What the provider last said of one property of the machine; None where it never did."""
         return next((value for one in reversed(self._answers) if (value := getattr(one, key))), None)
 
-    @property
+    @cached_property
     def end(self) -> str:
         """`refused` (nothing was made), a teardown that was proven, or `not_proven`."""
         if self.last(Event.CREATE_REFUSED) is not None:

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpurun.core.journal_events import (
-    BillObserved,
-    CreateIntended,
-    DeathProven,
-    DeathRead,
-    Incident,
-    RunOpened,
-)
+from gpurun.core.journal_events import BillObserved, CreateIntended, DeathProven, DeathRead, Incident, RunOpened
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, cost_of, total
 from gpurun.core.records import Teardown, digest_of

@@ -213,7 +213,7 @@ class AuditedRental:
         if births and read.ended_wall is not None:
             lasted = _milli(_exactly(read.ended_wall) - min(births) + _STAMPS)
             bounds += [(lasted, "provider-reported")] if lasted >= up - born else []
-        hourly = self.rate + intent.beside_micros_per_hour
+        hourly = total(Micros(self.rate), Micros(intent.beside_micros_per_hour))
         if self.bill is not None and hourly:
             paid_for = (Decimal(self.bill) * 3600 / hourly).to_integral_value(rounding=ROUND_CEILING)
             bounds += [(paid_for, "the provider's bill")] if paid_for >= alive - born else []
