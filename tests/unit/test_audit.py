@@ -484,7 +484,10 @@ def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records
         (_set("create.intended", worst_micros=1_000_000), "less than the lease costs"),
         (_set("create.intended", deadline_wall=2e9), "later than the lease allows"),
         (_set("run.opened", run="owl-07"), "that of another run"),
-        (_set("create.intended", lease=None), "journal line 2 is not a record that this gpurun knows: lease"),
+        (
+            _set("create.intended", lease=None),
+            "journal line 2 is not a record that this gpurun knows: look at its lease",
+        ),
         (_set("receipt.observed", seq=9), "the journal names another receipt than the chain"),
         (_also("create.refused", after="create.observed", reason="x", message="x"), "cannot have been refused"),
         (_also("ship.intended", after="death.proven"), "refused or proven gone before it"),

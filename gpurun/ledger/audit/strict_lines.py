@@ -66,9 +66,10 @@ def _record_of(line: bytes, number: int, before: str) -> Record:
         record = Record.model_validate_json(line, strict=True)
         _ = record.typed
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        place = ".".join(map(str, fault["loc"]))
-        raise Malformed(f"is not a record that this gpurun knows: {place}: {fault['msg']}") from error
+        field = error.errors(include_url=False)[0]["loc"][:1]
+        raise Malformed(
+            f"is not a record that this gpurun knows: look at its {field[0] if field else 'form'}"
+        ) from error
     if record.seq != number:
         raise Malformed(f"says that it is line {record.seq}")
     if record.prev != before:
