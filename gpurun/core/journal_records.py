@@ -42,6 +42,8 @@ PASSES_OVER = frozenset({"no_capacity", "offer_rejected"})
 """The reasons of `create.refused` after which the next attempt is on the next approved offer."""
 
 
+ClockTime = Annotated[float, Field(gt=-1e11, lt=1e11)]
+"""What a clock can have shown, until beyond the year 5000: every sum of such can be told and compared."""
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._]{0,63}$")]
 
 
@@ -53,8 +55,8 @@ class Record(Frozen):
 
     seq: int
     prev: str
-    wall: float
-    mono: float
+    wall: ClockTime
+    mono: ClockTime
     boot_id: str
     event: Annotated[Event | Word, Field(union_mode="left_to_right")]
     data: dict[str, Any]

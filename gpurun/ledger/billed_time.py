@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from gpurun.core.journal_events import (
@@ -123,7 +123,7 @@ class BilledTime:
         """What the provider last said of one property of the machine; None where it never did."""
         return next((value for one in reversed(self._answers) if (value := getattr(one, key))), None)
 
-    @property
+    @cached_property
     def end(self) -> str:
         """`refused` (nothing was made), a teardown that was proven, or `not_proven`."""
         if self.last(Event.CREATE_REFUSED) is not None:
@@ -151,7 +151,16 @@ class BilledTime:
         """What the end of the billed time rests on; None where nothing ended, or an old gpurun did not tell."""
         return None if self.end in ("refused", "not_proven") else self._span[1]
 
-    @property
+    def ms_until(self, record: Record) -> int:
+        """Milliseconds from its asking to a record, as `elapsed_ms` has them."""
+        return -(-self._passed_us[record.seq] // 1000)
+
+    @cached_property
+    def _passed_us(self) -> dict[int, int]:
+        passed = accumulate((after.us_since(before) for before, after in pairwise(self.records)), initial=0)
+        return dict(zip((one.seq for one in self.records), passed, strict=True))
+
+    @cached_property
     def last_paid(self) -> Record:
         """The record until which it was paid at most: the first of the readings that prove its end."""
         proven = self.last(Event.DEATH_PROVEN)
@@ -173,7 +182,7 @@ class BilledTime:
     def _waited_ms(self) -> int | None:
         """How long it waited in a queue, by the earliest start that was told; None where none was."""
         told = [(one, one.runs_us) for one in self.records if one.seq <= self.last_paid.seq]
-        waits = [elapsed_ms(self.records, self.asked, one) - nearest_ms(us) for one, us in told if us is not None]
+        waits = [self.ms_until(one) - nearest_ms(us) for one, us in told if us is not None]
         return max(0, min(waits)) if waits else None
 
     @property
@@ -193,12 +202,12 @@ class BilledTime:
         may bound it closer; none of them counts against what was seen of the machine.
         """
         gone = self.last_paid
-        gone_ms, read = elapsed_ms(self.records, self.asked, gone), gone.typed
+        gone_ms, read = self.ms_until(gone), gone.typed
         if not isinstance(read, DeathRead):
             return (max(0, gone_ms - self._queued_ms) if self.begun else 0), None
         signs = [one for one in self.records if one.seq < gone.seq and self._shows_life(one)]
-        sign_ms = elapsed_ms(self.records, self.asked, signs[-1]) if signs else 0
-        born_ms = elapsed_ms(self.records, self.asked, signs[0]) if signs else 0
+        sign_ms = self.ms_until(signs[-1]) if signs else 0
+        born_ms = self.ms_until(signs[0]) if signs else 0
         alive_ms = max(sign_ms, gone_ms - _ago_ms(read.alive_s_ago, gone_ms))
         # What is ending is shown, and may cost nothing by its provider's own time of the end.
         up_ms = max(sign_ms, gone_ms - _ago_ms(read.up_s_ago, gone_ms))
@@ -242,7 +251,7 @@ class BilledTime:
             if record.event in (Event.INCIDENT, Event.DEATH_READ) and isinstance(
                 shown := record.typed, MachineGone | DeathRead
             ):
-                ms = elapsed_ms(self.records, self.asked, record)
+                ms = self.ms_until(record)
                 if begun_ms - ms > 1000 * WATCHED_S:
                     break
                 begun_ms = ms - _ago_ms(shown.gone_s_ago, 0)

@@ -85,7 +85,7 @@ class Rental(BilledTime):
         for record in self.records:
             if record.event is Event.INCIDENT and isinstance(rose := record.typed, PriceRose):
                 late_us = microseconds(record.wall) - microseconds(rose.since_wall)
-                since_ms = elapsed_ms(self.records, self.asked, record) - max(0, nearest_ms(late_us))
+                since_ms = self.ms_until(record) - max(0, nearest_ms(late_us))
                 rate = rose.rate_micros_per_hour
                 if rate > before:
                     ms = max(0, round(1000 * self.seconds) - max(0, since_ms))

@@ -59,7 +59,7 @@ MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-r
 NOT_OBSERVED = "not observed: it ran in a notebook, which its user ends"
 
 # What may follow the end of a rental and changes nothing about it.
-_AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
+AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
 _INCIDENTS = {Event.INCIDENT, Event.STEP_FAILED, Event.JOURNAL_REPAIRED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
 _CHECKPOINT_KINDS = ("weights", "optimizer", "state", "checkpoint", "output")
@@ -70,7 +70,7 @@ def basis_of(records: Sequence[Record]) -> list[Record]:
     """The records that a receipt rests on: up to the last that says something about the rental, none after itself."""
     observed = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     kept = list(records[: observed[0]] if observed else records)
-    while len(kept) > 1 and kept[-1].event in _AFTERWARDS:
+    while len(kept) > 1 and kept[-1].event in AFTERWARDS:
         kept.pop()
     return kept
 
@@ -318,7 +318,7 @@ def _figure_by_rules(opened: RunOpened, figure: Figure) -> str:
 
 def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     started, ended = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
-    seen, failed = last_typed(records, TrainObserved), _failed_step(records)
+    seen, failed = last_typed(records, TrainObserved), failed_step(records)
     seconds = elapsed_s(records, started, ended) if started and ended and ended.seq > started.seq else None
     if seen and seconds is not None:  # What was fetched after the end was no training.
         seconds = round(max(0.0, seconds - (number(seen.drained_s) or 0.0)), 3)
@@ -344,7 +344,7 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     return told
 
 
-def _failed_step(records: Sequence[Record]) -> StepFailed | None:
+def failed_step(records: Sequence[Record]) -> StepFailed | None:
     """The last step that failed, but for a collect of which all came home while the machine was held."""
     held = next((place for place, one in enumerate(records) if one.event is Event.HOLD_INTENDED), len(records))
     is_home = any(not one.missing for one in all_typed(records[held:], CollectObserved))

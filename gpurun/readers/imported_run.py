@@ -249,8 +249,7 @@ def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, cloc
     records, signer = basis_of(journal.records), load_signer(home.keys)
     keyid = signer.keyid if signer else None
     told = build_statement(folder, records, head=journal.head, seq=0, prev="", keyid=keyid)["predicate"]
-    lines = [record.model_dump(mode="json") for record in records]
-    wrong = next(contradictions(folder, lines, plan.model_dump(mode="json"), {**told}), None)
+    wrong = next(contradictions(folder, records, plan.model_dump(mode="json"), {**told}), None)
     if wrong:
         hint = "Import what the notebook wrote, as it came; nothing was kept of this."
         raise VerificationFailed("import.contradicts", f"It cannot have been so: {wrong}.", hint=hint)

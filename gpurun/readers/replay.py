@@ -22,8 +22,8 @@ from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.jobs.trainer import CHANGED
 from gpurun.jobs.training.continued_training import newest_whole
 from gpurun.ledger.audit import AuditRow
-from gpurun.ledger.audit.audit_run import sha256_of
 from gpurun.ledger.audit.findings import NO
+from gpurun.ledger.log_facts import digest_file
 from gpurun.readers.evidence.card import MOST_STATE_BYTES
 from gpurun.readers.weights import HomeCheckpoint, ask_trainer
 
@@ -115,7 +115,7 @@ def replay_run(
     if told["asked"].get("trainer") == CHANGED:
         return Replayed.nothing("a changed trainer trained it, whose code is not run for this")
     listed = [one for one in told["checkpoint"]["files"] if one["kind"] in _KINDS]
-    files = [one for one in listed if sha256_of(folder.artifacts / one["name"]) == one["sha256"]]
+    files = [one for one in listed if digest_file(folder.artifacts / one["name"])["sha256"] == one["sha256"]]
     last = newest_whole(files)
     if last is None or last != newest_whole(listed):
         return Replayed.nothing("the last checkpoint is not here whole, as it came home")
@@ -290,6 +290,6 @@ def _has_shards(data: Path) -> bool:
     try:
         listed = read_object(data / "data.json")
         shards = [one for part in ("train", "val") for one in listed[part]]
-        return all(sha256_of(data / Path(str(one["name"])).name) == one["sha256"] for one in shards)
+        return all(digest_file(data / Path(str(one["name"])).name)["sha256"] == one["sha256"] for one in shards)
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ import pytest
 import gpurun.ledger.audit as audit_room
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError, UsageError
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, read_regular
 from gpurun.core.receipt_rules import WORDS
 from gpurun.core.records import canonical
-from gpurun.ledger.audit import AuditRow, audit
+from gpurun.ledger.audit import AuditRow, audit, rentals
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.rental import Rental
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
@@ -88,6 +89,28 @@ def test_a_fault_of_the_receipts_builder_in_money_or_death_is_found(
     told = [problem for problem in only_row(home).problems if "does not follow from the run" in problem]
     assert len(told) == 1
     assert where in told[0]
+
+
+def test_seconds_are_added_up_once_however_often_a_machine_was_seen(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A week of readings took minutes: for each one all lines before it were added up again, on both sides."""
+    run, calls = CloudRun(home), Counter[str]()
+    run.write(run.opened(), run.intended(), run.created())
+    run.play(run.through_training(), ((1.0, note) for note in [(Event.RATE_OBSERVED, {})] * 100))
+    *reads, proof = run.death()
+    for seconds, (event, data) in reads:
+        is_read = event == Event.DEATH_READ
+        looks = 100 if is_read and data["at_s"] == 0 else 1
+        run.play((seconds, (event, {**data, **({"alive_s_ago": None} if is_read else {})})) for _ in range(looks))
+    run.play(iter([proof])).settle()
+    lines = len(run.journal.records)
+    for room, name in ((rentals, "passed"), (Record, "us_since")):
+        whole = getattr(room, name)
+        monkeypatch.setattr(room, name, lambda a, b, name=name, whole=whole: calls.update([name]) or whole(a, b))
+    assert only_row(home).verdict == "gpu, rented"
+    assert (lines > 200, calls.keys()) == (True, {"passed", "us_since"})
+    assert all(count < 10 * lines for count in calls.values()), calls
 
 
 # Each kind of tampering ----------------------------------------------------------------------------------------------
@@ -395,6 +418,11 @@ def test_whoever_names_a_key_is_not_content_with_what_nobody_signed(home: Home, 
 # Stories that cannot have happened -----------------------------------------------------------------------------------
 
 
+FAILED = {"step": "ship", "code": "x", "message": "x", "exit_code": 6}
+PLACE = {"seq": 1, "sha256": "0" * 64}
+FILE = {"bytes": 1, "sha256": "", "kind": "weights", "step": 1}
+
+
 def _without(event: str) -> Callable[[Records], Records]:
     return lambda records: [record for record in records if record["event"] != event]
 
@@ -456,16 +484,19 @@ def _also(event: str, *, after: str, **data: Any) -> Callable[[Records], Records
         (_set("create.intended", worst_micros=1_000_000), "less than the lease costs"),
         (_set("create.intended", deadline_wall=2e9), "later than the lease allows"),
         (_set("run.opened", run="owl-07"), "that of another run"),
-        (_set("create.intended", lease=None), "cannot be followed"),
+        (
+            _set("create.intended", lease=None),
+            "journal line 2 is not a record that this gpurun knows: look at its lease",
+        ),
         (_set("receipt.observed", seq=9), "the journal names another receipt than the chain"),
-        (_also("create.refused", after="create.observed", token="gr-fox-41-7f3a91"), "cannot have been refused"),
+        (_also("create.refused", after="create.observed", reason="x", message="x"), "cannot have been refused"),
         (_also("ship.intended", after="death.proven"), "refused or proven gone before it"),
-        (_also("step.failed", after="ready.observed", step="ship"), "cannot have ended well"),
-        (_also("receipt.observed", after="collect.observed"), "the machine was not proven gone before it"),
-        (_also("receipt.observed", after="receipt.observed"), "receipt.observed: it is there twice"),
-        (_also("receipt.observed", after="run.closed"), "the run was closed before it"),
+        (_also("step.failed", after="ready.observed", **FAILED), "cannot have ended well"),
+        (_also("receipt.observed", after="collect.observed", **PLACE), "the machine was not proven gone before it"),
+        (_also("receipt.observed", after="receipt.observed", **PLACE), "receipt.observed: it is there twice"),
+        (_also("receipt.observed", after="run.closed", **PLACE), "the run was closed before it"),
         (_also("run.closed", after="run.closed", exit_code=0), "run.closed: it is there twice"),
-        (_set("collect.observed", files=[{"name": "../../../etc/passwd", "bytes": 1, "sha256": ""}]), "leads out"),
+        (_set("collect.observed", files=[{"name": "../../../etc/passwd", **FILE}]), "leads out"),
     ],
 )
 def test_a_made_up_journal_is_told_by_its_story(home: Home, edit: Callable[[Records], Records], what: str) -> None:
@@ -557,7 +588,7 @@ LATER = [
     (Event.INCIDENT, {"code": "create.late_gone", "message": "x", "id": "pod-2"}, "", ""),
     (Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2"}, "bound is void: pod-2", ""),
     (Event.INCIDENT, {"code": "leftover", "message": "disk-1", "token": "x", "billed": True}, "bound is void", ""),
-    (Event.STEP_FAILED, {"step": "settle", "code": "x", "message": "x"}, "is newer than the receipt", ""),
+    (Event.STEP_FAILED, {**FAILED, "step": "settle"}, "is newer than the receipt", ""),
 ]
 
 

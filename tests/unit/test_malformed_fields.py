@@ -92,4 +92,4 @@ def test_what_is_malformed_is_named_and_the_others_are_audited(home: Home) -> No
     assert "alive_s_ago" in str(look(home, "fox-41").damage)
     broken, sound = audit(home).rows
     assert (broken.verdict, sound.problems) == ("does not hold", ())
-    assert any("the cost cannot be derived from the journal" in problem for problem in broken.problems)
+    assert any(f"journal line {at + 1} " in problem and "alive_s_ago" in problem for problem in broken.problems)

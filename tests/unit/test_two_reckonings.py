@@ -32,15 +32,18 @@ SEEN = (
 )
 
 
+def journal(seed: int) -> list[Record]:
+    return [Record.model_validate(record) for record in DrawnJournal(seed).records]
+
+
 def unlike(seed: int, folder: RunFolder) -> list[str]:
     """Where the two differ about a drawn journal; and what its receipt would be accused of as one of other rules."""
-    basis = DrawnJournal(seed).records
-    records = [Record.model_validate(record) for record in basis]
+    records = journal(seed)
     made = build_statement(folder, records, head="", seq=1, prev="", keyid=None)
-    found = list(differences(money_and_death(basis), made["predicate"], "predicate", keys="expected"))
-    found += broken_by_any_rules({**made}, {**made}, basis)
+    found = list(differences(money_and_death(records), made["predicate"], "predicate", keys="expected"))
+    found += broken_by_any_rules({**made}, {**made}, records)
     spent = sum(rental.micros for rental in rentals_of(records))
-    return found + ([] if measured_micros(basis) == spent else ["what it has cost so far"])
+    return found + ([] if measured_micros(records) == spent else ["what it has cost so far"])
 
 
 @pytest.mark.parametrize(
@@ -54,5 +57,5 @@ def test_both_say_the_same_of_every_drawn_journal(seeds: range, tmp_path: Path) 
 
 def test_the_drawn_journals_have_all_that_bears_on_money(tmp_path: Path) -> None:
     """Else the two would be compared about nothing."""
-    told = str([money_and_death(DrawnJournal(seed).records) for seed in range(300)])
+    told = str([money_and_death(journal(seed)) for seed in range(300)])
     assert [word for word in SEEN if word not in told] == []

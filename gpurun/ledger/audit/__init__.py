@@ -51,7 +51,7 @@ def audit(
         for folder in [home.run(name) for name in names if wanted is None or name in wanted]:
             lines = journal_lines(folder.journal)
             # One whose journal cannot tell when it was opened is never left out.
-            if since is None or not lines.parsed or lines.parsed[0]["wall"] >= since:
+            if since is None or not lines.records or lines.records[0].wall >= since:
                 yield audit_run(folder, place, keys, lines, must_be_signed=public_key is not None)
 
     # Before the chain is read: what ends while others are read, which may take minutes, is then judged by its receipt.

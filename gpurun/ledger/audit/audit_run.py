@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.artifact_names import path_of
 from gpurun.core.collected_record import files_of
-from gpurun.core.job_terms import terms_in
-from gpurun.core.journal_events import RunOpened
-from gpurun.core.journal_records import Record, opened_of
+from gpurun.core.journal_events import CollectObserved, Incident, ReceiptObserved, RunClosed, RunOpened, SalvageObserved
+from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
 from gpurun.core.money import Figure, Micros, format_usd
-from gpurun.core.paths import RunFolder, open_regular, read_regular
+from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
@@ -24,18 +23,17 @@ from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
 from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.contradictions import contradictions, weaknesses
-from gpurun.ledger.audit.event_sequence import open_token, order_problems, unended
+from gpurun.ledger.audit.event_sequence import is_rented, order_problems, unended
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
 from gpurun.ledger.audit.other_rules import broken_by_any_rules, note_of
-from gpurun.ledger.audit.rentals import measured_micros, money_and_death, named
+from gpurun.ledger.audit.rentals import lines_with, measured_micros, money_and_death
 from gpurun.ledger.audit.shutdown_check import check_shutdown
-from gpurun.ledger.audit.strict_lines import KNOWN, Json, Lines
-from gpurun.ledger.log_facts import NOT_A_PROVIDER, verdict_of
+from gpurun.ledger.audit.strict_lines import Json, Lines
+from gpurun.ledger.log_facts import NOT_A_PROVIDER, digest_file, verdict_of
 from gpurun.ledger.signing import payload_of, verify
 from gpurun.ledger.spending import spending
-from gpurun.ledger.statement import build_statement
+from gpurun.ledger.statement import AFTERWARDS, build_statement, failed_step
 
-_AFTER_HEAD = {"stop.requested", "journal.repaired", "receipt.observed", "run.closed"}
 _EARLIER = {"run", "step", "steps", "receipt_sha256"}
 _MOST_NAMED = 8
 _TENSORS = {"weights", "optimizer"}
@@ -92,15 +90,15 @@ def audit_run(
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
         if not has_travelled:
-            found.guarded("what it goes on from", lambda: _check_origin(found, lines.parsed, link, chain))
-    found.guarded("the list of files", lambda: _check_files(found, lines.parsed, folder))
+            found.guarded("what it goes on from", lambda: _check_origin(found, lines.records, link, chain))
+    found.guarded("the list of files", lambda: _check_files(found, lines.records, folder))
     # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
-    late, billed = unended(_after_receipt(lines.parsed) if found.receipt_proves_death else lines.parsed)
-    is_open = lines.hides_intent or open_token(lines.parsed) is not None
+    late, billed = unended(_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
+    is_open = lines.hides_intent or is_rented(lines.records)
     unseen = bool(late) or (is_open and not found.receipt_proves_death)
     live = unseen or bool(billed)
-    spent, figure = _cost(found, lines.parsed)
-    proven = found.receipt_proves_death or bool(named(lines.parsed, "death.proven"))
+    spent, figure = _cost(found, lines.records)
+    proven = found.receipt_proves_death or any(one.event is Event.DEATH_PROVEN for one in lines.records)
     return AuditRow(
         run=folder.name,
         seq=link["seq"] if link else None,
@@ -119,13 +117,13 @@ def audit_run(
     )
 
 
-def _cost(found: _Findings, records: Sequence[Json]) -> tuple[Micros | None, Figure]:
+def _cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, Figure]:
     """What everything else shows, once the audit's own computation has come to the same; None where nothing tells."""
     with finding(found.problems.append, "the cost cannot be derived from the journal"):
         own = measured_micros(records)
         if own is None:
             return None, Figure.MEASURED
-        spent = spending([Record.model_validate(record) for record in records])
+        spent = spending(records)
         if spent.micros != own:
             told = f"{format_usd(spent.micros)} and {format_usd(own)}"
             found.problems.append(f"two computations of what it cost do not agree: {told}")
@@ -133,14 +131,14 @@ def _cost(found: _Findings, records: Sequence[Json]) -> tuple[Micros | None, Fig
     return None, Figure.MEASURED
 
 
-def _after_receipt(records: Sequence[Json]) -> Sequence[Json]:
+def _after_receipt(records: Sequence[Record]) -> Sequence[Record]:
     """What was recorded when the receipt had its place already; nothing while it has none."""
-    places = [place for place, record in enumerate(records) if record["event"] == "receipt.observed"]
+    places = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     return records[places[0] + 1 :] if places else ()
 
 
 def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json | None) -> None:
-    records = lines.parsed
+    records = lines.records
     found.is_partial = lines.problem is not None or not records
     if lines.problem is not None:
         found.problems.append(lines.problem)
@@ -153,20 +151,24 @@ def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json
         found.problems.append(f"the journal's last line is torn although the run has its receipt; {repair}")
     elif lines.torn:
         found.warnings.append(f"the journal's last line is unfinished; gpurun resume {folder.name} repairs it")
-    newer = dict.fromkeys(record["event"] for record in records if record["event"] not in KNOWN)
+    newer = dict.fromkeys(record.event for record in records if not isinstance(record.event, Event))
     if newer:
         found.warnings.append(f"a newer gpurun wrote {', '.join(newer)} in its journal; this one cannot check that")
     found.problems += order_problems(records)
-    observed = named(records, "receipt.observed")
+    observed = next(all_typed(records, ReceiptObserved), None)
     if link is None and observed:
-        found.problems.append(f"its receipt #{observed[0]['data']['seq']} is missing from the chain")
-    if link is not None and observed:
-        claimed = {"seq": link["seq"], "sha256": link["receipt_sha256"]}
-        if {key: observed[0]["data"].get(key) for key in claimed} != claimed:
-            found.problems.append("the journal names another receipt than the chain")
-    if records and records[0]["data"].get("run") != folder.name:
+        found.problems.append(f"its receipt #{observed.seq} is missing from the chain")
+    if link is not None and observed and (observed.seq, observed.sha256) != (link["seq"], link["receipt_sha256"]):
+        found.problems.append("the journal names another receipt than the chain")
+    if records and opened_of(records).run != folder.name:
         found.problems.append("the journal is that of another run")
-    if records and link is not None and lines.problem is None and not named(records, "run.closed"):
+    closings = lines_with(records, RunClosed)
+    for line, closed in closings:
+        if closed.exit_code == 0 and failed_step(records[: line.seq]) is not None:
+            found.problems.append(
+                f"journal line {line.seq}, run.closed: a run in which a step failed cannot have ended well"
+            )
+    if records and link is not None and lines.problem is None and not closings:
         found.warnings.append(f"it has its receipt but was not closed; gpurun resume {folder.name} does that")
 
 
@@ -203,30 +205,29 @@ def _check_receipt(
             found.problems.append("the receipt was made from another journal than this one")
         return
     count = lines.digests.index(head) + 1
-    _check_later(
-        found, [one for one in lines.parsed[count:] if one["event"] in KNOWN and one["event"] not in _AFTER_HEAD]
-    )
-    _compare(found, folder, lines.parsed[:count], statement, link)
+    known = [one for one in lines.records[count:] if isinstance(one.event, Event)]
+    _check_later(found, [one for one in known if one.event not in AFTERWARDS])
+    _compare(found, folder, lines.records[:count], statement, link)
 
 
-def _check_later(found: _Findings, later: Sequence[Json]) -> None:
+def _check_later(found: _Findings, later: Sequence[Record]) -> None:
     """What the journal says beyond the receipt: incidents may come after it, and some of them take its bound away."""
     told: set[str] = set()
     for record in later:
-        at, data = f"journal line {record['seq']}", record["data"]
-        if record["event"] != "incident":
-            found.problems.append(f"{at} ({record['event']}) is newer than the receipt")
+        at, incident = f"journal line {record.seq}", record.typed
+        if not isinstance(incident, Incident):
+            found.problems.append(f"{at} ({record.event}) is newer than the receipt")
             return
-        if data["code"] == "create.late" or (data["code"] == "leftover" and data.get("billed") is True):
-            found.problems.append(f"the receipt's bound is void: {data['message']} ({at})")
-        elif data["code"] not in told and not str(data["code"]).endswith("_gone"):
-            found.warnings.append(f"{at} is not in the receipt, it came later: {data['message']}")
-        told.add(str(data["code"]))
+        if incident.code == "create.late" or (incident.code == "leftover" and incident.billed):
+            found.problems.append(f"the receipt's bound is void: {incident.message} ({at})")
+        elif incident.code not in told and not incident.code.endswith("_gone"):
+            found.warnings.append(f"{at} is not in the receipt, it came later: {incident.message}")
+        told.add(incident.code)
 
 
-def _check_origin(found: _Findings, records: Sequence[Json], link: Json, chain: Mapping[str, Json]) -> None:
+def _check_origin(found: _Findings, records: Sequence[Record], link: Json, chain: Mapping[str, Json]) -> None:
     """Whether the run that it goes on from has its receipt in the chain, and before its own."""
-    before = records[0]["data"].get("continues") if records else None
+    before = opened_of(records).continues if records else None
     if before:
         earlier = chain.get(before["run"], {})
         if earlier.get("receipt_sha256") != before["receipt_sha256"] or earlier["seq"] >= link["seq"]:
@@ -265,7 +266,7 @@ def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping
         found.problems.append("the receipt's signature does not hold")
 
 
-def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], statement: Json, link: Json) -> None:
+def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], statement: Json, link: Json) -> None:
     """Every code, field and figure of the receipt against what the run folder gives now, and the cap against the cost.
 
     Money and ends are computed a second time too: a fault of the code that wrote them is not repeated here. One of
@@ -273,12 +274,12 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     """
     told = statement["predicate"]
     head, keyid = told["journal"]["head"], told["signing"]["keyid"]
-    opened, records = basis[0]["data"], [Record.model_validate(record) for record in basis]
-    again = build_statement(folder, records, head=head, seq=link["seq"], prev=link["prev"], keyid=keyid)
+    opened = opened_of(basis)
+    again = build_statement(folder, basis, head=head, seq=link["seq"], prev=link["prev"], keyid=keyid)
     own = money_and_death(basis)
     found_own = differences(own, told, "predicate", keys="expected")
     unlike = list(dict.fromkeys([*differences({**again}, statement, ""), *found_own]))
-    if (rules := rules_of(opened)) != RULES:
+    if (rules := opened.rules or 1) != RULES:
         broken = list(broken_by_any_rules(statement, again, basis))
         found.warnings.append(note_of(rules, [path for path in unlike if path not in broken]))
         unlike = broken
@@ -293,19 +294,19 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Json], stateme
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
     made = again["predicate"]
-    found.verdict = _verdict(opened_of(records), made)
+    found.verdict = _verdict(opened, made)
     if found.verdict == NOT_A_PROVIDER:
-        found.warnings.append(f"{opened['endpoint']} was asked in place of {opened['provider']}: that is no provider")
+        found.warnings.append(f"{opened.endpoint} was asked in place of {opened.provider}: that is no provider")
     found.marks = marks_of(made)
     for name, path in (("request", folder.request), ("plan", folder.plan)) if not found.has_travelled else ():
-        if opened[f"{name}_sha256"] != sha256_of(path):
+        if getattr(opened, f"{name}_sha256") != digest_file(path)["sha256"]:
             found.problems.append(f"{name}.json is not the one that the run was opened with")
     plan = read_object(folder.plan)
     # The digest of a command is of its values and folders too, which do not travel.
-    if found.has_travelled and terms_in(opened).has_model and digest_of(plan["resolved"]) != opened["recipe_sha256"]:
+    if found.has_travelled and opened.has_model and digest_of(plan["resolved"]) != opened.recipe_sha256:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
-    found.warnings += weaknesses(folder, plan, made) if terms_in(opened).has_model else ()
+    found.warnings += weaknesses(folder, plan, made) if opened.has_model else ()
     found.problems += _opening_problems(opened, plan)
 
 
@@ -321,43 +322,40 @@ def _earlier_in(told: Json) -> Json:
     return {key: told[key] for key in told if key in _EARLIER and (key != "steps" or told[key])}
 
 
-def _opening_problems(opened: Json, plan: Json) -> Iterator[str]:
+def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
     """Whether the run was opened with what its plan says, figure by figure."""
     for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
-        if opened[name] != plan[name]:
+        if getattr(opened, name) != plan[name]:
             yield f"the run was not opened with the plan's {name}"
-    if opened.get("trainer", "") != plan.get("trainer", ""):
+    if (opened.trainer or "") != plan.get("trainer", ""):
         yield "the run was not opened with the plan's trainer"
-    if opened.get("max_gpu_hours") != plan.get("choices", {}).get("max_gpu_hours"):
+    if opened.max_gpu_hours != plan.get("choices", {}).get("max_gpu_hours"):
         yield "the run was not opened with the plan's max_gpu_hours"
     approved = plan.get("candidates", ()) if plan["mode"] == "paid" else ()
     worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
-    if opened["worst_micros"] != worst:
+    if opened.worst_micros != worst:
         yield "the run was not opened with the plan's worst_micros"
-    told, planned = ((one.get("continues") or {}) for one in (opened, plan))
-    if _earlier_in(told) != _earlier_in(planned):
+    if _earlier_in(opened.continues or {}) != _earlier_in(plan.get("continues") or {}):
         yield "the run was not opened with the checkpoint that its plan goes on from"
     command = plan.get("command")
     names = {"env": sorted(command["env"]), "secrets": sorted(command["secrets"])} if command else {}
-    if opened.get("command") != ({"argv": command["argv"], **names} if command else None):
+    if opened.command != ({"argv": command["argv"], **names} if command else None):
         yield "the run was not opened with the command of its plan"
-    if opened["data_sha256"] != plan["data"]["sha256"]:
+    if opened.data_sha256 != plan["data"]["sha256"]:
         yield "the run was not opened with the plan's data"
-    if opened.get("core_bundle_sha256", "") != plan["data"].get("core_sha256", ""):
+    if opened.core_bundle_sha256 != plan["data"].get("core_sha256", ""):
         yield "the run was not opened with the plan's bundle of CORE"
 
 
-def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -> None:
+def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder) -> None:
     """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
-    collected = named(records, "salvage.observed") or named(records, "collect.observed")
+    collected = last_typed(records, SalvageObserved) or last_typed(records, CollectObserved)
+    files: Sequence[Mapping[str, Any]] = collected.files if collected else ()
     try:
-        files = (
-            files_of(folder, collected[-1]["data"]["files"], collected[-1]["data"].get("listed")) if collected else []
-        )
+        files = files_of(folder, collected.files, collected.listed) if collected else ()
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
-        files = collected[-1]["data"]["files"]
-    held, is_of_these_rules = 0, bool(records) and rules_of(records[0]["data"]) == RULES
+    held, is_of_these_rules = 0, any(one.rules == RULES for one in all_typed(records[:1], RunOpened))
     for file in files:
         try:
             path = path_of(folder.artifacts, file["name"])
@@ -367,7 +365,7 @@ def _check_files(found: _Findings, records: Sequence[Json], folder: RunFolder) -
             found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
         elif not path.is_file():
             found.warnings += [] if found.has_travelled else [f"{file['name']} is not here any more"]
-        elif path.stat().st_size != file["bytes"] or sha256_of(path) != file["sha256"]:
+        elif path.stat().st_size != file["bytes"] or digest_file(path)["sha256"] != file["sha256"]:
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
             held += 1
@@ -386,11 +384,3 @@ def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
         except (OSError, Malformed) as error:
             return f"{file['name']} is not a safetensors file: {error_words(error)}"
     return ""
-
-
-def sha256_of(path: Path) -> str:
-    """The digest of a file, taken in blocks; "unknown" when it is not there."""
-    if not path.is_file():
-        return "unknown"
-    with open_regular(path) as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -18,11 +18,13 @@ from typing import Any
 from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.job_terms import terms_in
+from gpurun.core.journal_events import Incident, TrainIntended, TrainObserved
+from gpurun.core.journal_records import Record, all_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import trainer_told
 from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
 from gpurun.core.untrusted import lines_of, plain_line, read_object, whole
-from gpurun.ledger.audit.rentals import named, seconds_between
+from gpurun.ledger.audit.rentals import Passed, lines_with
 from gpurun.ledger.audit.strict_lines import Json
 
 MOST_STATE_BYTES = 16 << 20
@@ -129,7 +131,7 @@ class _Said:
             self.quickest = max(self.quickest, tokens / seconds if seconds > 0 else float("inf"))
 
 
-def contradictions(folder: RunFolder, records: Sequence[Json], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
+def contradictions(folder: RunFolder, records: Sequence[Record], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
     """What contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
     said = _listen(folder)
     if not terms_in(told).has_model:  # What a command prints is its own affair, and no verdict rests on it.
@@ -264,7 +266,7 @@ def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterat
         yield f"not checked: its events begin at step {first.resumed_from}, resumed, and nothing shows what came before"
 
 
-def _step_problems(said: _Said, records: Sequence[Json], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+def _step_problems(said: _Said, records: Sequence[Record], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
     """Whether the events have each step that the trainer tells: the first, every `log_every` and the last one.
 
     After the last step that is told, lines may be lost with a machine; of a run that ended well none is.
@@ -274,7 +276,7 @@ def _step_problems(said: _Said, records: Sequence[Json], told: Mapping[str, Any]
         return  # Of a run that tells no loss at all nothing is claimed that steps would show; a replay finds that.
     begun = said.starts[0].resumed_from or 0
     is_whole = told["training"]["outcome"] == "done" and not any(
-        one["data"]["code"] == "log.left" for one in named(records, "incident")
+        one.code == "log.left" for one in all_typed(records, Incident)
     )
     saved = [whole(one.get("step")) or 0 for one in told["checkpoint"]["files"] if is_whole]
     last = min(max([said.losses.last, *saved]), MOST_STEPS - 1)
@@ -309,13 +311,13 @@ def _log_problems(folder: RunFolder, said: _Said) -> Iterator[str]:
             return
 
 
-def _time_problems(said: _Said, records: Sequence[Json]) -> Iterator[str]:
+def _time_problems(said: _Said, records: Sequence[Record]) -> Iterator[str]:
     """Whether the trainer's own seconds go into those that passed here."""
     if said.turned_back:
         yield "the events' own time runs back"
-    begun, ended = named(records, "train.intended"), named(records, "train.observed")
+    begun, ended = lines_with(records, TrainIntended), lines_with(records, TrainObserved)
     if len(begun) == len(ended) == 1:
-        passed_s = float(seconds_between(records, begun[0]["seq"], ended[0]["seq"]))
+        passed_s = float(Passed(records).between(begun[0][0], ended[0][0]))
         if said.run_s > CLOCK_DRIFT * passed_s + CLOCK_SLACK_S:
             yield f"the trainer says that it ran {said.run_s:.0f} s, and {passed_s:.0f} s passed here"
 

@@ -11,24 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from gpurun.core.job_terms import terms_in
+from gpurun.core.journal_events import CollectObserved
+from gpurun.core.journal_records import Record, all_typed, opened_of
 from gpurun.core.money import Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import on_gpu
 from gpurun.core.receipt_rules import RULES
 from gpurun.ledger.audit.compare import differences
-from gpurun.ledger.audit.rentals import (
-    is_imported,
-    is_more,
-    is_open,
-    lives_of,
-    named,
-    rental_facts,
-    rises_of,
-    seconds_between,
-    split_rentals,
-    starts_of,
-)
-from gpurun.ledger.audit.strict_lines import Json
+from gpurun.ledger.audit.rentals import AuditedRental, Json, is_more, split_rentals
 
 _QUOTED = (
     "v", "run", "seq", "prev", "journal", "signing", "asked", "digests", "gpurun", "platform", "instance", "timeline",
@@ -48,12 +37,12 @@ def note_of(rules: int, unlike: Sequence[str]) -> str:
     return f"made by rules {rules}, and held by its signature, digests, ends and own arithmetic alone{otherwise}"
 
 
-def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequence[Json]) -> Iterator[str]:
+def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequence[Record]) -> Iterator[str]:
     """Yield the paths of a statement that no rules make of this run; `again` is what today's make of it."""
     told, made = statement["predicate"], again["predicate"]
     for name in _QUOTED:
         yield from differences(made[name], told.get(name), f"predicate.{name}", keys="common")
-    if terms_in(basis[0]["data"]).has_model:
+    if opened_of(basis).has_model:
         for name in _OF_TRAINER:
             here = f"predicate.training.{name}"
             yield from differences(made["training"][name], told["training"][name], here, keys="common")
@@ -66,24 +55,24 @@ def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequen
     yield from _broken_sums(told, basis)
 
 
-def _broken_sums(told: Json, basis: Sequence[Json]) -> Iterator[str]:
+def _broken_sums(told: Json, basis: Sequence[Record]) -> Iterator[str]:
     """Yield the totals that are not those of their parts, and what is wrong with the parts."""
-    cost, runtime, opened, rentals = told["cost"], told["runtime"], basis[0]["data"], split_rentals(basis)
+    cost, runtime, opened, rentals = told["cost"], told["runtime"], opened_of(basis), split_rentals(basis)
     lines, upper = cost["rentals"], cost["upper_bound_micros"]
     if len(lines) != len(rentals):
         yield "predicate.cost.rentals"
         return
     for place, (line, rental) in enumerate(zip(lines, rentals, strict=True)):
-        yield from (f"predicate.cost.rentals[{place}].{key}" for key in _broken_line(line, rental, basis))
+        yield from (f"predicate.cost.rentals[{place}].{key}" for key in _broken_line(line, rental))
     parts = [line["micros"] for line in lines]
-    may_tell = not is_imported(basis) and not is_more(basis) and None not in parts
+    may_tell = not opened.imported and not is_more(basis) and None not in parts
     if upper is not None and not (may_tell and upper == sum(parts)):
         yield "predicate.cost.upper_bound_micros"
     for key in ("cap_micros", "worst_micros"):
-        if cost[key] != opened[key]:
+        if cost[key] != getattr(opened, key):
             yield f"predicate.cost.{key}"
-    cap = opened["cap_micros"]
-    if cost["cap_kept"] and (upper is None or cap is None or left_of(cap, upper) < 0):
+    cap = opened.cap_micros
+    if cost["cap_kept"] and (upper is None or cap is None or left_of(Micros(cap), upper) < 0):
         yield "predicate.cost.cap_kept"
     seconds = [line["billable_s"] for line in lines]
     if runtime["billable_s"] is not None and not (may_tell and runtime["billable_s"] == _sum(seconds)):
@@ -95,24 +84,25 @@ def _broken_sums(told: Json, basis: Sequence[Json]) -> Iterator[str]:
         yield "predicate.runtime.training.seconds"
 
 
-def _broken_line(line: Json, rental: Sequence[Json], basis: Sequence[Json]) -> Iterator[str]:
+def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     """Yield the keys of a rental's line that contradict the journal or one another."""
-    intent, facts = rental[0]["data"], rental_facts(rental, basis)
-    quoted = {key: intent[key] for key in ("attempt", "token", "billing_unit_s")} | {"end": facts["end"]}
+    facts = rental.facts
+    quoted = rental.intent.model_dump(include={"attempt", "token", "billing_unit_s"}) | {"end": rental.end}
     yield from (key for key, value in quoted.items() if line[key] != value)
     yield from (key for key in ("rate_micros_per_hour", "machines") if line[key] < facts[key])
     seconds, micros = line["billable_s"], line["micros"]
-    if seconds is None or micros is None or is_open(facts):
+    if seconds is None or micros is None or rental.is_open:
         yield from (key for key in ("billable_s", "micros") if line[key] is not None)
         return
-    least, most = _seen(rental, facts["end"])
+    least, most = _seen(rental)
     if not least - _SLACK_S <= seconds <= most:
         yield "billable_s"
-    rises = list(rises_of(rental, line["rate_micros_per_hour"]))
+    rate, unit_s = line["rate_micros_per_hour"], line["billing_unit_s"]
+    rises = list(rental.rises_from(rate))
     risen = line.get("price_rose", [])
     rates = [one["rate_micros_per_hour"] for one in risen]
-    longest = [seconds - float(at) for _, _, _, at in rises]  # Each rose before its incident was recorded.
-    if rates != [rise[0] for rise in rises] or any(
+    longest = [seconds - float(rise.at) for rise in rises]  # Each rose before its incident was recorded.
+    if rates != [rise.rate for rise in rises] or any(
         not max(0.0, least_s) <= one["billable_s"] + 0.001 <= seconds + 0.002
         for one, least_s in zip(risen, longest, strict=True)
     ):
@@ -120,41 +110,33 @@ def _broken_line(line: Json, rental: Sequence[Json], basis: Sequence[Json]) -> I
         return
     extras, known = line.get("extras", []), [(one["id"], one["ended"]) for one in facts.get("extras", [])]
     if [(one["id"], one["ended"]) for one in extras] != known or any(
-        one["micros"] != _lasting(intent, line, one["billable_s"]) for one in extras
+        one["micros"] != rental.lasting(rate, one["billable_s"]) for one in extras
     ):
         yield "extras"
-    by_rise, unit_s = zip(rises, risen, strict=True), line["billing_unit_s"]
-    dearer = [cost_of(rise[1], one["billable_s"], unit_s) for rise, one in by_rise]
-    own = total(_lasting(intent, line, seconds), *dearer)
+    dearer = [cost_of(rise.more, one["billable_s"], unit_s) for rise, one in zip(rises, risen, strict=True)]
+    own = total(rental.lasting(rate, seconds), *dearer)
     beside = total(*(Micros(one["micros"]) for one in extras))
     if micros not in {total(times(total(own, once), line["machines"]), beside) for once in _once(rental, seconds)}:
         yield "micros"
 
 
-def _lasting(intent: Json, line: Json, seconds: float) -> Micros:
-    """Return what so long costs at the line's own rate, and beside it."""
-    paid_s = max(seconds, intent.get("least_billed_s", 0)) if seconds else 0.0
-    rates = (line["rate_micros_per_hour"], intent.get("beside_micros_per_hour", 0))
-    return total(*(cost_of(Micros(rate), paid_s, line["billing_unit_s"]) for rate in rates))
-
-
-def _once(rental: Sequence[Json], seconds: float) -> set[Micros]:
+def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
     """Return what may be charged once for what left the machine: what was counted, as planned, or nothing."""
-    told = [one["data"] for one in named(rental, "collect.observed")]
-    counted = [one["egress_micros"] for one in told if "egress_micros" in one]
-    planned = rental[0]["data"].get("egress_micros", 0)
+    sent = [one.egress_micros for one in all_typed(rental.records, CollectObserved)]
+    counted = [one for one in sent if one is not None]
+    planned = rental.intent.egress_micros
     may_be = {counted[-1], max(counted[-1], planned)} if counted else {planned, 0}
     return {Micros(one) for one in may_be} if seconds else {Micros(0)}
 
 
-def _seen(rental: Sequence[Json], end: str) -> tuple[float, float]:
+def _seen(rental: AuditedRental) -> tuple[float, float]:
     """Return how long a machine was seen alive at least, and how long it can have been there at most."""
-    if end == "refused":
+    if rental.end == "refused":
         return 0.0, 0.0
-    lives = lives_of(rental)
-    begun = starts_of(rental) if rental[0]["data"]["lease"].get("queue_s") else lives[:1]
+    lives = rental.lives
+    begun = rental.starts if rental.intent.lease.queue_s else lives[:1]
     seen = max(lives) - max(begun) if lives and begun else Decimal(0)
-    return float(seen), float(seconds_between(rental, rental[0]["seq"], rental[-1]["seq"]))
+    return float(seen), float(rental.clock.between(rental.records[0], rental.records[-1]))
 
 
 def _sum(seconds: Any) -> float:

@@ -1,342 +1,371 @@
-"""Computes each rental's seconds, money and end from the raw journal a second time, with code of the audit alone."""
+"""Computes each rental's seconds, money and end from the journal a second time, with code of the audit alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeVar
 
+from gpurun.core.journal_events import (
+    BillObserved,
+    CollectObserved,
+    CreateIntended,
+    DeathProven,
+    DeathRead,
+    DestroyIntended,
+    Incident,
+    JournalEvent,
+    MachineGone,
+    PriceRose,
+    RunOpened,
+    SeenMachine,
+    TrainObserved,
+)
+from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
 from gpurun.core.money import Micros, cost_of, left_of, times, total
 from gpurun.core.untrusted import plain_data
-from gpurun.ledger.audit.strict_lines import Json
 
-_ALIVE = {"create.observed", "ready.observed", "ship.observed", "train.started", "rate.observed"}
-_ALIVE |= {"train.observed", "collect.observed"}
+Json = dict[str, Any]
+_ALIVE = {
+    Event.CREATE_OBSERVED, Event.READY_OBSERVED, Event.SHIP_OBSERVED, Event.TRAIN_STARTED, Event.RATE_OBSERVED,
+    Event.TRAIN_OBSERVED, Event.COLLECT_OBSERVED,
+}  # fmt: skip
 _SAID_ALIVE = {"price.rose", "death.denied", "machine.back"}
 _WATCHED, _STAMPS = 120, Decimal(2)
 _MICRO, _MILLI, _NONE = Decimal("0.000001"), Decimal("0.001"), Decimal(0)
+T = TypeVar("T", bound=JournalEvent)
 
 
-def named(records: Sequence[Json], event: str) -> list[Json]:
-    """All records of an event."""
-    return [record for record in records if record["event"] == event]
+def lines_with(records: Sequence[Record], kind: type[T]) -> list[tuple[Record, T]]:
+    """Return the lines of a class, each with what it tells."""
+    return [(one, one.typed) for one in records if isinstance(one.typed, kind)]
 
 
-def _told(seconds: float) -> Decimal:
-    """A number of seconds as it is written, read to the microsecond."""
+def _exactly(seconds: float) -> Decimal:
+    """Return a number of seconds as it is written, read to the microsecond."""
     return Decimal(str(seconds)).quantize(_MICRO)
-
-
-def passed(a: Json, b: Json) -> Decimal:
-    """Seconds from one line to the next: by the clock that went further, the monotonic one within a boot."""
-    ticked = _told(b["mono"]) - _told(a["mono"]) if a["boot_id"] == b["boot_id"] else _NONE
-    return max(_NONE, ticked, _told(b["wall"]) - _told(a["wall"]))
-
-
-def seconds_between(records: Sequence[Json], first: int, last: int) -> Decimal:
-    """Seconds from line to line, over those between, rounded up to a millisecond."""
-    stretch = [record for record in records if first <= record["seq"] <= last]
-    steps = sum((passed(stretch[i - 1], stretch[i]) for i in range(1, len(stretch))), _NONE)
-    return steps.quantize(_MILLI, rounding=ROUND_CEILING)
-
-
-def split_rentals(records: Sequence[Json]) -> list[list[Json]]:
-    """The records of each machine that was asked for, by its intent."""
-    rentals: list[list[Json]] = []
-    for record in records:
-        if record["event"] == "create.intended":
-            rentals.append([])
-        if rentals:
-            rentals[-1].append(record)
-    return rentals
-
-
-def rental_facts(rental: Sequence[Json], records: Sequence[Json]) -> Json:
-    """The figures of a line of the receipt's `cost.rentals`, with its cost so far where it has not ended."""
-    intent, events = rental[0]["data"], {record["event"]: record for record in rental}
-    told = [record["data"]["instance"] for record in rental if record["data"].get("instance")]
-    rates = [one["rate_micros_per_hour"] for one in told if one["rate_micros_per_hour"] is not None]
-    doubles = [one["data"] for one in named(rental, "incident") if one["data"]["code"] == "create.duplicate"]
-    refused, proven = "create.refused" in events, events.get("death.proven")
-    extras = _extras(rental, records)
-    end = "refused" if refused else proven["data"]["teardown"] if proven else "not_proven"
-    rate = max(rates) if rates else intent["rate_micros_per_hour"]
-    hourly, bill = Micros(intent.get("beside_micros_per_hour", 0)), billed_micros(intent["token"], records)
-    lasted = None if bill is None or not rate + hourly else _paid_for(bill, rate + hourly)
-    seconds, end_is = (0.0, None) if refused else _billable(rental, lasted)
-    once = _egress(intent, events)
-
-    def lasting(so_long: float) -> Micros:
-        paid_s = max(so_long, intent.get("least_billed_s", 0)) if so_long else 0.0
-        return total(*(cost_of(Micros(one), paid_s, intent["billing_unit_s"]) for one in (rate, hourly)))
-
-    rises, dearer = [], Micros(0)
-    for to, more, since, _ in rises_of(rental, rate):
-        so_long = float(max(_NONE, Decimal(str(seconds)) - since))
-        rises.append({"rate_micros_per_hour": to, "billable_s": so_long})
-        dearer = total(dearer, cost_of(more, so_long, intent["billing_unit_s"]))
-    machines = 1 + sum(not one.get("id") for one in doubles)
-    beside = [{**one, "micros": lasting(one["billable_s"])} for one in extras]
-    own = times(total(lasting(seconds), dearer, once if seconds else Micros(0)), machines)
-    told_only = {"end_is": end_is if proven else None, "extras": beside, "price_rose": rises}
-    return {
-        "machines": machines,
-        "billable_s": seconds,
-        "rate_micros_per_hour": rate,
-        "micros": total(own, *(one["micros"] for one in beside)),
-        "end": end,
-        **{key: value for key, value in told_only.items() if value},
-    }
-
-
-def billed_micros(token: str, records: Sequence[Json]) -> int | None:
-    """What the provider's bill of a token's machine came to; None where it was not read."""
-    told = [one["data"]["micros"] for one in named(records, "bill.observed") if one["data"]["token"] == token]
-    return told[-1] if told else None
-
-
-def _paid_for(micros: int, hourly: int) -> Decimal:
-    """The seconds that a bill is for at this price, in whole ones."""
-    return (Decimal(micros) * 3600 / hourly).to_integral_value(rounding=ROUND_CEILING)
-
-
-def _egress(intent: Json, events: Json) -> Micros:
-    """What is charged for all that left a machine: nothing if it never answered."""
-    planned = intent.get("egress_micros", 0)
-    if "collect.observed" in events:
-        sent = events["collect.observed"]["data"].get("egress_micros", planned)
-        return Micros(max(sent, planned if intent.get("sends_itself") else 0))
-    return Micros(planned if "ready.observed" in events else 0)
-
-
-def paid_until(rental: Sequence[Json]) -> int:
-    """The line until which a machine was paid at most: the first of the reads behind its proof, else the last line."""
-    proofs = named(rental, "death.proven")
-    if not proofs:
-        return int(rental[-1]["seq"])
-    reads = [one for one in named(rental, "death.read") if one["seq"] < proofs[-1]["seq"]]
-    counted = reads[max(0, len(reads) - max(1, proofs[-1]["data"]["reads"])) :]
-    first = counted[0] if counted else proofs[-1]
-    return int((first if "alive_s_ago" in first["data"] else proofs[-1])["seq"])
-
-
-def _billable(rental: Sequence[Json], bill: Decimal | None) -> tuple[float, str | None]:
-    """The seconds that may be billed, and what their end rests on: the least of the bounds that hold.
-
-    `bill` is for how many seconds the provider's own bill is, where that was read.
-    """
-    start, last = rental[0]["seq"], paid_until(rental)
-    longest = seconds_between(rental, start, last)
-    gone = next(one for one in rental if one["seq"] == last)
-    read, intent = gone["data"], rental[0]["data"]
-    if gone["event"] != "death.read":
-        is_queued, starts = _queue_limit(intent["lease"]) is not None, starts_of(rental)
-        since = min(starts, default=longest) if is_queued else _NONE
-        return float(max(_NONE, longest - since)), None
-    seen = [_NONE, *lives_of(rental)]
-    born = seen[1] if len(seen) > 1 else _NONE
-    agos = (read.get("alive_s_ago"), read.get("up_s_ago", read.get("alive_s_ago")))
-    alive, up = (max(seen) if ago is None else max(*seen, longest - _milli(_told(ago))) for ago in agos)
-    since = _gone_since(rental, last)
-    absent = since if since >= alive else longest
-    bounds: list[tuple[Decimal, str]] = [(absent, "measured" if absent - alive <= _WATCHED else "unseen")]
-    told = [record["data"]["instance"].get("created_wall") for record in rental if record["data"].get("instance")]
-    if (limit := _queue_limit(intent["lease"])) is not None:
-        return _after_queue(rental, read, bounds, (alive, up), limit)
-    births = [_told(one) for one in told if one is not None]
-    if births and read.get("ended_wall") is not None:
-        lasted = _milli(_told(read["ended_wall"]) - min(births) + _STAMPS)
-        bounds += [(lasted, "provider-reported")] if lasted >= up - born else []
-    if bill is not None and bill >= alive - born:
-        bounds.append((bill, "the provider's bill"))
-    timed = named(rental, "destroy.intended")
-    if len(timed) == 1 and timed[0]["data"].get("timer"):
-        until = _told(intent["deadline_wall"]) + _told(intent["lease"]["kill_allowance_s"])
-        by_timer = _milli(until - _told(rental[0]["wall"]))
-        bounds += [(by_timer, "its own timer")] if by_timer >= alive else []
-    least = min(bounds, key=lambda bound: bound[0])
-    return float(max(_MILLI, least[0])), least[1]
-
-
-def _gone_since(rental: Sequence[Json], last: int) -> Decimal:
-    """After how many seconds the readings begin that show it gone and were not broken off before that line."""
-    since = until = None
-    for record in rental:
-        if record["seq"] > last:
-            break
-        if _lives(record, rental):
-            since = None
-        elif record["event"] == "death.read" or _is_row(record):
-            at = seconds_between(rental, rental[0]["seq"], record["seq"])
-            begun = at - _milli(_told(record["data"].get("gone_s_ago") or 0))
-            is_on = since is not None and until is not None and begun - until <= _WATCHED
-            since, until = (min(since, begun) if is_on and since is not None else begun), at
-    return since if since is not None else _NONE
-
-
-def _is_row(record: Json) -> bool:
-    return bool(record["event"] == "incident" and record["data"]["code"] == "machine.gone")
-
-
-def _queue_limit(lease: Json) -> Decimal | None:
-    """How long at most something runs once its queue is over; None where there is no queue."""
-    parts = [_told(lease[part]) for part in lease if part not in ("queue_s", "hours_s")]
-    return _milli(sum(parts, _NONE)) if lease.get("queue_s") else None
-
-
-def starts_of(rental: Sequence[Json]) -> list[Decimal]:
-    """After how many seconds of a rental its machine began, by every record that has its provider's word of that."""
-    starts = []
-    for record in rental:
-        began = (record["data"].get("instance") or {}).get("started_wall")
-        if began is not None and record["seq"] <= paid_until(rental):
-            ago = _milli(max(_NONE, _told(record["wall"]) - _told(began)) + _STAMPS)
-            starts.append(max(_NONE, seconds_between(rental, rental[0]["seq"], record["seq"]) - ago))
-    return starts
-
-
-def _after_queue(
-    rental: Sequence[Json],
-    read: Json,
-    bounds: list[tuple[Decimal, str]],
-    last_seen: tuple[Decimal, ...],
-    limit: Decimal,
-) -> tuple[float, str]:
-    """The same of what had to queue: from its earliest start; of one whose start nobody told, what bounds it."""
-    starts = starts_of(rental)
-    start = min(starts, default=_NONE)
-    alive, up = last_seen if starts else (_NONE, _NONE)
-    if read.get("ran_s") is not None:
-        ran = _told(read["ran_s"])
-        ended = start + _milli(ran + _STAMPS if ran else ran)
-        bounds += [(ended, "provider-reported")] if ended >= up else []
-    is_limited = alive <= 0 or len(named(rental, "destroy.intended")) == 1
-    if is_limited and start + limit >= alive:
-        bounds.append((start + limit, "its own timer"))
-    least = min(bounds, key=lambda bound: bound[0])
-    return float(max(_NONE, least[0] - start)), least[1]
-
-
-def lives_of(rental: Sequence[Json]) -> list[Decimal]:
-    """After how many seconds of a rental each sign of life came, before the line until which it was paid."""
-    start, last = rental[0]["seq"], paid_until(rental)
-    return [seconds_between(rental, start, one["seq"]) for one in rental if one["seq"] < last and _lives(one, rental)]
-
-
-def _lives(record: Json, rental: Sequence[Json]) -> bool:
-    """Whether a line is a sign of life; of what queued only its scheduler's word is, as its folder outlives it."""
-    data = record["data"]
-    if record["event"] == "incident":
-        return bool(data["code"] in _SAID_ALIVE)
-    if rental[0]["data"]["lease"].get("queue_s"):
-        return record["event"] in _ALIVE and "instance" in data
-    return record["event"] in _ALIVE and data.get("outcome") != "lost" and not data.get("remembered")
 
 
 def _milli(seconds: Decimal) -> Decimal:
     return seconds.quantize(_MILLI)
 
 
-def rises_of(rental: Sequence[Json], rate: int) -> Iterator[tuple[int, Micros, Decimal, Decimal]]:
-    """Each price that rose: the new one, how much more it is, from which second of the rental, and when it was told."""
-    for one in named(rental, "incident"):
-        data = one["data"]
-        if data["code"] != "price.rose" or data["rate_micros_per_hour"] <= rate:
-            continue
-        late = max(_NONE, _milli(_told(one["wall"]) - _told(data["since_wall"])))
-        at = seconds_between(rental, rental[0]["seq"], one["seq"])
-        more = left_of(Micros(data["rate_micros_per_hour"]), Micros(rate))
-        yield data["rate_micros_per_hour"], more, max(Decimal(0), at - late), at
-        rate = data["rate_micros_per_hour"]
+def passed(a: Record, b: Record) -> Decimal:
+    """Return the seconds from one line to the next: by the clock that went further, the monotonic one within a boot."""
+    ticked = _exactly(b.mono) - _exactly(a.mono) if a.boot_id == b.boot_id else _NONE
+    return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
 
 
-def _extras(rental: Sequence[Json], records: Sequence[Json]) -> list[Json]:
-    """The machines beside it that have its token, from its intent to their proven end, or so far."""
-    token, found, last = rental[0]["data"]["token"], dict[str, Json](), int(records[-1]["seq"])
-    kinds = {"create.duplicate"} | ({"create.late"} if "home" in records[0]["data"] else set())
-    ends: dict[str, int] = {}
-    limit = _queue_limit(rental[0]["data"]["lease"]) or Decimal("Infinity")
-    for record in records:
-        data = record["data"]
-        if record["event"] == "incident" and data.get("token") == token and data.get("id"):
-            if data["code"] in kinds:
-                found[data["id"]] = {"id": plain_data(data["id"])}
-                ends.pop(data["id"], None)
-            elif data["code"] in ("create.late_gone", "create.duplicate_gone"):
-                ends.setdefault(data["id"], record["seq"])
-        elif record["event"] == "death.proven" and any(record is one for one in rental):
-            ends = {**dict.fromkeys(found, int(record["seq"])), **ends}
-    return [
-        told
-        | {"billable_s": float(min(limit, seconds_between(records, rental[0]["seq"], ends.get(name, last))))}
-        | {"ended": name in ends}
-        for name, told in found.items()
-    ]
+class Passed:
+    """The seconds between any two lines of a journal, added up once."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        sums = accumulate((passed(*both) for both in pairwise(records)), initial=_NONE)
+        self._at = dict(zip((one.seq for one in records), sums, strict=False))
+
+    def between(self, first: Record, last: Record) -> Decimal:
+        """Return the seconds from line to line, over those between, rounded up to a millisecond."""
+        return (self._at[last.seq] - self._at[first.seq]).quantize(_MILLI, rounding=ROUND_CEILING)
 
 
-def is_imported(records: Sequence[Json]) -> bool:
-    """Whether the run is a notebook's, of which nothing was seen here."""
-    return bool(records) and bool(records[0]["data"].get("imported"))
+class Rise(NamedTuple):
+    """A price that rose: to what, by how much, from which second of the rental, and when that was recorded."""
+
+    rate: int
+    more: Micros
+    since: Decimal
+    at: Decimal
 
 
-def measured_micros(records: Sequence[Json]) -> Micros | None:
-    """What a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far.
+@dataclass(frozen=True)
+class AuditedRental:
+    """The lines of one machine that was asked for, from its intent on, in its journal."""
+
+    records: Sequence[Record]
+    journal: Sequence[Record]
+    clock: Passed
+
+    @cached_property
+    def intent(self) -> CreateIntended:
+        """What was going to be asked for."""
+        return next(all_typed(self.records, CreateIntended))
+
+    @cached_property
+    def end(self) -> str:
+        """How it ended: "refused", a teardown that was proven, or "not_proven"."""
+        if any(one.event is Event.CREATE_REFUSED for one in self.records):
+            return "refused"
+        proof = last_typed(self.records, DeathProven)
+        return str(proof.teardown) if proof else "not_proven"
+
+    @cached_property
+    def rate(self) -> int:
+        """The highest price that its provider told for the machine itself, else the one that was agreed to."""
+        told = [one.rate_micros_per_hour for one in self._answers if one.rate_micros_per_hour is not None]
+        return max(told, default=self.intent.rate_micros_per_hour)
+
+    @cached_property
+    def bill(self) -> int | None:
+        """What its provider's bill came to; None where it was not read."""
+        bills = [one.micros for one in all_typed(self.journal, BillObserved) if one.token == self.intent.token]
+        return bills[-1] if bills else None
+
+    @cached_property
+    def starts(self) -> list[Decimal]:
+        """After how many seconds its machine began, by every line that has its provider's word of that."""
+        starts = []
+        for one in self.records:
+            machine = one.typed.instance
+            if machine is not None and machine.started_wall is not None and one.seq <= self._paid_until.seq:
+                ago = _milli(max(_NONE, _exactly(one.wall) - _exactly(machine.started_wall)) + _STAMPS)
+                starts.append(max(_NONE, self._at(one) - ago))
+        return starts
+
+    @cached_property
+    def lives(self) -> list[Decimal]:
+        """After how many seconds each sign of life came, before the line until which it was paid."""
+        return [self._at(one) for one in self.records if one.seq < self._paid_until.seq and self._lives(one)]
+
+    @cached_property
+    def facts(self) -> Json:
+        """The figures of its line in the receipt's `cost.rentals`, with its cost so far where it has not ended."""
+        seconds, end_is = (0.0, None) if self.end == "refused" else self._billable()
+        rises, dearer = [], Micros(0)
+        for rise in self.rises_from(self.rate):
+            so_long = float(max(_NONE, Decimal(str(seconds)) - rise.since))
+            rises.append({"rate_micros_per_hour": rise.rate, "billable_s": so_long})
+            dearer = total(dearer, cost_of(rise.more, so_long, self.intent.billing_unit_s))
+        doubles = [one for one in all_typed(self.records, Incident) if one.code == "create.duplicate"]
+        machines = 1 + sum(not one.id for one in doubles)
+        extras = [{**one, "micros": self.lasting(self.rate, one["billable_s"])} for one in self._extras()]
+        once = self._egress() if seconds else Micros(0)
+        own = times(total(self.lasting(self.rate, seconds), dearer, once), machines)
+        is_proven = any(one.event is Event.DEATH_PROVEN for one in self.records)
+        told_only = {"end_is": end_is if is_proven else None, "extras": extras, "price_rose": rises}
+        return {
+            "machines": machines,
+            "billable_s": seconds,
+            "rate_micros_per_hour": self.rate,
+            "micros": total(own, *(one["micros"] for one in extras)),
+            "end": self.end,
+            **{key: value for key, value in told_only.items() if value},
+        }
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may cost more yet."""
+        return self.end == "not_proven" or not all(extra["ended"] for extra in self.facts.get("extras", ()))
+
+    def lasting(self, rate: int, seconds: float) -> Micros:
+        """Return what so long costs at a price, with what is paid for beside the machine."""
+        paid_s = max(seconds, self.intent.least_billed_s) if seconds else 0.0
+        rates = (rate, self.intent.beside_micros_per_hour)
+        return total(*(cost_of(Micros(one), paid_s, self.intent.billing_unit_s) for one in rates))
+
+    def rises_from(self, rate: int) -> Iterator[Rise]:
+        """Yield each price that rose above the one before."""
+        for line, rose in lines_with(self.records, PriceRose):
+            if rose.rate_micros_per_hour > rate:
+                late = max(_NONE, _milli(_exactly(line.wall) - _exactly(rose.since_wall)))
+                more = left_of(Micros(rose.rate_micros_per_hour), Micros(rate))
+                rate, at = rose.rate_micros_per_hour, self._at(line)
+                yield Rise(rate, more, max(_NONE, at - late), at)
+
+    @cached_property
+    def _answers(self) -> list[SeenMachine]:
+        return [one.typed.instance for one in self.records if one.typed.instance is not None]
+
+    def _at(self, line: Record) -> Decimal:
+        """Return after how many seconds of the rental a line was written."""
+        return self.clock.between(self.records[0], line)
+
+    @cached_property
+    def _paid_until(self) -> Record:
+        """The line until which it was paid at most: the first of the reads behind its proof, else the last line."""
+        proofs = lines_with(self.records, DeathProven)
+        if not proofs:
+            return self.records[-1]
+        line, proof = proofs[-1]
+        reads = [one for one in lines_with(self.records, DeathRead) if one[0].seq < line.seq]
+        counted = reads[max(0, len(reads) - max(1, proof.reads)) :]
+        return counted[0][0] if counted and counted[0][1].tells_life else line
+
+    def _billable(self) -> tuple[float, str | None]:
+        """Return the seconds that may be billed, and what their end rests on: the least of the bounds that hold."""
+        read, intent = self._paid_until.typed, self.intent
+        longest = self._at(self._paid_until)
+        if not isinstance(read, DeathRead):
+            since = min(self.starts, default=longest) if intent.lease.queue_s else _NONE
+            return float(max(_NONE, longest - since)), None
+        seen = [_NONE, *self.lives]
+        born = seen[1] if len(seen) > 1 else _NONE
+        agos = (read.alive_s_ago, read.up_s_ago)
+        alive, up = (max(seen) if ago is None else max(*seen, longest - _milli(_exactly(ago))) for ago in agos)
+        since = self._gone_since()
+        absent = since if since >= alive else longest
+        bounds: list[tuple[Decimal, str]] = [(absent, "measured" if absent - alive <= _WATCHED else "unseen")]
+        if intent.lease.queue_s:
+            return self._after_queue(read.ran_s, bounds, alive, up)
+        births = [_exactly(one.created_wall) for one in self._answers if one.created_wall is not None]
+        if births and read.ended_wall is not None:
+            lasted = _milli(_exactly(read.ended_wall) - min(births) + _STAMPS)
+            bounds += [(lasted, "provider-reported")] if lasted >= up - born else []
+        hourly = total(Micros(self.rate), Micros(intent.beside_micros_per_hour))
+        if self.bill is not None and hourly:
+            paid_for = (Decimal(self.bill) * 3600 / hourly).to_integral_value(rounding=ROUND_CEILING)
+            bounds += [(paid_for, "the provider's bill")] if paid_for >= alive - born else []
+        ending = list(all_typed(self.records, DestroyIntended))
+        if len(ending) == 1 and ending[0].timer:
+            until = _exactly(intent.deadline_wall) + intent.lease.kill_allowance_s
+            by_timer = _milli(until - _exactly(self.records[0].wall))
+            bounds += [(by_timer, "its own timer")] if by_timer >= alive else []
+        least = min(bounds, key=lambda bound: bound[0])
+        return float(max(_MILLI, least[0])), least[1]
+
+    def _after_queue(
+        self, ran_s: float | None, bounds: list[tuple[Decimal, str]], alive: Decimal, up: Decimal
+    ) -> tuple[float, str]:
+        """Return the same of what had to queue: from its earliest start; where that is not told, what bounds it."""
+        start, limit = min(self.starts, default=_NONE), self._limit
+        alive, up = (alive, up) if self.starts else (_NONE, _NONE)
+        if ran_s is not None:
+            ran = _exactly(ran_s)
+            ended = start + _milli(ran + _STAMPS if ran else ran)
+            bounds += [(ended, "provider-reported")] if ended >= up else []
+        is_limited = alive <= 0 or len(list(all_typed(self.records, DestroyIntended))) == 1
+        if is_limited and start + limit >= alive:
+            bounds.append((start + limit, "its own timer"))
+        least = min(bounds, key=lambda bound: bound[0])
+        return float(max(_NONE, least[0] - start)), least[1]
+
+    @property
+    def _limit(self) -> Decimal:
+        """How long at most a machine runs once its queue is over; without a queue nothing says so here."""
+        lease = self.intent.lease
+        return _milli(Decimal(lease.total_s + lease.kill_allowance_s)) if lease.queue_s else Decimal("Infinity")
+
+    def _gone_since(self) -> Decimal:
+        """Return when the readings begin that show it gone, and were not broken off before the one that is paid."""
+        since = until = None
+        for one in self.records:
+            if one.seq > self._paid_until.seq:
+                break
+            if self._lives(one):
+                since = None
+            elif isinstance(read := one.typed, DeathRead | MachineGone):
+                at = self._at(one)
+                begun = at - _milli(_exactly(read.gone_s_ago or 0))
+                is_on = since is not None and until is not None and begun - until <= _WATCHED
+                since, until = (min(since, begun) if is_on and since is not None else begun), at
+        return since if since is not None else _NONE
+
+    def _lives(self, line: Record) -> bool:
+        """Whether it is a sign of life; of what queued only its scheduler's word is, as its folder outlives it."""
+        event = line.typed
+        if isinstance(event, Incident):
+            return event.code in _SAID_ALIVE
+        if line.event not in _ALIVE:
+            return False
+        if self.intent.lease.queue_s:
+            return event.instance is not None
+        is_lost = isinstance(event, TrainObserved) and event.outcome == "lost"
+        return not is_lost and not (isinstance(event, CollectObserved) and event.remembered)
+
+    def _egress(self) -> Micros:
+        """Return what is charged for all that left the machine: nothing if it never answered."""
+        planned, collected = self.intent.egress_micros, last_typed(self.records, CollectObserved)
+        if collected is None:
+            return Micros(planned if any(one.event is Event.READY_OBSERVED for one in self.records) else 0)
+        sent = planned if collected.egress_micros is None else collected.egress_micros
+        return Micros(max(sent, planned if self.intent.sends_itself else 0))
+
+    def _extras(self) -> list[Json]:
+        """Return the machines beside it that have its token, from its intent to their proven end, or so far."""
+        found, ends = dict[str, Json](), dict[str, Record]()
+        kinds = {"create.duplicate"} | ({"create.late"} if _is_new(self.journal) else set())
+        first, last = self.records[0].seq, self.records[-1].seq
+        for line in self.journal:
+            event = line.typed
+            if isinstance(event, Incident) and event.token == self.intent.token and event.id:
+                if event.code in kinds:
+                    found[event.id] = {"id": plain_data(event.id)}
+                    ends.pop(event.id, None)
+                elif event.code in ("create.late_gone", "create.duplicate_gone"):
+                    ends.setdefault(event.id, line)
+            elif isinstance(event, DeathProven) and first <= line.seq <= last:
+                ends = {**dict.fromkeys(found, line), **ends}
+        return [
+            fact
+            | {"billable_s": float(min(self._limit, self._at(ends.get(name, self.journal[-1]))))}
+            | {"ended": name in ends}
+            for name, fact in found.items()
+        ]
+
+
+def _is_new(records: Sequence[Record]) -> bool:
+    """Whether its gpurun told of a machine that came late which it was: older ones named no home either."""
+    return bool(records) and isinstance(opened := records[0].typed, RunOpened) and opened.home is not None
+
+
+def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
+    """Return each machine that was asked for, by its intent."""
+    begins = [place for place, one in enumerate(records) if one.event is Event.CREATE_INTENDED]
+    clock = Passed(records)
+    return [AuditedRental(records[start:end], records, clock) for start, end in pairwise([*begins, len(records)])]
+
+
+def measured_micros(records: Sequence[Record]) -> Micros | None:
+    """Return what a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far.
 
     None where it ran in a notebook: nobody here saw what that cost.
     """
-    if is_imported(records):
+    if records and isinstance(opened := records[0].typed, RunOpened) and opened.imported:
         return None
-    return total(*(rental_facts(rental, records)["micros"] for rental in split_rentals(records)))
+    return total(*(rental.facts["micros"] for rental in split_rentals(records)))
 
 
-def is_more(records: Sequence[Json]) -> bool:
+def is_more(records: Sequence[Record]) -> bool:
     """Whether more was paid than the journal can tell: for a machine that came late, or something beside one."""
-    is_new = bool(records) and "home" in records[0]["data"]
-    tokens = {intent["data"]["token"] for intent in named(records, "create.intended")}
-    for data in (record["data"] for record in named(records, "incident")):
-        is_told = is_new and data.get("id") and data.get("token") in tokens
-        if (data["code"] == "create.late" and not is_told) or (
-            data["code"] == "leftover" and data.get("billed") is True
-        ):
-            return True
-    return False
+    tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
+    incidents = list(all_typed(records, Incident))
+    late = any(one.code == "create.late" and not (one.id and one.token in tokens) for one in incidents)
+    return late or any(one.code == "leftover" and one.billed for one in incidents)
 
 
-def money_and_death(records: Sequence[Json]) -> Json:
-    """What the receipt must say of seconds, money and ends, and of nothing else."""
-    facts = [rental_facts(rental, records) for rental in split_rentals(records)]
-    is_live, cap = is_more(records) or any(is_open(one) for one in facts), records[0]["data"]["cap_micros"]
-    if is_imported(records):
-        cost = {"upper_bound_micros": None, "is": "unknown", "cap_micros": cap, "cap_kept": None, "rentals": []}
+def money_and_death(records: Sequence[Record]) -> Json:
+    """Return what the receipt must say of seconds, money and ends, and of nothing else."""
+    opened, rentals = opened_of(records), split_rentals(records)
+    cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
+    if opened.imported:
+        cost: Json = {"upper_bound_micros": None, "is": "unknown", "cap_micros": cap, "cap_kept": None, "rentals": []}
         return {"runtime": {"billable_s": None}, "cost": cost, "teardown": {"is": "user_operated", "evidence": []}}
+    facts = [rental.facts for rental in rentals]
+    is_live = is_more(records) or any(rental.is_open for rental in rentals)
     spent = None if is_live else total(*(one["micros"] for one in facts))
     kept = None if cap is None or spent is None else left_of(cap, spent) >= 0
     unseen = ("unseen", "its own timer")
     is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
     by_bill = any(one["rate_micros_per_hour"] and one.get("end_is") == "the provider's bill" for one in facts)
     figure = "bound" if is_unseen else "billed" if by_bill else "measured"
-    figure = figure if records[0]["data"].get("rules", 1) > 1 else "measured"
-    bills = [billed_micros(rental[0]["data"]["token"], records) for rental in split_rentals(records)]
-    paid = [(bill, one) for bill, one in zip(bills, facts, strict=True) if one["end"] != "refused"]
-    owed = [(bill, one) for bill, one in paid if one["rate_micros_per_hour"] or one.get("extras")]
-    has_bill = bool(owed) and not is_live and all(bill is not None and not one.get("extras") for bill, one in owed)
-    billable = sum((Decimal(str(one["billable_s"])) for one in facts), Decimal(0))
-    ends = [one["end"] for one in facts if one["end"] != "refused"]
+    owed = [one for one in rentals if one.end != "refused" and (one.rate or one.facts.get("extras"))]
+    bills = [one.bill for one in owed if one.bill is not None and not one.facts.get("extras")]
+    has_bill = bool(owed) and not is_live and len(bills) == len(owed)
+    billable = sum((Decimal(str(one["billable_s"])) for one in facts), _NONE)
+    ends = [rental.end for rental in rentals if rental.end != "refused"]
     hidden = {"billable_s": None, "micros": None}
     return {
         "runtime": {"billable_s": None if is_live else float(billable)},
         "cost": {
             "upper_bound_micros": spent,
-            "is": "unknown" if is_live else figure,
+            "is": "unknown" if is_live else figure if (opened.rules or 1) > 1 else "measured",
             "cap_micros": cap,
             "cap_kept": (kept or None) if is_unseen else kept,
-            "billed_micros": sum(bill or 0 for bill, _ in owed) if has_bill else None,
+            "billed_micros": sum(bills) if has_bill else None,
             "billed_is": "provider-reported" if has_bill else "unknown",
-            "rentals": [{**one, **hidden} if is_open(one) else one for one in facts],
+            "rentals": [rental.facts | (hidden if rental.is_open else {}) for rental in rentals],
         },
-        "teardown": {"is": "not_proven" if "not_proven" in ends else (ends or [None])[-1]},
+        "teardown": {"is": "not_proven" if "not_proven" in ends else ends[-1] if ends else None},
     }
-
-
-def is_open(fact: Json) -> bool:
-    """Whether a rental of these figures may cost more yet."""
-    return fact["end"] == "not_proven" or not all(extra["ended"] for extra in fact.get("extras", ()))

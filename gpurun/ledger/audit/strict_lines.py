@@ -7,29 +7,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from gpurun.core.errors import SetupError
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import Event, Record
 from gpurun.core.paths import read_regular
 from gpurun.core.records import canonical
-from gpurun.core.untrusted import AS_WRITTEN, parse_object
+from gpurun.core.untrusted import AS_WRITTEN, Malformed, parse_object
 
 GENESIS = "0" * 64
-_RECORD_KEYS = {"seq", "prev", "wall", "mono", "boot_id", "event", "data"}
 _LINK_TYPES = {"seq": int, "run": str, "receipt_sha256": str, "prev": str}
-KNOWN = frozenset(str(event) for event in Event)
-_MOST_S = 1e11  # Beyond the year 5000.
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Lines:
-    """The sound lines of a file from its beginning: parsed, and the sha256 of each.
+    """The sound lines of a journal from its beginning, and the sha256 of each.
 
-    `torn`: an unfinished last line; `hides_intent`: a journal's rest, which does not hold, asked for a machine.
+    `torn`: an unfinished last line; `hides_intent`: the rest, which does not hold, asked for a machine.
     """
 
-    parsed: tuple[Json, ...]
+    records: tuple[Record, ...]
     digests: tuple[str, ...]
     problem: str | None
     torn: bool
@@ -37,43 +36,47 @@ class Lines:
 
 
 def journal_lines(path: Path) -> Lines:
-    """A journal up to the first line that does not hold: its form, its number, its link to the line before."""
+    """Return a journal up to the first line that does not hold: its form, its place, its fields as its class has them.
+
+    A line that does not say what its event must say, or says it in another type, ends what can be relied on.
+    """
     try:
         raw, torn = _split(path)
     except OSError as error:
         return Lines((), (), f"the journal cannot be read: {error.strerror}", torn=False)
-    parsed: list[Json] = []
-    digests = [GENESIS]
+    records: list[Record] = []
+    digests: list[str] = []
     for number, line in enumerate(raw, start=1):
-        record = _canonical_object(line)
-        problem = _problem_of(record, number, digests[-1])
-        if record is None or problem is not None:
+        try:
+            records.append(_record_of(line, number, digests[-1] if digests else GENESIS))
+        except Malformed as error:
             is_hidden = any(f'"{Event.CREATE_INTENDED}"'.encode() in rest for rest in raw[number - 1 :])
-            digests, where = digests[1:], f"journal line {number} {problem}"
-            return Lines(tuple(parsed), tuple(digests), where, torn=False, hides_intent=is_hidden)
-        parsed.append(record)
+            problem = f"journal line {number} {error}"
+            return Lines(tuple(records), tuple(digests), problem, torn=False, hides_intent=is_hidden)
         digests.append(hashlib.sha256(line).hexdigest())
-    return Lines(tuple(parsed), tuple(digests[1:]), None, torn)
+    return Lines(tuple(records), tuple(digests), None, torn)
 
 
-def _problem_of(record: Json | None, number: int, before: str) -> str | None:
-    if record is None or not set(record) >= _RECORD_KEYS:
-        return "is not a record"
-    numbers = all(_is_time(record[clock]) for clock in ("wall", "mono"))
-    if not numbers or not isinstance(record["data"], dict) or not isinstance(record["event"], str):
-        return "is not a record that this gpurun knows"
-    if record["seq"] != number:
-        return f"says that it is line {record['seq']}"
-    if record["prev"] != before:
-        return "does not follow from the line before it"
-    if (record["event"] == Event.RUN_CLOSED or "seal" in record["data"]) and not _is_sealed(record):
-        return "does not match its own seal"
-    return None
-
-
-def _is_time(value: Any) -> bool:
-    """Whether it is a number of seconds that a clock can have shown: every sum of such can be told and compared."""
-    return type(value) in (float, int) and abs(value) < _MOST_S
+def _record_of(line: bytes, number: int, before: str) -> Record:
+    """Return what a line records; Malformed where it cannot be relied on."""
+    written = _canonical_object(line)
+    if written is None:
+        raise Malformed("is not a record")
+    try:
+        record = Record.model_validate_json(line, strict=True)
+        _ = record.typed
+    except ValidationError as error:
+        field = error.errors(include_url=False)[0]["loc"][:1]
+        raise Malformed(
+            f"is not a record that this gpurun knows: look at its {field[0] if field else 'form'}"
+        ) from error
+    if record.seq != number:
+        raise Malformed(f"says that it is line {record.seq}")
+    if record.prev != before:
+        raise Malformed("does not follow from the line before it")
+    if (record.event == Event.RUN_CLOSED or "seal" in record.data) and not _is_sealed(written):
+        raise Malformed("does not match its own seal")
+    return record
 
 
 def _is_sealed(record: Json) -> bool:
