@@ -14,7 +14,7 @@ from gpurun.core.records import Instance
 from gpurun.core.run_plan import Plan
 from gpurun.lifecycle.reaper import sweep
 from tests.changed_plan import changed_plan
-from tests.clouds.test_every_cloud_in_trouble import Account, Rental, account, rental
+from tests.clouds.every_cloud_in_trouble import Account, Rental, account, rental
 from tests.emulators.lambda_cloud.problems import no_instance
 from tests.emulators.runpod.problems import Problem
 

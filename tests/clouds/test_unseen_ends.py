@@ -15,7 +15,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance
 from gpurun.ledger.audit import audit
-from tests.clouds.test_every_cloud_in_trouble import OPENED, Account, Rental
+from tests.clouds.every_cloud_in_trouble import OPENED, Account, Rental
 from tests.lifecycle.scripted_cloud import Killed
 
 pytestmark = pytest.mark.slow

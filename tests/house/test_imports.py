@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from house_sources import imports, sources
 
 
@@ -16,3 +18,13 @@ def test_every_import_names_a_module_that_there_is() -> None:
         if name.startswith(("gpurun.", "trainer.")) and not {name, name.rpartition(".")[0]} & modules
     ]
     assert not missing, "\n".join(missing)
+
+
+def test_no_test_module_imports_another() -> None:
+    crossed = [
+        f"{source.at(node)}: {name}"
+        for source in sources("tests")
+        for node, name in imports(source)
+        if re.match(r"tests\..*\btest_\w+\.", name)
+    ]
+    assert not crossed, "\n".join(crossed)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.journeys.test_journeys import BUDGETS, files_of
+from tests.journeys.journeys import BUDGETS, files_of
 from tests.journeys.trace import ROOT
 
 AGENT = "gpurun/remote/agent/"

@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import re
-import subprocess
-import sys
-
 import pytest
 
 from tests.emulators import sshd
-from tests.journeys.__main__ import RENTAL
-from tests.journeys.trace import ROOT
-
-_ROW = re.compile(r"^\| `(\w+)` \|.*\| (\d+) \|$", re.MULTILINE)
-_PAGE = (ROOT / "docs" / "dev" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-BUDGETS = {name: int(most) for name, most in _ROW.findall(_PAGE)}
-
-
-@functools.cache
-def entered(*names: str) -> dict[str, list[str]]:
-    """The files of journeys, traced in a process of their own."""
-    command = [sys.executable, "-m", "tests.journeys", *names]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert done.returncode == 0, done.stderr
-    files: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return files
-
-
-def files_of(name: str) -> list[str]:
-    return entered(*(RENTAL if name in RENTAL else (name,)))[name]
+from tests.journeys.journeys import BUDGETS, files_of
 
 
 @pytest.mark.xdist_group("journeys")

@@ -17,8 +17,8 @@ from gpurun.ledger.audit import audit
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.view.progress_line import moving_words
 from tests.emulators.fake import Box, Fault
+from tests.lifecycle.offers_in_turn import Market
 from tests.lifecycle.scripted_cloud import Killed
-from tests.lifecycle.test_offers_in_turn import Market
 
 SETTLE_S = 120.0
 REASON = "terminated · Client.InternalError: Client error on launch"

@@ -20,8 +20,8 @@ from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import terms_of
 from gpurun.remote.interface import MachineLost
 from tests.changed_plan import changed_plan
+from tests.lifecycle.faults import kept
 from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_faults import kept
 from tests.lifecycle.tiny_runs import setting_up
 
 PLANNED_S = 300

@@ -16,7 +16,6 @@ import pytest
 
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.journal_records import Event
-from gpurun.core.paths import Home
 from gpurun.ledger.runs import look
 from gpurun.lifecycle.artifacts.downloader import STUCK_S
 from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
@@ -25,16 +24,12 @@ from gpurun.remote import resumable_file
 from gpurun.remote.download import PARTIAL_FOLDER
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Best, Manifest, ManifestFile
 from tests.lifecycle import scripted_cloud
+from tests.lifecycle.bringing import collected
+from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
-from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 BEST, LATEST, OPTIMIZER = (name for name, _, _ in WEIGHTS)
 FULL = StoreFull("collect.disk_full", "There is no room for it.", hint="Free some space.")
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(Home(tmp_path))
 
 
 def fetched(world: World) -> list[str]:
@@ -74,11 +69,6 @@ def after(world: World, seconds: float, do: Callable[[], object]) -> None:
             do()
 
     world.clock.sleep = waking  # type: ignore[method-assign]
-
-
-def collected(world: World) -> dict[str, Any]:
-    (record,) = world.all_of(Event.COLLECT_OBSERVED)
-    return record
 
 
 # Order

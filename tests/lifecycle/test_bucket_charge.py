@@ -21,7 +21,7 @@ from gpurun.remote.client import FarSide
 from gpurun.remote.messages import ManifestFile
 from tests.changed_plan import changed_plan
 from tests.emulators.s3 import S3Emulator
-from tests.lifecycle.test_stage import staged_run
+from tests.lifecycle.stage import staged_run
 
 OWN = {"endpoint": "https://s3.us-west-2.amazonaws.com", "region": "us-west-2"}
 FILE = ManifestFile(name="checkpoints/000010.weights", bytes=9, sha256="0" * 64, kind="weights", step=10)

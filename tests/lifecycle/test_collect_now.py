@@ -45,7 +45,7 @@ from gpurun.lifecycle.context import RETRY_S
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Best, Manifest, ManifestFile
 from gpurun.remote.resumable_file import HeldElsewhere
-from tests.lifecycle.test_early import FREE, Instance, at_home, until
+from tests.lifecycle.early import FREE, Instance, at_home, until
 from tests.lifecycle.tiny_runs import events_of, make_run, start
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run

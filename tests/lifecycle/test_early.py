@@ -7,9 +7,8 @@ import fcntl
 import hashlib
 import json
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,67 +26,17 @@ from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.remote.client import FarSide
 from gpurun.remote.download import PARTIAL_FOLDER
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest
 from gpurun.remote.resumable_file import notes_of
+from tests.lifecycle.early import FREE, Instance, at_home, until
 
 LINE = b'{"kind": "checkpoint", "step": 1}\n'
 TOLD = EventLines().take(LINE)
 
 
-class Instance:
-    """A machine with an agent, and a trainer that is the test itself."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.out = folder / "out"
-        self.far = FarSide(LocalMachine(folder, "gr-test"), python=sys.executable)
-        self.far.install_agent()
-        self.far.manifest(0)  # It makes the folders.
-
-    def save(self, *steps: int, best: int | None = None) -> list[str]:
-        """The checkpoints that are kept now, as the trainer leaves them."""
-        files: list[dict[str, Any]] = []
-        (self.out / "checkpoints").mkdir(exist_ok=True)
-        for step in steps:
-            for kind, content in (("weights", b"w%d" % step * 50_000), ("state", b"s%d" % step)):
-                name = f"checkpoints/{step:06d}.{kind}"
-                (self.out / name).write_bytes(content)
-                digest = hashlib.sha256(content).hexdigest()
-                files.append({"name": name, "bytes": len(content), "sha256": digest, "kind": kind, "step": step})
-        told = {"step": best, "val_loss": 2.5} if best is not None else None
-        manifest = {"v": 1, "latest": max(steps), "best": told, "files": files}
-        (self.out / "MANIFEST.json").write_text(json.dumps(manifest))
-        return [str(file["name"]) for file in files]
-
-
-FREE = EgressBudget(RunFolder(Path("nowhere")), None, 1)
-
-
 @pytest.fixture
 def instance(tmp_path: Path) -> Instance:
     return Instance(tmp_path / "instance")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    before = threading.active_count()
-    (tmp_path / "run").mkdir()
-    yield RunFolder(tmp_path / "run")
-    assert threading.active_count() <= before, "no thread outlives the watch"
-
-
-def until(true: Callable[[], Any]) -> None:
-    for _ in range(400):
-        if true():
-            return
-        threading.Event().wait(0.025)
-    pytest.fail("it did not become so")
-
-
-def at_home(folder: RunFolder) -> set[str]:
-    names = (path for path in folder.artifacts.rglob("*") if path.is_file() and ".partial" not in path.parts)
-    return {str(path.relative_to(folder.artifacts)) for path in names}
 
 
 def newest(folder: RunFolder) -> Any:

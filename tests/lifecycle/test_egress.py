@@ -18,8 +18,8 @@ from gpurun.ledger.audit import audit
 from gpurun.planning.budget import egress_of
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.changed_plan import changed_plan
+from tests.lifecycle.faults import receipt_of
 from tests.lifecycle.scripted_cloud import WEIGHTS, World
-from tests.lifecycle.test_faults import receipt_of
 
 GB = 10**9
 

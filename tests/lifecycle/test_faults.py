@@ -6,8 +6,6 @@ without being told, nothing costs more than the cap, and no receipt says less th
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,12 +13,11 @@ from typing import Any
 import pytest
 
 from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
-from gpurun.core.journal_records import Event, Phase
+from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.core.stop_request import ask_to_stop, read_stop_request
-from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import Journal
 from gpurun.lifecycle.driver import Driver
 from gpurun.lifecycle.reaper import sweep
@@ -30,37 +27,12 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import Started
 from tests.changed_plan import changed_plan
 from tests.emulators.fake import Box
+from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 REVOKED = SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")
 SILENT = Unknown("504 Gateway Timeout")
 GONE, RUNNING = InstanceState.GONE, InstanceState.RUNNING
-
-
-@pytest.fixture
-def world(own: Home) -> World:
-    return World(own)
-
-
-def receipt_of(world: World) -> dict[str, Any]:
-    statement = json.loads(base64.b64decode(json.loads(world.folder.receipt.read_bytes())["payload"]))
-    predicate: dict[str, Any] = statement["predicate"]
-    return predicate
-
-
-def ended(world: World) -> bool:
-    """The run is closed, nothing lives, the meter kept to the cap, and the receipt says no less than the meter."""
-    assert world.state.phase is Phase.CLOSED
-    assert world.cloud.alive == []
-    assert world.cloud.metered() <= (world.plan.cap_micros or 0)
-    assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
-    return True
-
-
-def kept(world: World) -> bool:
-    """The same, and the audit finds nothing wrong with any of it."""
-    assert [row.problems for row in audit(world.home).rows] == [()]
-    return ended(world)
 
 
 def test_a_paid_run_trains_comes_home_and_costs_what_its_receipt_says(world: World) -> None:

@@ -24,10 +24,10 @@ from gpurun.lifecycle.supervisor import keep_on, supervise
 from gpurun.remote.interface import FarRefusal
 from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
+from tests.lifecycle.faults import ended, receipt_of
+from tests.lifecycle.money_review import Session
+from tests.lifecycle.never_gives_up import killed_and_overdue, late_machine, swept
 from tests.lifecycle.scripted_cloud import LEASE, RATE, Killed, World
-from tests.lifecycle.test_faults import ended, receipt_of
-from tests.lifecycle.test_money_review import Session
-from tests.lifecycle.test_never_gives_up import killed_and_overdue, late_machine, swept
 
 DAY_S = 24 * 3600.0
 MINUTES_S = 600.0

@@ -22,10 +22,10 @@ from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
+from tests.lifecycle.faults import receipt_of
+from tests.lifecycle.matrix_destroy import beside
+from tests.lifecycle.never_gives_up import supervised
 from tests.lifecycle.scripted_cloud import ScriptedCloud, World
-from tests.lifecycle.test_faults import receipt_of
-from tests.lifecycle.test_matrix_destroy import beside
-from tests.lifecycle.test_never_gives_up import supervised
 
 
 @pytest.fixture

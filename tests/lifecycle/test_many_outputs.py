@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.any_names import NASTY, below, possible, script
-from tests.lifecycle.test_commands_here import Person
+from tests.lifecycle.commands_here import Person
 
 MANY = 1_100
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,11 @@ from gpurun.lifecycle.instance.readings import Reading, proves
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.steps import collect_bucket
 from gpurun.remote.messages import Manifest
+from tests.lifecycle.faults import kept
+from tests.lifecycle.matrix_destroy import beside
 from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_faults import kept
 
 GONE, STOPPED = InstanceState.GONE, InstanceState.STOPPED
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(Home(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("state", [state for state in InstanceState if state is not GONE])
@@ -162,19 +157,6 @@ def test_a_machine_of_another_home_that_is_overdue_takes_no_run_of_this_one_with
 
 
 # What lies beside a machine -------------------------------------------------------------------------------------------
-
-
-def beside(world: World, *, billed: bool) -> None:
-    """The cloud puts something beside each machine."""
-    world.cloud.profile = replace(world.cloud.profile, leaves=("disk",))
-    leave = world.cloud._leave_things
-
-    def left(order: Order) -> None:
-        leave(order)
-        for thing in world.cloud.things:
-            thing.leftover = thing.leftover.model_copy(update={"billed": billed})
-
-    world.cloud._leave_things = left  # type: ignore[method-assign]
 
 
 def test_what_a_living_machine_needs_is_left_to_it_even_where_all_is_to_be_removed(

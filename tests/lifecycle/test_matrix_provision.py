@@ -22,8 +22,8 @@ from gpurun.remote.machine_facts import Card, Facts, Gpu, Torch
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
+from tests.lifecycle.faults import ended, kept
 from tests.lifecycle.scripted_cloud import LEASE, Killed, World
-from tests.lifecycle.test_faults import ended, kept
 
 
 @pytest.fixture

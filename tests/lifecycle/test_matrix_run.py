@@ -29,8 +29,8 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.machine_facts import Facts
 from gpurun.remote.messages import Manifest, Shipped, Started
 from gpurun.remote.ssh import HostKeyMismatch
+from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.scripted_cloud import CALL_S, LEASE, WEIGHTS, Killed, World
-from tests.lifecycle.test_faults import ended, kept, receipt_of
 
 HALF = "checkpoints/000020.model.safetensors"
 

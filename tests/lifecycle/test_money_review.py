@@ -31,9 +31,10 @@ from gpurun.remote.ssh import RemoteMachine
 from gpurun.remote.ssh.ssh_machine import LEAST_S
 from tests.emulators.fake import Fault
 from tests.lifecycle.drive import TINY
+from tests.lifecycle.faults import receipt_of
+from tests.lifecycle.money_review import Session
+from tests.lifecycle.offers_in_turn import Market
 from tests.lifecycle.scripted_cloud import Killed, ScriptedCloud, World
-from tests.lifecycle.test_faults import receipt_of
-from tests.lifecycle.test_offers_in_turn import Market
 
 
 @pytest.fixture
@@ -147,11 +148,6 @@ def test_a_key_of_an_offer_that_was_passed_over_is_not_needed_to_end_the_machine
     assert len(market.cloud.alive) == 1
     assert once() is ExitCode.DONE
     assert market.cloud.alive == []
-
-
-class Session(SimpleNamespace):
-    home: Home
-    clock: VirtualClock
 
 
 def damaged(market: World) -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +15,6 @@ from gpurun.cli.viewer import abandoned
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode, MayBeBilling, RunHeld, SetupError
 from gpurun.core.journal_records import Event, Phase
-from gpurun.core.orphans import Orphan
 from gpurun.core.paths import Home, RunFolder, read_regular
 from gpurun.core.records import Instance, Order
 from gpurun.core.stop_request import StopRequest, read_stop_request
@@ -30,35 +28,9 @@ from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
 from gpurun.remote.machine_facts import Facts
 from tests.emulators.fake import Fault
+from tests.lifecycle.faults import ended, kept, receipt_of
+from tests.lifecycle.never_gives_up import killed_and_overdue, late_machine, supervised, swept
 from tests.lifecycle.scripted_cloud import LEASE, World
-from tests.lifecycle.test_faults import ended, kept, receipt_of
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(Home(tmp_path))
-
-
-def supervised(world: World) -> Callable[[], ExitCode]:
-    """One life of a supervisor on the scripted cloud."""
-
-    def once() -> ExitCode:
-        code = world.drive()
-        if isinstance(code, str):
-            raise MayBeBilling(code, code, hint="Wait.")
-        return code
-
-    return once
-
-
-def killed_and_overdue(world: World) -> None:
-    world.cloud.killing = "before far.poll"
-    assert world.drive() == "killed"
-    world.clock.sleep(world.plan.lease.total_s + 60)
-
-
-def swept(world: World, home: Home) -> list[Orphan]:
-    return list(sweep([world.cloud], home, world.clock, destroy_all=False, older_than_s=0, look_only=False))
 
 
 def test_a_provider_that_hears_nothing_for_half_an_hour_is_asked_until_it_does(world: World) -> None:
@@ -291,13 +263,6 @@ def test_a_run_with_a_damaged_journal_is_not_swept_by_one_list_that_may_be_old(w
     world.cloud.find = old_at_first  # type: ignore[method-assign]
     assert sweep_run(world.cloud, world.folder, world.clock)
     assert world.cloud.alive == []
-
-
-def late_machine(world: World) -> None:
-    """Absence was believed after two minutes; the machine shows after three, once the second attempt has trained."""
-    world.cloud.script["create"] = [Fault.LATE]
-    world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
-    world.far.train_s = 20.0
 
 
 def test_what_came_after_its_absence_was_believed_is_counted_from_its_request_to_its_end(world: World) -> None:

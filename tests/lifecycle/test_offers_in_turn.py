@@ -11,61 +11,13 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, times, usd
 from gpurun.core.paths import Home
-from gpurun.core.records import Instance, Offer, Order
-from gpurun.core.run_plan import Candidate, Plan
-from gpurun.ledger.journal import Journal
-from gpurun.lifecycle.context import Context
-from gpurun.lifecycle.driver import Driver
+from gpurun.core.records import Instance, Order
 from gpurun.lifecycle.instance.verify_machine import STALE_S
 from gpurun.providers.base import NoCapacity, Rejected, Throttled, Unknown
 from gpurun.providers.errors import RejectedFor, not_allowed
-from tests.changed_plan import changed_plan
 from tests.emulators.fake import Fault
-from tests.lifecycle.drive import TINY
+from tests.lifecycle.offers_in_turn import Market
 from tests.lifecycle.scripted_cloud import Killed, World
-
-
-class Market(World):
-    """A paid run that may be rented on three offers of one cloud, the second dearer than the first."""
-
-    def __init__(self, home: Home) -> None:
-        super().__init__(home)
-        first = self.plan.offer
-        others = [first.model_copy(update={"region": "second"}), first.model_copy(update={"region": "third"})]
-        self.set_plan(candidates=tuple(self.candidate(offer) for offer in (first, *others)))
-
-    def candidate(self, offer: Offer) -> Candidate:
-        plan = self.plan
-        return Candidate(
-            offer=offer,
-            estimate=plan.estimate,
-            lease=plan.lease,
-            expected_micros=plan.expected_micros,
-            worst_micros=plan.worst_micros,
-            finishes=True,
-        )
-
-    def set_plan(self, **changes: object) -> None:
-        self.plan = changed_plan(self.plan, changes)
-        self.folder.plan.write_text(self.plan.to_json())
-
-    def supervise(self) -> ExitCode:
-        plan = Plan.from_json(self.folder.plan.read_bytes())
-        context = Context(
-            home=self.home,
-            folder=self.folder,
-            plan=plan,
-            clock=self.clock,
-            provider=self.cloud,
-            reach=lambda instance: self.far,
-            trainer=TINY / "trainer",
-            open=lambda name: self.cloud,
-        )
-        return Driver(context, Journal.open(self.folder.journal, self.clock)).drive()
-
-    @property
-    def regions(self) -> list[str]:
-        return [intent["offer"]["region"] for intent in self.all_of(Event.CREATE_INTENDED)]
 
 
 @pytest.fixture

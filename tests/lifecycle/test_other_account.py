@@ -16,8 +16,8 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.runs import look
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
+from tests.lifecycle.faults import receipt_of
 from tests.lifecycle.scripted_cloud import ScriptedCloud, World
-from tests.lifecycle.test_faults import receipt_of
 
 
 class Account(ScriptedCloud):

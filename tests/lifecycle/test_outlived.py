@@ -21,9 +21,9 @@ from gpurun.core.records import Charge, Instance
 from gpurun.ledger.audit import audit
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle.reaper import sweep
+from tests.lifecycle.late import codes
+from tests.lifecycle.never_gives_up import late_machine
 from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_late import codes
-from tests.lifecycle.test_never_gives_up import late_machine
 
 
 @pytest.fixture

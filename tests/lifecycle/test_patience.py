@@ -19,8 +19,8 @@ from gpurun.lifecycle.connect import LEAST_UNHEARD_S, Patience
 from gpurun.providers.base import Unknown
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.view.event_text import HEARD, SILENT
+from tests.lifecycle.faults import kept
 from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_faults import kept
 
 # A minute each to send and to collect, and ten hours to train.
 LONG = Lease(boot_s=120, ship_s=60, train_s=36_000, collect_s=60, destroy_s=60, kill_allowance_s=60)

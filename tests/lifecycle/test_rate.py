@@ -20,8 +20,8 @@ from gpurun.remote.archive import Pack
 from gpurun.remote.messages import Shipped
 from gpurun.view.event_text import is_alarming, tell_record
 from tests.changed_plan import changed_plan
+from tests.lifecycle.faults import kept
 from tests.lifecycle.scripted_cloud import LEASE, RATE, World
-from tests.lifecycle.test_faults import kept
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from gpurun.ledger import write_receipt
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.providers.base import Unknown
 from tests.emulators.fake import Fault
+from tests.lifecycle.faults import receipt_of
+from tests.lifecycle.matrix_destroy import beside
 from tests.lifecycle.scripted_cloud import Killed, World
-from tests.lifecycle.test_faults import receipt_of
-from tests.lifecycle.test_matrix_destroy import beside
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from gpurun.lifecycle.job_spec import folder_of
 from gpurun.providers.local import LocalProvider
 from tests.emulators.s3 import S3Emulator
 from tests.lifecycle import tiny_runs
-from tests.lifecycle.test_stage import incidents, staged_run, told
+from tests.lifecycle.stage import incidents, staged_run, told
 
 STEPS = 60
 

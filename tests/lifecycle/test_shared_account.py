@@ -22,8 +22,8 @@ from gpurun.core.paths import Home
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
+from tests.lifecycle.faults import receipt_of
 from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_faults import receipt_of
 
 Reap = Callable[..., tuple[int, Any]]
 

@@ -25,8 +25,8 @@ from gpurun.lifecycle.notices import Noticed
 from gpurun.readers.run_status import run_row
 from gpurun.remote.client import Poll
 from gpurun.remote.messages import GpuNow
+from tests.lifecycle.faults import kept
 from tests.lifecycle.scripted_cloud import World
-from tests.lifecycle.test_faults import kept
 from tests.lifecycle.tiny_runs import drive
 from tests.plan_makers import make_command_plan
 

@@ -35,10 +35,10 @@ from tests.emulators.slurm import missing
 from tests.emulators.slurm.engine import Engine, running
 from tests.later import LATER
 from tests.lifecycle.drive import tiny_python
-from tests.lifecycle.test_slurm_run import KILLS, LEASE
+from tests.lifecycle.slurm_run import KILLS, LEASE
 from tests.lifecycle.tiny_runs import drive, make_run, start
-from tests.unit.test_executors import WORDS, begun_of, content, steps
-from tests.unit.test_executors import order as order_of
+from tests.unit.executors import WORDS, begun_of, content, steps
+from tests.unit.executors import order as order_of
 
 CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing()), reason=missing() or "it is here")]

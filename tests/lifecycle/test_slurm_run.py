@@ -22,7 +22,7 @@ from gpurun.core.journal_records import STAMPS_S, Event
 from gpurun.core.money import Micros, cost_of, usd
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
-from gpurun.core.run_plan import Choices, Lease, Mode, Plan, Request
+from gpurun.core.run_plan import Choices, Mode, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
@@ -43,12 +43,12 @@ from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 from tests.lifecycle.drive import drive_forked, tiny_python
+from tests.lifecycle.slurm_run import KILLS, LEASE
 from tests.lifecycle.tiny_runs import make_run, trainer_events
 from tests.plan_makers import make_command_plan
 
 CLOCK = SystemClock()
 FREE, SHARD = usd(0), "train_000001.bin"
-LEASE = Lease(boot_s=20, ship_s=20, train_s=60, collect_s=20, destroy_s=20, kill_allowance_s=60, queue_s=600)
 
 
 @pytest.fixture
@@ -186,9 +186,6 @@ def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: Scripte
         check_promises(home, folder, slurm)
     finally:
         server.close()
-
-
-KILLS = ("create.intended", "create.observed", "ready.observed", "train.started", "death.read")
 
 
 @pytest.mark.parametrize("record", KILLS)

@@ -19,10 +19,10 @@ from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
 from gpurun.lifecycle.steps import collect_bucket
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile
+from tests.lifecycle.bringing import collected
+from tests.lifecycle.early import FREE, Instance
+from tests.lifecycle.faults import kept, receipt_of
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
-from tests.lifecycle.test_bringing import collected
-from tests.lifecycle.test_early import FREE, Instance
-from tests.lifecycle.test_faults import kept, receipt_of
 from tests.tensor_file import as_tensors
 
 OLD = ("checkpoints/000015.model.safetensors", as_tensors(b"\x0f" * 4926), 15)

@@ -30,42 +30,15 @@ from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, Reply, Take
 from gpurun.remote.machine_facts import Facts
 from gpurun.remote.messages import Manifest, understood_manifest
+from tests.lifecycle.faults import ended
 from tests.lifecycle.scripted_cloud import ScriptedFar, World
-from tests.lifecycle.test_faults import ended
 from tests.memory import forget_own_peak, own_peak_bytes
-from tests.security.test_view_hostile import HOSTILE
+from tests.security.far_hostile import CONTENT, GOOD, Answers, entry, manifest, sized
+from tests.security.view_hostile import HOSTILE
 
 SHA = "0" * 64
-GOOD = "checkpoints/000010.model.safetensors"
-CONTENT = b"weights" * 1000
 # What a real terminal would act on; gpurun itself sends none of it into a pipe.
 _OBEYED = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
-
-
-class Answers:
-    """A machine whose agent answers each verb as it was told to."""
-
-    def __init__(self, **answers: Callable[[list[str]], bytes]) -> None:
-        self.answers = answers
-
-    def call(
-        self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float
-    ) -> Reply:
-        said = self.answers[argv[argv.index("agent.pyz") + 1]](list(argv))
-        if sink is not None:
-            sink(said)
-        return Reply(0, said if sink is None else b"", b"")
-
-    def put(self, path: str, content: bytes) -> None:
-        raise AssertionError("nothing is put there here")
-
-    def lane(self) -> Answers:
-        return self
-
-    def close(self) -> None:
-        pass
-
-    round_trip_s = 0.0
 
 
 class Lying(ScriptedFar):
@@ -123,20 +96,6 @@ def outside(world: World) -> dict[str, str]:
     kept = tree(world.home.root.parent)
     own = ("home/runs/fox-41", "home/ledger.jsonl", "home/keys", "home/id")
     return {name: what for name, what in kept.items() if not name.startswith(own)}
-
-
-def sized(content: bytes) -> bytes:
-    head = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return json.dumps(head).encode() + b"\n" + content
-
-
-def entry(name: str = GOOD, content: bytes = CONTENT, **changes: Any) -> dict[str, Any]:
-    told = {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "kind": "weights"}
-    return {**told, "step": 10, **changes}
-
-
-def manifest(*entries: dict[str, Any]) -> bytes:
-    return json.dumps({"v": 1, "latest": 10, "best": None, "files": entries}).encode()
 
 
 # Names and manifests --------------------------------------------------------------------------------------------------

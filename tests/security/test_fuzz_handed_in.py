@@ -27,8 +27,8 @@ from gpurun.ledger.write_receipt import read_receipt
 from gpurun.readers.evidence.card import INDEX, pack_card
 from gpurun.remote.client import FarSide
 from tests.command_line import gpurun
-from tests.security.test_far_hostile import Answers, entry, manifest, sized
-from tests.security.test_fuzz import NASTY, altered, check, many, plain, torn
+from tests.security.far_hostile import Answers, entry, manifest, sized
+from tests.security.fuzz import NASTY, altered, check, many, plain, torn
 from tests.tensor_file import as_tensors
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import CloudRun

@@ -11,8 +11,8 @@ from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
 from gpurun.ledger.shutdown_statement import NAME, Try, read_confirmation, write_confirmation
 from gpurun.ledger.write_receipt import read_receipt
+from tests.unit.confirm import BoxRun
 from tests.unit.ledger_samples import chain_anew, finished_run
-from tests.unit.test_confirm import BoxRun
 
 
 @pytest.fixture

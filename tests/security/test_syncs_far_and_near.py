@@ -22,7 +22,7 @@ from gpurun.remote.download import Wanted, fetch
 from gpurun.remote.key_pairs import forget_client_key, make_keys
 from gpurun.remote.messages import ManifestFile
 from gpurun.remote.ssh.program import put_argv
-from tests.simulation.test_syncs import needs_proc, story  # noqa: F401  # `story` is a fixture
+from tests.simulation.syncs import needs_proc, story  # noqa: F401  # `story` is a fixture
 
 CONTENT = b"weights" * 100
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -82,7 +82,7 @@ def test_a_run_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: s
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:
     """A checkpoint of a character model of this trainer."""
-    from tests.trainer.test_generate import weights as made
+    from tests.trainer.generate import weights as made
 
     path: Path = made.__wrapped__(tmp_path)  # type: ignore[attr-defined]
     state = path.with_name("000007.state.json")

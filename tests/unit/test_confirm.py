@@ -25,26 +25,8 @@ from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, load_signer, make_envelope, payload_of
 from gpurun.ledger.write_receipt import read_receipt
-from tests.unit.ledger_samples import RATE, CloudRun, Note, finished_run
-
-BOX = "root@connect.example.com:40123"
-
-
-class BoxRun(CloudRun):
-    """A run on a box of the user's own."""
-
-    rate = RATE
-
-    def intended(self, attempt: int = 1) -> Note:
-        event, data = super().intended(attempt)
-        data["offer"] |= {"provider": "ssh", "type_id": BOX}
-        return event, {**data, "provider": "ssh", "rate_micros_per_hour": self.rate}
-
-    def instance(self, **changes: Any) -> dict[str, Any]:
-        return super().instance(**{"provider": "ssh", "type_id": BOX, "rate_micros_per_hour": None, **changes})
-
-    def death(self, **changes: Any) -> Iterator[tuple[float, Note]]:  # type: ignore[override]
-        return super().death(**{"reads": 1, "teardown": "user_operated", **changes})
+from tests.unit.confirm import BoxRun
+from tests.unit.ledger_samples import RATE, finished_run
 
 
 @pytest.fixture

@@ -20,13 +20,7 @@ from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.view.shard_lines import progress_line
 from gpurun.view.style import Style
 from gpurun.view.styled_text import render
-from tests import command_line
-
-WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells by the sea shore\n"
-
-
-def gpurun(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
-    return command_line.gpurun(*arguments, "--home", str(home))
+from tests.unit.data_verbs import WORDS, gpurun
 
 
 def texts(folder: Path, count: int = 60) -> Path:

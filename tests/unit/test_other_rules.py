@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,8 @@ from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.readers.evidence.class_check import check_class
 from tests.unit.ledger_samples import CloudRun, Note, finished_run, forge_statement
+from tests.unit.other_rules import HOMES, unpacked
 
-HOMES = Path(__file__).with_name("homes_of_rules_1")
 NOTE = "made by rules 1, and held by its signature, digests, ends and own arithmetic alone"
 NOT_RUNPOD = "http://127.0.0.1:41557 was asked in place of runpod: that is no provider"
 # What the audit of 333d4db said of each, but for "rise": that it called a forgery, for a rounding of its own.
@@ -40,12 +39,6 @@ SAID: dict[str, tuple[str, str, str, int, tuple[str, ...]]] = {
     "slurm-lost": ("smoke", "proven", "3/3", 100_000, ()),
     "phases": ("not a provider", "proven", "1/1", 3_658, (NOT_RUNPOD,)),
 }
-
-
-def unpacked(kind: str, into: Path, homes: Path = HOMES) -> Home:
-    with tarfile.open(homes / f"{kind}.tar.xz") as archive:
-        archive.extractall(into, filter="data")
-    return Home(into / kind)
 
 
 def only_row(home: Home) -> AuditRow:

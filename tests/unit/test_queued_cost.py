@@ -10,8 +10,8 @@ import pytest
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
+from tests.unit.cost import cost, dies
 from tests.unit.ledger_samples import RATE, CloudRun
-from tests.unit.test_cost import cost, dies
 
 WAIT_S, LEASE_S = 40_000, 5100 + 60
 

@@ -23,7 +23,7 @@ from gpurun.readers.run_status import run_data, run_row
 from gpurun.view.live_state import Screen
 from tests.golden import view_samples as samples
 from tests.unit.ledger_samples import RATE, CloudRun
-from tests.unit.test_other_rules import unpacked
+from tests.unit.other_rules import unpacked
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gpurun.data.prepare import Order, prepare
 from gpurun.jobs.training.recipe import Form, load_recipe, resolve
 from gpurun.planning.transfer import unused_notes
 from tests.plan_makers import make_plan
-from tests.unit.test_data_verbs import WORDS, gpurun
+from tests.unit.data_verbs import WORDS, gpurun
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from gpurun.core.errors import SetupError, UsageError, VerificationFailed
 from gpurun.core.paths import Home, RunFolder
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.readers import weights
-from tests.lifecycle.test_early import FREE, Instance
+from tests.lifecycle.early import FREE, Instance
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
 

@@ -24,6 +24,7 @@ from gpurun.data.kinds import recognise
 from gpurun.data.layout import AS_FOUND, Layout
 from gpurun.data.source_file import SourceFile, Span
 from gpurun.data.sources import open_source
+from tests.unit.data.documents import in_parts
 
 PACKS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
@@ -42,16 +43,6 @@ def texts(path: Path, layout: Layout = AS_FOUND) -> list[str]:
     ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
     spans = [Span(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
     return [document.text for document in documents_of(spans, layout)]
-
-
-def in_parts(path: Path, cuts: list[int], layout: Layout = AS_FOUND) -> list[str]:
-    """The same of a file that is divided at these places."""
-    (file,) = open_source(str(path), layout, lambda _: None, val_fraction=0.1).files
-    places = sorted({0, *(cut % file.text_bytes for cut in cuts), file.text_bytes})
-    found = []
-    for start, stop in pairwise(places):
-        found += [document.text for document in documents_of([Span(file, start, stop)], layout)]
-    return found
 
 
 def refused(path: Path, code: str, says: str, layout: Layout = AS_FOUND) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.data.test_layouts import opened, refused, texts
+from tests.unit.data.layouts import opened, refused, texts
 
 RUSSIAN = "Однажды весною, в час небывало жаркого заката, в Москве появились два гражданина.\n" * 20
 ENGLISH = "It’s a truth universally acknowledged — “Yes,” she said, and no more.\n" * 20

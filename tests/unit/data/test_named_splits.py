@@ -13,7 +13,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.layout import checked_layout
 from gpurun.data.prepare import Order, prepare
-from tests.unit.data.test_layouts import documents, opened, refused
+from tests.unit.data.layouts import documents, opened, refused
 
 
 def lines(split: str, count: int = 300) -> str:

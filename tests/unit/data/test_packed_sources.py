@@ -21,8 +21,8 @@ from gpurun.data import archive_members
 from gpurun.data.prepare import Order, prepare
 from gpurun.data.refusals import MOST_ROW_BYTES
 from tests.memory import forget_own_peak, own_growth_bytes
-from tests.unit.data.test_documents import in_parts
-from tests.unit.data.test_layouts import opened, refused, texts
+from tests.unit.data.documents import in_parts
+from tests.unit.data.layouts import opened, refused, texts
 
 ROWS = [f"row {number} — of many\n" for number in range(400)]
 PLAIN = "".join(json.dumps({"text": row}) + "\n" for row in ROWS).encode()

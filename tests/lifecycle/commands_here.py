@@ -1,0 +1,56 @@
+"""What test_commands_here.py and other tests share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.clock import SystemClock
+from gpurun.core.paths import Home
+from gpurun.providers.local import LocalProvider
+
+
+class Person:
+    """Somebody in a folder of scripts."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self.folder, self.house = home, folder, folder.with_name("house")
+        for place in (folder, self.house / "tmp"):
+            place.mkdir(parents=True)
+
+    def types(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gpurun.cli.app", *words]
+        return subprocess.run(
+            command, cwd=self.folder, env={**os.environ, **self.places, **more}, capture_output=True, text=True,
+            timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    @property
+    def places(self) -> dict[str, str]:
+        """A home and a folder for temporary files of their own: what others write there meanwhile is not theirs."""
+        return {"HOME": str(self.house), "TMPDIR": str(self.house / "tmp")}
+
+    def runs(self, *words: str, name: str = "fox-41", **more: str) -> subprocess.CompletedProcess[str]:
+        return self.types("run", "--provider", "local", "--name", name, "--json", *words, **more)
+
+    def kinds(self, name: str = "fox-41") -> list[str]:
+        events = (self.home / "runs" / name / "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["kind"] for line in events]
+
+    def brought(self, name: str = "fox-41") -> dict[str, str]:
+        artifacts = self.home / "runs" / name / "artifacts" / "outputs"
+        return {
+            path.relative_to(artifacts).as_posix(): path.read_text() for path in artifacts.rglob("*") if path.is_file()
+        }
+
+    def receipt(self, name: str = "fox-41") -> Any:
+        return json.loads(self.types("receipt", name, "--json").stdout)["data"]["statement"]["predicate"]
+
+    def holds(self) -> bool:
+        """Whether the audit finds nothing, and no machine is left."""
+        audit = json.loads(self.types("audit", "--json").stdout.splitlines()[-1])
+        return bool(audit["ok"]) and LocalProvider(Home(self.home), SystemClock()).find(None) == []

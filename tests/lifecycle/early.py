@@ -1,0 +1,68 @@
+"""What test_early.py and other tests share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.paths import RunFolder
+from gpurun.lifecycle.artifacts.inventory import EgressBudget
+from gpurun.remote.client import FarSide
+from gpurun.remote.local_machine import LocalMachine
+
+
+class Instance:
+    """A machine with an agent, and a trainer that is the test itself."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.out = folder / "out"
+        self.far = FarSide(LocalMachine(folder, "gr-test"), python=sys.executable)
+        self.far.install_agent()
+        self.far.manifest(0)  # It makes the folders.
+
+    def save(self, *steps: int, best: int | None = None) -> list[str]:
+        """The checkpoints that are kept now, as the trainer leaves them."""
+        files: list[dict[str, Any]] = []
+        (self.out / "checkpoints").mkdir(exist_ok=True)
+        for step in steps:
+            for kind, content in (("weights", b"w%d" % step * 50_000), ("state", b"s%d" % step)):
+                name = f"checkpoints/{step:06d}.{kind}"
+                (self.out / name).write_bytes(content)
+                digest = hashlib.sha256(content).hexdigest()
+                files.append({"name": name, "bytes": len(content), "sha256": digest, "kind": kind, "step": step})
+        told = {"step": best, "val_loss": 2.5} if best is not None else None
+        manifest = {"v": 1, "latest": max(steps), "best": told, "files": files}
+        (self.out / "MANIFEST.json").write_text(json.dumps(manifest))
+        return [str(file["name"]) for file in files]
+
+
+FREE = EgressBudget(RunFolder(Path("nowhere")), None, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    before = threading.active_count()
+    (tmp_path / "run").mkdir()
+    yield RunFolder(tmp_path / "run")
+    assert threading.active_count() <= before, "no thread outlives the watch"
+
+
+def until(true: Callable[[], Any]) -> None:
+    for _ in range(400):
+        if true():
+            return
+        threading.Event().wait(0.025)
+    pytest.fail("it did not become so")
+
+
+def at_home(folder: RunFolder) -> set[str]:
+    names = (path for path in folder.artifacts.rglob("*") if path.is_file() and ".partial" not in path.parts)
+    return {str(path.relative_to(folder.artifacts)) for path in names}

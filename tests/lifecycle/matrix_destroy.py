@@ -1,0 +1,30 @@
+"""What test_matrix_destroy.py and other tests share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.paths import Home
+from gpurun.core.records import Order
+from tests.lifecycle.scripted_cloud import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path / "home"))
+
+
+def beside(world: World, *, billed: bool) -> None:
+    """The cloud puts something beside each machine."""
+    world.cloud.profile = replace(world.cloud.profile, leaves=("disk",))
+    leave = world.cloud._leave_things
+
+    def left(order: Order) -> None:
+        leave(order)
+        for thing in world.cloud.things:
+            thing.leftover = thing.leftover.model_copy(update={"billed": billed})
+
+    world.cloud._leave_things = left  # type: ignore[method-assign]

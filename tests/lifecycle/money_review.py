@@ -1,0 +1,13 @@
+"""What test_money_review.py and other tests share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from gpurun.core.clock import VirtualClock
+from gpurun.core.paths import Home
+
+
+class Session(SimpleNamespace):
+    home: Home
+    clock: VirtualClock

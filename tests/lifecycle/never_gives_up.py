@@ -1,0 +1,50 @@
+"""What test_never_gives_up.py and other tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.errors import ExitCode, MayBeBilling
+from gpurun.core.orphans import Orphan
+from gpurun.core.paths import Home
+from gpurun.lifecycle.reaper import sweep
+from tests.emulators.fake import Fault
+from tests.lifecycle.scripted_cloud import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
+def supervised(world: World) -> Callable[[], ExitCode]:
+    """One life of a supervisor on the scripted cloud."""
+
+    def once() -> ExitCode:
+        code = world.drive()
+        if isinstance(code, str):
+            raise MayBeBilling(code, code, hint="Wait.")
+        return code
+
+    return once
+
+
+def killed_and_overdue(world: World) -> None:
+    world.cloud.killing = "before far.poll"
+    assert world.drive() == "killed"
+    world.clock.sleep(world.plan.lease.total_s + 60)
+
+
+def swept(world: World, home: Home) -> list[Orphan]:
+    return list(sweep([world.cloud], home, world.clock, destroy_all=False, older_than_s=0, look_only=False))
+
+
+def late_machine(world: World) -> None:
+    """Absence was believed after two minutes; the machine shows after three, once the second attempt has trained."""
+    world.cloud.script["create"] = [Fault.LATE]
+    world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
+    world.far.train_s = 20.0

@@ -1,0 +1,55 @@
+"""What test_cost.py and other tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
+from gpurun.core.records import digest_of
+from gpurun.ledger.audit import audit
+from gpurun.ledger.write_receipt import read_receipt
+from tests.unit.ledger_samples import CloudRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> CloudRun:
+    return CloudRun(Home(tmp_path / "home").prepare())
+
+
+def dies(
+    run: CloudRun,
+    *,
+    alive_s_ago: float | None = None,
+    ended_wall: float | None = None,
+    first_s: int = 2,
+    ran_s: float | None = None,
+    up_s_ago: float | None = None,
+) -> None:
+    """The request to end, and readings 15 s apart; `alive_s_ago` None: it was gone before anybody asked."""
+    intent = {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}
+    run.write((Event.DESTROY_INTENDED, intent))
+    run.write((Event.DESTROY_ASKED, {"id": run.instance_id, "attempt": 1, "answer": "asked"}))
+    taken = [[place * 15.0, "GONE", False, digest_of(place)] for place in range(3)]
+    for at_s, state, listed, answer in taken:
+        run.clock.sleep(15 if at_s else first_s)
+        seen = {"id": run.instance_id, "at_s": at_s, "state": state, "listed": listed, "answer_sha256": answer}
+        ago_s = None if alive_s_ago is None else alive_s_ago + at_s
+        seen |= {"ended_wall": ended_wall, "ran_s": ran_s, "alive_s_ago": ago_s, "gone_s_ago": None}
+        seen |= {"up_s_ago": ago_s if up_s_ago is None else up_s_ago + at_s}
+        run.write((Event.DEATH_READ, seen))
+    claim = {"id": run.instance_id, "teardown": "destroyed", "reads": 3, "spread_s": 30.0}
+    run.write((Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_of(taken)}))
+
+
+def cost(run: CloudRun) -> dict[str, Any]:
+    """The costs of the receipt, which an audit by independent code finds nothing wrong with."""
+    run.settle()
+    row = audit(run.home).rows[0]
+    told = read_receipt(run.home, run.folder).predicate
+    assert (row.problems, row.measured_micros) == ((), told["cost"]["upper_bound_micros"])
+    assert round(sum(told["runtime"]["phases_s"].values()), 3) == told["runtime"]["billable_s"]
+    return dict(told["cost"])

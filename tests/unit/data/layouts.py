@@ -1,0 +1,39 @@
+"""What test_layouts.py and other tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.errors import UsageError
+from gpurun.data.documents import documents_of
+from gpurun.data.layout import checked_layout
+from gpurun.data.source_file import Document, Span
+from gpurun.data.sources import Source, open_source
+
+
+def opened(path: Path, said: list[str] | None = None, **layout: Any) -> Source:
+    chosen = checked_layout(**layout)
+    return open_source(str(path), chosen, (said if said is not None else []).append, val_fraction=0.1)
+
+
+def documents(path: Path, **layout: Any) -> list[Document]:
+    """Every document of a source, read as one task."""
+    source = opened(path, **layout)
+    ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
+    spans = [Span(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
+    return list(documents_of(spans, checked_layout(**layout)))
+
+
+def texts(path: Path, **layout: Any) -> list[str]:
+    return [document.text for document in documents(path, **layout)]
+
+
+def refused(path: Path, code: str, *says: str, **layout: Any) -> None:
+    with pytest.raises(UsageError) as error:
+        texts(path, **layout)
+    told = f"{error.value.what} {error.value.hint}"
+    assert error.value.code == code, told
+    assert [words for words in says if words not in told] == [], told
