@@ -635,12 +635,17 @@ def read_event(event: str, data: Mapping[str, Any]) -> JournalEvent:
     """Return what a line tells, by JSON's own types: "5" is no number. ValidationError where it is not understood."""
     kind, data = class_of(event, data), as_today(event, data)
     try:
-        return kind.model_validate_json(json.dumps(data), strict=True)
+        return kind.model_validate_json(_as_text(data), strict=True)
     except ValidationError as error:
         wrong = {fault["loc"][0] if fault["loc"] else "" for fault in error.errors(include_url=False)}
         if wrong & (_OF_MONEY | _needed(kind)) or not wrong <= kind.model_fields.keys():
             raise
-    return kind.model_validate_json(json.dumps({key: data[key] for key in data if key not in wrong}), strict=True)
+    return kind.model_validate_json(_as_text({key: data[key] for key in data if key not in wrong}), strict=True)
+
+
+def _as_text(data: Mapping[str, Any]) -> bytes:
+    """Return the data as JSON; half a surrogate pair, which no journal of ours has, is a question mark."""
+    return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def as_today(event: str, data: Mapping[str, Any]) -> Mapping[str, Any]:

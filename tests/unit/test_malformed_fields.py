@@ -19,7 +19,7 @@ from tests.unit.ledger_samples import CloudRun, Note, chain_anew, finished_run
 
 Records = list[dict[str, Any]]
 LEFT_OUT = object()
-ODD = ("x", "5", None, 1e300, {}, [], LEFT_OUT)
+ODD = ("x", "5", "\ud800", None, 1e300, {}, [], LEFT_OUT)
 
 
 @pytest.fixture
