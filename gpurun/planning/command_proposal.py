@@ -83,8 +83,8 @@ class CommandProposal(Proposal):
             raise UsageError("gpu.missing", "Nobody knows which GPU a command of your own needs.", hint=hint)
         return parse_gpu("1xA100") if self.request.gpu.is_any and not place.is_rented else self.request.gpu
 
-    def prepare(self) -> DataSummary:
-        """See `Proposal.prepare`."""
+    def prepared_data(self) -> DataSummary:
+        """See `Proposal.prepared_data`."""
         return self._data
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
@@ -124,8 +124,8 @@ class CommandProposal(Proposal):
             command=self.command,
         )
 
-    def checked(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.checked`."""
+    def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
+        """See `Proposal.completed`."""
         notes = (*self._uploaded.notes, *_notes(self.command, self.request, place.mode))
         warnings = (*self._uploaded.warnings, *_spot_warning(self.command, self.request))
         return plan.told(*notes, *_earlier_runs(self.command, self.desk.home), warnings=warnings)

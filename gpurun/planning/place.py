@@ -78,7 +78,7 @@ class Place:
         """Return what there is for a need, asked of it now; None where the packaged catalogue stands for it."""
         raise NotImplementedError
 
-    def still(self, market: Market | None, need: GpuNeed) -> Market | None:
+    def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
         """Return the offers as they are now that a while has passed."""
         return market
 
@@ -90,7 +90,7 @@ class Place:
         """Return the choices with what the place has settled of them."""
         return choices
 
-    def said_of(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
+    def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
         """Return what should be known about the place before this is taken."""
         return self.warnings
 
@@ -238,13 +238,13 @@ class Clouds(Place):
             return None
         return market
 
-    def still(self, market: Market | None, need: GpuNeed) -> Market | None:
-        """See `Place.still`: they are asked again only where preparing took so long that their prices are old."""
+    def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
+        """See `Place.market_again`: they are asked again only where preparing took so long that prices are old."""
         is_old = self.desk.clock.monotonic() - self._read_mono > PRICES_HOLD_S
         return self.market(need) if is_old and not self.is_shown else market
 
-    def said_of(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
-        """See `Place.said_of`: clocks that are wrong, a key that ends before the lease, and where keys are sent."""
+    def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
+        """See `Place.warnings_for`: clocks that are wrong, a key that ends before the lease, where keys are sent."""
         told = [*self.warnings, *(market.warnings if market else ())]
         if market is not None and chosen.lease is not None and not self.is_shown:
             until_wall = self.desk.clock.wall() + chosen.lease.total_s + chosen.lease.kill_allowance_s

@@ -56,27 +56,27 @@ class Proposal(ABC):
         """Return the offer to take, and the quote that shows it; a NoOffer says what would do where there is none."""
 
     @abstractmethod
-    def prepare(self) -> DataSummary:
+    def prepared_data(self) -> DataSummary:
         """Return the data of the job, made or checked here; UsageError where it cannot be."""
 
     @abstractmethod
     def job(self, data: DataSummary) -> Job:
         """Return the job itself, on its data."""
 
-    def demand(self, place: Place) -> None:  # noqa: B027 - a job may have nothing to refuse
+    def refuse_impossible(self, place: Place) -> None:  # noqa: B027 - a job may have nothing to refuse
         """Raise a UsageError for what could be run nowhere, before anybody is asked for offers."""
 
-    def known(self) -> DataSummary | None:
+    def known_data(self) -> DataSummary | None:
         """Return what can be said of the data without preparing it; None where it is only spoken of."""
-        return self.prepare()
+        return self.prepared_data()
 
-    def beside(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Return the offers of the run that a rehearsal stands for, and what should be said of them."""
         return (), ()
 
-    def spoken_of(self, quote: Quote) -> DataSummary:
+    def described_data(self, quote: Quote) -> DataSummary:
         """Return the data as a plan shows it that has none prepared."""
-        return self.prepare()
+        return self.prepared_data()
 
     def processes(self, chosen: Candidate, place: Place) -> int:
         """Return how many processes run there."""
@@ -86,7 +86,7 @@ class Proposal(ABC):
         """Return the choices with what a machine there needs for the job, and what should be said of that."""
         return self.request.choices, ()
 
-    def checked(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
+    def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """Return the plan with all that the job's own kind has to say of it; an error where it cannot be.
 
         `chosen` is the candidate with what a plan's file does not have, as how far it gets.
@@ -101,19 +101,19 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     """
     request, desk = proposal.request, proposal.desk
     place = place_of(request, desk, joins_nodes=proposal.joins_nodes, is_shown=not need_data)
-    proposal.demand(place)
+    proposal.refuse_impossible(place)
     need = proposal.need(place)
     market = place.market(need)
     if place.is_rented and need_data:  # Every reason to refuse comes before the shards are prepared.
         proposal.choose(proposal.quote(place, market, None), place)
-    data = proposal.prepare() if need_data or not place.is_rented else proposal.known()
-    market = place.still(market, need)
+    data = proposal.prepared_data() if need_data or not place.is_rented else proposal.known_data()
+    market = place.market_again(market, need)
     chosen, quote = proposal.choose(proposal.quote(place, market, data), place)
-    shown = data or proposal.spoken_of(quote)
+    shown = data or proposal.described_data(quote)
     job = proposal.job(shown)
     chosen = place.lease_rules(chosen, job)
-    choices, fitted = proposal.choices(place)
-    offered, told = proposal.beside()
+    choices, outfit_notes = proposal.choices(place)
+    paid_offers, paid_notes = proposal.paid_form()
     silent = tuple(f"{name} could not be asked: {why}" for name, why in market.silent) if market else ()
     plan = Plan(
         run=desk.run,
@@ -123,13 +123,13 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
         chosen=chosen.model_copy(update={**_BARE, "expected_micros": chosen.expected_micros or usd(0)}),
         cap_micros=request.max_cost_micros,
         cap_from=request.cap_from,
-        candidates=quote.candidates if place.is_rented else offered,
+        candidates=quote.candidates if place.is_rented else paid_offers,
         data=shown,
         bundle_sha256="",
         ship_files=0,
         ship_bytes=quote.load.ship_bytes,
-        notes=(*quote.notes, *fitted, *place.notes, *told),
-        warnings=(*silent, *place.said_of(chosen, market), *([proposal.damage] if proposal.damage else ())),
+        notes=(*quote.notes, *outfit_notes, *place.notes, *paid_notes),
+        warnings=(*silent, *place.warnings_for(chosen, market), *([proposal.damage] if proposal.damage else ())),
         choices=place.choices(choices),
         uplink=proposal.uplink,
         box=place.box,
@@ -138,7 +138,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     )
     if need_data or not place.is_rented:
         plan = with_bundle(plan, desk.home, desk.clock)
-    return proposal.checked(plan, chosen, place)
+    return proposal.completed(plan, chosen, place)
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:

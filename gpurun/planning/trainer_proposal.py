@@ -100,8 +100,8 @@ class TrainerProposal(Proposal):
         """See `Proposal.need`: those that were asked for, or those that the recipe is written for."""
         return need_of(self.request, self.resolved, is_rented=place.is_rented)
 
-    def demand(self, place: Place) -> None:
-        """See `Proposal.demand`: shards that are nowhere cannot be shipped."""
+    def refuse_impossible(self, place: Place) -> None:
+        """See `Proposal.refuse_impossible`: shards that are nowhere cannot be shipped."""
         source = self.resolved.tables.data.source
         is_nowhere = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
         if place.is_rented and not place.is_shown and is_nowhere:
@@ -131,24 +131,24 @@ class TrainerProposal(Proposal):
         told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
         return chosen, replace(every, notes=(*every.notes, told))
 
-    def prepare(self) -> DataSummary:
+    def prepared_data(self) -> DataSummary:
         """Return the shards, prepared or checked, with weights to start or go on from and what --warm finds."""
         from gpurun.planning.shards import shards_of
 
         return shards_of(self.request, self.resolved, self.desk)
 
-    def known(self) -> DataSummary | None:
+    def known_data(self) -> DataSummary | None:
         """Return what the hub says of a public set that --data names; UsageError where it has none of that name."""
         from gpurun.planning.shards import prepared_shards
 
         is_public = self.request.data is not None and public_shards(self.request, self.resolved.tables.data.source)
         return prepared_shards(self.request, self.resolved, self.desk) if is_public else None
 
-    def spoken_of(self, quoted: Quote) -> DataSummary:
-        """See `Proposal.spoken_of`."""
+    def described_data(self, quoted: Quote) -> DataSummary:
+        """See `Proposal.described_data`."""
         return not_prepared(self.request, self.resolved, quoted.load.ship_bytes)
 
-    def beside(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+    def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Return the offers for the paid run; --set may suit the rehearsal, and not what would be paid for."""
         request = self.request
         if request.mode is not Mode.REHEARSAL or self._begins_at_rehearsal():
@@ -190,8 +190,8 @@ class TrainerProposal(Proposal):
             return self.request.choices, ()
         return outfitted(self.resolved.tables, self.request.choices, is_outfitted=place.is_outfitted)
 
-    def checked(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.checked`; a UsageError for memory or a disk that certainly does not do."""
+    def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
+        """See `Proposal.completed`; a UsageError for memory or a disk that certainly does not do."""
         if place.is_rented:
             if small := _small_disk(plan, self.resolved):
                 if not place.is_shown:

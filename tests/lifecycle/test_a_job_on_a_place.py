@@ -81,7 +81,7 @@ class PrimesProposal(Proposal):
     def need(self, place: Place) -> GpuNeed:
         return GpuNeed(count=0, name="cpu")
 
-    def prepare(self) -> DataSummary:
+    def prepared_data(self) -> DataSummary:
         return DataSummary(folder="", bytes=0, sha256="", source="no data")
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
