@@ -13,10 +13,14 @@ import pytest
 from gpurun.core.errors import ExitCode, MayBeBilling
 from gpurun.core.journal_records import Event
 from gpurun.core.records import Instance
+from tests.clouds import every_cloud_in_trouble
 from tests.clouds.every_cloud_in_trouble import (
     Rental,
 )
 from tests.lifecycle.scripted_cloud import LEASE, Killed
+
+account = every_cloud_in_trouble.account
+rental = every_cloud_in_trouble.rental
 
 # The SDK takes seconds to read its own description of EC2.
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,6 @@ class Instance:
 
 
 FREE = EgressBudget(RunFolder(Path("nowhere")), None, 1)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[RunFolder]:
-    before = threading.active_count()
-    (tmp_path / "run").mkdir()
-    yield RunFolder(tmp_path / "run")
-    assert threading.active_count() <= before, "no thread outlives the watch"
 
 
 def until(true: Callable[[], Any]) -> None:

@@ -6,17 +6,9 @@ import base64
 import json
 from typing import Any
 
-import pytest
-
 from gpurun.core.journal_records import Phase
-from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
 from tests.lifecycle.scripted_cloud import World
-
-
-@pytest.fixture
-def world(own: Home) -> World:
-    return World(own)
 
 
 def receipt_of(world: World) -> dict[str, Any]:

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
-
-from gpurun.core.paths import Home
 from gpurun.core.records import Order
 from tests.lifecycle.scripted_cloud import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(Home(tmp_path / "home"))
 
 
 def beside(world: World, *, billed: bool) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from gpurun.core.errors import ExitCode, MayBeBilling
 from gpurun.core.orphans import Orphan
@@ -14,11 +11,6 @@ from gpurun.core.paths import Home
 from gpurun.lifecycle.reaper import sweep
 from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import World
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(Home(tmp_path))
 
 
 def supervised(world: World) -> Callable[[], ExitCode]:

@@ -16,6 +16,7 @@ import pytest
 
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home
 from gpurun.ledger.runs import look
 from gpurun.lifecycle.artifacts.downloader import STUCK_S
 from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
@@ -27,6 +28,12 @@ from tests.lifecycle import scripted_cloud
 from tests.lifecycle.bringing import collected
 from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.scripted_cloud import LEASE, SPARE, WEIGHTS, World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
 
 BEST, LATEST, OPTIMIZER = (name for name, _, _ in WEIGHTS)
 FULL = StoreFull("collect.disk_full", "There is no room for it.", hint="Free some space.")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,15 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest
 from gpurun.remote.resumable_file import notes_of
 from tests.lifecycle.early import FREE, Instance, at_home, until
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    before = threading.active_count()
+    (tmp_path / "run").mkdir()
+    yield RunFolder(tmp_path / "run")
+    assert threading.active_count() <= before, "no thread outlives the watch"
+
 
 LINE = b'{"kind": "checkpoint", "step": 1}\n'
 TOLD = EventLines().take(LINE)

@@ -30,6 +30,12 @@ from tests.emulators.fake import Box
 from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.scripted_cloud import LEASE, World
 
+
+@pytest.fixture
+def world(own: Home) -> World:
+    return World(own)
+
+
 REVOKED = SetupError("key.revoked", "The key is not accepted any more.", hint="Make a new one.")
 SILENT = Unknown("504 Gateway Timeout")
 GONE, RUNNING = InstanceState.GONE, InstanceState.RUNNING

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -15,6 +16,7 @@ from gpurun.cli.unfinished import note_unfinished
 from gpurun.core.errors import ExitCode, SetupError
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.money import format_usd, times, usd
+from gpurun.core.paths import Home
 from gpurun.core.records import Instance
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import Journal
@@ -25,9 +27,17 @@ from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
 from tests.emulators.fake import Fault
 from tests.lifecycle.late import codes
-from tests.lifecycle.never_gives_up import supervised
+from tests.lifecycle.never_gives_up import late_machine, supervised
 from tests.lifecycle.scripted_cloud import Killed, ScriptedCloud, World
 from tests.unit.ledger_samples import chain_anew
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """Absence was believed after two minutes; the machine shows after three, once the second attempt has trained."""
+    world = World(Home(tmp_path))
+    late_machine(world)
+    return world
 
 
 def with_cap_for(world: World, machines: int) -> None:

@@ -22,6 +22,12 @@ from tests.lifecycle.faults import kept
 from tests.lifecycle.matrix_destroy import beside
 from tests.lifecycle.scripted_cloud import World
 
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path / "home"))
+
+
 GONE, STOPPED = InstanceState.GONE, InstanceState.STOPPED
 
 

@@ -33,6 +33,11 @@ from tests.lifecycle.never_gives_up import killed_and_overdue, late_machine, sup
 from tests.lifecycle.scripted_cloud import LEASE, World
 
 
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Home(tmp_path))
+
+
 def test_a_provider_that_hears_nothing_for_half_an_hour_is_asked_until_it_does(world: World) -> None:
     world.cloud.deaf_destroys = 60
     began_s = world.clock.monotonic()

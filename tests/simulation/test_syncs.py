@@ -17,7 +17,10 @@ from gpurun.ledger.fsync import append_durably, require_durable
 from gpurun.ledger.journal import GENESIS, Journal
 from gpurun.ledger.signing import load_signer
 from tests.lifecycle.tiny_runs import make_run
+from tests.simulation import syncs
 from tests.simulation.syncs import needs_proc
+
+story = syncs.story
 
 
 @needs_proc

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.trainer import generate
 from tests.trainer.generate import TOKENS, write_state
 from tests.trainer.tiny_training import MODEL
 from trainer.checkpoint import write_tensors
@@ -20,6 +21,8 @@ from trainer.model import GPT
 from trainer.recipe import ModelConfig
 from trainer.shards import Tokenizer
 from trainer.tokenizer import sha256_of_tokens
+
+weights = generate.weights
 
 
 def ask(weights: Path, capsys: pytest.CaptureFixture[str], *options: str, place: Path | None = None) -> tuple[int, str]:

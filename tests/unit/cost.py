@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpurun.core.journal_records import Event
-from gpurun.core.paths import Home
 from gpurun.core.records import digest_of
 from gpurun.ledger.audit import audit
 from gpurun.ledger.write_receipt import read_receipt
 from tests.unit.ledger_samples import CloudRun
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> CloudRun:
-    return CloudRun(Home(tmp_path / "home").prepare())
 
 
 def dies(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,20 @@ from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.prepare import Begun, finish, prepare
 from gpurun.data.shard_folder import inspect
 from gpurun.data.workers import demand_executor
-from tests.unit.executors import begun_of, content, order, steps
+from tests.unit.executors import WORDS, begun_of, content, order, steps
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Four files of rows, some rows twice."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number in range(4):
+        with open(folder / f"{number}.jsonl", "w") as file:
+            for seed in range(number * 40, number * 40 + 50):
+                text = " ".join(random.Random(seed).choices(WORDS, k=200))
+                file.write(json.dumps({"text": text, "url": f"https://example.org/{seed}"}) + "\n")
+    return folder
 
 
 @pytest.fixture(autouse=True)
