@@ -21,10 +21,8 @@ def test_every_import_names_a_module_that_there_is() -> None:
 
 
 def test_no_test_module_imports_another() -> None:
+    line = re.compile(r"^\s*(from|import) tests\.[a-z_.]*\btest_\w+", re.MULTILINE)
     crossed = [
-        f"{source.at(node)}: {name}"
-        for source in sources("tests")
-        for node, name in imports(source)
-        if re.match(r"tests\..*\btest_\w+\.", name)
+        f"{source.path}: {found[0].strip()}" for source in sources("tests") for found in line.finditer(source.text)
     ]
     assert not crossed, "\n".join(crossed)
