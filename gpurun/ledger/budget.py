@@ -72,17 +72,19 @@ class Budget(ABC):
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
         """Return what is said where the limit does not leave what an asking may cost."""
 
-    def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> None:
-        """Set aside what an asking may cost until then; asked again with the same token it is held once.
+    def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> bool:
+        """Set aside what an asking may cost until then, and return whether this is new: a token is held once.
 
-        NoOffer, with what holds the money, where the limit does not leave so much. Nothing is held then.
+        NoOffer, with what holds the money, where the limit does not leave so much. Nothing is changed then.
         """
         limit = self.limit()
         with self._entries() as entries:
             others = [held for name, held in entries.items() if name != token]
             if limit is not None and total(worst, *(held.micros for held in others)) > limit:
                 raise self.refusal(limit, worst, others)
+            is_new = token not in entries
             entries[token] = Held(who=who, micros=worst, until_wall=until_wall)
+            return is_new
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
         """Put what an asking has cost in the place of what was held for it; one that cost nothing is forgotten."""
@@ -162,13 +164,18 @@ class Budgets:
         self._budgets = sorted(budgets, key=lambda budget: budget.name)
 
     def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> None:
-        """Hold it in each, in one order; where one refuses, what the others held for this asking alone is let go."""
-        for place, budget in enumerate(self._budgets):
+        """Hold it in each, in one order; where one refuses, what was held just now is let go.
+
+        What an earlier life of the supervisor held stays: that may have been asked for.
+        """
+        new: list[Budget] = []
+        for budget in self._budgets:
             try:
-                budget.hold(token, who, worst, until_wall)
+                if budget.hold(token, who, worst, until_wall):
+                    new.append(budget)
             except GpurunError:
-                for earlier in self._budgets[:place]:
-                    earlier.settle(token, Micros(0))
+                for held in new:
+                    held.settle(token, Micros(0))
                 raise
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:

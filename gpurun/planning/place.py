@@ -6,6 +6,7 @@ A place is asked for offers once, says by which rules a lease holds there, and h
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,7 +44,7 @@ class Desk:
     say: Callable[[str], None]
 
 
-class Place:
+class Place(ABC):
     """One kind of place, for a request.
 
     `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `is_shown`:
@@ -74,9 +75,9 @@ class Place:
         """Return how many cores train where there is no GPU."""
         return os.cpu_count() or 1
 
+    @abstractmethod
     def market(self, need: GpuNeed) -> Market | None:
         """Return what there is for a need, asked of it now; None where the packaged catalogue stands for it."""
-        raise NotImplementedError
 
     def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
         """Return the offers as they are now that a while has passed."""
@@ -94,7 +95,8 @@ class Place:
         """Return what should be known about the place before this is taken."""
         return self.warnings
 
-    def _demand_cap(self) -> None:
+    def demand_cap(self) -> None:
+        """Raise a UsageError where a run that can spend money has no cap."""
         if self.request.max_cost_micros is None:
             raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
 
@@ -131,11 +133,11 @@ class OwnBox(Place):
             raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
         login, rate = parse_host(request.host), request.price_micros_per_hour or usd(0)
         if rate:
-            self._demand_cap()
+            self.demand_cap()
         box = SshBox(login.host, login.port, login.user, rate, need)
         (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(box.need, _nearest_rows(box.need))
-        self.box, told = reached(request, login, desk.home, desk.clock)
-        self.notes = tuple(told)
+        self.box, notes = reached(request, login, desk.home, desk.clock)
+        self.notes = tuple(notes)
         self.warnings = ("To shut the box down is yours; nothing here can.",)
         if not rate:
             self.warnings += ("No --price-per-hour was given: it is counted as free, and no cap holds.",)
@@ -161,7 +163,7 @@ class OwnCluster(Place):
         desk = self.desk
         cluster = cluster_of(load_clusters(desk.home), self.request.choices.region)
         if cluster.price_per_gpu_hour:
-            self._demand_cap()
+            self.demand_cap()
         provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
         try:
             self._partition = provider.partition()
@@ -221,10 +223,10 @@ class Clouds(Place):
 
     def market(self, need: GpuNeed) -> Market | None:
         """See `Place.market`."""
-        named = [name for name in CLOUDS if not self.request.providers or name in self.request.providers]
-        ready = [name for name in named if name in ready_providers(self.desk.home)]
+        wanted = self.request.providers or CLOUDS
+        ready = [name for name in ready_providers(self.desk.home) if name in wanted]
         if not self.is_shown:
-            self._demand_cap()
+            self.demand_cap()
             self._demand_keys(ready)
         self._names = ready
         if not ready:
@@ -245,11 +247,11 @@ class Clouds(Place):
 
     def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
         """See `Place.warnings_for`: clocks that are wrong, a key that ends before the lease, where keys are sent."""
-        told = [*self.warnings, *(market.warnings if market else ())]
+        warnings = [*self.warnings, *(market.warnings if market else ())]
         if market is not None and chosen.lease is not None and not self.is_shown:
             until_wall = self.desk.clock.wall() + chosen.lease.total_s + chosen.lease.kill_allowance_s
-            told += key_warning(market, chosen.offer.provider, until_wall)
-        return (*told, *_diverted(self._names))
+            warnings += key_warning(market, chosen.offer.provider, until_wall)
+        return (*warnings, *_diverted(self._names))
 
     def _demand_keys(self, ready: list[str]) -> None:
         """Raise a SetupError where a named cloud, or every one, has no key."""

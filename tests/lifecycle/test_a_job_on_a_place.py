@@ -62,9 +62,9 @@ class PrimesJob(Job):
 
     kind: ClassVar[str] = "primes"
     terms: ClassVar[JobTerms] = COMMAND
-    disk_gb: ClassVar[int] = 1  # type: ignore[misc]
-    home_bytes: ClassVar[int] = 1_000_000  # type: ignore[misc]
-    save_s: ClassVar[int] = 5  # type: ignore[misc]
+    disk_gb: ClassVar[int] = 1
+    home_bytes: ClassVar[int] = 1_000_000
+    save_s: ClassVar[int] = 5
 
     most: int
 
@@ -127,7 +127,7 @@ class MoonPlace(Place):
     is_rented = True
 
     def market(self, need: GpuNeed) -> Market:
-        self._demand_cap()
+        self.demand_cap()
         found = MoonProvider(self.desk.home, self.desk.clock).offers(need, ())
         return Market(tuple(found), (), self.desk.clock.wall(), ("moon",))
 

@@ -116,5 +116,8 @@ def test_a_rental_is_held_in_every_budget_or_in_none(home: Home, clock: VirtualC
     with pytest.raises(NoOffer):
         both.hold("b", "owl-07", usd(3), clock.wall() + 60)
     assert (month.left(), week.left()) == (usd(42), usd(2)), "what the month held for it is let go"
+    with pytest.raises(NoOffer):
+        both.hold("a", "fox-41", usd(11), clock.wall() + 60)
+    assert (month.left(), week.left()) == (usd(39), usd(2)), "what was held before may have been asked for"
     both.settle("a", usd(1))
     assert (month.left(), week.left()) == (usd(49), usd(9))

@@ -31,8 +31,9 @@ def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> R
         "data": request.data or before.data,
         **on_the_same_place(request, before, usual),
     }
+    # A rehearsal is here, where nothing of the other machine's outfit is installed.
     choices = request.choices if request.dry_run else filled.get("choices", request.choices)
-    filled["choices"] = choices.with_limits_of(before.choices)  # Nothing is installed on this machine.
+    filled["choices"] = choices.with_limits_of(before.choices)
     return request.model_copy(update=filled)
 
 
