@@ -127,7 +127,8 @@ def clouds(monkeypatch: pytest.MonkeyPatch, own_home: Path, tmp_path: Path) -> I
     """Two emulated clouds, a home with a run in it, and a folder of text to train on."""
     monkeypatch.setattr("gpurun.providers.runpod.graphql.is_installed", lambda: False)
     (tmp_path / "cwd").mkdir()
-    (tmp_path / "cwd" / "text.txt").write_text("to be or not to be.\n" * 2000)
+    lines = (f"{number} times to be or not to be.\n" for number in range(4000))
+    (tmp_path / "cwd" / "text.txt").write_text("".join(lines))
     monkeypatch.chdir(tmp_path / "cwd")
     for name, value in AWS.items():
         monkeypatch.setenv(name, value)
