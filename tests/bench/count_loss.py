@@ -99,11 +99,11 @@ def of_our_loss(*, compiled: bool, tokens: int = TOKENS) -> Traffic:
         seen.add(_size((sums, grad, part, sums)))  # On a card it is a product that adds by itself.
 
     if compiled:
-        chunk = min(tokens, loss._chunk_tokens(ROWS * BF16.itemsize, BF16))
+        chunk = min(tokens, loss._chunk_tokens(ROWS * BF16.itemsize, BF16, loss.CARD_BYTES))
         assert tokens % chunk == 0
         known[chunk] = counted_by_the_compiler(lambda: _one_chunk(chunk))
     as_on_a_card = {"_compiled": lambda: kernel, "_add_product": add_product}
-    as_on_a_card |= {} if compiled else {"CHUNK_BYTES": loss.EAGER_BYTES}
+    as_on_a_card |= {"CHUNK_BYTES": loss.CARD_BYTES if compiled else loss.EAGER_BYTES}
     with mock.patch.multiple(loss, **as_on_a_card), FakeTensorMode():
         hidden, weight = (torch.empty(count, WIDTH, requires_grad=True) for count in (tokens, ROWS))
         targets = torch.empty(tokens, dtype=torch.int64)

@@ -3,9 +3,8 @@
 Memory is memory.py's. Speed is a prior, hence a range; `Estimate.basis` says what it rests on. Where a run of this kind
 was published for such cards, what to expect of our own loop follows from it by count. GPT-2 124M on 9.9 billion tokens
 takes llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence
-56 %, 321 ms a step; plain PyTorch takes 148 ms on eight H100 SXM, 38 % (modded-nanogpt's track 3). Our loss moves 15.6
-GB more in each step (tests/bench/count_loss.py: at 1.65 and 2.8 TB/s 9.5 and 5.6 ms) and saves the memory of whole
-logits; a block at a time compiled runs at 0.98x (tests/bench/bench_compile.py, on a CPU). Hence 53 % and 36 %.
+56 %, 321 ms a step; plain PyTorch takes 148 ms on eight H100 SXM, 38 % (modded-nanogpt's track 3). On one H200 our loop
+is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 % to 45 % (docs/dev/BENCHMARKS.md). Hence 55 %, 38 % and 43 %.
 FLOPs a token are 6 N + 12 L C T: N the parameters that are multiplied with (all but the positions, a tied head counted
 once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole. A layer
 of an encoder-decoder has three attentions, hence 36 L C T; its sentences are counted as long as the context, all.
@@ -38,8 +37,8 @@ NO_PRIORS = Priors()
 CORE_FLOPS = (5e9, 60e9)
 CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever the model.
 GPU_STEP_S = (0.001, 0.005)  # One optimiser step's overhead on a GPU.
-START_S = (10.0, 40.0)  # Importing torch, opening the data, the first step.
-COMPILE_S = (30.0, 120.0)
+START_S = (7.0, 40.0)  # Importing torch, opening the data, the first step.
+COMPILE_S = (8.0, 60.0)  # 8 s with 16 cores, on one H200.
 # Of the speed that torch.compile gives, which the cards' shares rest on: nanoGPT's README has 135 ms for 250 at 124M.
 EAGER_SHARE = (0.45, 0.75)
 NODES_SCALING = (0.7, 0.95)

@@ -18,7 +18,8 @@ from gpurun.core.records import Offer
 from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, padded_vocab, parameters_of
 
 CHUNK_BYTES = 2**28  # The trainer's own loss holds so much of fp32 logits at once,
-EAGER_BYTES = 2**31  # or so much, where a card launches each of its operations by itself.
+CARD_BYTES = 2**30  # on a card that compiles it so much,
+EAGER_BYTES = 2**31  # or so much, where the card launches each of its operations by itself.
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,15 @@ class Way:
     """How a model is trained, as far as memory knows: what `way_of` reads from a recipe and an offer.
 
     `half` computes in 16 bits; `fused` is a card's attention, which has dropout too (a CPU's has not); `chunked` is
-    the trainer's own loss, `eager` on a card that compiles nothing; `muon` moves the matrices in the blocks with one
-    moment; `gradient` is there already when a forward begins (a step in portions, or replicas); of `shards` processes
-    each holds its part.
+    the trainer's own loss, on a card `compiled` or `eager`; `muon` moves the matrices in the blocks with one moment;
+    `gradient` is there already when a forward begins (a step in portions, or replicas); of `shards` processes each
+    holds its part.
     """
 
     half: bool = True
     fused: bool = True
     chunked: bool = True
+    compiled: bool = False
     eager: bool = False
     muon: bool = False
     gradient: bool = False
@@ -197,7 +199,8 @@ def _loss_bytes(model: ModelConfig, tokens: int, vocab: int, way: Way) -> int:
         # Log-softmax in fp32 4, its gradient 4 and in 16 bits 2, 16-bit logits 2 (in fp32 12 too); or, of few tokens,
         # what is left of them when the head's own gradient is made.
         return max(12 * tokens * vocab + 2 * head, 6 * tokens * vocab + (8 if model.tied else 6) * head)
-    most, each = EAGER_BYTES if way.eager else CHUNK_BYTES, (16 if model.softcap else 4) * vocab
+    most = EAGER_BYTES if way.eager else CARD_BYTES if way.compiled else CHUNK_BYTES
+    each = (16 if model.softcap else 4) * vocab
     chunk = min(tokens, 1 << max(0, (most // each).bit_length() - 1))
     capping = 12 * chunk * vocab if model.softcap else 0  # Logits in fp32, over the cap, and its curve.
     if not way.half:
@@ -286,8 +289,11 @@ def _way(recipe: ResolvedRecipe, offer: Offer, *, gradient: bool, shards: int) -
     train, on_card = recipe.tables.train, bool(offer.gpu_count)
     half = train.precision != "fp32" if on_card else train.precision in ("bf16", "fp16")
     muon, chunked = recipe.tables.optim.kind == "muon", train.loop == "own"
-    eager = on_card and not train.compile
-    return Way(half=half, fused=on_card, chunked=chunked, eager=eager, muon=muon, gradient=gradient, shards=shards)
+    compiled, eager = on_card and train.compile, on_card and not train.compile
+    return Way(
+        half=half, fused=on_card, chunked=chunked, compiled=compiled, eager=eager, muon=muon, gradient=gradient,
+        shards=shards,
+    )  # fmt: skip
 
 
 def peak_on(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> int:
