@@ -43,6 +43,10 @@ from trainer.tokenizer import (
 __all__ = ["export_hf", "export_lab", "main"]
 
 LAB_FILE = "mini_gpt2_checkpoint.pt"
+LAB_PARTS = {
+    "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln2": "ln_2", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj",
+}  # fmt: skip
+"""The course's names of a block's parts, and ours, in the course's order."""
 
 
 @dataclass(frozen=True)
@@ -93,26 +97,50 @@ def export_hf(
 def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None) -> list[str]:
     """The same with the course's own file in the folder, which `torch.load` reads with `weights_only=True`.
 
-    It holds weights by the names of trainer/model.py, the shape in `config`, the alphabet in `stoi` and `itos`.
+    It holds weights by the course's names, the shape in `config`, the alphabet in `stoi` and `itos`.
     """
     trained = _read(checkpoint.resolve(), data, recipe)
-    model, state = trained.model, trained.state
-    if (name := state["recipe"]["data"]["tokenizer"]) != "char":
+    model = trained.model
+    if (name := trained.state["recipe"]["data"]["tokenizer"]) != "char":
         raise Refused(f'the course\'s file has a token for each character, and this model has those of "{name}"')
-    rows, characters = len(trained.tokens), [token.decode("utf-8") for token in trained.tokens]
-    weights = {
-        name: (tensor[:rows] if name in ("wte.weight", "lm_head.weight", "lm_head.bias") else tensor).clone()
-        for name, tensor in trained.tensors.items()
-    }
-    shape = {"vocab_size": rows, "block_size": model.context, "n_layer": model.layers, "n_head": model.heads}
+    characters = [token.decode("utf-8") for token in trained.tokens]
+    shape = {"vocab_size": len(characters), "block_size": model.context, "n_layer": model.layers}
     record = {
-        "model_state_dict": weights,
-        "config": {**shape, "n_embd": model.width, "dropout": model.dropout, "bias": model.bias, "tied": model.tied},
+        "model_state": _lab_tensors(trained),
+        "config": {**shape, "n_head": model.heads, "n_embd": model.width, "dropout": model.dropout},
         "stoi": {character: index for index, character in enumerate(characters)},
         "itos": dict(enumerate(characters)),
-        **{key: state.get(key) for key in ("step", "loss", "val_loss")},
     }
     return _filled(folder, lambda staged: torch.save(record, staged / LAB_FILE))
+
+
+def _lab_tensors(trained: _Trained) -> dict[str, Tensor]:
+    """Return the tensors in the course's order and by its names: all biases, a mask a block, a head of its own."""
+    model, rows = trained.model, len(trained.tokens)
+    mask = torch.tril(torch.ones(model.context, model.context)).view(1, 1, model.context, model.context)
+    made: dict[str, Tensor] = {}
+
+    def put(name: str, ours: str) -> None:
+        weight = trained.tensors[f"{ours}.weight"]
+        made[f"{name}.weight"] = (weight[:rows] if ours in ("wte", "lm_head") else weight).clone()
+        if ours not in ("wte", "wpe"):
+            bias = trained.tensors.get(f"{ours}.bias")
+            made[f"{name}.bias"] = torch.zeros(len(made[f"{name}.weight"])) if bias is None else bias.clone()
+
+    put("token_emb", "wte")
+    put("pos_emb", "wpe")
+    for layer in range(model.layers):
+        theirs, ours = f"blocks.{layer}", f"h.{layer}"
+        put(f"{theirs}.ln1", f"{ours}.ln_1")
+        made[f"{theirs}.attn.mask"] = mask.clone()
+        for name, own_name in LAB_PARTS.items():
+            put(f"{theirs}.{name}", f"{ours}.{own_name}")
+    put("ln_f", "ln_f")
+    if model.tied:
+        made["lm_head.weight"], made["lm_head.bias"] = made["token_emb.weight"].clone(), torch.zeros(rows)
+    else:
+        put("lm_head", "lm_head")
+    return made
 
 
 def export_other(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from gpurun.data.bpe import train_bpe
 from tests.trainer.tiny_training import Train, manifest, recipe_record, write_data
@@ -127,25 +129,67 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
         load_weights(again, tmp_path / "hf", tokenizer_sha256="0" * 64)
 
 
-def test_the_courses_file_has_no_code_and_gives_the_same_logits(tmp_path: Path, data: Path) -> None:
+class CourseBlock(nn.Module):
+    """A block as the course's page names its parts."""
+
+    def __init__(self, width: int, heads: int, context: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.Module()
+        self.attn.qkv, self.attn.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.attn.register_buffer("mask", torch.zeros(1, 1, context, context))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        parts = self.attn.qkv(self.ln1(x)).chunk(3, dim=-1)
+        q, k, v = (part.view(batch, time, self.heads, -1).transpose(1, 2) for part in parts)
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(width // self.heads)
+        scores = scores.masked_fill(self.attn.mask[:, :, :time, :time] == 0, -math.inf)
+        x = x + self.attn.proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, time, width))
+        return x + self.mlp(self.ln2(x))
+
+
+class CourseGPT(nn.Module):
+    """A model as the course's page names its parts; it shares nothing with the trainer's."""
+
+    def __init__(self, vocab_size: int, block_size: int, n_layer: int, n_head: int, n_embd: int) -> None:
+        super().__init__()
+        self.token_emb, self.pos_emb = nn.Embedding(vocab_size, n_embd), nn.Embedding(block_size, n_embd)
+        self.blocks = nn.ModuleList(CourseBlock(n_embd, n_head, block_size) for _ in range(n_layer))
+        self.ln_f, self.lm_head = nn.LayerNorm(n_embd), nn.Linear(n_embd, vocab_size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.token_emb(ids) + self.pos_emb(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+
+@pytest.mark.parametrize("keys", [{}, {"bias": False}, {"tied": False}], ids=["gpt2", "no biases", "untied"])
+def test_the_courses_own_class_loads_its_file_and_gives_our_logits(
+    tmp_path: Path, data: Path, keys: dict[str, bool]
+) -> None:
     tokens = [base64.b64decode(token) for token in json.loads((data / "vocab.json").read_text())["tokens_b64"]]
-    weights, model = gpt2_checkpoint(tmp_path / "out", tokens, "char")
+    weights, model = gpt2_checkpoint(tmp_path / "out", tokens, "char", **keys)
     assert export_lab(weights, tmp_path / "lab", data=data) == [LAB_FILE]
     made = torch.load(tmp_path / "lab" / LAB_FILE, weights_only=True)
-    shape, rows = made["config"], len(tokens)
+    assert list(made) == ["model_state", "config", "stoi", "itos"]
     assert [made["itos"][made["stoi"][one]] for one in "the "] == list("the ")
-    names = {
-        "layers": "n_layer",
-        "heads": "n_head",
-        "width": "n_embd",
-        "context": "block_size",
-        "vocab_size": "vocab_size",
-    }
-    again = GPT(ModelConfig(**{ours: shape[theirs] for ours, theirs in names.items()})).eval()
-    again.load_state_dict(made["model_state_dict"])
+    again = CourseGPT(**{key: value for key, value in made["config"].items() if key != "dropout"})
+    assert set(made["model_state"]) == set(again.state_dict())
+    again.load_state_dict(made["model_state"], strict=True)
+    rows = len(tokens)
     ids, last = torch.arange(rows)[None] % 32, torch.tensor([rows - 1])
     with torch.no_grad():
-        assert torch.equal(again.next_token_logits(ids, last), model.next_token_logits(ids, last)[:, :rows])
+        wanted = model.next_token_logits(ids, last)[:, :rows]
+        assert torch.allclose(again(ids)[:, -1], wanted, atol=1e-5)
+    again.token_emb.weight.data.zero_()
+    assert again.lm_head.weight.any(), "the head is one of its own, not the embedding by another name"
+
+
+def test_a_model_of_words_has_no_course_file(tmp_path: Path) -> None:
     weights, _ = gpt2_checkpoint(tmp_path / "words")
     with pytest.raises(Refused, match="a token for each character"):
         export_lab(weights, tmp_path / "none")
