@@ -12,6 +12,8 @@ from gpurun.core.installed_files import page
 STDLIB, HUB = "stdlib", "hf:"
 BUILT_IN_PAIRS = ("copy", "english-german")
 """Sentence pairs that are made here: random letters to repeat, and 20,000 sentences by rule."""
+YOUR_TEXT = "your-text"
+"""What a recipe says that is made for a text of its user's."""
 BUILT_IN = (STDLIB, *BUILT_IN_PAIRS)
 """Sources that need no --data: text and parallel texts that are found or made here."""
 ON_THE_HUB = {
@@ -43,6 +45,8 @@ def missing_shards(source: str, recipe: str = "RECIPE") -> UsageError:
         f"Make the shards once, on this machine: gpurun data prepare {recipe} --out DIR; then add --data DIR. "
         f"To try the recipe now, add --dry-run. More of that: {page('DATA.md')}"
     )
+    if source == YOUR_TEXT:
+        hint = "The text is yours: add --data text.txt, of 230 characters or more. To try the recipe now: --dry-run."
     if any(Path(part).expanduser().exists() for part in source.split(",")):
         hint = f"data.source is a name; a text or shards of your own are named by --data {shlex.quote(source)}."
     return UsageError("data.missing", f"The recipe trains on {source}, and no --data was given.", hint=hint)

@@ -18,7 +18,7 @@ from gpurun.core.records import Offer, digest_of
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
-from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, demand_public_name
+from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, YOUR_TEXT, demand_public_name
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, known_override
 from gpurun.providers.catalog import terms_of
@@ -145,6 +145,9 @@ def load_for(
     load = _staged(load_of(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
     way = "pulled from the bucket" if request.choices.stage else f"sent from here ({uplink.words})"
     told = f"They are counted as {way}, in {format_duration(load.ship_s)}."
+    if source == YOUR_TEXT:
+        counted = f"Until one is named, {format_bytes(size)} are counted as {way}"
+        return load, (f"The recipe takes a text of yours: --data text.txt. {counted}.",)
     return load, (f"The shards of {source} (about {format_bytes(size)}) are not here yet. {told}",)
 
 

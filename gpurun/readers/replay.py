@@ -7,7 +7,7 @@ digits, and only what was measured to agree all the same is compared: docs/RECEI
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -26,10 +26,13 @@ from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.log_facts import digest_file
 from gpurun.readers.evidence.card import MOST_STATE_BYTES
 from gpurun.readers.weights import HomeCheckpoint, ask_trainer
+from gpurun.view.number_format import format_duration
 
 LIMIT_S = 900.0
 MOST_FLOPS = 2e13
 """What is trained again at most: minutes on two cores."""
+START_S, STEP_S, CPU_FLOPS = 5.0, 0.01, 4e10
+"""What a replay is expected to take: to begin, a step of the smallest model, and by its FLOPs; two cores, roughly."""
 FIRST_STEPS = 20
 """So many steps two kinds of processor stay together before chance parts them."""
 DRAWN = 3
@@ -56,6 +59,7 @@ class Sort(StrEnum):
 
 
 Said = tuple[Sort, str]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,18 @@ def with_replay(row: AuditRow, replayed: Replayed | None, *, is_required: bool =
 
 
 def replay_run(
-    folder: RunFolder, told: Mapping[str, Any], recipe: Mapping[str, Any], data: Path, *, limit_s: float = LIMIT_S
+    folder: RunFolder,
+    told: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    data: Path,
+    say: Say,
+    *,
+    limit_s: float = LIMIT_S,
 ) -> Replayed:
     """Compute the last checkpoint's loss again, and steps between those that are here, where that takes minutes.
 
     `told` is what the receipt states, `recipe` the plan's, `data` where the shards are; nothing is computed for longer
-    than `limit_s`.
+    than `limit_s`. `say` is told how many steps that are, before, and about how long they take.
     """
     if not terms_in(told).has_model:
         return Replayed.nothing("it ran a command of its user's own")
@@ -127,6 +137,9 @@ def replay_run(
     parameters = weights.stat().st_size // 4
     spans = _spans(files, told, recipe, parameters)
     words = [f"--again={first}:{until}" for first, until in spans]
+    steps = sum(until - first for first, until in spans)
+    expected_s = START_S + steps * (STEP_S + 6 * parameters * int(recipe["train"]["batch_tokens"]) / CPU_FLOPS)
+    say(f"{steps:,} steps, about {format_duration(min(expected_s, limit_s))}")
     found = HomeCheckpoint(last, weights, data, dict(recipe))
     try:
         answer = parse_object(ask_trainer("trainer.replay", found, *words, limit_s=limit_s))

@@ -75,10 +75,15 @@ def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[s
         if why:
             row.notes.append(f"not checked by a replay: {why}")
             continue
-        say(f"{number}/{len(judged)} computing {row.student or row.file} again")
+
+        what = f"{number}/{len(judged)} computing {row.student or row.file} again"
+
+        def say_more(text: str, what: str = what) -> None:
+            say(f"{what}: {text}")
+
         try:
             with finding(row.problems.append, "it cannot be computed again"):
-                replayed = _replayed(row, place, min(CARD_S, left_s))
+                replayed = _replayed(row, place, say_more, min(CARD_S, left_s))
                 row.problems += replayed.problems
                 row.checked += replayed.checked
                 row.notes += replayed.unchecked
@@ -91,7 +96,7 @@ def _replay(rows: Sequence[CardRow], place: Path, clock: Clock, say: Callable[[s
             say(f"  {text}")
 
 
-def _replayed(row: CardRow, place: Path, limit_s: float) -> Replayed:
+def _replayed(row: CardRow, place: Path, say: Callable[[str], None], limit_s: float) -> Replayed:
     """Compute one card again, for so long at most."""
     card = read_card(place / row.file)
     if not card.large:
@@ -100,4 +105,4 @@ def _replayed(row: CardRow, place: Path, limit_s: float) -> Replayed:
         folder = lay_out(card, Path(own))
         card.unpack_large(folder.artifacts)
         recipe = parse_object(card.files[PLAN])["resolved"]
-        return replay_run(folder, row.told, recipe, folder.artifacts / "data", limit_s=limit_s)
+        return replay_run(folder, row.told, recipe, folder.artifacts / "data", say, limit_s=limit_s)

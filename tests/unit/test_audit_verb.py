@@ -14,11 +14,12 @@ import pytest
 from gpurun.cli.app import build_app, run_app
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Charge, Instance, InstanceState
 from gpurun.ledger import audit as audit_room
 from gpurun.ledger.run_lock import RunLock
 from gpurun.providers.base import Unknown
+from gpurun.readers.replay import Replayed
 from tests.unit.ledger_samples import CloudRun, finished_run
 
 
@@ -61,6 +62,25 @@ def test_a_row_in_which_something_does_not_hold_says_that_and_not_the_word_that_
     (row,) = [line for line in said.splitlines() if line.split()[:1] == ["fox-41"]]
     assert (code, row.rstrip().endswith("DOES NOT HOLD"), "gpu" in row) == (10, True, False)
     assert json.loads(gpurun("audit", "--json")[1])["data"]["rows"][0]["verdict"] == "does not hold"
+
+
+def test_a_replay_takes_the_last_run_alone_unless_all_are_asked_for(
+    home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a lesson it computed a whole home again, for eight minutes, without a word."""
+    finished_run(home, "gnu-42")
+    computed: list[str] = []
+
+    def replayed(folder: RunFolder, told: Any, recipe: Any, data: Path, say: Any) -> Replayed:
+        say("300 steps, about 8 s")
+        computed.append(folder.name)
+        return Replayed.nothing("it is a sample")
+
+    monkeypatch.setattr("gpurun.readers.replay.replay_run", replayed)
+    assert "gnu-42: replayed: nothing" in gpurun("audit", "--replay")[1]
+    assert computed == ["gnu-42"]
+    gpurun("audit", "--replay", "--all")
+    assert computed == ["gnu-42", "fox-41", "gnu-42"]
 
 
 def test_the_head_is_printed_whole_so_that_it_can_be_kept(home: Home, gpurun: Any) -> None:

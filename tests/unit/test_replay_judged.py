@@ -27,7 +27,8 @@ class Kept:
     harm = b""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.folder, self.patch, self.asked = RunFolder(root / "runs" / "fox-41"), patch, list[tuple[str, ...]]()
+        self.folder, self.patch = RunFolder(root / "runs" / "fox-41"), patch
+        self.asked, self.said = list[tuple[str, ...]](), list[str]()
         self.folder.data.mkdir(parents=True)
         listed = {"name": "t.bin", "sha256": hashlib.sha256(b"tokens").hexdigest()}
         (self.folder.data / "data.json").write_text(json.dumps({"train": [listed], "val": []}))
@@ -64,7 +65,11 @@ class Kept:
         self.patch.setattr(room, "ask_trainer", ask)
         told = {"checkpoint": {"files": files}, "asked": asked, "training": {"start": {"event": start}}}
         return replay_run(
-            self.folder, told, {"train": {"init_from": "", "batch_tokens": batch, "log_every": 10}}, self.folder.data
+            self.folder,
+            told,
+            {"train": {"init_from": "", "batch_tokens": batch, "log_every": 10}},
+            self.folder.data,
+            self.said.append,
         )
 
 
@@ -78,7 +83,7 @@ def test_the_same_bits_and_the_same_loss_are_told_as_checked(kept: Kept) -> None
     assert found.problems == ()
     assert found.checked == ("the validation loss of step 20 is 2 again", "steps 0 to 20 are the same to the bit")
     assert (found.unchecked, found.extent) == ((), "all")
-    assert kept.asked == [("--again=0:20",)]
+    assert (kept.asked, kept.said) == ([("--again=0:20",)], ["20 steps, about 5 s"])
 
 
 ANOTHER = {**EQUAL, "equal": False, "most": 0.2}

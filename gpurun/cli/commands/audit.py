@@ -53,6 +53,7 @@ def audit(
     require_replay: Annotated[
         bool, typer.Option("--require-replay", help="The same, and whatever could not be is a problem.")
     ] = False,
+    every: Annotated[bool, typer.Option("--all", help="With --replay: all runs, not the last alone.")] = False,
     roster: Annotated[str, typer.Option("--roster", metavar="FOLDER", help="Check a folder of cards instead.")] = "",
     class_file: Annotated[str, typer.Option("--class", metavar="CLASS", help="The class that they are of.")] = "",
     csv: Annotated[str, typer.Option("--csv", metavar="FILE", help="Write the table of --roster there, too.")] = "",
@@ -75,8 +76,10 @@ def audit(
         return _cards_shown(session, cards, csv, strict=strict)
 
     from gpurun.ledger.audit import audit as audit_home
-    from gpurun.ledger.runs import find_run
+    from gpurun.ledger.runs import find_run, planned_runs
 
+    if (replay or require_replay) and not (runs or since or every) and planned_runs(session.home):
+        runs = ["@last"]  # As its neighbours mean it: to compute a whole home again takes hours.
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
@@ -227,15 +230,20 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     from gpurun.readers.replay import Replayed, replay_run
 
     found: dict[str, Replayed] = {}
-    for row in (row for row in report.rows if row.seq is not None):
+    signed = [row for row in report.rows if row.seq is not None]
+    for number, row in enumerate(signed, start=1):
         folder = session.home.run(row.run)
-        session.say(f"computing {row.run} again")
+        what = f"{number}/{len(signed)} computing {row.run} again"
+
+        def say(text: str, what: str = what) -> None:
+            session.say(f"{what}: {text}")
+
         problems: list[str] = []
         with finding(problems.append, "it cannot be computed again"):
             try:
                 plan, told = look(session.home, row.run).plan, read_receipt(session.home, folder).predicate
                 data = Path(folder.now_at(plan.data.folder))
-                found[row.run] = replay_run(folder, {**told}, plan.job.resolved, data)
+                found[row.run] = replay_run(folder, {**told}, plan.job.resolved, data, say)
             except (GpurunError, OSError) as error:
                 found[row.run] = Replayed.nothing(str(error))
         if problems:

@@ -4,7 +4,7 @@ Memory is memory.py's. Speed is a prior, hence a range; `Estimate.basis` says wh
 was published for such cards, what to expect of our own loop follows from it by count. GPT-2 124M on 9.9 billion tokens
 takes llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence
 56 %, 321 ms a step; plain PyTorch takes 148 ms on eight H100 SXM, 38 % (modded-nanogpt's track 3). On one H200 our loop
-is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 % to 45 % (docs/dev/BENCHMARKS.md). Hence 55 %, 38 % and 43 %.
+is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 to 45 % (docs/dev/BENCHMARKS.md). Hence 55 %, 38 %, 43 %.
 FLOPs a token are 6 N + 12 L C T: N the parameters that are multiplied with (all but the positions, a tied head counted
 once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole. A layer
 of an encoder-decoder has three attentions, hence 36 L C T; its sentences are counted as long as the context, all.
