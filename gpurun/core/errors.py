@@ -68,9 +68,15 @@ class ExitCode(IntEnum):
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
-    """A hint that names the known word nearest to a mistyped one, or says something else where none is near."""
-    near = get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"Did you mean {near[0]}?" if near else otherwise
+    """A hint that names the one or two known words nearest to a mistyped one, or says something else without any.
+
+    A word that is begun is nearer than one that looks alike.
+    """
+    words = list(known)
+    begin = word.lower().replace("-", "")
+    begun = [other for other in words if begin and other.lower().replace("-", "").startswith(begin)]
+    near = (begun or get_close_matches(word, words, n=1, cutoff=cutoff))[:2]
+    return f"Did you mean {' or '.join(near)}?" if near else otherwise
 
 
 class GpurunError(Exception):

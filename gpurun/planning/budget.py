@@ -42,6 +42,8 @@ EXPECTED_DESTROY_S = 45  # Measured at most 41 (docs/dev/BENCHMARKS.md); the dea
 MARGIN = 3
 MOST_HOURS = 24 * 365
 MOST_TRAIN_S = MOST_HOURS * SECONDS_PER_HOUR  # No lease is longer, and no date is beyond what a calendar has.
+MOST_WAYS = 3
+WOULD_DO = "Each of these would do:"
 LEAST_TRAIN_S = 1800
 
 
@@ -151,40 +153,47 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
         raise _none_fits(found)
     needed, offer = min(needs, key=lambda pair: pair[0])
     far = max((one for one in found if one.reach), key=lambda one: one.reach.step if one.reach else 0, default=None)
-    gets, part = "", "shorten the run"
+    gets, part = "", []
     if far is not None and far.reach is not None and far.reach.step:
         gets = f"The furthest it gets is {reach_words(far.reach)}, on {far.offer.provider} {far.offer.label}. "
         hours = floor(1000 * far.reach.train_s / SECONDS_PER_HOUR) / 1000
         if hours:
             on = f"--gpu {asked_as(far.offer)} " if by_gpu else ""
-            part = f"train a part now ({on}--hours {hours:g}) and the rest later (gpurun train --from RUN)"
+            part = [f"{on}--hours {hours:g}: a part now; the rest later by gpurun train --from RUN"]
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
-    raise NoOffer(
-        "offer.over_cap",
+    raise over_cap(
         f"No offer finishes within {format_usd(cap)}. {gets}The cheapest that does needs {format_usd(needed)} "
         f"({offer.provider} {offer.label}, {format_rate(offer.rate_micros_per_hour)}).",
-        hint=f"Raise the cap ({on}--max-cost {format_usd(needed).removeprefix('$').replace(',', '')}), "
-        f"{_by_bucket(within, load, cap, by_gpu=by_gpu)}or {part}.",
+        [*_by_bucket(within, load, cap, by_gpu=by_gpu), *part, f"{on}--max-cost {_as_typed(needed)}: a higher cap"],
     )
 
 
-def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: bool) -> str:
-    """What finishing would need if the shards went by a bucket, and over which line the cap would do; "" for little."""
+def over_cap(what: str, ways: Sequence[str]) -> NoOffer:
+    """Return the refusal of what no cap pays for, with the first few ways that would do, a line each."""
+    return NoOffer("offer.over_cap", what, hint="\n".join((WOULD_DO, *ways[:MOST_WAYS])))
+
+
+def _as_typed(amount: Micros) -> str:
+    return format_usd(amount).removeprefix("$").replace(",", "")
+
+
+def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: bool) -> list[str]:
+    """What finishing would need if the shards went by a bucket, and over which line the cap would do; [] for little."""
     staged = replace(load, uplink_bits_per_s=BUCKET_BITS_PER_S)
     if load.ship_s - staged.ship_s < WORTH_A_BUCKET_S:
-        return ""
+        return []
     needed, offer, guess = min(
         ((_needed(one.offer, one.estimate, staged), one.offer, one.estimate) for one in found), key=lambda one: one[0]
     )
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
-    told = f"send the shards by a bucket first ({on}--stage s3://BUCKET/PREFIX: then it needs {format_usd(needed)}"
+    stage = f"{on}--stage s3://BUCKET/PREFIX"
     if needed > cap:
-        return f"{told}), "
+        return [f"{stage} --max-cost {_as_typed(needed)}: the shards by a bucket, and a higher cap"]
     # Each second less of sending is a second less of the lease.
     bare = _lease(offer, replace(load, ship_bytes=0), ceil(expected_train_s(guess)))
     paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
     line = ceil(8e-6 * load.ship_bytes / (paid_s - bare.total_s - bare.kill_allowance_s))
-    return f"{told}; over a line of {line} Mbit/s the cap would do, too), "
+    return [f"{stage}: the shards by a bucket, {format_usd(needed)}; a line of {line} Mbit/s does, too"]
 
 
 def _none_fits(found: Sequence[Candidate]) -> NoOffer:

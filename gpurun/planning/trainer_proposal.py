@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.money import format_usd, usd
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Candidate, Choices, DataSummary, Mode, Plan, Request
@@ -18,7 +22,7 @@ from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, outfitted
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.memory import GIB, tensor_bytes, way_of
 from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
-from gpurun.planning.budget import choose, disk_gb_on, reach_words
+from gpurun.planning.budget import choose, disk_gb_on, over_cap, reach_words
 from gpurun.planning.candidates import Quote, best_of, elsewhere, need_of, quote
 from gpurun.planning.market import Market
 from gpurun.planning.place import Clouds, Desk, Place
@@ -27,6 +31,11 @@ from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public
 from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
 from gpurun.view.number_format import format_count, format_duration
 
+SMALLER = {
+    "gpt2-124m": "modern-124m", "gpt2-124m-climbmix": "modern-124m", "gpt2-124m-epochs": "modern-124m",
+    "gpt2-124m-owt": "modern-124m", "gpt2-355m": "gpt2-124m",
+}  # fmt: skip
+"""Recipes with the aim of another that take less."""
 MOST_READS = 4
 """So often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
 
@@ -120,16 +129,42 @@ class TrainerProposal(Proposal):
             return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
         is_on_cpu = self.resolved.tables.hardware.on_cpu == "as_written"
         need = need_of(self.request, self.resolved, is_rented=True)
+        every = partial(elsewhere, self.request, self.resolved, place, quoted, self.priors)
         if not place.is_shown or self.request.gpu is not None or (need.is_any and not is_on_cpu):
-            return best_of(quoted, self.request), quoted
-        every = elsewhere(self.request, self.resolved, place, quoted, self.priors)
+            with self._naming_what_fits(place, every):
+                return best_of(quoted, self.request), quoted
+        shown = every()
         try:
-            return best_of(quoted, self.request), every
+            return best_of(quoted, self.request), shown
         except NoOffer:
-            chosen = best_of(every, self.request, by_gpu=True)
+            with self._naming_what_fits(place, lambda: shown):
+                chosen = best_of(shown, self.request, by_gpu=True)
         why = f"The recipe's {need} does not do under this cap: " if quoted.candidates else ""
         told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
-        return chosen, replace(every, notes=(*every.notes, told))
+        return chosen, replace(shown, notes=(*shown.notes, told))
+
+    @contextmanager
+    def _naming_what_fits(self, place: Place, every: Callable[[], Quote]) -> Iterator[None]:
+        """Let a refusal over the cap name first another card that fits, then a smaller recipe with the same aim."""
+        try:
+            yield
+        except NoOffer as refusal:
+            if refusal.code != "offer.over_cap":
+                raise
+            ways = [*_cheapest_that_finishes(every()), *self._smaller_recipe(place)]
+            raise over_cap(refusal.what, [*ways, *refusal.hint.splitlines()[1:]]) from None
+
+    def _smaller_recipe(self, place: Place) -> Iterator[str]:
+        """Yield the command that trains a smaller recipe with the same aim under this cap, if there is one."""
+        request, name = self.request, SMALLER.get(self.recipe.name, "")
+        if not name or request.overrides or request.data or request.continues or request.hours or self._own_trainer:
+            return
+        smaller = TrainerProposal(request.model_copy(update={"recipe": name, "gpu": None}), self.desk)
+        quoted = smaller.quote(place, None, None)
+        with suppress(NoOffer):
+            chosen = best_of(elsewhere(smaller.request, smaller.resolved, place, quoted, smaller.priors), request)
+            on = f"--gpu {asked_as(chosen.offer)} --max-cost {format_usd(place.cap or usd(0)).removeprefix('$')}"
+            yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:
         """Return the shards, prepared or checked, with weights to start or go on from and what --warm finds."""
@@ -255,6 +290,20 @@ class TrainerProposal(Proposal):
 
             warnings += since_quoted(plan, request.quoted, desk.clock.wall())
         return plan.told(*notes, warnings=warnings)
+
+
+def _cheapest_that_finishes(every: Quote) -> Iterator[str]:
+    """Yield what to add for the cheapest offer that finishes within the cap, if there is one."""
+    for candidate in every.candidates:
+        if candidate.lease is not None and candidate.finishes:
+            yield f"--gpu {asked_as(candidate.offer)}: {_costs(candidate)}, on {candidate.offer.provider}"
+            return
+
+
+def _costs(candidate: Candidate) -> str:
+    """What an offer is expected to cost and to take."""
+    likely_s = candidate.estimate.likely_s or 0.0
+    return f"about {format_usd(candidate.expected_micros or usd(0))} in {format_duration(likely_s)}"
 
 
 def _reread(plan: Plan, request: Request) -> tuple[str, ...]:

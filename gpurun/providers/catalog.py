@@ -255,7 +255,7 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
     count = int(match[1] or 1)
     asked = match[2]
     memory = match[3]
-    gpu = _known_name(asked, f"{name} {text!r}")
+    gpu = _known_name(asked, f"{name} {text!r}", count)
     if count < 1:
         raise UsageError("gpu.none", f"{name} {text!r} asks for no GPU.", hint=f"Write 1x{gpu}, or cpu.")
     if memory is not None:
@@ -279,7 +279,7 @@ def demand_one_node(need: GpuNeed | None) -> None:
     raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. A cluster is named by --provider slurm.")
 
 
-def _known_name(asked: str, where: str) -> str:
+def _known_name(asked: str, where: str, count: int) -> str:
     """The catalogue's spelling of a GPU's name."""
     known = {name.lower(): name for name in (*card_names().values(), "any")}
     plain = asked.lower().replace(" ", "")
@@ -288,6 +288,12 @@ def _known_name(asked: str, where: str) -> str:
             return known[candidate]
     others = f"It has {', '.join(sorted(known.values()))}."
     hint = did_you_mean(asked.upper(), known.values(), otherwise=others, cutoff=0.3)
+    turned = re.fullmatch(r"(?i)(.+)x(\d+)", asked)  # A100x8
+    meant, number = (turned[1], turned[2]) if turned else (asked, count)
+    digits = meant.lower().replace("o", "0")
+    for candidate in (meant.lower(), digits, digits.replace("l", "1")):
+        if candidate in known:
+            hint = f"Did you mean {number}x{known[candidate]}?"
     raise UsageError("gpu.unknown", f"{where}: there is no GPU {asked!r} in the catalogue.", hint=hint)
 
 

@@ -144,7 +144,7 @@ def test_25_dollars_train_gpt2_on_eight_a100() -> None:
 def test_a_cap_below_every_finish_names_the_number_that_would_do() -> None:
     with pytest.raises(NoOffer) as refused:
         choose(plan("5"), LOAD, cap=parse_usd("5"))
-    words = refused.value.hint.split("--max-cost ")[1].split(")")[0]
+    words = refused.value.hint.split("--max-cost ")[1].split(":")[0]
     assert choose(plan(words), LOAD, cap=parse_usd(words)).finishes
     less = str(float(words) - 0.02)
     with pytest.raises(NoOffer):
