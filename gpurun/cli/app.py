@@ -52,6 +52,7 @@ VERBS = {
     "export": "Write a run's checkpoint or curves for other tools, a model with a card of its receipt.",
     "confirm-shutdown": "Check that your own box answers no more after a run, and sign it beside the receipt.",
     "pack": "Show what would be uploaded, or write it to a file.",
+    "help": "Show a verb's help, or a page of the handbook; without a word, what there is.",
     "doctor": "Check this machine and its keys; with --online ask the clouds about both, and what was left.",
     "version": "Show the versions of gpurun and of Python.",
     "auth": "Keep, show and remove the clouds' keys.",
@@ -69,7 +70,7 @@ GROUPS = {
     "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
     "Data": ("data", "recipes", "pack"),
-    "Set-up": ("doctor", "auth", "aws", "config", "version"),
+    "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
 }
 """The verbs as the help lists them."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from copy import copy
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,23 +201,13 @@ def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     return request.command.model_copy(update={"pip": lines})
 
 
-def _many(name: str, metavar: str, help_text: str, *, hidden: bool = False) -> Any:
-    return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text, hidden=hidden)]
+def _many(name: str, metavar: str, help_text: str) -> Any:
+    return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text)]
 
 
-def _hidden(kind: type, name: str, **bounds: Any) -> Any:
-    return Annotated[kind, typer.Option(name, hidden=True, **bounds)]
+def _number(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+    return Annotated[kind, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
 
-
-def _unlisted(entry: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A flag that works and is not in this verb's help: `gpurun train --help` lists it, and a help fits a screen."""
-    kind, usual = entry
-    option = copy(kind.__metadata__[0])
-    option.hidden = True
-    return Annotated[kind.__origin__, option], usual
-
-
-_UNLISTED = ("region", "accept_weak_lease", "accept_cpu", "host_key", "identity", "jump")
 
 COMMAND = Shared(
     "request",
@@ -227,7 +216,7 @@ COMMAND = Shared(
             Annotated[list[str], typer.Argument(metavar="COMMAND", help="A script for python, or -- any command.")],
             [],
         ),
-        **{name: _unlisted(entry) if name in _UNLISTED else entry for name, entry in RENTING.items()},
+        **RENTING,
         "data": (text("--data", "PATH", "A folder, s3:// or hf:, found at $GPURUN_DATA."), ""),
         "stage": (text("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."), ""),
         "upload": (text("--upload", "DIR", "Run in a copy of this folder."), ""),
@@ -241,14 +230,19 @@ COMMAND = Shared(
             Annotated[int, typer.Option("--total-steps", metavar="N", min=0, help="For an estimate of its end.")],
             0,
         ),
-        # Hidden: docs/ANY-SCRIPT.md has them, and a help fits a screen.
-        "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out.", hidden=True), []),
-        "exclude": (_many("--exclude", "GLOB", "Do not upload this.", hidden=True), []),
-        "stop_signal": (_hidden(str, "--stop-signal"), "TERM"),
-        "grace": (_hidden(int, "--grace", min=0, max=3600), 60),
-        "output_gb": (_hidden(float, "--output-gb", min=0.001, max=10_000), 2.0),
-        "disk": (_hidden(int, "--disk", min=1, max=16_000), 50),
-        "dry_run_seconds": (_hidden(int, "--dry-run-seconds", min=1, max=3600), 60),
+        "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
+        "exclude": (_many("--exclude", "GLOB", "Do not upload this."), []),
+        "stop_signal": (text("--stop-signal", "NAME", "What asks the command to end; else TERM."), "TERM"),
+        "grace": (_number(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
+        "output_gb": (
+            _number(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),
+            2.0,
+        ),
+        "disk": (_number(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
+        "dry_run_seconds": (
+            _number(int, "--dry-run-seconds", "S", "How long a rehearsal runs; else 60.", min=1, max=3600),
+            60,
+        ),
     },
     command_request,
 )

@@ -307,31 +307,41 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "dry_run": (flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
     "spot": (flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
     "accept_weak_lease": (flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
-    # Hidden: what is refused for want of it names it, and a help fits a screen.
-    "lambda_guard": (Annotated[bool, typer.Option("--lambda-guard", hidden=True)], False),
+    "lambda_guard": (flag("--lambda-guard", "Put a key on a Lambda machine that ends it."), False),
     "accept_cpu": (flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
     "image": (text("--image", "IMAGE", "Another image than the provider's own."), ""),
-    "setup": (text("--setup", "SCRIPT", "Run this there first; --setup-limit MIN, else 10."), ""),
+    "setup": (text("--setup", "SCRIPT", "Run this there first."), ""),
     "setup_limit": (
-        Annotated[float | None, typer.Option("--setup-limit", metavar="MIN", hidden=True)],
+        Annotated[
+            float | None, typer.Option("--setup-limit", metavar="MIN", help="How long --setup may take; else 10.")
+        ],
         None,
     ),
-    "log_to": (Annotated[str, typer.Option("--log-to", metavar="TRACKERS", hidden=True)], ""),
-    "give_up_after": (Annotated[str, typer.Option("--give-up-after", metavar="DURATION", hidden=True)], ""),
-    "idle": (Annotated[str, typer.Option("--idle", metavar="DURATION", hidden=True)], ""),
-    "silent": (Annotated[str, typer.Option("--silent", metavar="DURATION", hidden=True)], ""),
-    "hold_on_failure": (Annotated[str, typer.Option("--hold-on-failure", metavar="MINUTES|off", hidden=True)], ""),
+    "log_to": (text("--log-to", "TRACKERS", "wandb, mlflow, trackio or tensorboard; several by commas."), ""),
+    "give_up_after": (text("--give-up-after", "DURATION", "End a machine that answers no more so long."), ""),
+    "idle": (text("--idle", "DURATION", "Stop a job that computes nothing so long; off: never."), ""),
+    "silent": (text("--silent", "DURATION", "Stop a job that writes nothing so long."), ""),
+    "hold_on_failure": (text("--hold-on-failure", "MIN|off", "Keep a failed run's machine so long; else 15."), ""),
     "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
-    "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
-    # Hidden as well: docs/SLURM.md has what concerns a cluster alone.
-    "max_gpu_hours": (Annotated[float | None, typer.Option("--max-gpu-hours", metavar="H", hidden=True)], None),
-    "queue": (Annotated[str, typer.Option("--queue", metavar="DURATION", hidden=True)], ""),
-    "slow_network": (Annotated[bool, typer.Option("--slow-network", hidden=True)], False),
-    # Hidden: docs/ANY-SCRIPT.md has it, and what the machine tells at its start names it.
-    "pass_env": (Annotated[list[str], typer.Option("--pass-env", metavar="GLOB", hidden=True)], []),
+    "python": (text("--python", "PATH", "The Python on the box or the cluster."), ""),
+    "max_gpu_hours": (
+        Annotated[
+            float | None,
+            typer.Option("--max-gpu-hours", metavar="H", help="Hours times GPUs that a cluster may spend at most."),
+        ],
+        None,
+    ),
+    "queue": (text("--queue", "DURATION", "How long a job may wait to begin; else a day."), ""),
+    "slow_network": (flag("--slow-network", "Train though the nodes' network is slow."), False),
+    "pass_env": (
+        Annotated[
+            list[str], typer.Option("--pass-env", metavar="GLOB", help="Variables of the machine's login for the job.")
+        ],
+        [],
+    ),
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""
@@ -343,16 +353,21 @@ REQUEST = Shared(
         "recipe": (RecipeArgument, ""),
         **RENTING,
         "overrides": (Set, []),
-        # Hidden: who needs it has it from a teacher, in the whole command that `roster new` prints.
-        "challenge": (Annotated[str, typer.Option("--challenge", metavar="C", hidden=True)], ""),
-        "keep_checkpoints": (Annotated[int, typer.Option("--keep-checkpoints", metavar="K", hidden=True)], 0),
-        "accept_skipped": (Annotated[bool, typer.Option("--accept-skipped", hidden=True)], False),
+        "challenge": (text("--challenge", "C", "What your teacher gave you; the seed follows from it."), ""),
+        "keep_checkpoints": (
+            Annotated[
+                int,
+                typer.Option(
+                    "--keep-checkpoints", metavar="K", help="Earlier checkpoints to keep beside last and best."
+                ),
+            ],
+            0,
+        ),
+        "accept_skipped": (flag("--accept-skipped", "Accept a folder of which more is skipped than read."), False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
-        # Hidden: docs/FORMATS.md has it, beside train.init_from.
-        "init": (Annotated[str, typer.Option("--init", metavar="FILE", hidden=True)], ""),
+        "init": (text("--init", "FILE", "Weights to begin from: safetensors or a ckpt.pt."), ""),
         "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
-        # Hidden: a recipe with eval.core and without it is refused by its name.
-        "core_bundle": (Annotated[str, typer.Option("--core-bundle", metavar="FILE|URL", hidden=True)], ""),
+        "core_bundle": (text("--core-bundle", "FILE|URL", "The tasks of CORE, for eval.core."), ""),
     },
     request_from,
 )
@@ -378,8 +393,8 @@ STARTING = Shared(
         "detach": (flag("--detach", "Return once the machine is ready."), False),
         "name": (text("--name", "TEXT", "The run's name."), ""),
         "on_interrupt": (text("--on-interrupt", "WHAT", "ask, detach or stop."), ""),
-        "notify": (Annotated[str, typer.Option("--notify", metavar="URL", hidden=True)], ""),
-        "program": (Annotated[str, typer.Option("--exec", metavar="CMD", hidden=True)], ""),
+        "notify": (text("--notify", "URL", "Post notices of the run there."), ""),
+        "program": (text("--exec", "CMD", "Run this with each notice on standard input."), ""),
     },
     lambda session, **typed: Starting(**typed),
 )

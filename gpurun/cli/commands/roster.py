@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from gpurun.cli.help_panels import group_of
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="Give each learner of a class a challenge.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Give each learner of a class a challenge.", cls=group_of(), rich_markup_mode=None)
 
 
 @verb(app, "roster new", examples=["gpurun roster new ml-2026 --students students.txt"])

@@ -1,0 +1,81 @@
+"""The help of a verb: all of its flags in named panels, the usual ones first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+OPTIONS, EVERY_VERB = "Options", "Every verb"
+PANELS: dict[str, tuple[str, ...]] = {
+    OPTIONS: (),
+    "Rent": (
+        "--gpu", "--max-cost", "--provider", "--region", "--hours", "--spot", "--dry-run", "--from", "--max-gpu-hours",
+        "--yes", "--name", "--detach",
+    ),
+    "Data": (
+        "--data", "--stage", "--upload", "--include", "--exclude", "--accept-skipped", "--init", "--outputs",
+        "--output-gb", "--keep-checkpoints", "--warm",
+    ),
+    "Program": (
+        "--set", "--trainer", "--challenge", "--core-bundle", "--env", "--secret", "--pass-env", "--pip", "--image",
+        "--setup", "--setup-limit", "--disk", "--checkpoint-glob", "--resume-arg", "--total-steps",
+        "--dry-run-seconds",
+    ),
+    "Watch and messages": ("--log-to", "--notify", "--exec", "--on-interrupt"),
+    "When it ends": (
+        "--idle", "--silent", "--give-up-after", "--hold-on-failure", "--stop-signal", "--grace",
+    ),
+    "Boxes and clusters": (
+        "--host", "--host-key", "--identity", "--jump", "--python", "--price-per-hour", "--queue",
+        "--slow-network",
+    ),
+    "Rare": ("--accept-cpu", "--accept-weak-lease", "--lambda-guard"),
+    EVERY_VERB: ("--json", "--quiet", "--verbose", "--color", "--no-input", "--home", "--no-progress", "--help"),
+}  # fmt: skip
+"""Where a flag stands; one that is in no panel is the verb's own, and stands first."""
+_PANEL_OF = {flag: panel for panel, flags in PANELS.items() for flag in flags}
+_PLACE = {flag: place for flags in PANELS.values() for place, flag in enumerate(flags)}
+WIDE = 24
+
+
+def long_name(option: Any) -> str:
+    """Return `--quiet` of an option that has a letter, too."""
+    return next((name for name in option.opts if name.startswith("--")), str(option.opts[0]))
+
+
+def panelled(options: list[Any]) -> dict[str, list[Any]]:
+    """Return the options by their panels, each in the panel's order; a panel without any is left out."""
+    found: dict[str, list[Any]] = {panel: [] for panel in PANELS}
+    for option in options:
+        found[_PANEL_OF.get(long_name(option), OPTIONS)].append(option)
+    for panel in PANELS:
+        found[panel].sort(key=lambda option: _PLACE.get(long_name(option), 0))
+    return {panel: options for panel, options in found.items() if options}
+
+
+class PanelledCommand(TyperCommand):
+    """A verb whose help has its flags in panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the panels, into the help."""
+        shown = [parameter for parameter in self.get_params(ctx) if parameter.get_help_record(ctx)]
+        arguments = [parameter.get_help_record(ctx) for parameter in shown if parameter.param_type_name == "argument"]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        options = panelled([parameter for parameter in shown if parameter.param_type_name == "option"])
+        for panel, members in options.items():
+            records = [option.get_help_record(ctx) for option in members]
+            with formatter.section(panel):
+                formatter.write_dl([(name.ljust(WIDE), words) for name, words in records])
+
+
+def group_of(usual: str = "--help") -> type[TyperGroup]:
+    """Return the group of some verbs, which without a word does what is `usual`: it lists what there is."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            return super().parse_args(ctx, args or [usual])
+
+    return Group

@@ -1,0 +1,55 @@
+"""`gpurun help`, and a group of verbs that is typed alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from gpurun.cli.app import VERBS, build_app, run_app
+
+
+@pytest.fixture
+def gpurun(own_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+        code = run_app(build_app())
+        shown = capsys.readouterr()
+        return code, shown.out, shown.err
+
+    return run
+
+
+def test_help_shows_each_verb_and_each_page_that_it_lists(gpurun: Any) -> None:
+    listed = json.loads(gpurun("help", "--json")[1])["data"]
+    assert listed["verbs"] == list(VERBS)
+    for verb in ("train", "recipes"):
+        code, out, _ = gpurun("help", verb)
+        assert (code, out.splitlines()[1:]) == (0, gpurun(verb, "--help")[1].splitlines()[1:])
+    for page, title in listed["pages"].items():
+        code, out, _ = gpurun("help", page)
+        assert (code, out.splitlines()[0]) == (0, f"# {title}")
+
+
+def test_help_of_what_there_is_not_names_what_was_meant(gpurun: Any) -> None:
+    code, _, err = gpurun("help", "recipts")
+    assert (code, "Did you mean receipts?" in err or "Did you mean receipt?" in err) == (2, True)
+    assert gpurun("help", "recipes", "zzz")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "listed"),
+    [
+        ("recipes", "mini-gpt"),
+        ("config", "max_cost"),
+        ("auth", "runpod"),
+        ("data", "prepare"),
+        ("aws", "setup"),
+        ("roster", "new"),
+    ],
+)
+def test_a_group_alone_lists_what_there_is(gpurun: Any, group: str, listed: str) -> None:
+    code, out, _ = gpurun(group)
+    assert (code, listed in out) == (0, True)
