@@ -227,7 +227,12 @@ COMMAND = Shared(
         "secret": (_many("--secret", "NAME", "One from here that is written nowhere."), []),
         "pip": (_many("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
         "total_steps": (
-            Annotated[int, typer.Option("--total-steps", metavar="N", min=0, help="For an estimate of its end.")],
+            Annotated[
+                int,
+                typer.Option(
+                    "--total-steps", metavar="N", min=0, show_default=False, help="For an estimate of its end."
+                ),
+            ],
             0,
         ),
         "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),

@@ -358,7 +358,10 @@ REQUEST = Shared(
             Annotated[
                 int,
                 typer.Option(
-                    "--keep-checkpoints", metavar="K", help="Earlier checkpoints to keep beside last and best."
+                    "--keep-checkpoints",
+                    metavar="K",
+                    show_default=False,
+                    help="Earlier ones kept beside last and best.",
                 ),
             ],
             0,

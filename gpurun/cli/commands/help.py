@@ -67,10 +67,11 @@ def _help_of(words: list[str]) -> str:
     from gpurun.cli.app import build_app
 
     command: Any = typer.main.get_command(build_app())
-    for word in words:
+    context = typer.Context(command, info_name="gpurun", **command.context_settings)
+    for number, word in enumerate(words):
         found = command.get_command(None, word) if hasattr(command, "get_command") else None
         if found is None:
-            hint = f"gpurun {' '.join(words[: words.index(word)])} --help lists what there is."
+            hint = f"gpurun help {' '.join(words[:number])} lists what there is."
             raise UsageError("help.unknown", f"There is no verb {' '.join(words)!r}.", hint=hint)
-        command = found
-    return str(command.get_help(typer.Context(command, info_name=" ".join(("gpurun", *words)))))
+        command, context = found, typer.Context(found, info_name=word, parent=context)
+    return str(command.get_help(context))
