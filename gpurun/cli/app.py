@@ -33,6 +33,9 @@ VERBS = {
     "attach": "Watch a run live; closing the view changes nothing.",
     "wait": "Wait for a run's end without output, and exit with the run's exit code; Ctrl-C ends only the waiting.",
     "logs": "Print the trainer's log, also after the machine is gone.",
+    "ssh": "Log in to a run's machine, or run a command there; nothing of the run changes.",
+    "forward": "Forward ports of a run's machine to 127.0.0.1 here, until Ctrl-C or the machine's end.",
+    "ssh-config": "Write an entry for ssh of each run's machine, for scp, rsync, editors, git.",
     "stop": "Save a checkpoint, download it, destroy the machine, write the receipt.",
     "resume": "Finish what the journal says is unfinished: after a crash, sleep or reboot.",
     "collect": (
@@ -67,6 +70,7 @@ GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "stop", "resume", "collect", "destroy"),
     "Train elsewhere": ("notebook", "import"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
+    "Log in": ("ssh", "forward", "ssh-config"),
     "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
     "Data": ("data", "recipes", "pack"),

@@ -212,6 +212,11 @@ class Home:
         return self.cache / "turns"
 
     @property
+    def ssh(self) -> Path:
+        """The entries for OpenSSH of the machines that can be logged in to (`config`), and their host keys."""
+        return self.root / "ssh"
+
+    @property
     def instances(self) -> Path:
         """The folders of the `local` provider's instances."""
         return self.root / "instances"

@@ -38,6 +38,7 @@ from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver, end_unrecorded, ended_unrecorded, until_recorded
 from gpurun.lifecycle.notices import Notices
+from gpurun.lifecycle.ways_in import entries_kept
 from gpurun.planning.own_box import login_to
 from gpurun.providers.registry import open_provider
 from gpurun.remote.client import FarSide
@@ -207,7 +208,7 @@ def main() -> int:
             raise
 
     try:
-        with notices.following():
+        with notices.following(), entries_kept(home, home.run(run)):
             return int(keep_on(supervised, partial(_is_billing, home, run), clock))
     except GpurunError as error:
         logging.error("%s: %s %s", error.code, error.what, error.hint)

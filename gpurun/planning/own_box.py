@@ -28,7 +28,7 @@ from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine, JobStep
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
 from gpurun.remote.local_machine import LocalMachine
-from gpurun.remote.ssh import ExpectedKey, Jump, RemoteMachine, scan_host_key
+from gpurun.remote.ssh import ExpectedKey, HostKeyMismatch, Jump, RemoteMachine, scan_host_key
 
 Trust = Literal["given", "known", "first use"]
 SCAN_S = 15.0
@@ -74,6 +74,34 @@ def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf) -> R
         last_mono=last_mono,
         jump=_jump(box.jump, box.jump_host_key),
     )
+
+
+def known_login(cluster: Cluster, home: Home) -> Box:
+    """Return how a cluster's login node is logged in to, by what is on record here: nobody is asked."""
+    login = Login(cluster.user, cluster.host, cluster.port)
+    jump = parse_host(cluster.jump, name="jump") if cluster.jump else None
+    name = f"{login.host} by {jump}" if jump else login.host
+    own = str(home.keys / "ssh" / "client")
+    identity = cluster.identity if cluster.identity == AGENT else str(Path(cluster.identity or own).expanduser())
+    return Box(
+        target=str(login),
+        identity=identity,
+        host_key=cluster.host_key or known_host(home, name, login.port) or "",
+        trusted="known",
+        jump=str(jump) if jump else "",
+        jump_host_key=(known_host(home, jump.host, jump.port) or "") if jump else "",
+    )
+
+
+def shown_host_key(box: Box, clock: Clock) -> str:
+    """Return the public line of the host key that a box shows and that is expected there; HostKeyMismatch for others.
+
+    Of one that was given by its fingerprint nothing else is known. Nobody logs in there.
+    """
+    shown = machine_of(box, ".", clock).shown(SCAN_S)
+    if shown is None:
+        raise HostKeyMismatch(box.target, fingerprint(box.host_key), "others")
+    return shown
 
 
 def python_of(box: Box) -> str:

@@ -90,6 +90,13 @@ class JobMachine:
         return self._found
 
 
+def step_argv(number: str, folder: str, setup: str, *more: str) -> list[str]:
+    """Return the words that run what follows them as a step of a job; `more` are further options of srun."""
+    step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet", *more]
+    # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
+    return [*step, f"--chdir={folder}", "sh", "-c", _LOGIN_SHELL, _SET_UP, setup or "true"]
+
+
 class JobStep(JobMachine):
     """Runs programs in a job as steps of its own: slower, but their standard input lies on no shared disk.
 
@@ -98,9 +105,7 @@ class JobStep(JobMachine):
 
     def __init__(self, find: Callable[[], Machine], number: str, folder: str, setup: str) -> None:
         super().__init__(find)
-        self._step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet"]
-        # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
-        self._step += [f"--chdir={folder}", "sh", "-c", _LOGIN_SHELL, _SET_UP, setup or "true"]
+        self._step = step_argv(number, folder, setup)
 
     def call(
         self, argv: Sequence[str], *, stdin: Iterable[bytes] | None = None, sink: Take | None = None, timeout_s: float

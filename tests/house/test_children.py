@@ -14,10 +14,11 @@ WHOLE = (
     "gpurun/remote/agent/login_environment.py",
     "gpurun/remote/agent/setup_process.py",
 )
-STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+)")
-# platform's three ask `uname -p`.
+STARTS = re.compile(r"subprocess\.(run|Popen|call|check_\w+)|os\.execve")
+# platform's three ask `uname -p`; an execve shows it as its last argument.
 HIDES_IT = re.compile(
-    r"platform\.(platform|processor|uname)|os\.(system|popen|exec\w+|spawn\w+|posix_spawn\w*)|pty\.spawn|subprocess\.get\w+"
+    r"platform\.(platform|processor|uname)|os\.(system|popen|exec(?!ve\b)\w+|spawn\w+|posix_spawn\w*)|pty\.spawn"
+    r"|subprocess\.get\w+"
 )
 
 
@@ -26,6 +27,8 @@ def test_a_child_process_has_the_environment_of_the_allow_list() -> None:
     for source in sources("gpurun"):
         for call in (node for node in ast.walk(source.tree) if isinstance(node, ast.Call)):
             given = next((ast.unparse(word.value) for word in call.keywords if word.arg == "env"), "")
+            if ast.unparse(call.func) == "os.execve":
+                given = ast.unparse(call.args[2])
             if HIDES_IT.fullmatch(ast.unparse(call.func)):
                 wrong.append(source.at(call))
             elif STARTS.fullmatch(ast.unparse(call.func)) and not re.match(r"\w*environment\(", given):

@@ -102,16 +102,20 @@ class RemoteMachine:
 
     def answers(self, limit_s: float) -> bool:
         """See `Answers.answers`; a connection of its own, since one that stands may not know yet that it was cut."""
+        try:
+            return self.shown(limit_s) is not None
+        except MachineLost:
+            return False
+
+    def shown(self, limit_s: float) -> str | None:
+        """Return the public line of the expected host key, as it is shown now; None where only others are."""
         from gpurun.remote.ssh.connection import shown_key
 
         for offer in self._expected.offers:
-            try:
-                line = shown_key(self._address, offer, self._clock, limit_s, self._client_key, self._jump)
-            except MachineLost:
-                return False
+            line = shown_key(self._address, offer, self._clock, limit_s, self._client_key, self._jump)
             if line is not None and fingerprint(line) == self._expected.fingerprint:
-                return True
-        return False
+                return line
+        return None
 
     def lane(self) -> RemoteMachine:
         """A machine with a connection of its own; see `Machine.lane`."""

@@ -1,0 +1,170 @@
+"""`gpurun forward`: ports of a run's machine, on this one's loopback."""
+
+from __future__ import annotations
+
+import errno
+import re
+import signal
+import socket
+import subprocess
+import threading
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.options import RunArgument
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import SetupError, UsageError
+
+app = typer.Typer(rich_markup_mode=None)
+_HERE = "127.0.0.1"
+_PAIR = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
+_TICK_S = 0.1
+_FORBIDDEN = "administratively prohibited"
+_NOBODY = "Connection refused"
+
+
+@verb(app, "forward", examples=["gpurun forward fox-41 8888", "gpurun forward fox-41 8889:8888 6006"])
+def forward(
+    session: Session,
+    run: RunArgument,
+    ports: Annotated[
+        list[str], typer.Argument(metavar="PORT", help="A port of the machine's, or HERE:THERE for another one here.")
+    ],
+) -> Result:
+    """Forward ports of a run's machine to 127.0.0.1 here, until Ctrl-C or the machine's end.
+
+    An open connection lengthens no deadline.
+    """
+    from gpurun.cli.openssh import program, ssh_environment, words
+    from gpurun.cli.run_control import meant
+    from gpurun.lifecycle.ways_in import config_of, way_to_run
+
+    pairs = _pairs(ports)
+    name = meant(session, run)
+    way, config = way_to_run(session.home, name, session.clock), config_of(session.home)
+    if way.entry is None or way.job:
+        by = f"ssh -F '{config}' -N -L {_HERE}:8888:NODE:8888 {way.entry.alias}" if way.entry else "ssh -N -L"
+        hint = f"Where the cluster lets its login node reach the job's NODE (squeue --me names it): {by}"
+        raise UsageError(
+            "forward.cluster", f"{name} is a job of a cluster's: gpurun cannot reach its ports.", hint=hint
+        )
+    if program() is None:
+        hint = "Install OpenSSH's client (openssh-client). gpurun ssh does without it."
+        raise SetupError("forward.no_openssh", "Ports are forwarded by `ssh`, which is not here.", hint=hint)
+    _demand_free(name, pairs)
+    options = ["-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=ERROR"]
+    options += [word for here, there in pairs for word in ("-L", f"{_HERE}:{here}:{_HERE}:{there}")]
+    process = subprocess.Popen(
+        words(config, way.entry, *options),
+        env=ssh_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    tunnel = _Tunnel(session, process, name)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        tunnel.keep(pairs)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        done = ", ".join(f"{_HERE}:{here}" for here, _ in pairs)
+        return Result(data={"run": name, "ports": _as_data(pairs)}, text=f"Closed: {done}. {name} goes on.")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        process.kill()
+        process.wait()
+    raise tunnel.why_ended()
+
+
+class _Tunnel:
+    """An ssh that forwards, and what it says."""
+
+    def __init__(self, session: Session, process: subprocess.Popen[bytes], run: str) -> None:
+        self._session, self._process, self._run = session, process, run
+        self._words: list[str] = []
+        self._is_forbidden = False
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def keep(self, pairs: list[tuple[int, int]]) -> None:
+        """Wait for its end; it is said once the ports are seen to be open."""
+        is_open = False
+        while self._process.poll() is None:
+            if not is_open and not any(_is_free(here) for here, _ in pairs):
+                is_open = True
+                for here, there in pairs:
+                    self._session.say(f"http://{_HERE}:{here} is port {there} of {self._run}'s machine.")
+                self._session.say("Ctrl-C closes them; the run goes on.")
+            self._session.clock.sleep(_TICK_S)
+        self._reader.join()
+
+    def why_ended(self) -> SetupError:
+        """Return what ssh said of its end."""
+        run = self._run
+        if self._is_forbidden:
+            hint = "It is set in its sshd_config (AllowTcpForwarding). Files come by scp, with gpurun ssh-config."
+            return SetupError("forward.forbidden", f"The SSH server of {run}'s machine forbids forwarding.", hint=hint)
+        why = self._words[-1] if self._words else "the machine ended it"
+        hint = f"gpurun ps shows how {run} stands; if its machine runs, type this again."
+        return SetupError("forward.ended", f"The connection to {run}'s machine has ended: {why}.", hint=hint)
+
+    def _listen(self) -> None:
+        from gpurun.core.untrusted import last_words
+
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if _FORBIDDEN.encode() in line:
+                self._is_forbidden = True
+                self._process.terminate()
+            elif _NOBODY.encode() in line and b"open failed" in line:
+                self._session.say("Nothing listens there yet on the port that was just asked for.")
+            elif said := last_words(line).rstrip("."):
+                self._words.append(said)
+
+
+def _pairs(ports: list[str]) -> list[tuple[int, int]]:
+    """Read `PORT` and `HERE:THERE`; UsageError for what is none, and for one that is named twice."""
+    pairs = list[tuple[int, int]]()
+    for text in ports:
+        found = _PAIR.fullmatch(text)
+        here, there = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not (0 < here < 65536 and 0 < there < 65536):
+            hint = "Write a number from 1 to 65535, or two: 8889:8888 is port 8888 there at 8889 here."
+            raise UsageError("forward.port", f"{text!r} is not a port.", hint=hint)
+        if here in dict(pairs):
+            hint = f"Take another one here: {here + 1}:{there}."
+            raise UsageError("forward.port_twice", f"Port {here} is named twice.", hint=hint)
+        pairs.append((here, there))
+    return pairs
+
+
+def _demand_free(run: str, pairs: list[tuple[int, int]]) -> None:
+    """Refuse a port that is taken here, and offer the whole line with the next free one."""
+    for here, _ in pairs:
+        if _is_free(here):
+            continue
+        wanted = {port for port, _ in pairs}
+        free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in wanted and _is_free(port)), None)
+        line = " ".join(f"{free if one == here else one}:{there}" for one, there in pairs)
+        hint = f"Take the next free one: gpurun forward {run} {line}" if free else "Close what listens there."
+        raise UsageError("forward.port_taken", f"Port {here} of this machine is taken, or not yours.", hint=hint)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HERE, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
+
+
+def _as_data(pairs: list[tuple[int, int]]) -> list[dict[str, int]]:
+    return [{"here": here, "there": there} for here, there in pairs]

@@ -1,0 +1,108 @@
+"""`gpurun ssh-config`: an entry for OpenSSH of each machine that can be logged in to."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpurun.cli.options import Yes
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import SetupError
+
+if TYPE_CHECKING:
+    from gpurun.lifecycle.ways_in import Way
+
+app = typer.Typer(rich_markup_mode=None)
+_FIRST_BLOCK = re.compile(r"^\s*(Host|Match)\b", re.IGNORECASE | re.MULTILINE)
+
+
+@verb(app, "ssh-config", examples=["gpurun ssh-config", "gpurun ssh-config --yes", "gpurun ssh-config --json"])
+def ssh_config(session: Session, yes: Yes = False) -> Result:
+    """Write an entry for ssh of each run's machine, for scp, rsync, editors, git.
+
+    They are kept true as runs come and go, in a file of gpurun's own; your ~/.ssh/config gets a line only after a yes.
+    """
+    from gpurun.lifecycle.ways_in import config_of, write_entries
+    from gpurun.remote.ssh.entry import include_line
+
+    config = config_of(session.home)
+    line = include_line(config)
+    ways = write_entries(session.home, session.clock)
+    users = _users_config()
+    is_included = _has_line(users, line)
+    text = "\n".join(_shown(ways)) or "No run has a machine that can be logged in to."
+    if not is_included and (yes or session.interactive):
+        question = f"{line}\nPut this line first in {users}, so that ssh, scp and editors find them? [y/N]"
+        is_included = yes or session.ask(question, flag="--yes").lower() in ("y", "yes")
+        if is_included:
+            put_first(users, line)
+    after = "" if is_included else f"For ssh, scp and editors to find them, put this first in {users}:\n  {line}"
+    data = {
+        "config": str(config),
+        "include": line,
+        "included": is_included,
+        "entries": [
+            {
+                "run": way.run,
+                "host": way.entry.alias,
+                "address": way.entry.address.place,
+                "user": way.entry.address.user,
+                "folder": way.folder,
+            }
+            for way in ways
+            if way.entry is not None
+        ],
+    }
+    return Result(data=data, text=text, after=after)
+
+
+def _shown(ways: list[Way]) -> list[str]:
+    lines = []
+    for way in ways:
+        if way.entry is None:
+            lines.append(f"{way.run}: its scheduler is on this machine; gpurun ssh {way.run}")
+            continue
+        alias = way.entry.alias
+        where = f" (the login node; gpurun ssh {way.run} goes on into the job)" if way.job else ""
+        lines.append(f"{alias}  {way.entry.address.user}@{way.entry.address.place}{where}")
+        lines.append(f"  scp {alias}:{way.folder}/NAME .")
+        lines.append(f"  code --remote ssh-remote+{alias}")
+    return lines
+
+
+def _users_config() -> Path:
+    """Return the file that OpenSSH reads, whose home is the account's own, not $HOME."""
+    return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh" / "config"
+
+
+def _has_line(path: Path, line: str) -> bool:
+    """Whether a file has the line where it holds for every host: before the first Host or Match."""
+    from gpurun.core.paths import read_regular
+
+    try:
+        text = read_regular(path).decode("utf-8", "replace")
+    except OSError:
+        return False
+    first = _FIRST_BLOCK.search(text)
+    return line in (one.strip() for one in text[: first.start() if first else None].splitlines())
+
+
+def put_first(path: Path, line: str) -> None:
+    """Put a line before all that a file has, which may be a link; the rest stays byte for byte."""
+    from gpurun.core.paths import read_regular, write_atomic
+
+    target = path.resolve()
+    try:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        before = read_regular(target) if target.exists() else b""
+        write_atomic(target, f"{line}\n".encode() + before)
+    except OSError as error:
+        hint = f"Put it there yourself, as its first line: {line}"
+        raise SetupError("ssh_config.unwritable", f"{path} cannot be written: {error.strerror}.", hint=hint) from None

@@ -1,0 +1,120 @@
+"""A program at this terminal over our own SSH connection, for a machine without OpenSSH's client."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from gpurun.core.clock import Clock
+from gpurun.remote.interface import MachineLost
+from gpurun.remote.ssh.entry import Entry
+from gpurun.remote.ssh.host_key import ExpectedKey, Jump
+
+CONNECT_S = 30.0
+_BLOCK = 32 << 10
+
+
+class _Channel(Protocol):
+    """What is sent to a program's terminal."""
+
+    def sendall(self, s: bytes) -> object: ...
+
+    def resize_pty(self, width: int, height: int) -> None: ...
+
+    def shutdown_write(self) -> None: ...
+
+
+def run_here(entry: Entry, command: str, clock: Clock, *, at_terminal: bool) -> int:
+    """Run a command line on a machine with this process's input and outputs, and return its exit code.
+
+    At a terminal it gets one there, of the size that this one has, also after a change.
+    """
+    from gpurun.remote.ssh.connection import connect
+
+    jump = Jump(entry.jump.address, ExpectedKey.of(entry.jump.host_key)) if entry.jump else None
+    expected = ExpectedKey.of(entry.host_key)
+    connection = connect(entry.address, entry.identity, expected, clock, CONNECT_S, jump)
+    try:
+        channel = connection.channel()
+        if channel is None:
+            raise MachineLost(f"{entry.address.place} takes no more programs on one connection.")
+        if at_terminal:
+            size = os.get_terminal_size(sys.stdin.fileno())
+            channel.get_pty(os.environ.get("TERM", "vt100"), size.columns, size.lines)
+        channel.exec_command(command)
+        with _raw() if at_terminal else _as_it_is(), _size_changes() as changed:
+            threading.Thread(target=_send, args=(channel, changed), daemon=True).start()
+            errors = threading.Thread(target=_copy, args=(channel.recv_stderr, sys.stderr.fileno()), daemon=True)
+            errors.start()
+            _copy(channel.recv, sys.stdout.fileno())
+            errors.join()
+        channel.status_event.wait()
+        if channel.exit_status < 0:
+            raise MachineLost(f"The connection to {entry.address.place} has ended.")
+        return int(channel.exit_status)
+    finally:
+        connection.close()
+
+
+def _copy(receive: Callable[[int], bytes], to: int) -> None:
+    """Write all that comes, until nothing does, or nobody reads it any more."""
+    with suppress(OSError):
+        while block := receive(_BLOCK):
+            while block:
+                block = block[os.write(to, block) :]
+
+
+def _send(channel: _Channel, changed: int) -> None:
+    """Send what is typed, and each new size of the terminal."""
+    keys = sys.stdin.fileno()
+    watched = [keys, changed]
+    with suppress(Exception):  # The channel is over; who receives from it sees that too.
+        while True:
+            ready = select.select(watched, [], [])[0]
+            if changed in ready:
+                os.read(changed, 64)
+                size = os.get_terminal_size(keys)
+                channel.resize_pty(size.columns, size.lines)
+            if keys in ready:
+                typed = os.read(keys, _BLOCK)
+                if not typed:
+                    channel.shutdown_write()
+                    watched.remove(keys)
+                else:
+                    channel.sendall(typed)
+
+
+@contextmanager
+def _raw() -> Iterator[None]:
+    """Have each key come as it is typed, Ctrl-C too; the terminal is put back whatever happens."""
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    tty.setraw(keys)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _size_changes() -> Iterator[int]:
+    """Give what can be read each time the terminal has another size."""
+    read, write = os.pipe()
+    before = signal.signal(signal.SIGWINCH, lambda *_: os.write(write, b"."))
+    try:
+        yield read
+    finally:
+        signal.signal(signal.SIGWINCH, before)

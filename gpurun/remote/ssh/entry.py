@@ -1,0 +1,106 @@
+"""One machine as an entry of OpenSSH's configuration: the address, the key, the pinned host key, and nothing else.
+
+What stands in a line comes from a provider, a plan or a table: a value that ssh could read as more is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.core.errors import SetupError
+from gpurun.core.records import Address
+from gpurun.remote.key_pairs import AGENT
+from gpurun.remote.ssh.host_key import ALGORITHMS
+
+# The first value that ssh reads counts: nothing of a `Host *` of the user's own comes along.
+_NOTHING_ELSE = """\
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    UpdateHostKeys no
+    VerifyHostKeyDNS no
+    CheckHostIP no
+    HashKnownHosts no
+    PreferredAuthentications publickey
+    ForwardAgent no
+    ForwardX11 no
+    PermitLocalCommand no
+    RemoteCommand none
+    GSSAPIDelegateCredentials no
+    ControlMaster no
+    ControlPath none
+    ConnectTimeout 15
+    ServerAliveInterval 15
+    ServerAliveCountMax 4
+"""
+_HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,79}")
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_PATH = re.compile(r"""/[^\x00-\x1f\x7f"\\$*?\[]*""")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`Host ALIAS`: where it leads, the key that logs in (a file, or the user's agent), and the host key to expect.
+
+    `jump` is the host on the way, which has an entry of its own.
+    """
+
+    alias: str
+    address: Address
+    identity: str
+    host_key: str
+    jump: Entry | None = None
+
+    def __post_init__(self) -> None:
+        kind, _, encoded = self.host_key.partition(" ")
+        values = ((_HOST, self.address.host), (_USER, self.address.user), (_BASE64, encoded))
+        for shape, value in values:
+            if not shape.fullmatch(value):
+                raise _unwritable(value)
+        if kind not in ALGORITHMS:
+            raise _unwritable(self.host_key)
+        if self.identity != AGENT:
+            quoted(self.identity)
+
+    def config(self, known_hosts: Path) -> str:
+        """Return its lines, and those of the host on the way."""
+        way = f"ProxyJump {self.jump.alias}" if self.jump else "ProxyCommand none"
+        keys = "" if self.identity == AGENT else f"    IdentityFile {quoted(self.identity)}\n    IdentitiesOnly yes\n"
+        own = (
+            f"Host {self.alias}\n"
+            f"    HostName {self.address.host}\n"
+            f"    Port {self.address.port}\n"
+            f"    User {self.address.user}\n"
+            f"{keys}"
+            f"    HostKeyAlias {self.alias}\n"
+            f"    UserKnownHostsFile {quoted(str(known_hosts))}\n"
+            f"    {way}\n"
+            f"{_NOTHING_ELSE}"
+        )
+        return own + (self.jump.config(known_hosts) if self.jump else "")
+
+    def known(self) -> str:
+        """Return the lines that a file of known hosts has for it."""
+        return f"{self.alias} {self.host_key}\n" + (self.jump.known() if self.jump else "")
+
+
+def include_line(config: Path) -> str:
+    """Return the line that has ssh read a file of entries; some versions of ssh take a % in it for more than one."""
+    if "%" in str(config):
+        raise _unwritable(str(config))
+    return f"Include {quoted(str(config))}"
+
+
+def quoted(path: str) -> str:
+    """Return a path as ssh reads it back; SetupError for one that no quoting saves."""
+    if not _PATH.fullmatch(path):
+        raise _unwritable(path)
+    return f'"{path.replace("%", "%%")}"'
+
+
+def _unwritable(value: str) -> SetupError:
+    what = f"{value[:200]!r} cannot stand in a configuration of OpenSSH's."
+    hint = "A name, a key or a path there has no quote, %, $, backslash, wildcard or line break: use another --home."
+    return SetupError("ssh.unwritable", what, hint=hint)

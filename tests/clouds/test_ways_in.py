@@ -1,0 +1,178 @@
+"""The ways into a machine that is rented: shell, files, ports, by OpenSSH itself and by the entry that gpurun writes.
+
+The cloud is emulated; ssh, sshd, scp and rsync are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.secrets import child_environment
+from tests.clouds.rented import User, runpod, somebody
+from tests.emulators import guests
+
+pytestmark = [
+    pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot"),
+    pytest.mark.xdist_group("ways in on runpod"),
+]
+SCRIPT = """\
+import functools, http.server, os, threading, time
+os.makedirs("out", exist_ok=True)
+open("out/hello.txt", "w").write("from the machine")
+site = functools.partial(http.server.SimpleHTTPRequestHandler, directory="out")
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), site)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+open("out/port.txt", "w").write(str(server.server_port))
+step = 0
+while not os.path.exists("stop"):
+    step += 1
+    print(f"step {step} | loss 1.0", flush=True)
+    time.sleep(0.2)
+"""
+RUN, HOST = "fox-41", "gpurun-fox-41"
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    """Somebody whose run is under way on a rented machine, where it serves its outputs by HTTP."""
+    folder = tmp_path_factory.mktemp("ways")
+    with runpod(folder / "cloud") as cloud, somebody(cloud, folder / "home of a user") as user:
+        (folder / "lab").mkdir()
+        (folder / "lab" / "serve.py").write_text(SCRIPT)
+        begun = user.types(
+            "run", "--provider", "runpod", "--max-cost", "5", "--yes", "--name", RUN, *cloud.asks, "--detach",
+            "--upload", str(folder / "lab"), "--outputs", "out/*", "--", "python", "serve.py",
+        )  # fmt: skip
+        assert begun.returncode == 0, begun.stderr + user.said()
+        for _ in ticks(SystemClock(), 0.2, 60):
+            if user.types("ssh", RUN, "--", "cat", "out/port.txt").stdout:
+                break
+        yield user
+        user.types("destroy", RUN, "--yes")
+        assert cloud.alive() == []
+
+
+def config(user: User) -> Path:
+    return user.home / "ssh" / "config"
+
+
+def openssh(user: User, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A program of OpenSSH's (or rsync) with the entries, as an editor would use it."""
+    return subprocess.run(
+        [program, *words], env=child_environment(), capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+    )
+
+
+def test_a_command_runs_in_the_jobs_folder_and_ends_with_its_own_code(user: User) -> None:
+    shown = user.types("ssh", RUN, "--", "cat", "out/hello.txt")
+    assert (shown.stdout, shown.stderr, shown.returncode) == ("from the machine", "", 0)
+    assert user.types("ssh", RUN, "--", "sh", "-c", "echo '$HOME;' >&2; exit 7").returncode == 7
+    assert user.types("ssh", RUN, "--", "printf", "%s|", "a b", "*", "$(id)").stdout == "a b|*|$(id)|"
+
+
+def test_without_openssh_the_same_goes_over_gpuruns_own_connection(user: User, tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    shown = user.types("ssh", RUN, "--", "sh", "-c", "cat out/hello.txt; exit 7", PATH=str(tmp_path))
+    assert (shown.stdout, shown.returncode) == ("from the machine", 7), shown.stderr
+    lacks = user.types("forward", RUN, "8888", PATH=str(tmp_path))
+    assert (lacks.returncode, "Install OpenSSH" in lacks.stderr) == (4, True)
+
+
+def test_by_the_written_entry_ssh_scp_and_rsync_reach_it_with_a_strict_host_key(user: User, tmp_path: Path) -> None:
+    code, told = user.tells("ssh-config")
+    (entry,) = told["data"]["entries"]
+    assert (code, entry["host"], told["data"]["included"]) == (0, HOST, False)
+    assert stat.S_IMODE(config(user).stat().st_mode) == 0o600
+    strict = ("-F", str(config(user)), "-o", "StrictHostKeyChecking=yes")
+    assert openssh(user, "ssh", *strict, HOST, "echo in").stdout == "in\n"
+    work = f"{entry['folder']}/bundle/work"
+    copied = openssh(user, "scp", *strict, f"{HOST}:{work}/out/hello.txt", str(tmp_path))
+    assert copied.returncode == 0, copied.stderr
+    by_ssh = f"ssh -F '{config(user)}' -o StrictHostKeyChecking=yes"
+    synced = openssh(user, "rsync", "-a", "-e", by_ssh, f"{HOST}:{work}/serve.py", str(tmp_path))
+    assert synced.returncode == 0, synced.stderr
+    assert [(tmp_path / name).read_text() for name in ("hello.txt", "serve.py")] == ["from the machine", SCRIPT]
+
+
+def test_another_host_key_than_the_pinned_one_is_refused_whatever_is_asked(user: User, tmp_path: Path) -> None:
+    user.types("ssh-config")
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    kind, key, *_ = other.with_suffix(".pub").read_text().split()
+    known = tmp_path / "known_hosts"
+    known.write_text(f"{HOST} {kind} {key}\n")
+    mistaken = tmp_path / "config"
+    mistaken.write_text(config(user).read_text().replace(str(user.home / "ssh" / "known_hosts"), str(known)))
+    refused = openssh(user, "ssh", "-F", str(mistaken), "-o", "BatchMode=yes", HOST, "echo in")
+    assert (refused.returncode, refused.stdout) == (255, "")
+    assert "Host key verification failed" in refused.stderr
+
+
+def test_a_port_is_forwarded_to_the_loopback_until_ctrl_c_and_the_run_goes_on(user: User) -> None:
+    there = user.types("ssh", RUN, "--", "cat", "out/port.txt").stdout
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        here = taken.getsockname()[1]
+        refused = user.types("forward", RUN, f"{here}:{there}")
+    assert refused.returncode == 2
+    assert f"Port {here} of this machine is taken" in refused.stderr
+    offered = refused.stderr.partition(f"gpurun forward {RUN} ")[2].split()[0]
+    free = int(offered.partition(":")[0])
+    tunnel = subprocess.Popen(
+        [sys.executable, "-m", "gpurun.cli.app", "forward", RUN, offered, "--json"],
+        env=user.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert tunnel.stderr is not None
+        assert f"http://127.0.0.1:{free} is port {there}" in tunnel.stderr.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{free}/hello.txt", timeout=20) as page:
+            assert page.read() == b"from the machine"
+    finally:
+        tunnel.send_signal(signal.SIGINT)
+    out, _ = tunnel.communicate(timeout=20)
+    assert json.loads(out)["data"]["ports"] == [{"here": free, "there": int(there)}]
+    with socket.create_server(("127.0.0.1", free)):
+        pass
+    assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
+
+
+def test_more_sessions_than_one_connection_takes_leave_the_runs_supervisor_its_own(user: User) -> None:
+    words = ["ssh", "-F", str(config(user)), HOST, "echo in; read line"]
+    sessions = list[subprocess.Popen[bytes]]()
+    try:
+        for _ in range(12):
+            sessions.append(
+                subprocess.Popen(words, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            assert sessions[-1].stdout is not None
+            assert sessions[-1].stdout.readline() == b"in\n"
+        log = user.home / "runs" / RUN / "run.log"
+        size = log.stat().st_size
+        assert any(log.stat().st_size > size for _ in ticks(SystemClock(), 0.2, 60)), user.said()
+    finally:
+        for session in sessions:
+            session.communicate(b"\n", timeout=20)
+
+
+def test_at_the_runs_end_its_entry_goes_by_itself_and_each_verb_says_why(user: User) -> None:
+    user.types("ssh-config")
+    assert f"Host {HOST}" in config(user).read_text()
+    user.types("ssh", RUN, "--", "touch", "stop")
+    assert user.types("wait", RUN).returncode == 0, user.said()
+    assert any(f"Host {HOST}" not in config(user).read_text() for _ in ticks(SystemClock(), 0.2, 20))
+    assert (user.home / "ssh" / "known_hosts").read_text() == ""
+    for words in (("ssh", RUN), ("forward", RUN, "8888")):
+        over = user.types(*words)
+        assert (over.returncode, f"{RUN} is over" in over.stderr) == (2, True), over.stderr
+    hello = user.home / "runs" / RUN / "artifacts" / "outputs" / "out" / "hello.txt"
+    assert hello.read_text() == "from the machine"

@@ -1,0 +1,278 @@
+"""The ways into a run's machine: who has one, what an entry says, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.commands import forward, ssh_config
+from gpurun.core.clock import SystemClock
+from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.journal_records import Phase
+from gpurun.core.known_hosts import remember_host
+from gpurun.core.paths import Home
+from gpurun.core.records import Address, Instance, InstanceState
+from gpurun.core.run_plan import Box
+from gpurun.ledger.runs import Sight, look
+from gpurun.lifecycle import ways_in
+from gpurun.lifecycle.ways_in import Way, config_of, way_into, write_entries
+from gpurun.remote.key_pairs import fingerprint, make_keys
+from gpurun.remote.ssh.entry import Entry, include_line
+from tests.command_line import gpurun
+from tests.lifecycle.tiny_runs import make_run
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJTv0mIZ4YmVZyQAtWZJf3kUoS8P4tQxq3B5N6m0Y1c"
+AT = Address(kind="ssh", host="203.0.113.7", port=22022, user="root")
+TOKEN = "gr-fox-41"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "a home").prepare()
+
+
+def sight_of(home: Home, phase: Phase, *, provider: str = "runpod", address: Address | None = AT, **more: Any) -> Sight:
+    """A run as it stands at a phase, on a machine of a provider."""
+    folder = home.run("fox-41")
+    if not folder.path.exists():
+        make_run(home)
+        make_keys(folder.ssh)
+    instance = Instance(
+        id="lab/12", provider=provider, token=TOKEN, run="fox-41", state=InstanceState.RUNNING, address=address, **more
+    )
+    sight = look(home, "fox-41")
+    has_one = phase not in (Phase.OPENED, Phase.CREATING)
+    told = {"phase": phase, "provider": provider, "instance": instance if has_one else None}
+    return replace(sight, state=sight.state.model_copy(update=told))
+
+
+def way(sight: Sight, home: Home) -> Way:
+    return way_into(sight, home, lambda alias, box: KEY)
+
+
+def resolved(config: Path, alias: str) -> dict[str, str]:
+    """What OpenSSH itself makes of an entry."""
+    shown = subprocess.run(["ssh", "-G", "-F", str(config), alias], capture_output=True, text=True, check=True).stdout
+    return dict(line.split(" ", 1) for line in shown.splitlines() if " " in line)
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "code", "hint"),
+    [
+        (Phase.OPENED, {}, "way.not_ready", "gpurun attach fox-41"),
+        (Phase.CREATING, {}, "way.not_ready", "gpurun attach fox-41"),
+        (Phase.CREATED, {}, "way.not_ready", "type this again"),
+        (Phase.TRAINING, {"provider": "local"}, "way.here", "Its folder: cd "),
+        (Phase.DESTROYING, {}, "way.over", "gpurun receipt fox-41"),
+        (Phase.CLOSED, {}, "way.over", "artifacts"),
+        (Phase.CLOSED, {"provider": "local"}, "way.over", "artifacts"),
+    ],
+)
+def test_a_run_without_a_way_in_says_which_it_is_and_what_to_do(
+    home: Home, phase: Phase, more: dict[str, Any], code: str, hint: str
+) -> None:
+    address = Address(kind="folder", folder="instances/x") if more.get("provider") == "local" else AT
+    with pytest.raises(UsageError) as raised:
+        way(sight_of(home, phase, address=address, **more), home)
+    assert raised.value.code == code
+    assert hint in raised.value.hint
+
+
+def test_a_key_that_is_in_another_home_is_asked_for_there(home: Home) -> None:
+    sight = sight_of(home, Phase.TRAINING)
+    (sight.folder.ssh / "client").unlink()
+    with pytest.raises(SetupError, match="is not in") as raised:
+        way(sight, home)
+    assert "--home" in raised.value.hint
+
+
+def test_an_entry_is_strict_and_takes_nothing_of_the_users_own_host_star(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sight = sight_of(home, Phase.TRAINING)
+    monkeypatch.setattr(ways_in, "look_at_all", lambda *_: iter([(sight, None)]))
+    write_entries(home)
+    users = home.root / "users"
+    users.write_text(
+        f'Include "{config_of(home)}"\nHost *\n  ForwardAgent yes\n  StrictHostKeyChecking no\n  User me\n'
+        "  ProxyCommand nc %h %p\n  LocalCommand touch x\n  PermitLocalCommand yes\n  UserKnownHostsFile /dev/null\n"
+        "  ControlMaster auto\n  ControlPath ~/.ssh/%C\n"
+    )
+    for config in (users, config_of(home)):
+        found = resolved(config, "gpurun-fox-41")
+        assert (found["hostname"], found["port"], found["user"]) == ("203.0.113.7", "22022", "root")
+        assert found["identityfile"] == str(sight.folder.ssh / "client")
+        assert found["userknownhostsfile"] == str(home.ssh / "known_hosts")
+        assert (found["stricthostkeychecking"], found["hostkeyalias"]) == ("true", "gpurun-fox-41")
+        assert (found["forwardagent"], found["permitlocalcommand"], found["controlmaster"]) == ("no", "no", "false")
+        assert {"proxycommand", "controlpath"}.isdisjoint(found)
+    known = (home.ssh / "known_hosts").read_text().split()
+    assert known == ["gpurun-fox-41", *(sight.folder.ssh / "host.pub").read_text().split()[:2]]
+
+
+def test_a_machine_that_moved_is_found_at_its_new_port(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    for port in (22022, 10_022):
+        sight = sight_of(home, Phase.TRAINING, address=AT.model_copy(update={"port": port}))
+        monkeypatch.setattr(ways_in, "look_at_all", lambda *_, sight=sight: iter([(sight, None)]))
+        write_entries(home)
+        assert resolved(config_of(home), "gpurun-fox-41")["port"] == str(port)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"address": AT.model_copy(update={"host": "-oProxyCommand=touch x"})},
+        {"address": AT.model_copy(update={"host": "203.0.113.7\n  ProxyCommand touch x"})},
+        {"address": AT.model_copy(update={"host": "%h"})},
+        {"address": AT.model_copy(update={"host": ""})},
+        {"address": AT.model_copy(update={"user": "-oProxyCommand=touch x"})},
+        {"address": AT.model_copy(update={"user": "root\n  ProxyCommand touch x"})},
+        {"address": AT.model_copy(update={"user": "a b"})},
+        {"host_key": f"{KEY}\n* {KEY}"},
+        {"host_key": "@cert-authority AAAA"},
+        {"identity": '/home/"\n  ProxyCommand touch x'},
+        {"identity": "/home/${HOME}/key"},
+    ],
+    ids=str,
+)
+def test_what_ssh_could_read_as_more_than_a_value_makes_no_entry(changes: dict[str, Any]) -> None:
+    values: dict[str, Any] = {"alias": "gpurun-x", "address": AT, "identity": "/k", "host_key": KEY}
+    with pytest.raises(SetupError, match="cannot stand in a configuration"):
+        Entry(**{**values, **changes})
+
+
+def test_a_box_behind_a_bastion_has_two_entries_and_the_agents_keys(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(
+        target="me@gpu3.lab:22", identity="agent", host_key=KEY, trusted="given", jump="me@gate.lab:2222",
+        jump_host_key=KEY,
+    )  # fmt: skip
+    sight = sight_of(home, Phase.TRAINING, provider="ssh")
+    sight = replace(sight, plan=sight.plan.model_copy(update={"box": box}))
+    monkeypatch.setattr(ways_in, "look_at_all", lambda *_: iter([(sight, None)]))
+    write_entries(home)
+    found, gate = (resolved(config_of(home), f"gpurun-fox-41{name}") for name in ("", ".jump"))
+    assert (found["hostname"], found["proxyjump"]) == ("gpu3.lab", "gpurun-fox-41.jump")
+    assert (gate["hostname"], gate["port"], gate["stricthostkeychecking"]) == ("gate.lab", "2222", "true")
+    assert found["identitiesonly"] == "no"
+    assert (home.ssh / "known_hosts").read_text() == f"gpurun-fox-41 {KEY}\ngpurun-fox-41.jump {KEY}\n"
+
+
+def test_of_a_box_that_was_given_by_its_fingerprint_the_key_is_asked_once_and_another_never_written(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = Box(target="me@lab:22", identity="/k", host_key=fingerprint(KEY), trusted="given")
+    sight = sight_of(home, Phase.TRAINING, provider="ssh")
+    sight = replace(sight, plan=sight.plan.model_copy(update={"box": box}))
+    monkeypatch.setattr(ways_in, "look_at_all", lambda *_: iter([(sight, None)]))
+    asked: list[str] = []
+    monkeypatch.setattr(ways_in, "shown_host_key", lambda box, clock: asked.append(box.target) or KEY)
+    assert write_entries(home) == [], "a supervisor asks nobody"
+    for clock in (SystemClock(), SystemClock(), None):
+        assert len(write_entries(home, clock)) == 1
+    assert asked == ["me@lab:22"]
+    (home.ssh / "known_hosts").write_text((home.ssh / "known_hosts").read_text().replace("Y1c", "Y1d"))
+    assert write_entries(home) == []
+
+
+def test_a_cluster_is_entered_by_its_login_node_and_from_there_into_the_job(home: Home) -> None:
+    home.config.write_text(
+        '[slurm.lab]\nhost = "login.lab"\nuser = "me"\nworkdir = "/shared"\nsetup = "module load cuda"\n'
+    )
+    at = AT.model_copy(update={"folder": "/shared/gr-fox-41"})
+    sight = sight_of(home, Phase.TRAINING, provider="slurm", address=at, region="lab")
+    with pytest.raises(GpurunError, match="is not on record here"):
+        way_into(sight, home, ways_in._before({}, None))
+    remember_host(home, "login.lab", 22, KEY)
+    found = way_into(sight, home, ways_in._before({}, None))
+    assert found.entry is not None
+    assert (found.entry.address.host, found.entry.identity) == ("login.lab", str(home.keys / "ssh" / "client"))
+    line = found.command([], at_terminal=True)
+    assert line.startswith("srun --overlap --jobid=12 --nodes=1 --ntasks=1 --quiet --pty --chdir=/shared/gr-fox-41 sh")
+    assert "'module load cuda'" in line
+    assert "--pty" not in found.command(["true"], at_terminal=False)
+
+
+@pytest.mark.parametrize(
+    "word", ["0", "65536", "8888:", ":8888", "eight", "-1", "8888:80:80", "127.0.0.1:8888", "８８８８"]
+)
+def test_what_is_no_port_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="is not a port"):
+        forward._pairs([word])
+
+
+def test_a_port_is_not_named_twice_and_the_next_free_one_is_none_of_the_others() -> None:
+    with pytest.raises(UsageError, match="named twice"):
+        forward._pairs(["8888", "8888:80"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError) as raised:
+            forward._demand_free("fox-41", [(port, 8888), (port + 1, 6006)])
+    offered = raised.value.hint.partition("gpurun forward fox-41 ")[2].split()
+    assert offered[0].endswith(":8888")
+    assert int(offered[0].partition(":")[0]) > port + 1
+    assert offered[1] == f"{port + 1}:6006"
+
+
+def test_the_line_comes_first_in_the_users_file_which_may_be_a_link_and_keeps_its_bytes(tmp_path: Path) -> None:
+    kept, line = b"Host old\n  Port 22 \xff\r\n", 'Include "/h/ssh/config"'
+    dotfile, users = tmp_path / "dotfile", tmp_path / ".ssh" / "config"
+    dotfile.write_bytes(kept)
+    users.parent.mkdir()
+    users.symlink_to(dotfile)
+    assert not ssh_config._has_line(users, line)
+    ssh_config.put_first(users, line)
+    assert (dotfile.read_bytes(), users.is_symlink()) == (line.encode() + b"\n" + kept, True)
+    assert ssh_config._has_line(users, line)
+    dotfile.write_bytes(kept + line.encode())
+    assert not ssh_config._has_line(users, line), "behind a Host it holds for that one alone"
+    ssh_config.put_first(tmp_path / "new" / "config", line)
+    assert (tmp_path / "new" / "config").read_text() == f"{line}\n"
+
+
+def test_nothing_is_written_into_the_users_file_without_a_yes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = home.root / "their own" / "config"
+    monkeypatch.setattr(ssh_config, "_users_config", lambda: users)
+    for words, is_written in (((), False), (("--json",), False), (("--yes",), True)):
+        done = gpurun("ssh-config", *words, "--home", str(home.root))
+        assert (done.returncode, users.exists()) == (0, is_written), done.stderr
+
+
+def test_a_percent_in_a_path_is_quoted_where_ssh_reads_it_so_and_refused_where_versions_differ(tmp_path: Path) -> None:
+    key, known, config = (tmp_path / name for name in ("100% h", "known 100%h", "config"))
+    config.write_text(Entry("gpurun-x", AT, str(key), KEY).config(known))
+    assert resolved(config, "gpurun-x")["userknownhostsfile"] == str(known)
+    with pytest.raises(SetupError, match="cannot stand in"):
+        include_line(tmp_path / "100%" / "config")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["ssh", "fox-41", "--json"], 2, "stands behind the run"),
+        (["ssh", "--json", "fox-41"], 2, "which is no JSON"),
+        (["ssh", "fox-41", "-L", "1:b:2"], 2, "stands behind the run"),
+        (["ssh", "-oProxyCommand=x"], 2, "No such option"),
+        (["ssh", "--", "-oProxyCommand=x"], 2, "There is no run"),
+        (["ssh", ""], 2, "The name of the run is empty"),
+        (["ssh", "fox-41"], 2, "runs on this machine"),
+        (["forward", "fox-41"], 2, "Missing argument"),
+        (["forward", "fox-41", "x"], 2, "is not a port"),
+        (["forward", "fox-41", "8888"], 2, "runs on this machine"),
+    ],
+)
+def test_each_wrong_line_has_its_sentence(home: Home, words: list[str], code: int, message: str) -> None:
+    make_run(home)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpurun", words[0], *words[1:]],
+        env={**os.environ, "GPURUN_HOME": str(home.root)}, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, message in done.stderr + done.stdout) == (code, True), done.stderr + done.stdout
