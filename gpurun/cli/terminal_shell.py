@@ -97,7 +97,7 @@ def _raw() -> Iterator[None]:
     """Have each key come as it is typed, Ctrl-C too; the terminal is put back whatever happens."""
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
-    tty.setraw(keys)
+    tty.setraw(keys, termios.TCSADRAIN)  # What was typed before is not lost.
     try:
         yield
     finally:

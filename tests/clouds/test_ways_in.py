@@ -5,12 +5,18 @@ The cloud is emulated; ssh, sshd, scp and rsync are the real ones.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import select
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
+import termios
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +93,62 @@ def test_without_openssh_the_same_goes_over_gpuruns_own_connection(user: User, t
     assert (shown.stdout, shown.returncode) == ("from the machine", 7), shown.stderr
     lacks = user.types("forward", RUN, "8888", PATH=str(tmp_path))
     assert (lacks.returncode, "Install OpenSSH" in lacks.stderr) == (4, True)
+
+
+class Terminal:
+    """A terminal in which somebody types one command of gpurun's."""
+
+    def __init__(self, user: User, *words: str, **more: str) -> None:
+        self.ours, theirs = os.openpty()
+        self.resize(30, 101)
+        self.before = termios.tcgetattr(theirs)
+        self.theirs, self.seen = theirs, ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpurun.cli.app", *words], env={**user.environment(), "TERM": "xterm", **more},
+            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+
+    def resize(self, lines: int, columns: int) -> None:
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def types(self, line: str) -> None:
+        os.write(self.ours, line.encode() + b"\r")
+
+    def shows(self, text: str) -> None:
+        """Wait until it stands there, and forget all before it."""
+        end = time.monotonic() + 30
+        while text not in self.seen:
+            assert select.select([self.ours], [], [], max(0.0, end - time.monotonic()))[0], self.seen
+            self.seen += os.read(self.ours, 4096).decode(errors="replace")
+        self.seen = self.seen.partition(text)[2]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+@pytest.mark.parametrize("by", ["openssh", "gpurun itself"])
+def test_a_shell_is_at_home_in_a_terminal_and_follows_its_size(user: User, tmp_path: Path, by: str) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    terminal = Terminal(user, "ssh", RUN, **({} if by == "openssh" else {"PATH": str(tmp_path)}))
+    try:
+        terminal.types("stty size; echo here: $(cat out/hello.txt)")
+        terminal.shows("30 101")
+        terminal.shows("here: from the machine")
+        terminal.resize(44, 77)
+        terminal.types("until stty size | grep 44; do sleep 0.1; done")
+        terminal.shows("44 77")
+        terminal.types("sleep 60 || echo cut")
+        time.sleep(0.5)
+        os.write(terminal.ours, b"\x03")
+        terminal.types("exit 5")
+        assert terminal.process.wait(timeout=20) == 5
+        assert termios.tcgetattr(terminal.theirs) == terminal.before
+    finally:
+        terminal.close()
 
 
 def test_by_the_written_entry_ssh_scp_and_rsync_reach_it_with_a_strict_host_key(user: User, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def forward(
         hint = "Install OpenSSH's client (openssh-client). gpurun ssh does without it."
         raise SetupError("forward.no_openssh", "Ports are forwarded by `ssh`, which is not here.", hint=hint)
     _demand_free(name, pairs)
-    options = ["-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=ERROR"]
+    options = ["-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
     options += [word for here, there in pairs for word in ("-L", f"{_HERE}:{here}:{_HERE}:{there}")]
     process = subprocess.Popen(
         words(config, way.entry, *options),
