@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.artifact_names import shown
 from gpurun.core.collected_record import files_of, missing_of
-from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
+from gpurun.core.errors import CollectFailed, GpurunError, SetupError, UsageError, VerificationFailed
 from gpurun.core.journal_events import CollectObserved, FilesBrought, TrainIntended, TrainObserved, TrainStarted
 from gpurun.core.journal_records import Phase, last_brought, last_typed
-from gpurun.core.paths import RunFolder
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import canonical
 from gpurun.ledger.runs import Sight
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare
@@ -32,6 +34,7 @@ from gpurun.lifecycle.artifacts.on_demand import (
 from gpurun.lifecycle.connect import Reach
 from gpurun.lifecycle.context import instance_of
 from gpurun.lifecycle.instance.job_folder import over
+from gpurun.lifecycle.ways_in import config_of, write_entries
 from gpurun.readers.run_status import held_word
 from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.s3_errors import BucketLost
@@ -140,9 +143,11 @@ def _held(sight: Sight) -> list[str]:
         if names:
             more = " and more" if left["files"] > len(files) else ""
             lines.append(f"{heading}: {names}{more}.")
-    if (address := instance.address) is not None and address.kind == "ssh":
-        login = f"-i {sight.folder.ssh / 'client'} -P {address.port} {address.user}@{address.host}"
-        lines.append(f"By hand: scp -r {login}:PATH .")
+    home = Home(sight.folder.home)
+    with suppress(GpurunError, OSError):  # How it is reached is said beside what matters.
+        for way in write_entries(home):
+            if way.run == sight.folder.name and way.entry is not None:
+                lines.append(f"By hand: scp -r -F {shlex.quote(str(config_of(home)))} {way.entry.alias}:PATH .")
     return lines
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -36,6 +37,7 @@ SCRIPT = """\
 import functools, http.server, os, threading, time
 os.makedirs("out", exist_ok=True)
 open("out/hello.txt", "w").write("from the machine")
+open("out/log.txt", "w").write("line\\n" * 4)
 site = functools.partial(http.server.SimpleHTTPRequestHandler, directory="out")
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), site)
 threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -46,6 +48,7 @@ while not os.path.exists("stop"):
     print(f"step {step} | loss 1.0", flush=True)
     time.sleep(0.2)
 """
+DOCS = Path(__file__).parents[2] / "docs"
 RUN, HOST = "fox-41", "gpurun-fox-41"
 
 
@@ -224,6 +227,29 @@ def test_more_sessions_than_one_connection_takes_leave_the_runs_supervisor_its_o
     finally:
         for session in sessions:
             session.communicate(b"\n", timeout=20)
+
+
+def test_every_line_of_the_page_does_what_it_says(user: User, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (DOCS / "DEV-BOX.md").read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    # The reader's own ~/.ssh/config has the line that includes the entries; this account's is left alone.
+    preface = f"""gpurun() {{ "{sys.executable}" -m gpurun "$@"; }}
+        for program in ssh scp; do eval "$program() {{ command $program -F '{config(user)}' \\"\\$@\\"; }}"; done
+        export RSYNC_RSH="ssh -F '{config(user)}'"
+    """
+    said = {}
+    for line in lines:
+        done = subprocess.run(
+            ["bash", "-c", preface + line], cwd=tmp_path, env=user.environment(), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        said[line.split()[1]] = done.stdout
+    assert len(lines) == 6
+    assert said["ssh"].count("line") == 3
+    assert f"code --remote ssh-remote+{HOST}" in said["ssh-config"]
+    assert (tmp_path / "log.txt").read_text() == "line\n" * 4
+    assert list(tmp_path.glob("out-of-the-machine/.gpurun/*/bundle/work/serve.py"))
 
 
 def test_at_the_runs_end_its_entry_goes_by_itself_and_each_verb_says_why(user: User) -> None:

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -185,6 +187,51 @@ def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: Scripte
         assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
         check_promises(home, folder, slurm)
     finally:
+        server.close()
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["here", "over its login node"])
+@pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+def test_a_person_gets_into_a_job_as_a_step_of_it(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path, is_here: bool
+) -> None:
+    keys = make_keys(tmp_path / "keys")
+    option = f'ForceCommand export PATH={slurm.bin}:$PATH; eval "$SSH_ORIGINAL_COMMAND"'
+    server = sshd.Sshd(
+        tmp_path / "sshd", host_keys=[tmp_path / "keys/host"], authorized_keys=[keys.client_public], options=[option]
+    )
+    way = f'host = "127.0.0.1"\nport = {server.port}\nuser = "{server.user}"\nidentity = "{tmp_path}/keys/client"'
+    if not is_here:
+        home.config.write_text(home.config.read_text().replace('host = "local"', way))
+    folder = opened(home, slurm, steps=100_000)
+    child = begin(home)
+    try:
+        for _ in ticks(CLOCK, 0.05, 20):
+            if any(event is Event.TRAIN_STARTED for event in events_of(folder)):
+                break
+        words = [
+            sys.executable,
+            "-m",
+            "gpurun",
+            "ssh",
+            "fox-41",
+            "--",
+            "sh",
+            "-c",
+            'pwd; echo "$1"; exit 7',
+            "x",
+            "a  b",
+        ]
+        told = {**os.environ, "GPURUN_HOME": str(home.root)}
+        done = subprocess.run(words, env=told, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
+        (job,) = slurm.work.iterdir()
+        assert (done.stdout, done.returncode) == (f"{job}\na  b\n", 7), done.stderr
+        assert "bundle/work" in (slurm.state / "steps").read_text(), "it was srun that has run it"
+        refused = gpurun("forward", "fox-41", "8888", "--home", str(home.root))
+        assert (refused.returncode, "job of a cluster's" in refused.stderr) == (2, True)
+    finally:
+        ask_to_stop(folder, "destroy", by="user", reason="seen")
+        ended(child, home)
         server.close()
 
 

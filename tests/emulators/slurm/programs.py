@@ -45,6 +45,7 @@ LONG = [
     "overlap",
     "jobid=",
     "quiet",
+    "pty",
     "name=",
     "jobs=",
 ]
