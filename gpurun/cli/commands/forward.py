@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -46,7 +47,9 @@ def forward(
     name = meant(session, run)
     way, config = way_to_run(session.home, name, session.clock), config_of(session.home)
     if way.entry is None or way.job:
-        by = f"ssh -F '{config}' -N -L {_HERE}:8888:NODE:8888 {way.entry.alias}" if way.entry else "ssh -N -L"
+        by = "http://NODE:8888, as the login node is this machine"
+        if way.entry is not None:
+            by = f"ssh -F {shlex.quote(str(config))} -N -L {_HERE}:8888:NODE:8888 {way.entry.alias}"
         hint = f"Where the cluster lets its login node reach the job's NODE (squeue --me names it): {by}"
         raise UsageError(
             "forward.cluster", f"{name} is a job of a cluster's: gpurun cannot reach its ports.", hint=hint

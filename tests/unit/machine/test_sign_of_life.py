@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import Place
 
+from gpurun.core.clock import SystemClock
+from gpurun.core.run_plan import Box
+from gpurun.planning.own_box import shown_host_key
 from gpurun.remote.client import FarSide
 from gpurun.remote.key_pairs import fingerprint, make_keys
+from gpurun.remote.ssh import HostKeyMismatch
 from tests.emulators import sshd
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
@@ -51,3 +55,13 @@ def test_an_sshd_that_has_ended_answers_no_more(place: Place) -> None:
     assert far.answers(LIMIT_S)
     place.server.close()
     assert not far.answers(LIMIT_S)
+
+
+def test_of_a_key_that_is_known_by_its_fingerprint_the_whole_line_is_asked_and_another_is_refused(place: Place) -> None:
+    line = " ".join(place.keys.host_public.split()[:2])
+    target = f"{place.server.user}@127.0.0.1:{place.server.port}"
+    box = Box(target=target, identity=str(place.client), host_key=fingerprint(line), trusted="given")
+    assert shown_host_key(box, SystemClock()) == line
+    other = fingerprint(place.keys.client_public)
+    with pytest.raises(HostKeyMismatch):
+        shown_host_key(box.model_copy(update={"host_key": other}), SystemClock())
