@@ -43,6 +43,7 @@ VERBS = {
     "audit": "Check journals, receipts, signatures, costs and checkpoints, by a second computation.",
     "evidence": "Write a run's evidence into one file to hand in: card, receipt, journal, log and events.",
     "roster": "Give each learner of a class a challenge.",
+    "budget": "Show what is left of each budget, which runs hold how much of it, and what was spent by receipts.",
     "reap": "Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.",
     "report": (
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
@@ -67,7 +68,7 @@ GROUPS = {
     "Rent and train": ("offers", "plan", "train", "run", "stop", "resume", "collect", "destroy"),
     "Train elsewhere": ("notebook", "import"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
-    "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
+    "Money": ("budget", "receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
     "Data": ("data", "recipes", "pack"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
