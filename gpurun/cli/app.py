@@ -38,6 +38,7 @@ VERBS = {
     "collect": (
         "Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."
     ),
+    "rm": "Free the disk of what finished runs brought home; journal, receipt, log and curves stay.",
     "destroy": "Destroy the machine now, without downloading anything, and prove that it is gone.",
     "receipt": "Show a run's signed receipt.",
     "audit": "Check journals, receipts, signatures, costs and checkpoints, by a second computation.",
@@ -70,7 +71,7 @@ GROUPS = {
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
     "Money": ("budget", "receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
-    "Data": ("data", "recipes", "pack"),
+    "Data": ("data", "recipes", "pack", "rm"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
 }
 """The verbs as the help lists them."""

@@ -149,6 +149,11 @@ class RunFolder:
         return self.path / "artifacts"
 
     @property
+    def removed(self) -> Path:
+        """When its user had the files removed that had come home, and how many they were."""
+        return self.path / "removed.json"
+
+    @property
     def receipt(self) -> Path:
         """The signed receipt."""
         return self.path / "receipt.json"

@@ -355,6 +355,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         files = files_of(folder, collected.files, collected.listed) if collected else ()
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
+    missing: list[str] = []
     held, is_of_these_rules = 0, any(one.rules == RULES for one in all_typed(records[:1], RunOpened))
     for file in files:
         try:
@@ -364,7 +365,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         if not path.resolve().is_relative_to(folder.artifacts.resolve()):
             found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
         elif not path.is_file():
-            found.warnings += [] if found.has_travelled else [f"{file['name']} is not here any more"]
+            missing.append(file["name"])
         elif path.stat().st_size != file["bytes"] or digest_file(path)["sha256"] != file["sha256"]:
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
@@ -373,6 +374,10 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
                 # What a command of the user's own writes decides no verdict; the trainer writes nothing else.
                 (found.warnings if file["kind"] == "checkpoint" else found.problems).append(told)
     found.files = f"{held}/{len(files)}"
+    if missing and not found.has_travelled:
+        by_user = " (gpurun rm)" if folder.removed.is_file() else ""
+        named = f"{missing[0]} is" if len(missing) == 1 else f"{len(missing)} files, {missing[0]} among them, are"
+        found.warnings.append(f"{named} not here any more{by_user}")
 
 
 def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
