@@ -67,3 +67,17 @@ def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: s
     if seconds is None or not least_s <= seconds <= most_s:
         raise UsageError(code, wrong, hint=hint)
     return seconds
+
+
+def day_wall(text: str) -> float | None:
+    """The beginning of a local day; "" means since ever."""
+    from datetime import datetime
+
+    from gpurun.core.errors import UsageError
+
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError("usage.since", f"--since {text!r} is not a date.", hint="Write --since 2026-11-01.") from None
