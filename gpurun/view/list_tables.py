@@ -77,7 +77,11 @@ def _began(row: RunRow, now: float) -> str:
     if row.started_wall is None:
         return UNKNOWN
     is_over = not row.live and not row.may_be_billing
-    return local_time(row.started_wall, now=now).split()[0] if is_over else f"{format_duration(now - row.started_wall)} ago"
+    return (
+        local_time(row.started_wall, now=now).split()[0]
+        if is_over
+        else f"{format_duration(now - row.started_wall)} ago"
+    )
 
 
 def _dies(row: RunRow, now: float) -> str:
