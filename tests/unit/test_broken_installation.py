@@ -17,12 +17,12 @@ def gpurun(own_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         monkeypatch.setattr(sys, "argv", ["gpurun", *words])
         code = run_app(build_app())
         shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        return code, " ".join(shown.out.split()), " ".join(shown.err.split())
 
     return run
 
 
-def without_pydantic(*_: object) -> None:
+def without_pydantic(*_: object, **__: object) -> None:
     raise ModuleNotFoundError("No module named 'typing_inspection'")
 
 
