@@ -143,7 +143,7 @@ def run_app(app: typer.Typer) -> int:
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
         # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
-        error = UsageError("usage", wrong.format_message(), hint=f"See: {said_by} --help")
+        error = UsageError("usage", wrong.format_message(), hint=f"{_example(wrong)}See: {said_by} --help")
         return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return without_output(loss, Result(), None)
@@ -156,6 +156,16 @@ def run_app(app: typer.Typer) -> int:
             raise
         return without_output(lost(left.__context__), Result(), None)
     return code if isinstance(code, int) else 0
+
+
+def _example(wrong: Any) -> str:
+    """Return how the verb is typed, where a word of it was left out."""
+    command = getattr(getattr(wrong, "ctx", None), "command", None)
+    examples = [
+        line.strip() for line in str(getattr(command, "help", "")).splitlines() if line.strip().startswith("$ ")
+    ]
+    is_missing = type(wrong).__name__ == "MissingParameter" and examples
+    return f"For example: {examples[0].removeprefix('$ ')}. " if is_missing else ""
 
 
 def main() -> None:

@@ -63,6 +63,8 @@ WRONG = [
     (["destroy", "nosuch", "--yes"], 2, "run.unknown", "another home add --home DIR"),
     (["receipt", "@last"], 2, "run.unknown", ""),
     (["ps", "--bogus"], 2, "usage", "gpurun ps --help"),
+    (["roster", "new", "c1"], 2, "usage", "gpurun roster new ml-2026 --students students.txt"),
+    (["stop"], 2, "usage", "gpurun stop fox-41"),
     (["nosuchverb"], 2, "usage", "gpurun --help"),
     (["ps", "--color", "pink"], 2, "usage.color", ""),
     (["audit", "--since", "yesterday"], 2, "usage.since", ""),
