@@ -18,6 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Box, Candidate, Choices, Job, Mode, Request
+from gpurun.core.this_machine import cards_here
 from gpurun.planning.market import Market, key_warning
 from gpurun.providers.catalog import demand_one_node, offers_for, rows_for
 from gpurun.providers.registry import (
@@ -109,10 +110,14 @@ class Here(Place):
         self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; what is needed there does not change what there is here."""
+        """See `Place.market`; what is needed there does not change what there is here. A rehearsal takes no card."""
         from gpurun.providers.local import LocalProvider
 
-        found = LocalProvider(self.desk.home, self.desk.clock).offers(GpuNeed(count=0, name="cpu"), ())
+        here = GpuNeed(count=0, name="cpu") if self.mode is Mode.REHEARSAL else GpuNeed(count=1, name="any")
+        found = LocalProvider(self.desk.home, self.desk.clock).offers(here, ())
+        cards = cards_here() if here.count else ()
+        if cards and not found[0].gpu_count:
+            self.notes = (f"How fast {cards[0].name} is, is not known here: the time is reckoned by the CPU.",)
         return Market(tuple(found), (), 0.0)
 
 

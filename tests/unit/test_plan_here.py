@@ -298,3 +298,42 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "12",
     }
+
+
+def driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: int = 0) -> None:
+    """Let nvidia-smi say this of the cards here."""
+    tool = folder / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "gpu", "memory"),
+    [
+        (("NVIDIA H200, 143771",), 0, "H200 SXM", 140),
+        (("NVIDIA A100-SXM4-80GB, 81920", "NVIDIA A100-SXM4-80GB, 81920"), 0, "A100 SXM", 80),
+        (("NVIDIA GeForce RTX 2060, 6144",), 0, "cpu", 0),
+        (("NVIDIA-SMI has failed", "make sure that the driver runs"), 9, "cpu", 0),
+        (("[Insufficient Permissions]",), 0, "cpu", 0),
+    ],
+    ids=["an H200", "two A100", "one that nobody rents out", "a broken driver", "no table"],
+)
+def test_the_card_of_this_machine_is_what_its_plan_reckons_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], code: int, gpu: str, memory: int
+) -> None:
+    """On an H200 GPT-2 was planned on 16 cores, for 37 hours, and took half a minute."""
+    driver(tmp_path, monkeypatch, *lines, code=code)
+    plan = planned_here(tmp_path / "home")
+    offer = plan.offer
+    assert (offer.gpu, offer.vram_gb, offer.gpu_count) == (gpu, memory, int(gpu != "cpu"))
+    assert any("RTX 2060" in note for note in plan.notes) is ("RTX 2060" in lines[0])
+
+
+def test_a_rehearsal_takes_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, monkeypatch, "NVIDIA H200, 143771")
+    request = Request(recipe="mini-gpt", dry_run=True, overrides=("data.limit_mb=1",))
+    home = Home(tmp_path / "home").prepare()
+    made = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    assert made.offer.gpu == "cpu"
