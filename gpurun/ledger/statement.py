@@ -34,6 +34,7 @@ from gpurun.core.receipt_record import (
     Continues,
     Cost,
     Digests,
+    IncidentTold,
     Machine,
     Predicate,
     RentalPaid,
@@ -45,7 +46,6 @@ from gpurun.core.receipt_record import (
     Training,
     Verdict,
 )
-from gpurun.core.receipt_record import Incident as IncidentTold
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of

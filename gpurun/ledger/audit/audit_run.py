@@ -102,7 +102,7 @@ def audit_run(
     return AuditRow(
         run=folder.name,
         seq=link["seq"] if link else None,
-        chain="bad" if lines.problem else found.chain,
+        chain=found.chain,
         signature=found.signature,
         files=found.files,
         death="not seen" if unseen else found.death if proven else "none",
@@ -142,6 +142,7 @@ def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json
     found.is_partial = lines.problem is not None or not records
     if lines.problem is not None:
         found.problems.append(lines.problem)
+        found.chain = "ok" if lines.is_linked else "bad"
     elif not records:
         found.problems.append("the journal is missing or empty")
     else:
