@@ -29,6 +29,7 @@ from gpurun.ledger.rental import Rental
 from gpurun.ledger.run_state import replay
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
+from tests.unit.cost import dies
 from tests.unit.ledger_samples import RATE, WEIGHTS, CloudRun, chain_anew, edit_lines, finished_run, forge_statement
 
 Records = list[dict[str, Any]]
@@ -567,7 +568,8 @@ def test_a_cap_that_was_not_kept_is_a_problem(home: Home) -> None:
     run = CloudRun(home, cap=11_230_000)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     run.clock.sleep(4 * 3600)
-    run.play(run.death()).settle()
+    dies(run, alive_s_ago=5.0)
+    run.settle()
     assert "the cap was not kept" in only_row(home).problems
 
 
