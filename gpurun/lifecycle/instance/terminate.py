@@ -185,11 +185,11 @@ class _Asking:
         self.attempt, self.asked_s = self.attempt + 1, elapsed
         answer = _ask(self.provider, self.identifier, self.token, self.begin, self.row)
         self.answer, found, self.trouble = answer.words, answer.found, answer.trouble
-        # What was read by its id is not contradicted by a list, which may lag behind.
-        if not self.identifier or (self.attempt == 1 and not self.was_gone):
-            own = [one.state for one in found if one.id == (self.identifier or one.id)]
-            self.alive_mono = now_mono if own else self.alive_mono
-            self.up_mono = now_mono if {*own} - {InstanceState.STOPPING} else self.up_mono
+        own = [one.state for one in found if one.id == (self.identifier or one.id)]
+        self.alive_mono = now_mono if own else self.alive_mono
+        # A list may lag behind, and show what was asked to end as running.
+        if {*own} - {InstanceState.STOPPING} and (self.attempt == 1 or not self.identifier):
+            self.up_mono = now_mono
         more = found[0 if self.identifier else 1 :]
         yield from map(incident, (one for one in more if one.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
