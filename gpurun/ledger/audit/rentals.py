@@ -26,6 +26,7 @@ from gpurun.core.journal_events import (
 )
 from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
 from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN
 from gpurun.core.untrusted import plain_data
 
 Json = dict[str, Any]
@@ -381,7 +382,7 @@ def money_and_death(records: Sequence[Record]) -> Json:
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), _NONE)
     if cap is None or spent is None or left_of(cap, spent) >= 0:
         kept = None if cap is None or spent is None else True
-    elif (opened.rules or 1) < 4:  # Then any cost over it that was no bound had broken it.
+    elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # Any cost over it that was no bound had broken it.
         kept = None if is_unseen else False
     else:
         kept = False if left_of(cap, total(*(rental.least for rental in rentals))) < 0 else None
