@@ -7,7 +7,7 @@ BIN := .venv/bin
 # Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv venv-demo style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets catalog picture clean
+.PHONY: demo test quick venv venv-demo style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets catalog picture docs clean
 
 demo: venv-demo
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -83,6 +83,11 @@ catalog: venv
 # The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv
 	@$(BIN)/python docs/dev/draw_live.py $(RUN) $(STEP) > docs/live.svg
+
+# The pages as a site that needs no network, in build/site; a link that leads nowhere ends it.
+docs: venv
+	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -q "mkdocs-material>=9.6,<10"
+	@$(BIN)/python docs/dev/site.py && echo "build/site/index.html"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
