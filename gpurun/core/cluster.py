@@ -35,7 +35,11 @@ class Said:
 
 
 class NoAnswer(Exception):
-    """The login node did not answer: what was asked may have been done."""
+    """The login node did not answer: what was asked may have been done. `hint` is what to do about a known reason."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 class LoginNode(Protocol):

@@ -190,6 +190,12 @@ class Lease(Frozen):
         """From create sent to destroy done; with a queue, from the start."""
         return self.boot_s + self.setup_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
 
+    def ends_wall(self, deadline_wall: float, started_wall: float | None) -> float:
+        """Return the deadline; for what had to queue it comes forward to a whole lease after its start, once known."""
+        if not self.queue_s or started_wall is None:
+            return deadline_wall
+        return min(deadline_wall, started_wall + self.total_s)
+
 
 class Reach(Frozen):
     """How far a lease gets, which trains for `train_s`: the last step of `steps`, and the validation loss if known."""

@@ -188,6 +188,15 @@ class ExplainsJobs(Protocol):
 
 
 @runtime_checkable
+class ShowsQueue(Protocol):
+    """A provider whose instances wait for their turn, and which can say where they stand."""
+
+    def queue_words(self, instance: Instance) -> str:
+        """Return why it waits, its place and its expected start, for a person; may raise `Unknown`."""
+        ...
+
+
+@runtime_checkable
 class KeyEnds(Protocol):
     """A provider whose key may end by itself, as a session does: then nobody here can end a machine any more."""
 

@@ -18,7 +18,7 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm import provider as provider_module
-from gpurun.providers.slurm.jobs import jobs_in
+from gpurun.providers.slurm.jobs import jobs_in, refusal_in
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import CLOCK, TOKEN, order, wait_for
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
@@ -145,6 +145,17 @@ def test_what_slurm_refuses_leaves_nothing_behind_and_is_told_with_its_own_cure(
     assert (provider.find(None), provider.leftovers(None)) == ([], [])
 
 
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"), [("QOSMaxWallDurationPerJobLimit", "--hours"), ("QOSMaxCpuPerJobLimit", "--gpu")]
+)
+def test_a_limit_is_told_by_its_code_as_its_sentence_is_the_same_for_all(code: str, cure: str) -> None:
+    words, hint = refusal_in(f"sbatch: error: {code}\nsbatch: error: Batch job submission failed: {POLICY}\n")
+    assert (words, cure in hint) == (f"{POLICY}: {code}", True)
+
+
 def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     slurm: ScriptedSlurm, provider: SlurmProvider
 ) -> None:
@@ -157,6 +168,21 @@ def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     slurm.clear("hold")
     running = wait_for(provider, queued, InstanceState.RUNNING)
     assert running.started_wall == pytest.approx(CLOCK.wall(), abs=3)
+
+
+def test_where_a_job_stands_in_its_queue_is_told_and_changes_as_it_does(
+    slurm: ScriptedSlurm, provider: SlurmProvider
+) -> None:
+    slurm.set("hold", "Priority")
+    queued = provider.create(order(provider))
+    assert provider.queue_words(queued) == "Priority · place 3 of 3 in partition main"
+    slurm.set("hold", "Resources")
+    slurm.set("start", str(int(CLOCK.wall() + 7200)))
+    words = provider.queue_words(provider.read(queued.id))
+    assert words.startswith("Resources · place 3 of 3 in partition main · expected to start ")
+    slurm.set("away")
+    with pytest.raises(Unknown, match="Unable to contact"):
+        provider.queue_words(queued)
 
 
 @pytest.mark.parametrize(("reason", "cure"), NOT_ADMITTED.items())
@@ -183,7 +209,7 @@ def test_a_job_that_others_keep_waiting_is_not_called_refused(
 
 
 SETUPS = [
-    ("module load cuda/12.8", "127", "module: "),
+    ("no-such-module load cuda/12.8", "127", "no-such-module: "),
     ("echo one; echo two >&2; exit 3", "3", "one\ntwo"),
     ("if", "", "syntax error"),
     ("cd /nowhere", "1", "/nowhere"),

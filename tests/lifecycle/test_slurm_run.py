@@ -24,9 +24,10 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
 from gpurun.core.run_plan import Choices, Mode, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
+from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.runs import open_run
+from gpurun.ledger.runs import look, open_run
 from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
@@ -35,6 +36,7 @@ from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
+from gpurun.readers.run_status import run_row
 from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
 from gpurun.view.event_text import tell_record
@@ -131,6 +133,10 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
             break
     assert stat.S_IMODE(next(slurm.work.iterdir()).stat().st_mode) == 0o700
     CLOCK.sleep(1.5)
+    row, waits = run_row(look(home, "fox-41"), CLOCK.wall()), read_moving(folder, CLOCK.wall())
+    assert (row.state, row.dies_wall, "after its start" in row.dies_by) == ("queued", None, True)
+    assert waits is not None
+    assert waits.words == "queued: Priority · place 3 of 3 in partition main"
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE
     check_promises(home, folder, slurm)

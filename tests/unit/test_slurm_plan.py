@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,62 @@ def test_a_login_node_without_slurm_is_told_as_that(slurm: ScriptedSlurm) -> Non
     for program in slurm.bin.iterdir():
         program.write_text("#!/bin/sh\nexit 127\n")
     assert planned("--max-cost", "50")["code"] == "slurm.not_there"
+
+
+def test_a_plan_says_when_slurm_would_start_it_and_what_it_would_refuse_in_the_words_of_both(
+    slurm: ScriptedSlurm,
+) -> None:
+    assert "Slurm would start it now" in str(planned("--max-cost", "5")["notes"])
+    slurm.set("start", str(int(time.time()) + 7300))
+    assert "Slurm would start it in 2 h 01 m" in str(planned("--max-cost", "5")["notes"])
+    slurm.set("start", "130644808322")
+    assert "that is never" in str(planned("--max-cost", "5")["warnings"])
+    slurm.set("refuse", "Invalid qos specification")
+    refused = planned("--max-cost", "5")
+    assert (refused["code"], "qos = " in refused["hint"]) == ("slurm.refused", True)
+    assert slurm.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("setup = 'no-such-module load cuda'", "The `setup` ended with 127 on the login node of lab"),
+        ("setup = 'echo hello; exit 0'", "hello"),
+        ("python = 'no-such-python'", "whether it does on the nodes is not known"),
+    ],
+)
+def test_what_the_login_node_cannot_know_for_the_nodes_is_a_warning(
+    slurm: ScriptedSlurm, line: str, words: str
+) -> None:
+    write_table(slurm, line)
+    assert words in str(planned("--max-cost", "5")["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("python = '{work}/venv/bin/python'", "slurm.python", "does not run"),
+        ("python = '{old}'", "slurm.python", "is older than 3.8"),
+        ("python = '{bare}'", "slurm.python", "has no torch"),
+        ("workdir = '{bare}/shared'", "slurm.workdir", "You cannot write to"),
+    ],
+)
+def test_what_lies_on_the_shared_disk_is_refused_before_the_queue(
+    slurm: ScriptedSlurm, line: str, code: str, words: str
+) -> None:
+    scripts = {"old": "exit 3", "bare": 'exec python3 -S "$@"'}
+    for name, script in scripts.items():
+        (slurm.state / name).write_text(f"#!/bin/sh\n{script}\n")
+        (slurm.state / name).chmod(0o755)
+    write_table(slurm, line.format(work=slurm.work, **{name: slurm.state / name for name in scripts}))
+    refused = planned("--max-cost", "5")
+    assert (refused["code"], words in refused["message"]) == (code, True), refused
+    assert "[slurm.lab]" in refused["hint"]
+
+
+def write_table(slurm: ScriptedSlurm, line: str) -> None:
+    """The cluster's table with one key otherwise."""
+    key = line.partition(" ")[0]
+    kept = [one for one in slurm.table.splitlines() if not one.startswith(f"{key} ")]
+    config = Home(Path(os.environ["GPURUN_HOME"])).config
+    config.write_text("\n".join([*kept, line, "price_per_gpu_hour = 1.5\n"]))

@@ -18,7 +18,7 @@ from gpurun.core.run_plan import Mode
 from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.absence import Absence, next_offer
-from gpurun.lifecycle.instance.early_upload import EarlyUpload
+from gpurun.lifecycle.instance.early_upload import EarlyUpload, queue_words
 from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.setup_script import set_up
 from gpurun.lifecycle.instance.verify_machine import (
@@ -191,7 +191,8 @@ def _once_it_answers(
             if is_up and not extras:
                 up_mono = up_mono or context.clock.monotonic()
                 return instance, up_mono, ask(context.reach(by_our_clock(instance, state)), instance)
-            said = f"{context.provider.name} says {instance.said or instance.state}"
+            said = queue_words(context.provider, instance)
+            said = said or f"{context.provider.name} says {instance.said or instance.state}"
             last = f"{len(extras)} more carry its token" if extras else said
             if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
                 yield from row.notes(context.provider, born.id)

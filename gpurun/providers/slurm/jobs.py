@@ -9,12 +9,16 @@ from math import inf
 
 from gpurun.core.machine_token import Token, parse
 from gpurun.core.records import InstanceState
-from gpurun.core.untrusted import safe_line
+from gpurun.core.untrusted import safe_line, safe_text
 
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 """Number, state, submitted, used, ends, reason, name, and last the comment, which may have any character."""
 SINFO = "%P|%a|%l|%t|%D|%G"
 """Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
+
+STARTS = re.compile(r"Job \d+ to start at (\d{9,}) ")
+"""What `sbatch --test-only` says of a job that it would take, under SLURM_TIME_FORMAT=%s."""
+MOST_DIGITS = 10  # A job that no end of others would let start is told a year beyond 6000.
 
 MOST_SAID = 300  # The sentence about an account names all that the partition admits.
 
@@ -43,6 +47,7 @@ _QOS = (
 _TIME = "Ask for less time (--hours, --max-gpu-hours), or name another partition or QOS in {table} of config.toml."
 _SIZE = "Ask for fewer nodes or cards (--gpu), or name another partition or QOS in {table} of config.toml."
 _PARTITION = "Name another partition in {table} of config.toml (partition = …); `sinfo -s` lists them."
+_GRES_KEY = "Write what the nodes call their GPUs in {table} of config.toml (gres = …); `sinfo -o %G` lists it."
 _POLICY = (
     "A limit of your account or QOS: ask for less (--hours, --gpu), or name another one in {table} of config.toml."
 )
@@ -56,7 +61,8 @@ _NOT_ADMITTED = {
 _REFUSED = {
     r"invalid account": _ACCOUNT,
     r"invalid qos": _QOS,
-    r"time limit": _TIME,
+    r"requested time limit": _TIME,
+    r"generic resource|gres": _GRES_KEY,
     r"node configuration|node count|memory specification": _SIZE,
     r"accounting/qos policy": _POLICY,
     r"partition": _PARTITION,
@@ -67,6 +73,7 @@ _HOPELESS = re.compile(
     r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|DependencyNeverSatisfied",
     re.IGNORECASE,
 )
+_FRAME = re.compile(r"^(?:sbatch: error: |Batch job submission failed: |allocation failure: )+")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 _OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
@@ -125,9 +132,17 @@ def cure_of(said: str) -> str:
     return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
 
 
-def cure_of_refusal(words: str) -> str:
-    """Return what to do about a job that sbatch refuses, as `cure_of` has it; "" where its words name nothing known."""
-    return next((cure for form, cure in _REFUSED.items() if re.search(form, words, re.IGNORECASE)), "")
+def refusal_in(stderr: str) -> tuple[str, str]:
+    """Return why sbatch refuses a job, and what to do about it as `cure_of` has it; "" where its words are not known.
+
+    A limit has two lines: the code of the limit, and a sentence for all limits.
+    """
+    lines = [_FRAME.sub("", line) for line in safe_text(stderr, most_lines=100) if line.strip()]
+    for code in lines:
+        if cure := cure_of(code):
+            return (lines[-1] if code == lines[-1] else f"{lines[-1]}: {code}"), cure
+    words = lines[-1] if lines else ""
+    return words, next((cure for form, cure in _REFUSED.items() if re.search(form, words, re.IGNORECASE)), "")
 
 
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path, PurePosixPath
 
-from gpurun.core.clock import Clock
+from gpurun.core.clock import Clock, local_minute
 from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
@@ -23,15 +23,17 @@ from gpurun.core.untrusted import last_words, safe_line, safe_text
 from gpurun.providers.base import EndsBy, NoCapacity, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm.jobs import (
+    MOST_DIGITS,
     SINFO,
     SQUEUE,
+    STARTS,
     Job,
     Partition,
     comment_of,
     cure_of,
-    cure_of_refusal,
     jobs_in,
     partition_in,
+    refusal_in,
 )
 
 PILOT = Path(__file__).with_name("pilot.sh")
@@ -52,6 +54,38 @@ _CREATE = (
     f'&& {{ [ ! -x {BASH} ] || echo "#!{BASH} -l"; cat; }} >"$2/pilot.sh" || exit {NO_FOLDER}; '
     f'shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
+# $1 the workdir, $2 the Python, $3 the set-up, then modules. Prints how set-up and Python ended and whether the Python
+# lies on the workdir's disk, then words. A set-up may `exit`: so the trap.
+_LOOK_THERE = r"""
+cd / || exit
+first() { there=$1; until [ -e "$there" ]; do there=$(dirname -- "$there"); done; }
+first "$1"
+[ -d "$there" ] && [ -w "$there" ] || { echo "look: shut - -"; exit; }
+log=$(mktemp) || exit
+trap 'echo "look: $? - -"; tail -c 2000 "$log"; rm -f "$log"; exit 0' EXIT
+eval "$3" >"$log" 2>&1 </dev/null || exit
+trap 'rm -f "$log"' EXIT
+disk() { first "$1"; stat -Lc %d -- "$there"; }
+shared=other
+case $2 in /*) [ -L "$2" ] && ! [ -e "$2" ] || [ "$(disk "$2")" != "$(disk "$1")" ] || shared=shared;; esac
+python=$2
+shift 3
+"$python" -c 'import sys
+if sys.version_info < (3, 8): sys.exit(3)
+from importlib.util import find_spec
+lacks = [name for name in sys.argv[1:] if find_spec(name) is None]
+print("\n".join(lacks))
+sys.exit(bool(lacks))' "$@" >"$log" 2>/dev/null
+echo "look: 0 $? $shared"; cat "$log"
+"""
+_LOOK = f'shell="sh -c"; [ ! -x {BASH} ] || shell="{BASH} -lc"; exec timeout -k 5 60 $shell "$LOOK" "$0" "$@"'
+_LOOKED = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
+# Of all that waits in the job's partition, the job's own line and how many there are; the order is the scheduler's.
+_PLACE = (
+    'export SLURM_TIME_FORMAT=%s; p=$(squeue -h -j "$1" -o %P) && [ -n "$p" ] && '
+    "squeue -h -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
+    'awk -F\'|\' -v job="$1" \'$1 == job { print NR "|" $2 "|" $3 } END { print NR }\''
+)
 _SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup.log'
 _FINISHED = "out/MANIFEST.json"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
@@ -65,6 +99,14 @@ class Site:
 
     cluster: Cluster
     login: LoginNode
+
+
+@dataclass(frozen=True)
+class Start:
+    """When Slurm would start a job, by its own reckoning; None where it does not tell, with what it said instead."""
+
+    wall: float | None
+    words: str = ""
 
 
 class SlurmProvider:
@@ -168,32 +210,25 @@ class SlurmProvider:
             return self.read(f"{site.cluster.name}/{number}")
         words = last_words(said.stderr.encode()) or f"sbatch ended with {said.exit_code}"
         if said.exit_code == NO_FOLDER:
-            raise Rejected(f"{site.cluster.workdir} on {site.cluster.name} takes no folder: {words}")
+            raise RejectedFor(_no_folder(site.cluster, words))
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
-            if not (cure := cure_of_refusal(words)):
+            refusal, cure = refusal_in(said.stderr)
+            if not cure:
                 raise Rejected(words, of_offer=True)
             hint = cure.format(table=f"[slurm.{site.cluster.name}]")
-            error = NoOffer("slurm.refused", f"Slurm on {site.cluster.name} refused the job: {words}.", hint=hint)
+            error = NoOffer("slurm.refused", f"Slurm on {site.cluster.name} refused the job: {refusal}.", hint=hint)
             raise RejectedFor(error, of_offer=True)
         raise Unknown(words)
 
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
-        """Those of sbatch; where one is told twice the later counts, so the user's own come first."""
-        cluster = self._first.cluster
-        offer, gpus = order.offer, order.offer.gpus_per_node
-        named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+        """Those of sbatch for a run."""
         waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
         return [
-            *cluster.extra,
-            *(f"--{key}={value}" for key, value in named.items() if value),
-            *([f"--gres={cluster.gres}:{gpus}"] if gpus else []),
+            *self._wanted(order.offer, minutes),
             "--parsable",
             f"--job-name={order.token}",
-            f"--comment={comment_of(order.run, order.deadline_wall, offer.gpu_count)}",
-            f"--nodes={offer.nodes}",
-            "--ntasks-per-node=1",
-            f"--time={minutes}",
+            f"--comment={comment_of(order.run, order.deadline_wall, order.offer.gpu_count)}",
             f"--deadline=now+{waits_s}seconds",
             "--dependency=singleton",
             "--no-requeue",
@@ -201,6 +236,63 @@ class SlurmProvider:
             f"--chdir={folder}",
             f"--output={folder}/job.log",
         ]
+
+    def _wanted(self, offer: Offer, minutes: int) -> list[str]:
+        """What a job asks the cluster for; the user's own options come first, as the later of two counts."""
+        cluster, gpus = self._first.cluster, offer.gpus_per_node
+        named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+        return [
+            *cluster.extra,
+            *(f"--{key}={value}" for key, value in named.items() if value),
+            *([f"--gres={cluster.gres}:{gpus}"] if gpus else []),
+            f"--nodes={offer.nodes}",
+            "--ntasks-per-node=1",
+            f"--time={minutes}",
+        ]
+
+    def start_of(self, offer: Offer, lease_s: int) -> Start:
+        """Return when Slurm would start such a job as its queue is now; nothing is submitted.
+
+        NoOffer where it would refuse the job, with what to change.
+        """
+        site = self._first
+        wanted = self._wanted(offer, max(1, lease_s // 60))
+        said = self._ask(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *wanted], b"#!/bin/sh\n")
+        if found := STARTS.search(said.stderr):
+            is_some_day = len(found[1]) <= MOST_DIGITS
+            return Start(float(found[1])) if is_some_day else Start(None, "as its queue is now, that is never")
+        words, cure = refusal_in(said.stderr)
+        if said.exit_code and cure:
+            what = f"Slurm on {site.cluster.name} would refuse the job: {words}."
+            raise NoOffer("slurm.refused", what, hint=cure.format(table=f"[slurm.{site.cluster.name}]"))
+        return Start(None, words)
+
+    def look_at_login(self, modules: Sequence[str]) -> list[str]:
+        """Return what a job's set-up and Python lack on the login node, for warnings: the nodes may be others.
+
+        SetupError for a Python that is not on the disk that they share, or has no such modules there.
+        """
+        cluster = self._first.cluster
+        about = [cluster.workdir, cluster.python, cluster.setup or ":", *modules]
+        said = self._ask(self._first, ["env", f"LOOK={_LOOK_THERE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOKED.search(said.stdout)
+        setup, python, disk, words = found.groups() if found else ("", "", "", "")
+        if setup == "shut":
+            raise _no_folder(cluster)
+        lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
+        where = f"on the login node of {cluster.name}"
+        if not python.isdigit():
+            ended = f"ended with {setup}" if setup else "did not end within a minute"
+            last = f", with the words: {lines[-1]}" if lines else ""
+            return [f"the `setup` {ended} {where}, and the job will fail where the nodes are like it{last}."]
+        if python == "0":
+            return []
+        lack = {"3": "is older than 3.8", "1": f"has no {', '.join(lines)}"}.get(python, "does not run")
+        if disk == "shared":
+            hint = f"Name the Python that has torch in [slurm.{cluster.name}] of config.toml (python = …)."
+            what = f"{cluster.python} {lack}, {where}, which shares that disk with the nodes."
+            raise SetupError("slurm.python", what, hint=hint)
+        return [f"{cluster.python} {lack}, {where}; whether it does on the nodes is not known."]
 
     def find(self, token: str | None) -> list[Instance]:
         """The user's own jobs that carry the token, in every cluster, oldest first."""
@@ -304,6 +396,18 @@ class SlurmProvider:
             ran_s=job.used_s if job.state is InstanceState.GONE else None,
         )
 
+    def queue_words(self, instance: Instance) -> str:
+        """Return why a job waits, its place in its partition and when Slurm expects to start it, as it says it now."""
+        site, number = self._place(instance.id)
+        words = [instance.said.removeprefix("PENDING: ")]
+        own, _, waiting = self._told(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
+        place, start, partition = (*own.split("|"), "", "", "")[:3]
+        if place.isdigit() and waiting.isdigit():
+            words.append(f"place {place} of {waiting} in partition {safe_line(partition)}")
+        if start.isdigit():
+            words.append(f"expected to start {local_minute(float(start), now=self._clock.wall())}")
+        return " · ".join(words)
+
     def never_runs(self, instance: Instance) -> GpurunError | None:
         """Return why a job will never do its work: Slurm does not admit it, or the table's set-up failed."""
         site, _ = self._place(instance.id)
@@ -342,6 +446,13 @@ class SlurmProvider:
             hint = "Name its login node in config.toml; sbatch and squeue must be in the PATH of a plain ssh command."
             raise SetupError("slurm.not_there", what, hint=hint)
         return said
+
+
+def _no_folder(cluster: Cluster, words: str = "") -> SetupError:
+    """Return the error of a workdir in which no folder can be made."""
+    what = f"You cannot write to {cluster.workdir} on {cluster.name}" + (f": {words}." if words else ".")
+    hint = f"Name a folder of yours that login and compute nodes share: workdir = … in [slurm.{cluster.name}]."
+    return SetupError("slurm.workdir", what, hint=hint)
 
 
 def _folder(site: Site, token: str) -> str:

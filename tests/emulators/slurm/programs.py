@@ -2,8 +2,8 @@
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
-lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit),
-`name` (the cluster's).
+lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `start` (when a job
+is expected to start), `over` (the OverTimeLimit), `name` (the cluster's).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 LONG = [
     "parsable",
+    "test-only",
     "job-name=",
     "comment=",
     "nodes=",
@@ -54,9 +55,17 @@ COMPLETING_S = 0.2
 def sbatch(state: Path, words: list[str]) -> int:
     told, rest = getopt.getopt(words, "", LONG)
     asked = dict(told)
+    is_test = "--test-only" in asked
     if (refuse := state / "refuse").exists():
-        print(f"sbatch: error: Batch job submission failed: {refuse.read_text()}", file=sys.stderr)
+        failed = "allocation failure" if is_test else "sbatch: error: Batch job submission failed"
+        print(f"{failed}: {refuse.read_text()}", file=sys.stderr)
         return 1
+    if is_test:
+        assert os.environ["SLURM_TIME_FORMAT"] == "%s"
+        start = text(state, "start") or int(time.time())
+        where = f"using 1 processors on nodes n1 in partition {asked.get('--partition', 'main')}"
+        print(f"sbatch: Job 1 to start at {start} {where}", file=sys.stderr)
+        return 0
     number = 1 + len(os.listdir(state / "jobs"))
     folder = state / "jobs" / str(number)
     folder.mkdir()
@@ -66,8 +75,8 @@ def sbatch(state: Path, words: list[str]) -> int:
         "minutes": asked["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
         "nodes": asked["--nodes"], "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
     }  # fmt: skip
-    for name, text in facts.items():
-        (folder / name).write_text(text)
+    for name, fact in facts.items():
+        (folder / name).write_text(fact)
     assert (asked["--dependency"], asked["--export"]) == ("singleton", "NONE")
     subprocess.Popen(
         [sys.executable, "-S", __file__, str(state), "job", str(number)],
@@ -214,11 +223,19 @@ def ended(folder: Path, word: str) -> int:
 
 
 def squeue(state: Path, words: list[str]) -> int:
-    told, _ = getopt.getopt(words, "ht:o:j:", LONG)
+    told, _ = getopt.getopt(words, "ht:o:j:p:", [*LONG, "sort="])
     asked, known = dict(told), os.listdir(state / "jobs")
     if "-j" in asked and asked["-j"] not in known:
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
         return 1
+    if asked["-o"] == "%P":
+        print("main")
+        return 0
+    if "-p" in asked:  # Two of others' wait before the user's own.
+        waiting = [name for name in known if not (state / "jobs" / name / "started").exists()]
+        start = text(state, "start") or "N/A"
+        print("\n".join(["4001|N/A|main", "4002|N/A|main", *(f"{name}|{start}|main" for name in waiting)]))
+        return 0
     assert ("--me" in asked, os.environ["SLURM_TIME_FORMAT"]) == (True, "%s")
     print("77|RUNNING|1700000000|1:00|1700000000|None|my own|it|has\n1|RUNNING|0|0:00|0|None|gpurun-forged|")
     for number in sorted(known, key=int) if "-j" not in asked else [asked["-j"]]:
