@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import RENTING, renting_from, text, usual_providers
+from gpurun.cli.options import OF_A_CLUSTER, RENTING, renting_from, text, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -251,5 +251,6 @@ COMMAND = Shared(
         "dry_run_seconds": (_hidden(int, "--dry-run-seconds", min=1, max=3600), 60),
     },
     command_request,
+    OF_A_CLUSTER,
 )
 """The flags that say which command is meant; those of renting are the ones of `train`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, queue_s, setup_limit_s, silent_s
+from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, limit_s, queue_s, setup_limit_s, silent_s
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -186,6 +186,8 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             hold_s=hold_s(typed["hold_on_failure"]) if typed["hold_on_failure"] else HOLD_S,
             queue_s=queue_s(typed["queue"]) if typed["queue"] else 0,
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
+            limit_s=limit_s(typed["time"]) if typed["time"] else 0,
+            **{name: typed[name] for name in ("partition", "account", "qos")},
             slow_network=typed["slow_network"],
             pass_env=checked_globs(typed["pass_env"]) if typed["pass_env"] else (),
         ),
@@ -326,15 +328,25 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
     "python": (Annotated[str, typer.Option("--python", metavar="PATH", hidden=True)], ""),
-    # Hidden as well: docs/SLURM.md has what concerns a cluster alone.
+    # Hidden as well: one line of the help names all that concerns a cluster alone.
     "max_gpu_hours": (Annotated[float | None, typer.Option("--max-gpu-hours", metavar="H", hidden=True)], None),
     "queue": (Annotated[str, typer.Option("--queue", metavar="DURATION", hidden=True)], ""),
+    "partition": (Annotated[str, typer.Option("--partition", metavar="NAME", hidden=True)], ""),
+    "account": (Annotated[str, typer.Option("--account", metavar="NAME", hidden=True)], ""),
+    "qos": (Annotated[str, typer.Option("--qos", metavar="NAME", hidden=True)], ""),
+    "time": (Annotated[str, typer.Option("--time", metavar="DURATION", hidden=True)], ""),
     "slow_network": (Annotated[bool, typer.Option("--slow-network", hidden=True)], False),
     # Hidden: docs/ANY-SCRIPT.md has it, and what the machine tells at its start names it.
     "pass_env": (Annotated[list[str], typer.Option("--pass-env", metavar="GLOB", hidden=True)], []),
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""
+
+OF_A_CLUSTER = (
+    "With --provider slurm: --partition, --account, --qos, --time T, --queue T, --max-gpu-hours H, --slow-network "
+    "(docs/SLURM.md)."
+)
+"""The line of the help that names the flags of a cluster."""
 
 
 REQUEST = Shared(
@@ -355,6 +367,7 @@ REQUEST = Shared(
         "core_bundle": (Annotated[str, typer.Option("--core-bundle", metavar="FILE|URL", hidden=True)], ""),
     },
     request_from,
+    OF_A_CLUSTER,
 )
 """The flags that say what run is meant."""
 

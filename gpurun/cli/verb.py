@@ -38,11 +38,15 @@ Verb = Callable[..., Result]
 
 @dataclass(frozen=True)
 class Shared:
-    """Flags that several verbs take, and what is made of them: the verb gets that as the argument `name`."""
+    """Flags that several verbs take, and what is made of them: the verb gets that as the argument `name`.
+
+    `below` is a line that their help ends with.
+    """
 
     name: str
     flags: Mapping[str, tuple[Any, Any]]
     make: Callable[..., Any]
+    below: str = ""
 
 
 # What a path is refused for: too long, shut to us, through a file; then what a disk says that fails or is away.
@@ -93,9 +97,11 @@ def verb(
         first = (function.__doc__ or "").strip().splitlines()[0]
         lines = "\n".join(f"  $ {example}" for example in examples)
         settings = {"allow_interspersed_args": not takes_command}
-        app.command(name.split()[-1], context_settings=settings, help=f"\b\n{lines}\n\n{first}", short_help=first)(
-            command
-        )
+        below = " ".join(shared.below for shared in shares if shared.below)
+        help_text = f"\b\n{lines}\n\n{first}"
+        app.command(
+            name.split()[-1], context_settings=settings, help=help_text, short_help=first, epilog=below or None
+        )(command)
         return function
 
     return register

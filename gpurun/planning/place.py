@@ -149,19 +149,21 @@ class OwnCluster(Place):
 
     joins_nodes: ClassVar[bool] = True
     is_outfitted: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours"})
+    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; what the cluster has is what it said a moment ago."""
-        from gpurun.core.cluster import NoAnswer, cluster_of
-        from gpurun.core.settings import load_clusters
+        from gpurun.core.cluster import NoAnswer, with_flags
+        from gpurun.core.settings import find_cluster
         from gpurun.planning.own_box import login_to
         from gpurun.providers.base import NoCapacity, Unknown
         from gpurun.providers.slurm.lease import too_few
         from gpurun.providers.slurm.provider import Site, SlurmProvider
 
         desk = self.desk
-        cluster = cluster_of(load_clusters(desk.home), self.request.choices.region)
+        asked = self.request.choices
+        typed = {"partition": asked.partition, "account": asked.account, "qos": asked.qos}
+        cluster = with_flags(find_cluster(desk.home, asked.region), **typed)
         if cluster.price_per_gpu_hour:
             self.demand_cap()
         self._provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
@@ -322,6 +324,11 @@ def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool)
     if request.choices.max_gpu_hours is not None and "max_gpu_hours" not in named.takes:
         what = "--max-gpu-hours caps a job on a cluster."
         raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
+    for name in ("limit_s", "partition", "account", "qos"):
+        if getattr(request.choices, name) and name not in named.takes:
+            flag = "time" if name == "limit_s" else name
+            what = f"--{flag} is for a job on a cluster."
+            raise UsageError(f"{flag}.unused", what, hint="Add --provider slurm, or leave it out.")
     if mode is Mode.PAID and (len(kinds) > 1 or (len(request.providers) > 1 and not named.is_rented)):
         hint = "Choose --provider local, ssh or slurm alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)

@@ -36,14 +36,21 @@ class Unknown(Exception):
 
     A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
     there are no others. A create that its provider takes twice without making two has in `again` how to send the same
-    request once more; that gives the instance, or is Unknown.
+    request once more; that gives the instance, or is Unknown. `left` are the things beside machines that were listed,
+    `regions` those that alone gave no answer, where the others gave their whole lists.
     """
 
     def __init__(
-        self, message: str = "", found: tuple[Instance, ...] = (), again: Callable[[], Instance] | None = None
+        self,
+        message: str = "",
+        found: tuple[Instance, ...] = (),
+        again: Callable[[], Instance] | None = None,
+        *,
+        left: tuple[Leftover, ...] = (),
+        regions: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(message)
-        self.found, self.again = found, again
+        self.found, self.again, self.left, self.regions = found, again, left, regions
 
 
 class Throttled(Unknown):

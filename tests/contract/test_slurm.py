@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpurun.core.clock import ticks
+from gpurun.core.cluster import NoAnswer, Said
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.planning.own_box import LoginHere
@@ -240,6 +241,32 @@ def test_a_set_up_runs_in_a_login_shell_and_what_it_exports_reaches_the_job(slur
     told = subprocess.run(["sh", "-c", '. "$0"; echo "$NCCL_SOCKET_IFNAME"', str(passed_on)], capture_output=True)
     assert told.stdout == b'ib "0"\n'
     assert provider.never_runs(provider.read(made.id)) is None
+
+
+class Refusing:
+    """A login node whose host key has changed, or that is not there."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [SetupError("ssh.changed", "Another host key", hint="Look"), NoAnswer("Silent")])
+def test_one_cluster_that_cannot_be_asked_hides_no_job_and_no_folder_of_another(
+    slurm: ScriptedSlurm, error: Exception
+) -> None:
+    dark = Site(replace(slurm.cluster, name="dark"), Refusing(error))
+    provider = SlurmProvider([Site(slurm.cluster, LoginHere()), dark], CLOCK, faults=["slurm.third has no host"])
+    made = provider.create(order(provider))
+    with pytest.raises(Unknown) as unclear:
+        provider.find(None)
+    assert [one.id for one in unclear.value.found] == [made.id]
+    assert ("dark" in unclear.value.regions, "slurm.third has no host" in str(unclear.value)) == (True, True)
+    with pytest.raises(Unknown) as unseen:
+        provider.leftovers(None)
+    assert [(left.region, left.token) for left in unseen.value.left] == [("lab", made.token)]
 
 
 def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:

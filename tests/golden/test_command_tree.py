@@ -55,7 +55,7 @@ def test_every_help_begins_with_an_example_and_fits_a_screen() -> None:
         verb = words[:2] if words[0] in ("recipes", "config", "auth", "aws", "data", "roster") else words[:1]
         shown = CliRunner().invoke(build_app(), [*verb, "--help"]).output
         assert f"$ gpurun {' '.join(verb)}" in shown or "$ GPURUN" in shown
-        assert len(shown.splitlines()) <= 45
+        assert len(shown.splitlines()) <= 49
 
 
 def test_the_list_of_verbs_says_of_each_what_it_says_itself() -> None:

@@ -114,9 +114,9 @@ def events_of(folder: RunFolder) -> list[Event]:
 
 
 def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
-    """One job in the queue's history, which is gone with its folder; a receipt that the audit takes."""
+    """One job in the queue's history, completed and gone with its folder; a receipt that the audit takes."""
     assert slurm.jobs == ["1"]
-    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "COMPLETED"
     assert list(slurm.work.iterdir()) == []
     assert events_of(folder).count(Event.DEATH_PROVEN) == 1
     assert [row.problems for row in audit(home).rows] == [()]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpurun.cli.durations import limit_s
+from gpurun.core.errors import UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from tests.command_line import gpurun
@@ -69,7 +71,7 @@ def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: Scrip
         ("sinfo", "main*|up|1-00:00:00|idle|1|gpu:a100:1", "slurm.too_few"),
         ("sinfo", "main*|up|1-00:00:00|drain|1|gpu:a100:8", "slurm.too_few"),
         ("sinfo", "main*|down|1-00:00:00|idle|gpu:a100:8", "slurm.no_partition"),
-        ("sinfo", "main*|up|5:00|idle|1|gpu:a100:8", "slurm.no_time"),
+        ("sinfo", "main*|up|2:00|idle|1|gpu:a100:8", "slurm.no_time"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
@@ -78,6 +80,45 @@ def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
     slurm.set(knob, told)
     assert planned("--max-cost", "50")["code"] == code
     assert slurm.jobs == []
+
+
+def test_a_debug_partition_of_five_minutes_leaves_time_to_train(slurm: ScriptedSlurm) -> None:
+    slurm.set("sinfo", "main*|up|5:00|idle|1|gpu:a100:8")
+    plan = planned("--max-cost", "50")
+    assert plan["lease"]["train_s"] >= 60
+    assert longest_s(plan) - plan["lease"]["kill_allowance_s"] == 300
+
+
+def test_what_is_typed_for_one_run_counts_in_the_place_of_the_table(slurm: ScriptedSlurm) -> None:
+    plan = planned("--max-cost", "50", "--partition", "debug", "--account", "lab", "--qos", "low", "--time", "9")
+    assert (plan["offer"]["type_id"], longest_s(plan) - plan["lease"]["kill_allowance_s"]) == ("debug", 540)
+    asked = (slurm.state / "asked").read_text()
+    assert {"--partition=debug", "--account=lab", "--qos=low", "--time=9"} <= set(asked.splitlines())
+    assert planned("--max-cost", "50", "--partition", "no-where")["code"] == "slurm.no_partition"
+    for words, code in {
+        ("--time", "soon"): "usage.time",
+        ("--account", "a b"): "config.slurm",
+        ("--time", "1"): "slurm.no_time",
+    }.items():
+        assert planned("--max-cost", "50", *words)["code"] == code
+
+
+@pytest.mark.parametrize("flag", ["--partition", "--account", "--qos", "--time"])
+def test_a_flag_of_a_cluster_is_refused_where_there_is_none(slurm: ScriptedSlurm, flag: str) -> None:
+    told = json.loads(gpurun("plan", "mini-gpt", "--provider", "runpod", flag, "9", "--json").stdout)
+    assert told["errors"][0]["code"] == f"{flag[2:]}.unused"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("30m", 1800), ("90:30", 5430), ("1:30:00", 5400), ("1-12", None), ("1-12:30", 131400), ("0", None)],
+)
+def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> None:
+    if seconds is None:
+        with pytest.raises(UsageError):
+            limit_s(text)
+    else:
+        assert limit_s(text) == seconds
 
 
 def test_a_login_node_without_slurm_is_told_as_that(slurm: ScriptedSlurm) -> None:

@@ -7,10 +7,11 @@ twice; `--time` ends a job whose supervisor is lost, and `--deadline` one that n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from gpurun.core.clock import Clock, local_minute
 from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
@@ -90,7 +91,21 @@ _SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail
 _FINISHED = "out/MANIFEST.json"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
+# $1 a run's folder, whose pilot is asked once to end the job by itself, if what it ran has ended well; 0 where it does.
+_LEAVE = r"""
+cd -- "$1/calls" 2>/dev/null && [ ! -e leave.run ] && grep -q '"exit_code": 0[,}]' ../agent/exit.json 2>/dev/null &&
+    mkdir leave.go || exit 1
+left=50
+until ls | grep -qxF leave.run; do
+    left=$((left - 1))
+    [ "$left" -gt 0 ] || exit 1
+    sleep 0.1
+done
+"""
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -123,10 +138,13 @@ class SlurmProvider:
         ends_by=EndsBy.PROVIDER,
     )
 
-    def __init__(self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None) -> None:
+    def __init__(
+        self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None, *, faults: Sequence[str] = ()
+    ) -> None:
+        """`faults` are the tables of further clusters that cannot be read, so that those are not asked."""
         self._sites: Mapping[str, Site] = {site.cluster.name: site for site in sites}
         self._first = next(iter(self._sites.values()))
-        self._clock = clock
+        self._clock, self._faults = clock, tuple(faults)
         self.traits = traits or self.traits
 
     def verify(self) -> Account:
@@ -296,18 +314,32 @@ class SlurmProvider:
 
     def find(self, token: str | None) -> list[Instance]:
         """The user's own jobs that carry the token, in every cluster, oldest first."""
-        found, silent = list[Instance](), list[str]()
         named = [f"--name={token}"] if token else []
+
+        def jobs(site: Site) -> list[Instance]:
+            listed = jobs_in(self._told(site, [*_QUEUE, *named]))
+            return [self._instance(site, job) for job in listed if token in (None, job.token.text)]
+
+        found, silent = self._of_all(jobs)
+        found.sort(key=lambda one: (one.created_wall or 0.0, one.id))
+        if silent or self._faults:
+            words = "; ".join([*silent.values(), *self._faults])
+            raise Unknown(words, tuple(found), regions=frozenset(silent) | ({""} if self._faults else set()))
+        return found
+
+    def _of_all(self, listed: Callable[[Site], list[T]]) -> tuple[list[T], dict[str, str]]:
+        """What the clusters have that answer, and by its name why each of the others does not."""
+        found, silent = list[T](), dict[str, str]()
         for site in self._sites.values():
             try:
-                jobs = jobs_in(self._told(site, [*_QUEUE, *named]))
-                found += [self._instance(site, job) for job in jobs if token in (None, job.token.text)]
+                found += listed(site)
             except Unknown as error:
-                silent.append(str(error))
-        found.sort(key=lambda one: (one.created_wall or 0.0, one.id))
-        if silent:
-            raise Unknown("; ".join(silent), tuple(found))
-        return found
+                silent[site.cluster.name] = str(error)
+            except GpurunError as error:  # Such as a host key that changed: it says nothing of the other clusters.
+                if len(self._sites) == 1 and not self._faults:
+                    raise
+                silent[site.cluster.name] = error.what
+        return found, silent
 
     def read(self, instance_id: str) -> Instance:
         """One job as squeue tells it; GONE where the controller knows no such job of gpurun's."""
@@ -322,12 +354,18 @@ class SlurmProvider:
         return self._instance(site, job)
 
     def destroy(self, instance_id: str) -> None:
-        """Cancel the job by number and name: a number that Slurm has given to another job ends nothing."""
+        """End the job by number and name: a number that Slurm has given to another job ends nothing.
+
+        One whose work has ended well is asked to leave first; at the next request it is cancelled as any other.
+        """
         known = self.read(instance_id)
         site, number = self._place(instance_id)
         if known.state is InstanceState.GONE:
             return
         crashpoint("before slurm.destroy")
+        is_up = known.state is InstanceState.RUNNING and parse(known.token) is not None
+        if is_up and self._ask(site, ["sh", "-c", _LEAVE, "gpurun", _folder(site, known.token)]).exit_code == 0:
+            return
         said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number])
         crashpoint("after slurm.destroy")
         if said.exit_code and "invalid job id" not in said.stderr.lower():  # That is one which has just ended.
@@ -335,23 +373,27 @@ class SlurmProvider:
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """The folders of runs that lie in the shared workdir."""
-        found = []
-        for site in self._sites.values():
+
+        def folders(site: Site) -> list[Leftover]:
             names = self._told(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
-            for one in filter(None, map(parse, names)):
-                if token in (None, one.text):
-                    found.append(
-                        Leftover(
-                            provider=self.name,
-                            kind="folder",
-                            id=f"{site.cluster.name}:{_folder(site, one.text)}",
-                            run=one.run,
-                            token=one.text,
-                            holds=f"{one.text}/{_FINISHED}" in names,
-                            region=site.cluster.name,
-                            deadline_wall=one.deadline_wall,
-                        )
-                    )
+            return [
+                Leftover(
+                    provider=self.name,
+                    kind="folder",
+                    id=f"{site.cluster.name}:{_folder(site, one.text)}",
+                    run=one.run,
+                    token=one.text,
+                    holds=f"{one.text}/{_FINISHED}" in names,
+                    region=site.cluster.name,
+                    deadline_wall=one.deadline_wall,
+                )
+                for one in filter(None, map(parse, names))
+                if token in (None, one.text)
+            ]
+
+        found, silent = self._of_all(folders)
+        if silent:
+            raise Unknown("; ".join(silent.values()), left=tuple(found), regions=frozenset(silent))
         return found
 
     def remove(self, leftover: Leftover) -> None:

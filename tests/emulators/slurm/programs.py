@@ -61,6 +61,7 @@ def sbatch(state: Path, words: list[str]) -> int:
         print(f"{failed}: {refuse.read_text()}", file=sys.stderr)
         return 1
     if is_test:
+        (state / "asked").write_text("\n".join(words))
         assert os.environ["SLURM_TIME_FORMAT"] == "%s"
         start = text(state, "start") or int(time.time())
         where = f"using 1 processors on nodes n1 in partition {asked.get('--partition', 'main')}"
@@ -279,7 +280,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print(f"{name}: error: Unable to contact slurm controller (connect failure)", file=sys.stderr)
         return 1
     if name == "sinfo":
-        print(text(state, "sinfo") or "debug|up|10:00|idle|1|(null)\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
+        print(text(state, "sinfo") or "debug|up|10:00|idle|1|gpu:a100:2\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
         print(f"Configuration data\nClusterName             = {text(state, 'name') or 'scripted'}")
