@@ -153,8 +153,9 @@ class OwnCluster(Place):
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; what the cluster has is what it said a moment ago."""
-        from gpurun.core.cluster import NoAnswer, with_flags
+        from gpurun.core.cluster import with_flags
         from gpurun.core.settings import find_cluster
+        from gpurun.planning.cluster_look import no_answer
         from gpurun.planning.own_box import login_to
         from gpurun.providers.base import NoCapacity, Unknown
         from gpurun.providers.slurm.lease import too_few
@@ -171,9 +172,7 @@ class OwnCluster(Place):
             self._partition = self._provider.partition()
             offers = self._provider.offers(need, _nearest_rows(need))
         except Unknown as error:
-            why = error.__cause__.hint if isinstance(error.__cause__, NoAnswer) else ""
-            hint = why or "Try again once its controller answers: sinfo, on the login node."
-            raise SetupError("slurm.no_answer", f"{cluster.name} does not answer: {error}.", hint=hint) from error
+            raise no_answer(cluster.name, error) from error
         except NoCapacity as error:
             hint = "Name one in config.toml: sinfo shows them."
             raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error

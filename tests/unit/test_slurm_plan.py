@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpurun.cli.durations import limit_s
-from gpurun.core.errors import UsageError
+from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from tests.command_line import gpurun
@@ -184,3 +184,17 @@ def write_table(slurm: ScriptedSlurm, line: str) -> None:
     kept = [one for one in slurm.table.splitlines() if not one.startswith(f"{key} ")]
     config = Home(Path(os.environ["GPURUN_HOME"])).config
     config.write_text("\n".join([*kept, line, "price_per_gpu_hour = 1.5\n"]))
+
+
+def test_offers_of_a_cluster_are_its_partitions_with_idle_nodes_and_limits(slurm: ScriptedSlurm) -> None:
+    gpus = "gpu*|up|2-00:00:00|{}|1|gpu:a100:8"
+    slurm.set("sinfo", "\n".join([gpus.format("idle"), gpus.format("drain"), "old|down|1:00|idle|2|(null)"]))
+    told = json.loads(gpurun("offers", "--provider", "slurm", "--json").stdout)
+    (gpu, old) = told["data"]["partitions"]
+    assert (gpu["name"], gpu["nodes"], gpu["idle"], gpu["longest_s"]) == ("gpu", [[8, 1]], 1, 172800)
+    assert (old["name"], old["is_up"]) == ("old", False)
+    shown = gpurun("offers", "--provider", "slurm:lab", "--gpu", "8xA100").stdout
+    assert ("gpu (default)" in shown, "old" in shown, "2 d 00 h" in shown) == (True, False, True)
+    assert gpurun("offers", "--provider", "slurm", "--gpu", "16xA100").returncode == ExitCode.NO_OFFER
+    slurm.set("away")
+    assert gpurun("offers", "--provider", "slurm").returncode == ExitCode.SETUP

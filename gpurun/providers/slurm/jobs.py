@@ -102,7 +102,7 @@ class Partition:
     """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
 
     That is for how long Slurm lets a job run on whose time is over, beside what killing it takes. `tracker` is how it
-    finds the processes that a job has started.
+    finds the processes that a job has started. `idle` nodes have nothing to do.
     """
 
     name: str
@@ -110,6 +110,9 @@ class Partition:
     nodes: tuple[tuple[int, int], ...]
     over_s: float = 0.0
     tracker: str = ""
+    idle: int = 0
+    is_up: bool = True
+    is_default: bool = False
 
     @property
     def most_gpus(self) -> int:
@@ -194,20 +197,37 @@ def span_s(text: str) -> float:
 
 
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
-    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there.
+    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there, or not up."""
+    found = partitions_in(sinfo, gres)
+    return next((part for part in found if part.is_up and (part.name == name if name else part.is_default)), None)
+
+
+def partitions_in(sinfo: str, gres: str) -> list[Partition]:
+    """Every partition in what sinfo prints by SINFO, in its order.
 
     Of the cluster's own settings, which may follow, two are read. A node that is away does not count; `gres` is the
     request for one GPU of those that do.
     """
-    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
-    ours = [row for row in rows if (row[0].rstrip("*") == name if name else row[0].endswith("*")) and row[1] == "up"]
-    if not ours:
-        return None
-    nodes = tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY))
     over = _OVER.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
     tracker = found[1] if (found := _TRACKER.search(sinfo)) else ""
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes, over_s, tracker)
+    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
+    parts = list[Partition]()
+    for marked in dict.fromkeys(row[0] for row in rows):
+        ours = [row for row in rows if row[0] == marked]
+        parts.append(
+            Partition(
+                name=marked.rstrip("*"),
+                longest_s=max(span_s(row[2]) for row in ours),
+                nodes=tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY)),
+                over_s=over_s,
+                tracker=tracker,
+                idle=sum(int(row[4]) for row in ours if row[3].startswith("idle")),
+                is_up=all(row[1] == "up" for row in ours),
+                is_default=marked.endswith("*"),
+            )
+        )
+    return parts
 
 
 def _gpus(told: str, gres: str) -> int:

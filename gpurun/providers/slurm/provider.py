@@ -34,6 +34,7 @@ from gpurun.providers.slurm.jobs import (
     cure_of,
     jobs_in,
     partition_in,
+    partitions_in,
     refusal_in,
 )
 
@@ -170,12 +171,18 @@ class SlurmProvider:
     def partition(self) -> Partition:
         """The partition that new jobs go to; NoCapacity where there is none that is up."""
         cluster = self._first.cluster
-        said = self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
-        found = partition_in(said, cluster.partition, cluster.gres)
+        found = partition_in(self._sinfo(), cluster.partition, cluster.gres)
         if found is None:
             which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
             raise NoCapacity(f"{cluster.name} has no {which} that is up")
         return found
+
+    def partitions(self) -> list[Partition]:
+        """Every partition of the cluster that takes new jobs."""
+        return partitions_in(self._sinfo(), self._first.cluster.gres)
+
+    def _sinfo(self) -> str:
+        return self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         """A job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price for them.
