@@ -193,6 +193,10 @@ class ExplainsJobs(Protocol):
         """Return the error of a job that is not admitted, or whose set-up failed; else None. May raise `Unknown`."""
         ...
 
+    def setup_log(self, instance: Instance) -> bytes:
+        """Return what the job's own set-up has said, of a long text the end; b"" without one. May raise `Unknown`."""
+        ...
+
 
 @runtime_checkable
 class ShowsQueue(Protocol):

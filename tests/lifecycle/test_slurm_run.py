@@ -431,8 +431,19 @@ def test_a_set_up_that_fails_ends_the_run_as_set_up_with_its_last_words(home: Ho
     failure = failure_of(folder)
     assert failure["code"] == "setup.failed"
     assert "no such module\n" in failure["message"]
+    assert "no such module\n" in folder.table_setup_log.read_text()
     assert Event.READY_OBSERVED not in events_of(folder)
     assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_what_the_set_up_of_a_job_said_is_kept_and_shown(
+    home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(home, slurm)
+    home.config.write_text(home.config.read_text() + "setup = 'echo loaded cuda/12.8 >&2; export NCCL_DEBUG=INFO'\n")
+    assert drive(home) == ExitCode.DONE
+    monkeypatch.setenv("GPURUN_HOME", str(home.root))
+    assert gpurun("logs", "fox-41", "--setup").stdout == "loaded cuda/12.8\n"
 
 
 def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:

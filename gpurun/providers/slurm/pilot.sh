@@ -33,7 +33,7 @@ mkdir begun || exit 1
 idle=0 most=$2
 # A set-up that fails ends the job, and `setup.failed` has its exit code: what would run then would run without it.
 trap 'echo "$?" >setup.failed' EXIT
-eval "$3" >setup.log 2>&1 || exit
+eval "$3" >setup-table.log 2>&1 || exit
 trap - EXIT
 # The agent passes none of these on to what it starts. A bash writes `declare -x` for `export`.
 export -p | sed 's/^declare -x /export /' | grep -E '^export (SLURM|NCCL|GLOO)' >job.env

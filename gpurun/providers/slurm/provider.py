@@ -88,7 +88,8 @@ _PLACE = (
     "squeue -h -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
     'awk -F\'|\' -v job="$1" \'$1 == job { print NR "|" $2 "|" $3 } END { print NR }\''
 )
-_SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup.log'
+_SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
+_SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
 _FINISHED = "out/MANIFEST.json"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
@@ -477,6 +478,13 @@ class SlurmProvider:
         what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{said}"
         hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
         return SetupError("setup.failed", what, hint=hint)
+
+    def setup_log(self, instance: Instance) -> bytes:
+        """Return what the table's `setup` has said in the job, or the end of that."""
+        site, _ = self._place(instance.id)
+        if not site.cluster.setup or parse(instance.token) is None:
+            return b""
+        return self._told(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
 
     def _told(self, site: Site, argv: Sequence[str]) -> str:
         """What a command prints that ends well; else `Unknown`."""
