@@ -330,6 +330,33 @@ def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared
     assert [row.problems for row in audit(home).rows] == [()]
 
 
+def test_a_command_runs_on_every_node_of_its_job_and_is_told_of_a_stop_on_each(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "train.sh").write_text(
+        'trap "echo saved >$NODE_RANK.txt; exit 0" USR1\n'
+        'echo "node $PET_NODE_RANK of $PET_NNODES, $MASTER_ADDR:$MASTER_PORT is $PET_MASTER_ADDR:$PET_MASTER_PORT"\n'
+        "while :; do sleep 0.05; done\n"
+    )
+    command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("*.txt",), stop_signal="USR1")
+    choices, need = Choices(accept_cpu=True), GpuNeed(count=0, name="cpu", nodes=2)
+    request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
+    folder = open_run(home, request, make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print))
+    child = begin(home)
+    for _ in ticks(CLOCK, 0.05, 30):
+        if folder.log.exists() and folder.log.read_text().count("node ") == 2:
+            break
+    ask_to_stop(folder, "save", by="user", reason="a test")
+    assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    lines = sorted(line for line in folder.log.read_text().splitlines() if line.startswith("node "))
+    assert [line.partition(",")[0] for line in lines] == ["node 0 of 2", "node 1 of 2"]
+    (leader,) = {line.partition(", ")[2] for line in lines}
+    assert leader.partition(" is ")[0] == leader.partition(" is ")[2]
+    assert sorted(path.name for path in (folder.artifacts / "outputs").iterdir()) == ["0.txt", "1.txt"]
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
 def test_a_table_that_leads_to_another_cluster_proves_no_death(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     if missing is None:
         return
     network: Measured | None = None
-    if context.plan.offer.nodes > 1:
+    if context.plan.offer.nodes > 1 and facts.torch.found:  # Without torch a command may do; nothing is measured.
         joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
         if joined is None:
             return

@@ -206,7 +206,8 @@ class Keeper:
             if has(pid, b"LOCAL_RANK=") and not has(parent, b"LOCAL_RANK=")
             if parent == self.pid or (mark in pairs and has(pid, b"PET_NNODES="))
         }
-        send(workers or {self.pid}, number)
+        # A runner of gpurun's passes on what it is asked, and would not know of what its command was asked beside it.
+        send({self.pid} if self.job.get("runner") else workers or {self.pid}, number)
 
     def say(self, what: str) -> None:
         """Write to the agent's log, once for each trouble."""

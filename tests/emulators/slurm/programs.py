@@ -47,6 +47,7 @@ LONG = [
     "jobid=",
     "quiet",
     "name=",
+    "signal=",
     "jobs=",
 ]
 COMPLETING_S = 0.2
@@ -175,6 +176,8 @@ def srun(state: Path, words: list[str]) -> int:
     for node in range(nodes):
         more = {"SLURM_NODEID": str(node), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": f"n{node + 1}"}
         tasks.append(subprocess.Popen(command, env={**os.environ, **more}, stdin=subprocess.DEVNULL))
+    running = state / "jobs" / os.environ["SLURM_JOB_ID"] / "tasks"
+    running.write_text("\n".join(str(task.pid) for task in tasks))
     while any(task.poll() is None for task in tasks):
         if any(task.poll() for task in tasks):
             for task in tasks:
@@ -259,6 +262,11 @@ def scancel(state: Path, words: list[str]) -> int:
     told, numbers = getopt.getopt(words, "", LONG)
     for number in numbers:
         folder = state / "jobs" / number
+        if name := dict(told).get("--signal"):  # To all that its steps have started, and not to its first program.
+            tasks = [int(pid) for pid in text(folder, "tasks").splitlines()]
+            for pid in {one for task in tasks for one in (task, *descendants(task))}:
+                os.kill(pid, getattr(signal, f"SIG{name}"))
+            continue
         if dict(told)["--name"] != text(folder, "name") or (folder / "ended").exists():
             print(f"scancel: error: Kill job error on job id {number}: Invalid job id specified", file=sys.stderr)
             return 1
