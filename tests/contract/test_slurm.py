@@ -176,11 +176,11 @@ def test_where_a_job_stands_in_its_queue_is_told_and_changes_as_it_does(
 ) -> None:
     slurm.set("hold", "Priority")
     queued = provider.create(order(provider))
-    assert provider.queue_words(queued) == "Priority · place 3 of 3 in partition main"
+    assert provider.queue_words(queued) == "Priority · place 3 of 3 in main"
     slurm.set("hold", "Resources")
     slurm.set("start", str(int(CLOCK.wall() + 7200)))
     words = provider.queue_words(provider.read(queued.id))
-    assert words.startswith("Resources · place 3 of 3 in partition main · expected to start ")
+    assert words.startswith("Resources · place 3 of 3 in main · start expected ")
     slurm.set("away")
     with pytest.raises(Unknown, match="Unable to contact"):
         provider.queue_words(queued)

@@ -136,7 +136,7 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
     row, waits = run_row(look(home, "fox-41"), CLOCK.wall()), read_moving(folder, CLOCK.wall())
     assert (row.state, row.dies_wall, "after its start" in row.dies_by) == ("queued", None, True)
     assert waits is not None
-    assert waits.words == "queued: Priority · place 3 of 3 in partition main"
+    assert waits.words == "queued: Priority · place 3 of 3 in main"
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE
     check_promises(home, folder, slurm)

@@ -453,9 +453,9 @@ class SlurmProvider:
         own, _, waiting = self._told(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
         place, start, partition = (*own.split("|"), "", "", "")[:3]
         if place.isdigit() and waiting.isdigit():
-            words.append(f"place {place} of {waiting} in partition {safe_line(partition)}")
+            words.append(f"place {place} of {waiting} in {safe_line(partition)}")
         if start.isdigit():
-            words.append(f"expected to start {local_minute(float(start), now=self._clock.wall())}")
+            words.append(f"start expected {local_minute(float(start), now=self._clock.wall())}")
         return " · ".join(words)
 
     def never_runs(self, instance: Instance) -> GpurunError | None:

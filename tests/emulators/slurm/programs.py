@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import getopt
+import json
 import os
 import re
 import signal
@@ -51,6 +52,8 @@ LONG = [
     "jobs=",
 ]
 COMPLETING_S = 0.2
+SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
+"""What the real programs say, as `make full` compares it (tests/lifecycle/test_slurm_books.py)."""
 
 
 def sbatch(state: Path, words: list[str]) -> int:
@@ -58,15 +61,13 @@ def sbatch(state: Path, words: list[str]) -> int:
     asked = dict(told)
     is_test = "--test-only" in asked
     if (refuse := state / "refuse").exists():
-        failed = "allocation failure" if is_test else "sbatch: error: Batch job submission failed"
-        print(f"{failed}: {refuse.read_text()}", file=sys.stderr)
+        print(SAYS["sbatch --test-only" if is_test else "sbatch"].format(refuse.read_text()), file=sys.stderr)
         return 1
     if is_test:
         (state / "asked").write_text("\n".join(words))
         assert os.environ["SLURM_TIME_FORMAT"] == "%s"
         start = text(state, "start") or int(time.time())
-        where = f"using 1 processors on nodes n1 in partition {asked.get('--partition', 'main')}"
-        print(f"sbatch: Job 1 to start at {start} {where}", file=sys.stderr)
+        print(SAYS["starts"].format(1, start, 1, "n1", asked.get("--partition", "main")), file=sys.stderr)
         return 0
     number = 1 + len(os.listdir(state / "jobs"))
     folder = state / "jobs" / str(number)
@@ -85,7 +86,7 @@ def sbatch(state: Path, words: list[str]) -> int:
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     if (state / "lose").exists():
-        print("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", file=sys.stderr)
+        print(SAYS["sbatch"].format("Socket timed out on send/recv operation"), file=sys.stderr)
         return 1
     print(number)
     return 0
@@ -190,7 +191,7 @@ def step(state: Path, asked: dict[str, str], command: list[str]) -> int:
     """Run a command on the node of a job that runs."""
     folder = state / "jobs" / asked["--jobid"]
     if not (folder / "started").exists() or (folder / "ended").exists():
-        print("srun: error: Unable to confirm allocation for job: Invalid job id specified", file=sys.stderr)
+        print(SAYS["expired" if (folder / "ended").exists() else "no step"].format(folder.name), file=sys.stderr)
         return 1
     with open(state / "steps", "a") as steps:
         steps.write(" ".join(command) + "\n")
@@ -230,7 +231,7 @@ def squeue(state: Path, words: list[str]) -> int:
     told, _ = getopt.getopt(words, "ht:o:j:p:", [*LONG, "sort="])
     asked, known = dict(told), os.listdir(state / "jobs")
     if "-j" in asked and asked["-j"] not in known:
-        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        print(SAYS["squeue"].format(SAYS["no_job"]), file=sys.stderr)
         return 1
     if asked["-o"] == "%P":
         print("main")
@@ -268,7 +269,7 @@ def scancel(state: Path, words: list[str]) -> int:
                 os.kill(pid, getattr(signal, f"SIG{name}"))
             continue
         if dict(told)["--name"] != text(folder, "name") or (folder / "ended").exists():
-            print(f"scancel: error: Kill job error on job id {number}: Invalid job id specified", file=sys.stderr)
+            print(SAYS["not cancelled"].format(number), file=sys.stderr)
             return 1
         (folder / "cancelled").touch()
     return 0
@@ -285,7 +286,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
     if name == "job":
         return job(state, words[0])
     if (state / "away").exists():
-        print(f"{name}: error: Unable to contact slurm controller (connect failure)", file=sys.stderr)
+        print(SAYS[f"{name} --test-only" if "--test-only" in words else name].format(SAYS["away"]), file=sys.stderr)
         return 1
     if name == "sinfo":
         print(text(state, "sinfo") or "debug|up|10:00|idle|1|gpu:a100:2\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
