@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpurun.core.errors import UsageError, did_you_mean
@@ -35,7 +35,11 @@ class Said:
 
 
 class NoAnswer(Exception):
-    """The login node did not answer: what was asked may have been done."""
+    """The login node did not answer: what was asked may have been done. `hint` is what to do about a known reason."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 class LoginNode(Protocol):
@@ -81,9 +85,34 @@ class Cluster:
 _KEYS = tuple(key for key in Cluster.__dataclass_fields__ if key != "name")
 
 
-def clusters_in(tables: Mapping[str, Any], place: str) -> dict[str, Cluster]:
-    """The clusters of the `slurm` table of a file, each value checked; UsageError names the key and the place."""
-    return {name: _cluster(name, table, place) for name, table in tables.items()}
+def clusters_in(
+    tables: Mapping[str, Any], place: str, broken: dict[str, UsageError] | None = None
+) -> dict[str, Cluster]:
+    """The clusters of the `slurm` table of a file, each value checked; UsageError names the key and the place.
+
+    With `broken` such an error is put there, and the other tables count: what runs in their clusters must be found.
+    """
+    found = dict[str, Cluster]()
+    for name, table in tables.items():
+        try:
+            found[name] = _cluster(name, table, place)
+        except UsageError as error:
+            if broken is None:
+                raise
+            broken[name] = error
+    return found
+
+
+def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str) -> Cluster:
+    """Return the cluster with what was typed for one run in the place of its table's; "" leaves that as it is."""
+    changed = replace(
+        cluster,
+        partition=partition or cluster.partition,
+        account=account or cluster.account,
+        qos=qos or cluster.qos,
+    )
+    _check(changed, "the command line")
+    return changed
 
 
 def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:

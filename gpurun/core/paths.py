@@ -97,6 +97,11 @@ class RunFolder:
         return self.path / "setup.log"
 
     @property
+    def table_setup_log(self) -> Path:
+        """What the `setup` of a cluster's table has said in the job, byte for byte; of a long one its end."""
+        return self.path / "setup-table.log"
+
+    @property
     def supervisor_log(self) -> Path:
         """What the supervisor wrote to its standard error."""
         return self.path / "supervisor.log"

@@ -94,7 +94,7 @@ class LoginOverSsh:
             self._kept = self._kept or _on_login_node(self._cluster, self._cluster.workdir, self._home, self._clock)
             reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
         except (MachineLost, FarRefusal) as lost:
-            raise NoAnswer(lost.what.rstrip(".")) from lost
+            raise NoAnswer(lost.what.rstrip("."), hint="" if lost.code == "machine.lost" else lost.hint) from lost
         return Said(reply.exit_code, reply.stdout.decode("utf-8", "replace"), reply.stderr.decode("utf-8", "replace"))
 
 

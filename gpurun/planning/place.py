@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpurun.core.clock import Clock
+from gpurun.core.clock import Clock, local_minute
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Box, Candidate, Choices, Job, Mode, Request
+from gpurun.core.run_plan import Box, Candidate, Choices, Job, Lease, Mode, Request
 from gpurun.core.this_machine import cards_here
 from gpurun.planning.market import Market, key_warning
 from gpurun.providers.catalog import demand_one_node, offers_for, rows_for
@@ -154,28 +154,30 @@ class OwnCluster(Place):
 
     joins_nodes: ClassVar[bool] = True
     is_outfitted: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours"})
+    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; what the cluster has is what it said a moment ago."""
-        from gpurun.core.cluster import cluster_of
-        from gpurun.core.settings import load_clusters
+        from gpurun.core.cluster import with_flags
+        from gpurun.core.settings import find_cluster
+        from gpurun.planning.cluster_look import no_answer
         from gpurun.planning.own_box import login_to
         from gpurun.providers.base import NoCapacity, Unknown
         from gpurun.providers.slurm.lease import too_few
         from gpurun.providers.slurm.provider import Site, SlurmProvider
 
         desk = self.desk
-        cluster = cluster_of(load_clusters(desk.home), self.request.choices.region)
+        asked = self.request.choices
+        typed = {"partition": asked.partition, "account": asked.account, "qos": asked.qos}
+        cluster = with_flags(find_cluster(desk.home, asked.region), **typed)
         if cluster.price_per_gpu_hour:
             self.demand_cap()
-        provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
+        self._provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
         try:
-            self._partition = provider.partition()
-            offers = provider.offers(need, _nearest_rows(need))
+            self._partition = self._provider.partition()
+            offers = self._provider.offers(need, _nearest_rows(need))
         except Unknown as error:
-            hint = "Try again once its controller answers: sinfo, on the login node."
-            raise SetupError("slurm.no_answer", f"{cluster.name} does not answer: {error}.", hint=hint) from error
+            raise no_answer(cluster.name, error) from error
         except NoCapacity as error:
             hint = "Name one in config.toml: sinfo shows them."
             raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error
@@ -200,11 +202,31 @@ class OwnCluster(Place):
             f"{begins} at most {gpu_hours(lease, offer):.2f}{of_cap} GPU-hours, counted from its start.",
             f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
         )
+        self._ask_cluster(offer, lease, job)
         if may_outlive(part):
             found = f"{offer.region} finds a job's processes by {part.tracker}"
-            self.warnings = (f"{found}: what detaches itself may outlive its job.",)
+            self.warnings = (*self.warnings, f"{found}: what detaches itself may outlive its job.")
         self._region = offer.region
         return chosen.model_copy(update={"lease": lease, "worst_micros": worst})
+
+    def _ask_cluster(self, offer: Offer, lease: Lease, job: Job) -> None:
+        """Ask when such a job would start, and on the login node whether it could: before it waits for hours."""
+        from gpurun.providers.base import Unknown
+
+        now = self.desk.clock.wall()
+        try:
+            start = self._provider.start_of(offer, lease.total_s)
+            lacks = self._provider.look_at_login([*(["torch"] if job.needs_torch else []), *job.imports])
+        except Unknown as error:
+            self.warnings = (f"{offer.region} could not be asked when it would start: {error}.",)
+            return
+        if start.wall is not None:
+            in_s = max(0.0, start.wall - now)
+            when = f"in {format_duration(in_s)}, {local_minute(start.wall, now=now)}" if in_s >= 60 else "now"
+            self.notes += (f"As its queue is now, Slurm would start it {when} (sbatch --test-only).",)
+        elif start.words:
+            self.warnings = (f"Slurm does not say when it would start: {start.words}.",)
+        self.warnings += tuple(f"{words[:1].upper()}{words[1:]}" for words in lacks)
 
     def choices(self, choices: Choices) -> Choices:
         """See `Place.choices`: the cluster that was meant, by its name."""
@@ -306,6 +328,11 @@ def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool)
     if request.choices.max_gpu_hours is not None and "max_gpu_hours" not in named.takes:
         what = "--max-gpu-hours caps a job on a cluster."
         raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
+    for name in ("limit_s", "partition", "account", "qos"):
+        if getattr(request.choices, name) and name not in named.takes:
+            flag = "time" if name == "limit_s" else name
+            what = f"--{flag} is for a job on a cluster."
+            raise UsageError(f"{flag}.unused", what, hint="Add --provider slurm, or leave it out.")
     if mode is Mode.PAID and (len(kinds) > 1 or (len(request.providers) > 1 and not named.is_rented)):
         hint = "Choose --provider local, ssh or slurm alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)
