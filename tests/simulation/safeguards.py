@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _CALLS = {
     "os.fsync": "sync",
+    "fsync_file": "sync",
     "fsync_folder": "sync",
     "sync_folder": "sync",
     "sync_filesystem": "sync",
