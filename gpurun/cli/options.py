@@ -321,7 +321,10 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "idle": (Annotated[str, typer.Option("--idle", metavar="DURATION", hidden=True)], ""),
     "silent": (Annotated[str, typer.Option("--silent", metavar="DURATION", hidden=True)], ""),
     "hold_on_failure": (Annotated[str, typer.Option("--hold-on-failure", metavar="MINUTES|off", hidden=True)], ""),
-    "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
+    "host": (
+        text("--host", "USER@HOST[:PORT]", "A box of yours, or its name in ~/.ssh/config."),
+        "",
+    ),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),

@@ -105,11 +105,11 @@ def machine_id() -> str:
 @cache
 def _printed(*command: str) -> str:
     """What a program of macOS prints; empty where there is none."""
-    from subprocess import run
+    import subprocess
 
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
     try:
-        return run(command, env=child_environment({"PATH": path}), capture_output=True, text=True, check=False).stdout
+        return subprocess.run(command, env=child_environment({"PATH": path}), capture_output=True, text=True).stdout
     except OSError:
         return ""
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
@@ -28,7 +28,10 @@ from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine, JobStep
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
 from gpurun.remote.local_machine import LocalMachine
-from gpurun.remote.ssh import ExpectedKey, Jump, RemoteMachine, scan_host_key
+from gpurun.remote.ssh import ExpectedKey, HostKeyMismatch, Jump, RemoteMachine, scan_host_key
+
+if TYPE_CHECKING:
+    from gpurun.remote.ssh.openssh import Entry
 
 Trust = Literal["given", "known", "first use"]
 SCAN_S = 15.0
@@ -45,8 +48,16 @@ _ANSWER = (
 )
 
 
-def reached(request: Request, login: Login, home: Home, clock: Clock) -> tuple[Box, list[str]]:
+def login_of(host: str) -> Login:
+    """Return who logs in where: as it is written, or as an entry of ~/.ssh/config has it."""
+    entry = _entry(host)
+    return parse_host(host) if entry is None else Login(entry.address.user, entry.address.host, entry.address.port)
+
+
+def reached(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
     """How the box is logged in to, once it has run a program for us, and what the plan says of that.
+
+    `asks`: a person is at the terminal, and can answer what an entry's login wants.
 
     SetupError with its own words where it does not. A refusal costs half a minute and opens nothing: in a run the same
     would be tried for minutes, for a machine may boot.
@@ -54,17 +65,28 @@ def reached(request: Request, login: Login, home: Home, clock: Clock) -> tuple[B
     if request.python and not request.python.startswith("/"):
         hint = "Write the whole path that it has on the box: --python /home/you/project/.venv/bin/python."
         raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
-    identity = _identity(request, home)
     with _for_good():
-        box, told = _settled(request, login, identity, home, clock)
-        _answers(box, login, clock)
-    if identity == AGENT:
+        box, told = _settled(request, login, home, clock, asks=asks)
+        _answers(box, login, clock, asks=asks)
+    if box.identity == AGENT:
         told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
     return box, told
 
 
-def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf) -> RemoteMachine:
+def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False) -> RemoteMachine:
     """The way to a folder of a box, as it was settled; nothing is connected yet."""
+    if box.entry:
+        from gpurun.remote.ssh.openssh import OpensshMachine
+
+        return OpensshMachine(
+            box.entry,
+            identity=box.identity,
+            host_key=box.host_key,
+            folder=folder,
+            clock=clock,
+            last_mono=last_mono,
+            asks=asks,
+        )
     return RemoteMachine(
         parse_host(box.target).address,
         client_key=box.identity,
@@ -76,6 +98,14 @@ def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf) -> R
     )
 
 
+def open_way(box: Box) -> None:
+    """Log in where a person is needed for it and there is no login that stands; GpurunError where that fails."""
+    if box.entry:
+        from gpurun.remote.ssh.openssh import ASKED_S, Master
+
+        Master(box.entry, box.identity, box.host_key, asks=True).open(ASKED_S)
+
+
 def python_of(box: Box) -> str:
     """The Python of a box that the agent and the trainer run on."""
     return box.python or "python3"
@@ -84,14 +114,16 @@ def python_of(box: Box) -> str:
 class LoginOverSsh:
     """A cluster's login node over SSH (`core.cluster.LoginNode`); it is connected when it is first asked."""
 
-    def __init__(self, cluster: Cluster, home: Home, clock: Clock) -> None:
-        self._cluster, self._home, self._clock = cluster, home, clock
+    def __init__(self, cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> None:
+        self._cluster, self._home, self._clock, self._asks = cluster, home, clock, asks
         self._kept: RemoteMachine | None = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
         """See `LoginNode.run`."""
         try:
-            self._kept = self._kept or _on_login_node(self._cluster, self._cluster.workdir, self._home, self._clock)
+            self._kept = self._kept or _on_login_node(
+                self._cluster, self._cluster.workdir, self._home, self._clock, asks=self._asks
+            )
             reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
         except (MachineLost, FarRefusal) as lost:
             raise NoAnswer(lost.what.rstrip(".")) from lost
@@ -120,9 +152,9 @@ class LoginHere:
         return Said(told.returncode, told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace"))
 
 
-def login_to(cluster: Cluster, home: Home, clock: Clock) -> LoginNode:
-    """The way to a cluster's login node; nothing is connected yet."""
-    return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock)
+def login_to(cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> LoginNode:
+    """The way to a cluster's login node; nothing is connected yet. `asks` as `reached` has it."""
+    return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock, asks=asks)
 
 
 def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float) -> Machine:
@@ -146,24 +178,63 @@ def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> 
     return JobStep(find, instance.id.rpartition("/")[2], folder, cluster.setup)
 
 
-def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf) -> RemoteMachine:
+def _on_login_node(
+    cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf, *, asks: bool = False
+) -> RemoteMachine:
     """A folder of a cluster's login node, whose host key is the one of config.toml, or the one seen at first use."""
-    asked = Request(recipe="", host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
-    login = Login(cluster.user, cluster.host, cluster.port)
-    box, _ = _settled(asked, login, _identity(asked, home), home, clock)
-    return machine_of(box, folder, clock, last_mono)
+    entry = cluster.host if cluster.transport else ""
+    login = login_of(entry) if entry else Login(cluster.user, cluster.host, cluster.port)
+    asked = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
+    box, _ = _settled(asked, login, home, clock, asks=asks)
+    return machine_of(box, folder, clock, last_mono, asks=asks)
 
 
-def _settled(request: Request, login: Login, identity: str, home: Home, clock: Clock) -> tuple[Box, list[str]]:
+def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
     """How a box is logged in to, by the host key that is expected there, and what a plan says of that."""
     from gpurun.remote.ssh.connection import identities
 
+    entry = _entry(request.host, request.identity)
+    if entry is not None:
+        return _settled_entry(request, entry, login, home, asks=asks)
+    identity = _identity(request, home)
     with identities(identity):  # A key that cannot be used is refused before any machine is asked.
         pass
     way, told = _on_the_way(request, home, clock)
     host_key, trusted = _host_key(request, login, identity, way, home, clock)
     told.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
     found = {"identity": identity, "host_key": host_key, "python": request.python, **way}
+    return Box(target=str(login), trusted=trusted, **found), told
+
+
+def _entry(host: str, identity: str = "") -> Entry | None:
+    """Return the entry of ~/.ssh/config that a host names; None for user@host, and where there is none of that name."""
+    from gpurun.remote.ssh.openssh import NAME, read_entry
+
+    return read_entry(host, "" if identity == AGENT else identity) if NAME.fullmatch(host) else None
+
+
+def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, asks: bool) -> tuple[Box, list[str]]:
+    """How an entry of ~/.ssh/config is logged in to by the user's own ssh, as `_settled` has it."""
+    from gpurun.remote.ssh.openssh import scan_entry
+
+    if request.jump:
+        what = f"--jump is for user@host; {entry.name} is an entry of ~/.ssh/config."
+        raise UsageError("jump.unused", what, hint="Leave it out, and give the entry a ProxyJump.")
+    identity = "" if request.identity in ("", AGENT) else _identity(request, home)
+    shown = scan_entry(entry, asks=asks)
+    trusted: Trust = "given"
+    if not request.host_key:
+        # The same private address behind another proxy is another box.
+        shown, trusted = _seen(login, shown, home, f"{login.host} by {entry.name}" if entry.is_by_proxy else login.host)
+    elif fingerprint(shown) != fingerprint(request.host_key):
+        raise HostKeyMismatch(entry.name, fingerprint(request.host_key), fingerprint(shown))
+    told = [
+        f"Your own ssh logs in, by the entry {entry.name} of ~/.ssh/config: {login}"
+        + (" by its proxy." if entry.is_by_proxy else "."),
+        f"Its host key {_TRUST[trusted]}: {fingerprint(shown)}.",
+    ]
+    found = {"identity": identity, "host_key": shown, "python": request.python, "entry": entry.name}
+    found |= {"jump": entry.name} if entry.is_by_proxy else {}
     return Box(target=str(login), trusted=trusted, **found), told
 
 
@@ -247,9 +318,9 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
     return shown, "known"
 
 
-def _answers(box: Box, login: Login, clock: Clock) -> None:
+def _answers(box: Box, login: Login, clock: Clock, *, asks: bool) -> None:
     """Have it run one program in a folder below its home, as every step of a run does."""
-    machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock)
+    machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
     try:
         reply = machine.call(["sh", "-c", _ANSWER, "gpurun", python_of(box)], timeout_s=ANSWER_S)
     finally:

@@ -36,12 +36,16 @@ within minutes, and a create compares the price that it gets with the one agreed
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a plan is made: for which run, in which home, by which clock, and whom it tells what takes long."""
+    """Where a plan is made: for which run, in which home, by which clock, whom it tells what takes long.
+
+    `asks`: a person is there, whom the way to a place may ask for a password.
+    """
 
     run: str
     home: Home
     clock: Clock
     say: Callable[[str], None]
+    asks: bool = False
 
 
 class Place(ABC):
@@ -123,20 +127,19 @@ class OwnBox(Place):
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; SetupError where the box does not do now what a run would want of it."""
-        from gpurun.planning.own_box import reached
+        from gpurun.planning.own_box import login_of, reached
         from gpurun.providers.ssh import SshBox, SshProvider
-        from gpurun.providers.ssh_login import parse_host
 
         request, desk = self.request, self.desk
         if not request.host:
             hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
             raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
-        login, rate = parse_host(request.host), request.price_micros_per_hour or usd(0)
+        login, rate = login_of(request.host), request.price_micros_per_hour or usd(0)
         if rate:
             self.demand_cap()
         box = SshBox(login.host, login.port, login.user, rate, need)
         (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(box.need, _nearest_rows(box.need))
-        self.box, notes = reached(request, login, desk.home, desk.clock)
+        self.box, notes = reached(request, login, desk.home, desk.clock, asks=desk.asks)
         self.notes = tuple(notes)
         self.warnings = ("To shut the box down is yours; nothing here can.",)
         if not rate:
@@ -164,7 +167,7 @@ class OwnCluster(Place):
         cluster = cluster_of(load_clusters(desk.home), self.request.choices.region)
         if cluster.price_per_gpu_hour:
             self.demand_cap()
-        provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
+        provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock, asks=desk.asks))], desk.clock)
         try:
             self._partition = provider.partition()
             offers = provider.offers(need, _nearest_rows(need))
