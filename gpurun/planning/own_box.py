@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -26,7 +26,7 @@ from gpurun.core.untrusted import error_words, last_words
 from gpurun.providers.ssh_login import Login, parse_host
 from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine, JobStep
-from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
+from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys, public_part
 from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.ssh import ExpectedKey, HostKeyMismatch, Jump, RemoteMachine, scan_host_key
 
@@ -65,10 +65,10 @@ def reached(request: Request, login: Login, home: Home, clock: Clock, *, asks: b
     if request.python and not request.python.startswith("/"):
         hint = "Write the whole path that it has on the box: --python /home/you/project/.venv/bin/python."
         raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
-    with _for_good():
+    with _for_good(None if request.identity or _entry(request.host) else login):
         box, told = _settled(request, login, home, clock, asks=asks)
         _answers(box, login, clock, asks=asks)
-    if box.identity == AGENT:
+    if not box.entry and (box.identity == AGENT or public_part(Path(box.identity)) is not None):
         told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
     return box, told
 
@@ -109,6 +109,32 @@ def open_way(box: Box) -> None:
 def python_of(box: Box) -> str:
     """The Python of a box that the agent and the trainer run on."""
     return box.python or "python3"
+
+
+def demand_password_login(host: str) -> Login:
+    """Return who logs in by a password; UsageError for an entry, which the user's own ssh reaches, and for no login."""
+    if _entry(host) is not None:
+        hint = f"Your own ssh does it: ssh-copy-id {host}. gpurun asks for a password too where an entry wants one."
+        raise UsageError("host.entry", f"{host} is an entry of ~/.ssh/config.", hint=hint)
+    return parse_host(host, name="HOST")
+
+
+def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str], None]) -> str:
+    """Install gpurun's key for a login, whose password ssh asks for, and log in by it; return its public line."""
+    from gpurun.remote.ssh.openssh import install_key
+
+    public = make_keys(home.keys / "ssh").client_public
+    with _for_good():
+        host_key, trusted = _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+        say(f"The host key of {login.host} {_TRUST[trusted]}: {fingerprint(host_key)}.")
+        install_key(login.address, host_key, public)
+        box = Box(target=str(login), identity=str(home.keys / "ssh" / "client"), host_key=host_key, trusted=trusted)
+        machine = machine_of(box, ".", clock)
+        try:
+            machine.call(["true"], timeout_s=ANSWER_S)
+        finally:
+            machine.close()
+    return public
 
 
 class LoginOverSsh:
@@ -243,11 +269,14 @@ def _jump(login: str, host_key: str) -> Jump | None:
 
 
 @contextmanager
-def _for_good() -> Iterator[None]:
-    """What a rented machine may yet come to while it boots is a refusal here."""
+def _for_good(login: Login | None = None) -> Iterator[None]:
+    """What a rented machine may yet come to while it boots is a refusal here; `login` is one by gpurun's own key."""
     try:
         yield
     except MachineLost as lost:
+        if lost.code == "ssh.not_let_in" and login is not None:
+            hint = f"Where it has a password, this installs gpurun's key: gpurun auth ssh {login}\n{lost.hint}"
+            raise SetupError(lost.code, lost.what, hint=hint) from lost
         if lost.code != "machine.lost":
             raise SetupError(lost.code, lost.what, hint=lost.hint) from lost
         hint = "Check the host and the port, and that the machine is up: ssh -p PORT USER@HOST."
@@ -271,8 +300,8 @@ def _identity(request: Request, home: Home) -> str:
         raise SetupError(
             "ssh.new_identity",
             "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
-            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE):\n"
-            f"{public}",
+            hint=f"Where it has a password: gpurun auth ssh {request.host or 'USER@HOST'}. Else add this line to "
+            f"~/.ssh/authorized_keys there (or name --identity FILE). Then run it again.\n{public}",
         )
     return str(folder / "client")
 

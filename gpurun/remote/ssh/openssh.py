@@ -68,6 +68,12 @@ _NOTHING_ELSE = (
     "ServerAliveCountMax=4",
     "EscapeChar=none",
 )
+# $1 the public line. As in `program`, no backslash, exclamation mark or line break: the login's shell may be any.
+_INSTALL = (
+    'umask 077; cd && mkdir -p .ssh && f=.ssh/authorized_keys && touch "$f" && '
+    'if [ -n "$(tail -c 1 "$f")" ]; then echo >> "$f"; fi && '
+    'if grep -qxF -- "$1" "$f"; then :; else printf "%s" "$1" >> "$f" && echo >> "$f"; fi'
+)
 _SHOWS_ANOTHER = "Host key verification failed"
 _ASKS_FOR_MORE = "Permission denied"
 
@@ -103,8 +109,13 @@ def read_entry(name: str, identity: str = "") -> Entry | None:
     if identity:
         kept += [f"IdentityFile={_quoted(identity)}", "IdentitiesOnly=yes"]
     (host, *_), (user, *_), (port, *_) = found["hostname"], found["user"], found["port"]
-    options = (f"HostName={host}", f"User={user}", f"Port={port}", f"ProxyCommand={proxy or 'none'}", *kept)
-    return Entry(name, Address(kind="ssh", host=host.lower(), port=int(port), user=user), options, bool(proxy))
+    address = Address(kind="ssh", host=host.lower(), port=int(port), user=user)
+    return Entry(name, address, (*_to(address, proxy), *kept), bool(proxy))
+
+
+def _to(address: Address, proxy: str) -> tuple[str, ...]:
+    place = f"HostName={address.host}", f"User={address.user}", f"Port={address.port}"
+    return *place, f"ProxyCommand={proxy or 'none'}"
 
 
 def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
@@ -152,6 +163,25 @@ def scan_entry(entry: Entry, *, asks: bool) -> str:
         with suppress(OSError):
             return " ".join(shown.read_text(encoding="ascii").split()[1:3])
     raise MachineLost(f"{entry.name} ({entry.address.place}) shows no host key: {_why(done.stderr)}.")
+
+
+def install_key(address: Address, host_key: str, public_line: str) -> None:
+    """Let ssh ask for a password in the terminal, and add a public key to the login's authorized_keys.
+
+    The password is typed to ssh and seen by nobody else. MachineLost where that was not done.
+    """
+    entry = Entry(address.host, address, _to(address, ""), is_by_proxy=False)
+    with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
+        known = Path(folder) / "known_hosts"
+        known.write_text(f"{entry.name} {host_key}\n", encoding="ascii")
+        line = "exec " + shlex.join(["sh", "-c", _INSTALL, "gpurun", public_line])
+        asks = ("-o", "PubkeyAuthentication=no", "-o", "PreferredAuthentications=keyboard-interactive,password")
+        words = (*_options(entry, known), *asks, "-o", "StrictHostKeyChecking=yes", "-T", "--", entry.name, line)
+        done = _ssh(*words, limit_s=ASKED_S, asks=True, tells=True)
+    if done.returncode:
+        what = f"No key was installed for {address.user} at {address.place}: {_why(done.stderr)}."
+        hint = "Without a password that it takes, add the key by the platform's page."
+        raise MachineLost(what, code="ssh.not_installed", hint=hint)
 
 
 class OpensshMachine(RemoteMachine):

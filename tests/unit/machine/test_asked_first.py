@@ -146,13 +146,11 @@ def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: P
     key = Ed25519PrivateKey.generate()
     (tmp_path / "locked").write_bytes(pem(key, form.PrivateFormat.OpenSSH, b"canary"))
     (tmp_path / "locked8").write_bytes(pem(key, form.PrivateFormat.PKCS8, b"canary"))
-    (tmp_path / "id.pub").write_text(place.keys.client_public)
     (tmp_path / "id.ppk").write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
     (tmp_path / "text").write_text("a letter")
     told = {
         "locked": "has a passphrase",
         "locked8": "has a passphrase",
-        "id.pub": "holds a public key",
         "id.ppk": "is PuTTY's",
         "text": "not a private key",
         "none": "No such file",
@@ -263,3 +261,13 @@ def test_an_agent_with_more_keys_than_a_box_lets_be_tried_is_told_to_name_one(
     assert "after 3 of 8 keys" in said
     assert "--identity FILE" in said
     assert "authorized_keys" not in said, "the line is there: its key was not shown"
+    (tmp_path / "mine.pub").write_text(place.keys.client_public)
+    assert (
+        f"The SSH agent does not hold the key of {tmp_path}/mine.pub"
+        in asked(place, server.port, tmp_path / "mine.pub", "plan")[1]
+    )
+    with sshd.key_agent(tmp_path / "keys", *strangers, place.client) as socket_path:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+        code, said = asked(place, server.port, tmp_path / "mine.pub", "plan")
+    assert code == 0, said
+    assert "by your SSH agent" in said

@@ -316,20 +316,18 @@ session required pam_permit.so
 
 
 @pytest.fixture
-def asking(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> sshd.Sshd:
-    """A real sshd that wants a key and then, by PAM, a word; its rules are seen in a mount namespace alone."""
+def asking(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., sshd.Sshd]:
+    """A real sshd that asks for a word by PAM, whose rules are seen in a mount namespace alone."""
     (check := tmp_path / "check").write_text('#!/bin/sh\nread -r word; [ "$word" = opensesame ]\n')
-    check.chmod(0o755)
     (tmp_path / "pam").write_text(PAM.format(folder=tmp_path))
-    (daemon := tmp_path / "sshd").write_text(
-        f'#!/bin/sh\nmount --bind {tmp_path}/pam /etc/pam.d/sshd && exec {sshd.SSHD} "$@"\n'
-    )
-    daemon.chmod(0o755)
-    (inside := tmp_path / "sshd-with-its-rules").write_text(f'#!/bin/sh\nexec unshare -m {daemon} "$@"\n')
-    inside.chmod(0o755)
-    monkeypatch.setattr(sshd, "SSHD", str(inside))
-    return place.serve("UsePAM yes", "KbdInteractiveAuthentication yes", "PermitRootLogin yes",
-                       "AuthenticationMethods publickey,keyboard-interactive")  # fmt: skip
+    rules = f"mount --bind {tmp_path}/pam /etc/pam.d/sshd"
+    (daemon := tmp_path / "sshd").write_text(f'#!/bin/sh\n{rules} && exec {sshd.SSHD} "$@"\n')
+    (apart := tmp_path / "sshd-apart").write_text(f'#!/bin/sh\nexec unshare -m {daemon} "$@"\n')
+    for program in (check, daemon, apart):
+        program.chmod(0o755)
+    monkeypatch.setattr(sshd, "SSHD", str(apart))
+    usual = ("UsePAM yes", "KbdInteractiveAuthentication yes", "PermitRootLogin yes")
+    return lambda *options: place.serve(*options, *usual)
 
 
 def typed(word: str, *argv: str) -> tuple[int, str]:
@@ -351,9 +349,11 @@ def typed(word: str, *argv: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_person_answers_once_and_what_has_no_terminal_goes_on_over_that_connection(
-    asking: sshd.Sshd, place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path, masters: list[Master]
-) -> None:
-    entry(port=asking.port)
+    asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
+    masters: list[Master],
+) -> None:  # fmt: skip
+    server = asking("AuthenticationMethods publickey,keyboard-interactive")
+    entry(port=server.port)
     plan = ["plan", "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", "lab", "--set", "data.limit_mb=1"]
     host_key = " ".join(place.keys.host_public.split()[:2])
     way = OpensshMachine("lab", identity="", host_key=host_key, folder=str(tmp_path / "box"), clock=SystemClock())
@@ -365,6 +365,42 @@ def test_a_person_answers_once_and_what_has_no_terminal_goes_on_over_that_connec
     code, drawn = typed("opensesame", *plan)
     assert (code, drawn.count("Password:")) == (0, 1), drawn
     assert f"({place.server.user}@lab) Password:" in drawn
-    logins = asking.log.count("Accepted keyboard-interactive")
+    logins = server.log.count("Accepted keyboard-interactive")
     assert way.call(["echo", "on"], timeout_s=20).stdout == b"on\n"
-    assert asking.log.count("Accepted keyboard-interactive") == logins == 1
+    assert server.log.count("Accepted keyboard-interactive") == logins == 1
+
+
+@pytest.mark.slow
+def test_the_password_of_a_box_is_asked_for_once_and_gpuruns_key_lets_it_in_from_then_on(
+    asking: Callable[..., sshd.Sshd], place: Place, own_home: Path, tmp_path: Path
+) -> None:
+    (home := tmp_path / "home").mkdir()
+    authorized = home / ".ssh" / "authorized_keys"
+    server = asking(
+        f"AuthorizedKeysFile {authorized}", f'ForceCommand export HOME={home} && cd && eval "$SSH_ORIGINAL_COMMAND"'
+    )
+    login = f"{server.user}@127.0.0.1:{server.port}"
+    plan = ["plan", "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", login, "--set", "data.limit_mb=1"]
+    assert f"gpurun auth ssh {login}" in gpurun(*plan, "--no-input").stderr, "where its key has just been made"
+    assert f"gpurun auth ssh {login}" in gpurun(*plan, "--no-input").stderr, "and where that is not let in"
+    code, drawn = typed("wrong", "auth", "ssh", login)
+    assert (code, authorized.exists()) == (4, False), drawn
+    authorized.parent.mkdir(exist_ok=True)
+    authorized.write_text("ssh-ed25519 AAAA somebody else's, without an end of line")
+    for _ in range(2):
+        code, drawn = typed("opensesame", "auth", "ssh", login)
+        assert (code, "takes gpurun's key now" in drawn) == (0, True), drawn
+    lines = authorized.read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["ssh-ed25519", "ssh-ed25519"], (
+        "the other's is whole, ours stands once"
+    )
+    assert gpurun(*plan, "--no-input").returncode == 0
+    assert "opensesame" not in drawn
+    assert not [file for file in own_home.rglob("*") if file.is_file() and b"opensesame" in file.read_bytes()]
+
+
+def test_a_password_is_asked_for_only_by_a_terminal_and_not_for_an_entry(entry: Callable[..., None]) -> None:
+    refused = gpurun("auth", "ssh", "you@127.0.0.1:1")
+    assert (refused.returncode, "input.needed" in refused.stderr) == (2, True)
+    named = gpurun("auth", "ssh", "lab")
+    assert (named.returncode, "ssh-copy-id lab" in named.stderr) == (2, True)
