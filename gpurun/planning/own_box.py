@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -22,13 +23,16 @@ from gpurun.core.paths import Home
 from gpurun.core.records import Instance
 from gpurun.core.run_plan import Box, Request
 from gpurun.core.secrets import child_environment
-from gpurun.core.untrusted import error_words, last_words
+from gpurun.core.untrusted import error_words, last_words, safe_line
 from gpurun.providers.ssh_login import Login, parse_host
+from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine, JobStep
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys, public_part
 from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.machine_facts import Facts
 from gpurun.remote.ssh import ExpectedKey, HostKeyMismatch, Jump, RemoteMachine, scan_host_key
+from gpurun.view.number_format import format_bytes
 
 if TYPE_CHECKING:
     from gpurun.remote.ssh.openssh import Entry
@@ -38,14 +42,11 @@ SCAN_S = 15.0
 ANSWER_S = 20.0
 _TRUST: Mapping[Trust, str] = {
     "given": "is the one given with --host-key",
-    "known": "is the one seen at an earlier run",
+    "known": "is the one that was seen there before",
     "first use": "was seen for the first time and is trusted from now on; compare it",
 }
-# Its folder is a throwaway: that it could be made is what a run needs of the home.
-_ANSWER = (
-    '"$1" -I -S -c "import sys; sys.exit(sys.version_info < (3, 8))"; code=$?; '
-    'here=$PWD; cd .. && rmdir -- "$here"; exit "$code"'
-)
+_ANSWER = '"$1" -I -S -c "import sys; sys.exit(sys.version_info < (3, 8))"'
+_AWAY = 'here=$PWD; cd .. && rm -rf -- "$here"'
 
 
 def login_of(host: str) -> Login:
@@ -54,8 +55,16 @@ def login_of(host: str) -> Login:
     return parse_host(host) if entry is None else Login(entry.address.user, entry.address.host, entry.address.port)
 
 
-def reached(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
-    """How the box is logged in to, once it has run a program for us, and what the plan says of that.
+def reached(
+    request: Request,
+    login: Login,
+    home: Home,
+    clock: Clock,
+    *,
+    asks: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Box, Facts, list[str]]:
+    """How the box is logged in to, once it has run a program for us; what it has; and what the plan says of both.
 
     `asks`: a person is at the terminal, and can answer what an entry's login wants.
 
@@ -67,10 +76,10 @@ def reached(request: Request, login: Login, home: Home, clock: Clock, *, asks: b
         raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
     with _for_good(None if request.identity or _entry(request.host) else login):
         box, told = _settled(request, login, home, clock, asks=asks)
-        _answers(box, login, clock, asks=asks)
+        facts = _look(box, login, clock, say, asks=asks)
     if not box.entry and (box.identity == AGENT or public_part(Path(box.identity)) is not None):
         told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
-    return box, told
+    return box, facts, [*told, f"It has {_in_words(facts)}, as it said just now."]
 
 
 def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False) -> RemoteMachine:
@@ -340,21 +349,43 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
         now, then = fingerprint(shown), fingerprint(known)
         raise SetupError(
             "ssh.host_key_changed",
-            f"{login.host} shows another host key than at the last run: {now}, not {then}.",
+            f"{login.host} shows another host key than before: {now}, not {then}.",
             hint="If the machine was installed again, give its new key: --host-key SHA256:… (of one that --jump names, "
             "take its line out of known_hosts.json in gpurun's home). Else it is another one.",
         )
     return shown, "known"
 
 
-def _answers(box: Box, login: Login, clock: Clock, *, asks: bool) -> None:
-    """Have it run one program in a folder below its home, as every step of a run does."""
+def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> Facts:
+    """Return what the box says of itself, as a run would ask it, in a folder below its home; none of it stays there.
+
+    SetupError where it does not run a Python.
+    """
     machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
     try:
         reply = machine.call(["sh", "-c", _ANSWER, "gpurun", python_of(box)], timeout_s=ANSWER_S)
+        try:
+            if reply.exit_code:
+                words = last_words(reply.stderr)
+                what = f"{login} has no {python_of(box)} of 3.8 or newer" + (f": {words}." if words else ".")
+                raise SetupError("box.no_python", what, hint="Name the one that has torch: --python PATH.")
+            far = FarSide(machine, python=python_of(box))
+            far.install_agent()
+            return far.hello(on_wait=lambda seconds, words: say(f"The box is looked at for {seconds} s: {words}"))
+        finally:
+            with suppress(MachineLost):
+                machine.call(["sh", "-c", _AWAY], timeout_s=ANSWER_S)
     finally:
         machine.close()
-    if reply.exit_code:
-        words = last_words(reply.stderr)
-        what = f"{login} has no {python_of(box)} of 3.8 or newer" + (f": {words}." if words else ".")
-        raise SetupError("box.no_python", what, hint="Name the one that has torch: --python PATH.")
+
+
+def _in_words(facts: Facts) -> str:
+    """What a box has, in the words of a plan."""
+    cards = Counter((card.name, card.memory_bytes or 0) for card in facts.torch.devices or facts.gpus)
+    parts = [f"{count}×{safe_line(name)} {format_bytes(size)}" for (name, size), count in cards.items()] or ["no GPU"]
+    torch = facts.torch
+    made_for = f" for CUDA {safe_line(torch.built_for)}" if torch.built_for else ""
+    parts.append(
+        f"torch {safe_line(torch.version or '?')}{made_for}" if torch.found else "no Python that imports torch"
+    )
+    return ", ".join([*parts, f"Python {safe_line(facts.python)}"])

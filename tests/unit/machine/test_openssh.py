@@ -71,9 +71,9 @@ def entry(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masters
 
 
 def settled(own_home: Path, **more: str) -> tuple[Box, list[str]]:
-    request = Request(recipe="mini-gpt", host="lab", **more)  # type: ignore[arg-type]
-    login = own_box.login_of("lab")
-    return own_box.reached(request, login, Home(own_home).prepare(), SystemClock())
+    request = Request(recipe="mini-gpt", host="lab", python=sys.executable, **more)  # type: ignore[arg-type]
+    box, _, told = own_box.reached(request, own_box.login_of("lab"), Home(own_home).prepare(), SystemClock())
+    return box, told
 
 
 def machine(own_home: Path, folder: Path, **more: str) -> OpensshMachine:
@@ -92,7 +92,7 @@ def test_an_entry_is_resolved_reached_and_told(place: Place, entry: Callable[...
     assert fingerprint(box.host_key) == fingerprint(place.keys.host_public)
     assert told[0].startswith("Your own ssh logs in, by the entry lab of ~/.ssh/config: ")
     assert "seen for the first time" in told[1]
-    assert "is the one seen at an earlier run" in settled(own_home)[1][1]
+    assert "is the one that was seen there before" in settled(own_home)[1][1]
 
 
 def test_programs_are_fed_drained_and_ended_over_one_connection(
@@ -283,6 +283,8 @@ def test_a_plan_names_the_entry_and_takes_it(
         "lab",
         "--set",
         "data.limit_mb=1",
+        "--python",
+        sys.executable,
         "--no-input",
     )
     said = " ".join((done.stdout + done.stderr).split())
@@ -354,7 +356,20 @@ def test_a_person_answers_once_and_what_has_no_terminal_goes_on_over_that_connec
 ) -> None:  # fmt: skip
     server = asking("AuthenticationMethods publickey,keyboard-interactive")
     entry(port=server.port)
-    plan = ["plan", "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", "lab", "--set", "data.limit_mb=1"]
+    plan = [
+        "plan",
+        "mini-gpt",
+        "--provider",
+        "ssh",
+        "--gpu",
+        "cpu",
+        "--host",
+        "lab",
+        "--set",
+        "data.limit_mb=1",
+        "--python",
+        sys.executable,
+    ]
     host_key = " ".join(place.keys.host_public.split()[:2])
     way = OpensshMachine("lab", identity="", host_key=host_key, folder=str(tmp_path / "box"), clock=SystemClock())
     code, drawn = typed("wrong", *plan)
@@ -380,7 +395,20 @@ def test_the_password_of_a_box_is_asked_for_once_and_gpuruns_key_lets_it_in_from
         f"AuthorizedKeysFile {authorized}", f'ForceCommand export HOME={home} && cd && eval "$SSH_ORIGINAL_COMMAND"'
     )
     login = f"{server.user}@127.0.0.1:{server.port}"
-    plan = ["plan", "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", login, "--set", "data.limit_mb=1"]
+    plan = [
+        "plan",
+        "mini-gpt",
+        "--provider",
+        "ssh",
+        "--gpu",
+        "cpu",
+        "--host",
+        login,
+        "--set",
+        "data.limit_mb=1",
+        "--python",
+        sys.executable,
+    ]
     assert f"gpurun auth ssh {login}" in gpurun(*plan, "--no-input").stderr, "where its key has just been made"
     assert f"gpurun auth ssh {login}" in gpurun(*plan, "--no-input").stderr, "and where that is not let in"
     code, drawn = typed("wrong", "auth", "ssh", login)
