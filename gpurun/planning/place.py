@@ -152,7 +152,7 @@ class OwnBox(Place):
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
         """See `Place.lease_rules`; an error where the box lacks what the job needs, by what it said just now."""
-        from gpurun.planning.machine_checks import check_box
+        from gpurun.planning.verify_machine import check_box
 
         choices = self.request.choices
         if not choices.setup:  # A script may install what is missing: it is looked for again after it.

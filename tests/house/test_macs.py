@@ -33,7 +33,7 @@ ON_A_MAC = {
 """What stands for it there, in each file that asks for something of Linux."""
 OF_A_MACHINE = {
     "gpurun/cli/failure_hints.py": "words of a machine's log, and a hint",
-    "gpurun/planning/machine_checks.py": "a sentence on what a machine has",
+    "gpurun/planning/verify_machine.py": "a sentence on what a machine has",
     "gpurun/readers/notebook_file.py": "a cell that runs on Colab or Kaggle",
     "gpurun/remote/ssh/program.py": "a line of shell for the machine",
 }

@@ -8,8 +8,7 @@ from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Choices
-from gpurun.lifecycle.instance.verify_machine import check_nodes
-from gpurun.planning.machine_checks import check_box
+from gpurun.planning.verify_machine import check_box, check_nodes
 from gpurun.providers.catalog import all_offers
 from gpurun.remote.machine_facts import Facts, Gpu, Measured, Node
 from tests.machine_words import A100, GIB, facts

@@ -21,7 +21,8 @@ from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload
 from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.setup_script import set_up
-from gpurun.lifecycle.instance.verify_machine import (
+from gpurun.planning.verify_machine import (
+    check_box,
     check_imports,
     check_made,
     check_nodes,
@@ -30,7 +31,6 @@ from gpurun.lifecycle.instance.verify_machine import (
     not_passed,
     on_record,
 )
-from gpurun.planning.machine_checks import check_box
 from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
 from gpurun.providers.catalog import terms_of
 from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide

@@ -267,6 +267,7 @@ class Master:
         """End it for everybody; harmless where there is none."""
         if self._socket.exists():
             _ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
+        self._known.unlink(missing_ok=True)
 
     def _refusal(self, entry: Entry, stderr: bytes) -> MachineLost:
         words = _why(stderr)

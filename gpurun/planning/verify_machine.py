@@ -6,6 +6,7 @@ uploaded, as every minute on a wrong machine is paid for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,13 +14,17 @@ from typing import Any
 from gpurun.core.clock import Clock
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.places import place_facts
 from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Choices, Plan
+from gpurun.jobs.requirements import LEAST_TORCH
 from gpurun.planning.budget import rental_cost
-from gpurun.planning.card_checks import another, check_kind
+from gpurun.planning.card_checks import another, check_cards, check_kind, elsewhere, seen
 from gpurun.providers.base import Provider, Unknown
 from gpurun.providers.catalog import card_names, rows_for
-from gpurun.remote.machine_facts import Exported, Facts, Measured, Missing
+from gpurun.remote.client import LOOK_S
+from gpurun.remote.machine_facts import Exported, Facts, Gpu, Measured, Missing
+from gpurun.view.number_format import format_bytes
 
 STALE_S = 600.0
 LEAST_GIGABYTES_PER_S = 1.0
@@ -126,6 +131,47 @@ _NOT_ON_RECORD: dict[str, Any] = {
     "exported": {"withheld": True, "keys": True, "note": True},
     "driver_words": True,
 }
+LEAST_SHM_BYTES = 1 << 30
+"""What the workers of a DataLoader may need to hand over batches; Docker's own is 64 MB."""
+
+
+def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
+    """Warnings about a machine that will do.
+
+    Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
+    With `accept_cpu` a machine without a CUDA device will do. What a command needs beside its cards is its own affair:
+    where nothing there has torch, the driver is asked for them.
+    """
+    warnings = () if needs_torch else _command_warnings(facts, offer)
+    if not needs_torch and not facts.torch.found:
+        cards = tuple(Gpu(name=card.name, memory_bytes=card.memory_bytes or 0, uuid=card.uuid) for card in facts.gpus)
+        facts = facts.model_copy(update={"torch": facts.torch.model_copy(update={"devices": cards})})
+    better = f"Choose an image with torch {LEAST_TORCH} or newer and numpy: --image."
+    if place_facts(offer.provider).is_own_box:
+        better = (
+            f"Install torch {LEAST_TORCH} or newer and numpy there, or name the Python that has them: --python PATH."
+        )
+    warnings += _check_python(facts, offer, better) if needs_torch else ()
+    if not offer.gpu_count:
+        return warnings
+    if not facts.torch.devices and accept_cpu:
+        return (*warnings, f"torch can use no CUDA device there ({seen(facts)}): it trains on the CPU")
+    return (*warnings, *check_cards(facts, offer))
+
+
+def _command_warnings(facts: Facts, offer: Offer) -> tuple[str, ...]:
+    """Return what a command should know of a machine that the bundled trainer does not need."""
+    warnings: tuple[str, ...] = ()
+    silent = [look.python for look in facts.torch.looks if not look.answered]
+    if silent and not facts.torch.found:
+        warnings += (f"{_silence(silent)}: whether it has torch is not known",)
+    if offer.gpu_count and facts.shm_bytes is not None and facts.shm_bytes < LEAST_SHM_BYTES:
+        size = format_bytes(facts.shm_bytes)
+        warnings += (
+            f"/dev/shm has {size} there: a DataLoader with workers may end with a bus error. Use num_workers=0, or "
+            "give the container more (docker run --shm-size=8g, --ipc=host)",
+        )
+    return warnings
 
 
 def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
@@ -162,6 +208,11 @@ def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
     return [f"{what} {keys[0]}", *notes] if keys else notes
 
 
+def _silence(pythons: Sequence[str]) -> str:
+    """That Pythons did not answer in time."""
+    return f"{', '.join(pythons)} did not answer within {LOOK_S} s while it imported torch"
+
+
 def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> None:
     """Whether every node of a job has the cards that were ordered; NoOffer where one lacks some, or all are too slow.
 
@@ -185,3 +236,25 @@ def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> 
         what += f"{LEAST_GIGABYTES_PER_S:g} GB/s leaves the cards waiting for one another."
         hint = "See that torch finds the fast network (NCCL_SOCKET_IFNAME in `setup`), or train anyhow: --slow-network."
         raise NoOffer("nodes.slow", what, hint=hint)
+
+
+def _check_python(facts: Facts, offer: Offer, hint: str) -> tuple[str, ...]:
+    """Whether some Python there has a torch that is new enough, and numpy."""
+    torch = facts.torch
+    silent = [look.python for look in torch.looks if not look.answered]
+    words = "".join(f" {look.python}: {look.words}." for look in torch.looks if look.answered and look.words)
+    if not torch.found and silent:
+        slow = "Its disk is slow, or a card hangs: import torch there by hand, name another Python (--python PATH)"
+        what = f"{_silence(silent)}; no other Python of the instance has torch.{words}"
+        raise NoOffer("box.torch_silent", what, hint=elsewhere(offer, slow))
+    if not torch.found:
+        raise SetupError("box.no_torch", f"No Python on the instance imports torch.{words}", hint=hint)
+    if torch.numpy is None:
+        raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=hint)
+    version = re.match(r"(\d+)\.(\d+)", torch.version or "")
+    if version is None:
+        return (f"torch there calls itself {torch.version!r}: whether that is {LEAST_TORCH} or newer is unknown",)
+    if (int(version[1]), int(version[2])) < tuple(map(int, LEAST_TORCH.split("."))):
+        what = f"The instance has torch {torch.version}; the trainer needs {LEAST_TORCH} or newer."
+        raise SetupError("box.old_torch", what, hint=hint)
+    return ()
