@@ -57,7 +57,7 @@ VERBS = {
     "help": "Show a verb's help, or a page of the handbook; without a word, what there is.",
     "doctor": "Check this machine and its keys; with --online ask the clouds about both, and what was left.",
     "version": "Show the versions of gpurun and of Python.",
-    "auth": "Keep, show and remove the clouds' keys.",
+    "auth": "Keep, show and remove the clouds' keys; install gpurun's own on a box.",
     "aws": "Set up an AWS account, once.",
     "recipes": "List, show and check the recipes.",
     "data": "Make shards from text, and check them.",

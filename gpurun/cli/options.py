@@ -324,7 +324,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "idle": (text("--idle", "DURATION", "Stop a job that computes nothing so long; off: never."), ""),
     "silent": (text("--silent", "DURATION", "Stop a job that writes nothing so long."), ""),
     "hold_on_failure": (text("--hold-on-failure", "MIN|off", "Keep a failed run's machine so long; else 15."), ""),
-    "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
+    "host": (text("--host", "USER@HOST[:PORT]", "A box of yours, or its name in ~/.ssh/config."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),

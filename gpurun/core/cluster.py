@@ -54,6 +54,7 @@ class LoginNode(Protocol):
 class Cluster:
     """One table `[slurm.NAME]`: how its login node is reached, and what each job there is to have.
 
+    `transport` is `openssh` where `host` is an entry of ~/.ssh/config, which the user's own ssh reaches.
     `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
     number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch.
     `price_per_gpu_hour` is what the cluster bills, 0 where it bills nothing; a node without GPUs pays as one.
@@ -67,6 +68,7 @@ class Cluster:
     host_key: str = ""
     identity: str = ""
     jump: str = ""
+    transport: str = ""
     partition: str = ""
     account: str = ""
     qos: str = ""
@@ -179,6 +181,7 @@ _SHAPES = {
     "partition": r"[A-Za-z0-9_][\w,.-]*",
     "account": r"\w[\w.-]*",
     "qos": r"\w[\w.-]*",
+    "transport": r"openssh",
     "gres": r"[A-Za-z][\w:.-]*",
     "python": r"[A-Za-z0-9_/][\w./+@-]*",
 }
@@ -194,7 +197,7 @@ def _check(cluster: Cluster, where: str) -> None:
         raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the whole path of a shared folder.")
     if not 1 <= cluster.port <= 65535:
         raise _wrong(f"port of {where} is {cluster.port}", "A port is a number from 1 to 65535.")
-    if not cluster.is_here and not cluster.user:
+    if not (cluster.is_here or cluster.user or cluster.transport):
         raise _wrong(f"{where} has no user", "Write who logs in there.")
     for option in cluster.extra:
         word = option.partition("=")[0]

@@ -94,7 +94,8 @@ class Choices(Frozen):
 class Box(Frozen):
     """A machine that the user has already: how to log in, which host key is expected, and why it is trusted.
 
-    `jump` is the login of a host on the way, `python` the Python there that has torch; "" where nothing was said.
+    `entry` is the name in ~/.ssh/config by which the user's own ssh reaches it, `jump` the login of a host on the way
+    or that entry where it has a proxy, `python` the Python there that has torch; "" where nothing was said.
     """
 
     target: str
@@ -104,6 +105,7 @@ class Box(Frozen):
     jump: str = ""
     jump_host_key: str = ""
     python: str = ""
+    entry: str = ""
 
 
 class Request(Frozen):

@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gpurun.core.clock import Clock, local_minute
 from gpurun.core.errors import NoOffer, SetupError, UsageError
@@ -30,6 +30,9 @@ from gpurun.providers.registry import (
 )
 from gpurun.view.number_format import format_duration
 
+if TYPE_CHECKING:
+    from gpurun.remote.machine_facts import Facts
+
 PRICES_HOLD_S = 60.0
 """How old the prices may be that a plan rests on: about as long as a person takes to say yes to them. Spot prices move
 within minutes, and a create compares the price that it gets with the one agreed to."""
@@ -37,12 +40,16 @@ within minutes, and a create compares the price that it gets with the one agreed
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a plan is made: for which run, in which home, by which clock, and whom it tells what takes long."""
+    """Where a plan is made: for which run, in which home, by which clock, whom it tells what takes long.
+
+    `asks`: a person is there, whom the way to a place may ask for a password.
+    """
 
     run: str
     home: Home
     clock: Clock
     say: Callable[[str], None]
+    asks: bool = False
 
 
 class Place(ABC):
@@ -128,25 +135,36 @@ class OwnBox(Place):
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; SetupError where the box does not do now what a run would want of it."""
-        from gpurun.planning.own_box import reached
+        from gpurun.planning.own_box import login_of, reached
         from gpurun.providers.ssh import SshBox, SshProvider
-        from gpurun.providers.ssh_login import parse_host
 
         request, desk = self.request, self.desk
         if not request.host:
             hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
             raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
-        login, rate = parse_host(request.host), request.price_micros_per_hour or usd(0)
+        login, rate = login_of(request.host), request.price_micros_per_hour or usd(0)
         if rate:
             self.demand_cap()
+        self.box, self._facts, notes = reached(request, login, desk.home, desk.clock, asks=desk.asks, say=desk.say)
         box = SshBox(login.host, login.port, login.user, rate, need)
-        (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(box.need, _nearest_rows(box.need))
-        self.box, notes = reached(request, login, desk.home, desk.clock)
+        rows = _as_seen(_nearest_rows(need), self._facts)
+        (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(need, rows)
         self.notes = tuple(notes)
         self.warnings = ("To shut the box down is yours; nothing here can.",)
         if not rate:
             self.warnings += ("No --price-per-hour was given: it is counted as free, and no cap holds.",)
         return Market((offer,), (), 0.0)
+
+    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+        """See `Place.lease_rules`; an error where the box lacks what the job needs, by what it said just now."""
+        from gpurun.planning.verify_machine import check_box
+
+        choices = self.request.choices
+        if not choices.setup:  # A script may install what is missing: it is looked for again after it.
+            needs_torch = job.needs_torch
+            found = check_box(self._facts, chosen.offer, accept_cpu=choices.accept_cpu, needs_torch=needs_torch)
+            self.warnings += tuple(f"{warning}." for warning in found)
+        return chosen
 
 
 class OwnCluster(Place):
@@ -172,7 +190,8 @@ class OwnCluster(Place):
         cluster = with_flags(find_cluster(desk.home, asked.region), **typed)
         if cluster.price_per_gpu_hour:
             self.demand_cap()
-        self._provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
+        login = login_to(cluster, desk.home, desk.clock, asks=desk.asks)
+        self._provider = SlurmProvider([Site(cluster, login)], desk.clock)
         try:
             self._partition = self._provider.partition()
             offers = self._provider.offers(need, _nearest_rows(need))
@@ -305,6 +324,19 @@ def _diverted(names: list[str]) -> list[str]:
 def _nearest_rows(need: GpuNeed) -> list[Offer]:
     """Return what is known of a card: nobody may rent out two where a desk has two, then it is the cheapest form."""
     return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
+
+
+def _as_seen(rows: list[Offer], facts: Facts) -> list[Offer]:
+    """Return the known row that is nearest to the first card of a box, all of them where it shows none."""
+    cards = facts.torch.devices or facts.gpus
+    if not (rows and cards):
+        return rows
+    name, memory_bytes = cards[0].name.upper(), cards[0].memory_bytes or 0
+
+    def distance(row: Offer) -> tuple[float, bool]:
+        return abs(row.vram_gb * 1e9 - memory_bytes), row.gpu.split()[-1].upper() not in name
+
+    return [min(rows, key=distance)]
 
 
 PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnCluster, "cloud": Clouds}

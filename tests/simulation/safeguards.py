@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _CALLS = {
     "os.fsync": "sync",
+    "fsync_file": "sync",
     "fsync_folder": "sync",
     "sync_folder": "sync",
     "sync_filesystem": "sync",
@@ -85,7 +86,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("        if told.taken:\n", "        if True:\n"),
         ("check_nodes(network, facts, context.plan.offer, context.plan.choices)", "pass"),
     ),
-    "gpurun/lifecycle/instance/verify_machine.py": (
+    "gpurun/planning/verify_machine.py": (
         ("if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:", "if False:"),
         ("if rate is not None and _costs_more(instance, plan):", "if False:"),
         ("if _is_another(instance, plan):", "if False:"),

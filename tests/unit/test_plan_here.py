@@ -28,6 +28,7 @@ from gpurun.planning.market import Market
 from gpurun.planning.place import PRICES_HOLD_S
 from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.changed_plan import changed_plan
+from tests.machine_words import facts
 from tests.plan_makers import make_plan
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD"
@@ -190,14 +191,21 @@ def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "label"), [("2x4090", "2×RTX 4090 24G"), ("3xA100", "3×A100 PCIe 40G"), ("2xA100-80GB", "2×A100 PCIe 80G")]
+    ("gpu", "card", "gib", "label"),
+    [
+        ("2x4090", "NVIDIA GeForce RTX 4090", 23.6, "2×RTX 4090 24G"),
+        ("3xA100", "NVIDIA A100-SXM4-80GB", 79.25, "3×A100 SXM 80G"),
+        ("3xA100", "NVIDIA A100-PCIE-40GB", 39.4, "3×A100 PCIe 40G"),
+        ("2xA100-80GB", "NVIDIA A100 80GB PCIe", 79.25, "2×A100 PCIe 80G"),
+    ],
 )
-def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, label: str
+def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card_that_it_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, card: str, gib: float, label: str
 ) -> None:
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
+    shown = facts(card, parse_gpu(gpu).count, gib)
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
-    monkeypatch.setattr(own_box, "reached", lambda *_: (box, []))
+    monkeypatch.setattr(own_box, "reached", lambda *_, **__: (box, shown, []))
     request = Request(
         recipe="mini-gpt",
         providers=("ssh",),

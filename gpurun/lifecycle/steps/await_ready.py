@@ -22,7 +22,7 @@ from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload, queue_words
 from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.setup_script import set_up
-from gpurun.lifecycle.instance.verify_machine import (
+from gpurun.planning.verify_machine import (
     check_box,
     check_imports,
     check_made,
