@@ -227,7 +227,8 @@ def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
         if orphan.has_outlived:
             supervise(home, run, clock, outlived=orphan.instance)
             return True
-        if not (orphan.fate == "overdue" and look(home, run).state.shared):  # That ends itself, and comes home first.
+        # A job of a cluster ends itself, and comes home first.
+        if not (orphan.fate == "overdue" and look(home, run).state.shared):
             ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
     except (MayBeBilling, RunHeld):
