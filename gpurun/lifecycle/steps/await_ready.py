@@ -174,18 +174,21 @@ def _once_it_answers(
     """See `_answered`."""
     born, absence = instance_of(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
-    row = GoneRow(context.clock)
+    row, stopped_mono = GoneRow(context.clock), inf
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
     traits = context.provider.traits
     for waited_s in ticks(context.clock, traits.poll_s, max(0.0, patience_s) + traits.settle_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
         is_doubted = absence.since_mono is not None  # As gone: until that is believed, or it shows itself again.
         is_late = waited_s > max(0.0, patience_s) or not _is_worth_waiting(instance, waited_s, context)
-        if (is_late and not is_doubted) or up_s > boot_s:
+        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Taken back, or never begun.
+        if (is_late and not is_doubted) or up_s > boot_s or is_stopped:
             break
         context.raise_if_stopped(state)
         try:
             instance = row.read(context.provider, born.id)
+            is_down = instance.state is InstanceState.STOPPED and not context.plan.lease.queue_s
+            stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
             if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
                 yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
