@@ -1,4 +1,5 @@
 # make demo   the main job, free, on this machine: plan, train, collect, destroy, receipt
+# make mac-ish  the demo, a view, a kill and a resume in something like a Mac; Linux, as root
 # make quick  the tests that start nothing, within a minute
 # make test   style, types and what everybody runs; what CI runs
 # make full   everything, by hand before an issue is called resolved: real engines, whole rentals, 10,000 simulated runs
@@ -7,7 +8,7 @@ BIN := .venv/bin
 # Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv venv-demo style types full house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets catalog picture clean
+.PHONY: demo test quick venv venv-demo style types full mac-ish house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets catalog picture docs clean
 
 demo: venv-demo
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -22,6 +23,9 @@ full: test
 	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "slow or hypothesis"
 	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
 	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
+
+mac-ish: venv
+	@$(BIN)/python -m pytest -n 0 -v -m slow tests/mac
 
 venv:
 	@$(PYTHON) .ci/venv.py
@@ -83,6 +87,11 @@ catalog: venv
 # The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv
 	@$(BIN)/python docs/dev/draw_live.py $(RUN) $(STEP) > docs/live.svg
+
+# The pages as a site that needs no network, in build/site; a link that leads nowhere ends it.
+docs: venv
+	@$(BIN)/python -c "import material" 2>/dev/null || $(BIN)/python -m pip install -q "mkdocs-material>=9.6,<10"
+	@$(BIN)/python docs/dev/site.py && echo "build/site/index.html"
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,8 +6,10 @@ said in one sentence, with the command that mends it.
 """
 
 import hashlib
+import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,19 @@ VENV = ROOT / ".venv"
 STAMP = VENV / "ready"
 PIP = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+OS_RELEASE = Path("/etc/os-release")
+NEWER = (
+    "python3.13",
+    "python3.12",
+    "python3.11",
+    "python3.14",
+)  # The one that most packages have wheels for comes first.
+BRINGS = {  # On Debian and Ubuntu, on Fedora and its kin, on macOS.
+    "python3.12": ("sudo apt install python3.12-venv", "sudo dnf install python3.12", "brew install python@3.12"),
+    "python3-venv": ("sudo apt install python3-venv", "sudo dnf install python3", "brew install python@3.12"),
+    "git": ("sudo apt install git", "sudo dnf install git", "xcode-select --install"),
+    "c++": ("sudo apt install g++", "sudo dnf install gcc-c++", "xcode-select --install"),
+}
 NEED_BYTES = {True: 3 * 10**9 // 2, False: 4 * 10**9}  # For the demo; for all.
 
 
@@ -26,17 +41,33 @@ def stop(what: str, hint: str) -> None:
     sys.exit(f"✗ {what}\n  {hint}")
 
 
+def what_brings(*missing: str) -> str:
+    """The commands of this system that bring what is missing; the names alone where it is not known."""
+    told = OS_RELEASE.read_text() if OS_RELEASE.exists() else ""
+    column = 2 if sys.platform == "darwin" else 0 if "debian" in told else 1 if "fedora" in told else None
+    if column is None:
+        return f"Install {' and '.join(missing)}"
+    return " && ".join(dict.fromkeys(BRINGS[name][column] for name in missing))
+
+
 def check_machine(demo: bool) -> None:
-    """Refuse what cannot work before anything is written."""
+    """Refuse what cannot work before anything is written: what is missing in one line, what brings it in another."""
+    make = f"make {'demo' if demo else 'test'}"
     if sys.version_info < (3, 11):
+        newer = next((name for name in NEWER if shutil.which(name)), None)
+        first = "" if newer else f"{what_brings('python3.12')}, then: "
+        what = f"gpurun needs Python 3.11; this is {sys.version.split()[0]}."
+        stop(what, f"{first}{make} PYTHON={newer or 'python3.12'}")
+    missing = [] if importlib.util.find_spec("ensurepip") else ["python3-venv"]  # Debian packs it apart from python3.
+    if not demo:
+        missing += [name for name in ("git", "c++") if shutil.which(name) is None]
+    if missing:
+        stop(f"{' and '.join(missing)} missing here.", f"{what_brings(*missing)}, then: {make}")
+    if sys.platform == "darwin" and platform.machine() == "x86_64":
         stop(
-            f"gpurun needs Python 3.11; this is {sys.version.split()[0]}.",
-            "Name a newer one: make venv PYTHON=python3.12",
+            "PyTorch has no build for Macs with an Intel processor since version 2.2, and gpurun trains here with 2.8.",
+            "Without training here, all else works: python3 -m venv .venv && .venv/bin/pip install .",
         )
-    try:
-        import ensurepip  # noqa: F401 - Debian packs it apart from python3.
-    except ImportError:
-        stop("This Python cannot make virtual environments.", "On Debian or Ubuntu: sudo apt install python3-venv")
     free = shutil.disk_usage(ROOT).free
     if free < NEED_BYTES[demo] and not VENV.exists():
         stop(f"Only {free / 1e9:.1f} GB are free here.", f"Make room for about {NEED_BYTES[demo] / 1e9:g} GB first.")

@@ -93,7 +93,8 @@ class Samples:
     """The windows of a split as they lie there, or in an order that the seed decides, drawn afresh for every epoch."""
 
     def __init__(self, row: TokenRow, context: int, seed: int, name: str, order: Order = "permuted") -> None:
-        self._row, self._context, self._seed, self._is_permuted = row, context, seed, order == "permuted"
+        self._row, self._context, self._seed = row, context, seed
+        self._is_permuted = order == "permuted"
         self.windows = windows_in(row.tokens, context, name)
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 

@@ -203,7 +203,8 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
     if processes.several:
         on_cuda = device.type == "cuda"
         if not on_cuda and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes.local_count))
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            torch.set_num_threads(max(1, cores // processes.local_count))
         timeout = timedelta(seconds=COLLECTIVE_LIMIT_S)
         dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timeout, device_id=device if on_cuda else None)
         _GROUPS.append(dist.group.WORLD)

@@ -33,7 +33,9 @@ PROGRAM = ("-m", "trainer.train")
 def _train(processes: int, argv: Sequence[str]) -> int:
     """Run all processes to their end once, and return the exit code that says most of it."""
     try:
-        torchrun.run(torchrun.parse_args(["--standalone", f"--nproc-per-node={processes}", *PROGRAM, *argv]))
+        # By its own address: the name that a Mac has often leads nowhere, and the processes would wait for one another.
+        options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
+        torchrun.run(torchrun.parse_args([*options, *PROGRAM, *argv]))
     except ChildFailedError as error:
         failures = sorted(error.failures.values(), key=lambda failure: failure.timestamp)
         codes = [failure.exitcode for failure in failures]

@@ -252,7 +252,16 @@ def chunked_cross_entropy(
     each = rows * (dtype.itemsize if compiled else 16 if softcap else 4)
     most = CHUNK_BYTES if not hidden.is_cuda else CARD_BYTES if compiled else EAGER_BYTES
     chunk = chunk_tokens or _chunk_tokens(each, dtype, most)
-    settings = _Settings(ignore_index, chunk, dtype, label_smoothing, vocab_size or rows, softcap, cap_by, compiled)
+    settings = _Settings(
+        ignored=ignore_index,
+        chunk=chunk,
+        dtype=dtype,
+        smoothing=label_smoothing,
+        vocab_size=vocab_size or rows,
+        softcap=softcap,
+        cap_by=cap_by,
+        compiled=compiled,
+    )
     compute = _ChunkedCrossEntropy.apply if torch.is_grad_enabled() else _loss_alone
     with torch.autocast(kind, enabled=False):
         return compute(hidden, weight, bias, targets, settings)

@@ -102,7 +102,10 @@ class GPT(nn.Module):
         self.ln_f = RMSNorm(config) if modern else nn.LayerNorm(config.width, bias=config.bias)
         has_bias = modern and config.bias
         self.lm_head = None if config.tied else nn.Linear(config.width, config.vocab_size, bias=has_bias)
-        initialise_modern(self, config.init_gain) if modern else self.initialise()
+        if modern:
+            initialise_modern(self, config.init_gain)
+        else:
+            self.initialise()
 
     @torch.no_grad()
     def initialise(self) -> None:

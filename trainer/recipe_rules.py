@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 PAIR_TOKENIZERS = _PAIRS = ("char-pairs", "word-pairs")
-_GPT, _MODERN, _NMT, _HF = ("faithful", "modern"), ("modern",), ("encoder-decoder",), ("huggingface",)
-_PRESET, _LOOP, _OLD = "model.preset", "train.loop", ("faithful", "encoder-decoder")
+_PRESET, _LOOP = "model.preset", "train.loop"
+_GPT = ("faithful", "modern")
+_MODERN = ("modern",)
+_NMT = ("encoder-decoder",)
+_OLD = ("faithful", "encoder-decoder")
+_HF = ("huggingface",)
 _OF_MODERN: dict[str, tuple[Any, ...]] = {
     "model.softcap": (0,), "model.softcap_by": ("tanh",), "model.rotary": (1,), "model.rotary_base": (10_000,),
     "model.attention_scale": (0,), "model.value_mix": (False,), "model.gains": (False,), "model.init_gain": (1,),

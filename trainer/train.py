@@ -399,7 +399,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, reason, message = error.exit_code, error.reason, str(error)
     except Exception as error:  # noqa: BLE001  told by the event, the traceback and the exit code
         traceback.print_exc()
-        alone, code, reason, message = True, 1, "error", f"{type(error).__name__}: {error}"
+        alone = True
+        code, reason, message = 1, "error", f"{type(error).__name__}: {error}"
     if is_restarting(arguments.out):
         # No end, nor is what a process met when it lost one without memory a cause of anything.
         return Restart.exit_code

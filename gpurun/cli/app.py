@@ -41,11 +41,13 @@ VERBS = {
     "collect": (
         "Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."
     ),
+    "rm": "Free the disk of what finished runs brought home; journal, receipt, log and curves stay.",
     "destroy": "Destroy the machine now, without downloading anything, and prove that it is gone.",
     "receipt": "Show a run's signed receipt.",
     "audit": "Check journals, receipts, signatures, costs and checkpoints, by a second computation.",
     "evidence": "Write a run's evidence into one file to hand in: card, receipt, journal, log and events.",
     "roster": "Give each learner of a class a challenge.",
+    "budget": "Show what is left of each budget, which runs hold how much of it, and what was spent by receipts.",
     "reap": "Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.",
     "report": (
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
@@ -58,7 +60,7 @@ VERBS = {
     "help": "Show a verb's help, or a page of the handbook; without a word, what there is.",
     "doctor": "Check this machine and its keys; with --online ask the clouds about both, and what was left.",
     "version": "Show the versions of gpurun and of Python.",
-    "auth": "Keep, show and remove the clouds' keys.",
+    "auth": "Keep, show and remove the clouds' keys; install gpurun's own on a box.",
     "aws": "Set up an AWS account, once.",
     "recipes": "List, show and check the recipes.",
     "data": "Make shards from text, and check them.",
@@ -71,9 +73,9 @@ GROUPS = {
     "Train elsewhere": ("notebook", "import"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
     "Log in": ("ssh", "forward", "ssh-config"),
-    "Money": ("receipt", "audit", "reap", "confirm-shutdown"),
+    "Money": ("budget", "receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
-    "Data": ("data", "recipes", "pack"),
+    "Data": ("data", "recipes", "pack", "rm"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),
 }
 """The verbs as the help lists them."""
@@ -145,7 +147,7 @@ def run_app(app: typer.Typer) -> int:
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
         # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
-        error = UsageError("usage", wrong.format_message(), hint=f"See: {said_by} --help")
+        error = UsageError("usage", wrong.format_message(), hint=f"{_example(wrong)}See: {said_by} --help")
         return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return without_output(loss, Result(), None)
@@ -158,6 +160,16 @@ def run_app(app: typer.Typer) -> int:
             raise
         return without_output(lost(left.__context__), Result(), None)
     return code if isinstance(code, int) else 0
+
+
+def _example(wrong: Any) -> str:
+    """Return how the verb is typed, where a word of it was left out."""
+    command = getattr(getattr(wrong, "ctx", None), "command", None)
+    examples = [
+        line.strip() for line in str(getattr(command, "help", "")).splitlines() if line.strip().startswith("$ ")
+    ]
+    is_missing = type(wrong).__name__ == "MissingParameter" and examples
+    return f"For example: {examples[0].removeprefix('$ ')}. " if is_missing else ""
 
 
 def main() -> None:

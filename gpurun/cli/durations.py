@@ -27,6 +27,20 @@ def queue_s(text: str) -> int:
     return _within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h")
 
 
+def limit_s(text: str) -> int:
+    """Return the seconds of --time, which is a span of time or as sbatch takes it: MINUTES, H:MM:SS, D-HH:MM:SS."""
+    wrong = f"--time {text!r} is no time for a job: 1m at least, and at most a year."
+    found = re.fullmatch(r"(?:([0-9]{1,3})-)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2}))?", text)
+    if found:
+        days, first, second, third = (None if part is None else int(part) for part in found.groups())
+        hours = first or 0, second or 0, third or 0
+        # As sbatch has it: D-HH:MM and H:MM:SS, but MM:SS where there are no days.
+        seconds = 60 * hours[0] + hours[1] if days is None and third is None else 3600 * hours[0] + 60 * hours[1]
+        text = f"{86400 * (days or 0) + seconds + hours[2]}s"
+    span = f"{text}m" if text.isascii() and text.isdigit() else text
+    return _within(span, 60, 365 * 86400, "usage.time", wrong, "Write for instance --time 30m or --time 1-12:00:00")
+
+
 def idle_s(text: str) -> int:
     """Return the seconds of --idle, 0 for `off`."""
     wrong = f"--idle {text!r} is not a time after which a job without work is ended: 1m at least, and at most a day."
@@ -67,3 +81,17 @@ def _within(text: str, least_s: int, most_s: int, code: str, wrong: str, hint: s
     if seconds is None or not least_s <= seconds <= most_s:
         raise UsageError(code, wrong, hint=hint)
     return seconds
+
+
+def day_wall(text: str) -> float | None:
+    """The beginning of a local day; "" means since ever."""
+    from datetime import datetime
+
+    from gpurun.core.errors import UsageError
+
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise UsageError("usage.since", f"--since {text!r} is not a date.", hint="Write --since 2026-11-01.") from None

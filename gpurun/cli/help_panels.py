@@ -28,7 +28,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     "Boxes and clusters": (
         "--host", "--host-key", "--identity", "--jump", "--python", "--price-per-hour", "--queue",
-        "--slow-network",
+        "--partition", "--time", "--account", "--qos", "--slow-network",
     ),
     "Rare": ("--accept-cpu", "--accept-weak-lease", "--lambda-guard"),
     EVERY_VERB: ("--json", "--quiet", "--verbose", "--color", "--no-input", "--home", "--no-progress", "--help"),

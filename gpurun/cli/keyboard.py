@@ -42,9 +42,9 @@ class Keyboard:
             return ""
         typed = b""
         with suppress(OSError, ValueError):
-            keys, waiting = sys.stdin.fileno(), select.poll()
-            waiting.register(keys, select.POLLIN)
-            while waiting.poll(0) and (more := os.read(keys, 64)):
+            keys = sys.stdin.fileno()
+            # Not poll: a Mac's says of a terminal that it can be read, and the read then waits.
+            while select.select([keys], [], [], 0)[0] and (more := os.read(keys, 64)):
                 typed += more
         return typed.decode("ascii", "replace")
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from gpurun.core.secrets import child_environment
-from gpurun.remote.ssh.entry import Entry
+from gpurun.remote.ssh.entry import HostEntry
 
 _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "TERM")
 
@@ -17,7 +17,7 @@ def program() -> str | None:
     return shutil.which("ssh")
 
 
-def words(config: Path, entry: Entry, *options: str, command: str = "") -> list[str]:
+def words(config: Path, entry: HostEntry, *options: str, command: str = "") -> list[str]:
     """Return ssh's words for one entry of a configuration, and of no other; the name stands behind `--`."""
     return ["ssh", "-F", str(config), *options, "--", entry.alias, *([command] if command else [])]
 

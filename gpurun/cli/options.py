@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, queue_s, setup_limit_s, silent_s
+from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, limit_s, queue_s, setup_limit_s, silent_s
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -186,6 +186,8 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             hold_s=hold_s(typed["hold_on_failure"]) if typed["hold_on_failure"] else HOLD_S,
             queue_s=queue_s(typed["queue"]) if typed["queue"] else 0,
             max_gpu_hours=_gpu_hours(typed["max_gpu_hours"]),
+            limit_s=limit_s(typed["time"]) if typed["time"] else 0,
+            **{name: typed[name] for name in ("partition", "account", "qos")},
             slow_network=typed["slow_network"],
             pass_env=checked_globs(typed["pass_env"]) if typed["pass_env"] else (),
         ),
@@ -322,7 +324,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "idle": (text("--idle", "DURATION", "Stop a job that computes nothing so long; off: never."), ""),
     "silent": (text("--silent", "DURATION", "Stop a job that writes nothing so long."), ""),
     "hold_on_failure": (text("--hold-on-failure", "MIN|off", "Keep a failed run's machine so long; else 15."), ""),
-    "host": (text("--host", "USER@HOST[:PORT]", "The box to train on, with --provider ssh."), ""),
+    "host": (text("--host", "USER@HOST[:PORT]", "A box of yours, or its name in ~/.ssh/config."), ""),
     "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
     "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
     "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
@@ -335,6 +337,10 @@ RENTING: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "queue": (text("--queue", "DURATION", "How long a job may wait to begin; else a day."), ""),
+    "partition": (text("--partition", "NAME", "The cluster's partition."), ""),
+    "time": (text("--time", "DURATION", "How long a job may take there."), ""),
+    "account": (text("--account", "NAME", "Whom the cluster counts it to."), ""),
+    "qos": (text("--qos", "NAME", "The quality of service there."), ""),
     "slow_network": (flag("--slow-network", "Train though the nodes' network is slow."), False),
     "pass_env": (
         Annotated[
@@ -345,7 +351,6 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""
-
 
 REQUEST = Shared(
     "request",

@@ -50,6 +50,17 @@ def demand_here(session: Session, sight: Sight) -> None:
         )
 
 
+def log_in_again(session: Session, sight: Sight) -> None:
+    """Let the way to a box of the user's ask its person what no supervisor can answer; one that fails is only told."""
+    from gpurun.planning.own_box import open_way
+
+    if sight.plan.box is not None and session.interactive:
+        try:
+            open_way(sight.plan.box)
+        except GpurunError as error:
+            session.say(error.what)
+
+
 def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:
     """Make sure that an unfinished run has a supervisor; one that may not go on only where a stop was asked for.
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gpurun.core.clock import Clock
 from gpurun.remote.interface import MachineLost
-from gpurun.remote.ssh.entry import Entry
+from gpurun.remote.ssh.entry import HostEntry
 from gpurun.remote.ssh.host_key import ExpectedKey, Jump
 
 CONNECT_S = 30.0
@@ -32,7 +32,7 @@ class _Channel(Protocol):
     def shutdown_write(self) -> None: ...
 
 
-def run_here(entry: Entry, command: str, clock: Clock, *, at_terminal: bool) -> int:
+def run_here(entry: HostEntry, command: str, clock: Clock, *, at_terminal: bool) -> int:
     """Run a command line on a machine with this process's input and outputs, and return its exit code.
 
     At a terminal it gets one there, of the size that this one has, also after a change.

@@ -166,10 +166,14 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
 
 
 def _not_ours(session: Session, fault: Exception) -> GpurunError | None:
-    """A disk that is full or away, or a path that cannot be: no fault of gpurun's, and a trace of it helps nobody."""
+    """Return what is no fault of gpurun's, and of which a trace helps nobody: a disk, a path, a package that lacks."""
     if isinstance(fault, RuntimeError) and "home directory" in str(fault):  # As pathlib says it of ~NAME.
         what = "A path begins with ~ and the name of nobody on this machine."
         return UsageError("usage.path", what, hint="Write it whole, or name the folder ./~NAME.")
+    if isinstance(fault, ImportError):
+        from gpurun.core.installed_files import broken_installation
+
+        return broken_installation(fault)
     where = getattr(fault, "filename", None)
     if not isinstance(fault, OSError):
         return None

@@ -12,7 +12,7 @@ from gpurun.cli.interrupts import Interrupts, costs_on, decide, decide_on_silenc
 from gpurun.cli.panes import Pane, open_pane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, TrainingFailed, as_exit_code
 from gpurun.core.job_terms import terms_in
 from gpurun.core.journal_events import Incident, TrainObserved
 from gpurun.core.journal_records import Phase, Record, last_typed
@@ -249,7 +249,7 @@ def finished(session: Session, sight: Sight) -> Result:
         text = session.draw(receipt_screen(receipt, session.style, now=session.clock.wall(), then=then))
     there = f"The {terms_in(told).files} are in {sight.folder.artifacts}"
     after = there if checkpoints or outputs else ""
-    code = ExitCode(state.exit_code if state.exit_code is not None else 1)
+    code = as_exit_code(state.exit_code if state.exit_code is not None else 1)
     if code is ExitCode.BUDGET_STOP and checkpoints:
         flag = "--hours" if sight.plan.lease.hours_s is not None else "--max-cost"
         after = f"{after}\n{flag} ended it. The rest: {continuing_command(told)} {flag} …"

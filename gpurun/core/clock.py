@@ -7,13 +7,18 @@ time is for people, for provider stamps and for absolute deadlines.
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from math import ceil
 from pathlib import Path
 from typing import Protocol
+
+from gpurun.core.secrets import child_environment
 
 _LEAST_S = 1e-6  # Less than what is left of a sum of rounded seconds; a sleep of less may not move a clock at all.
 
@@ -80,7 +85,9 @@ def boot_id() -> str:
     try:
         return path.read_text().strip()
     except OSError:
-        return f"{uuid.getnode():012x}-{int(time.time() - time.monotonic()) // 60}"
+        booted_wall = time.time() - time.clock_gettime(_COUNTS_SLEEP)
+        of_a_mac = _printed("sysctl", "-n", "kern.bootsessionuuid").strip()
+        return of_a_mac or f"{uuid.getnode():012x}-{int(booted_wall) // 60}"
 
 
 def machine_id() -> str:
@@ -89,7 +96,22 @@ def machine_id() -> str:
         known = Path("/etc/machine-id").read_text().strip()
     except OSError:
         known = ""
-    return hashlib.sha256((known or f"{uuid.getnode():012x}").encode()).hexdigest()[:16]
+    if not known:  # A Mac's network card is another one for each process of some versions of Python.
+        of_a_mac = re.search(r'"IOPlatformUUID" = "([^"]+)"', _printed("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
+        known = of_a_mac[1] if of_a_mac else f"{uuid.getnode():012x}"
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
+
+
+@cache
+def _printed(*command: str) -> str:
+    """What a program of macOS prints; empty where there is none."""
+    import subprocess
+
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
+    try:
+        return subprocess.run(command, env=child_environment({"PATH": path}), capture_output=True, text=True).stdout
+    except OSError:
+        return ""
 
 
 def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from gpurun.core.errors import UsageError, did_you_mean
@@ -35,7 +35,11 @@ class Said:
 
 
 class NoAnswer(Exception):
-    """The login node did not answer: what was asked may have been done."""
+    """The login node did not answer: what was asked may have been done. `hint` is what to do about a known reason."""
+
+    def __init__(self, what: str, *, hint: str = "") -> None:
+        super().__init__(what)
+        self.hint = hint
 
 
 class LoginNode(Protocol):
@@ -50,6 +54,7 @@ class LoginNode(Protocol):
 class Cluster:
     """One table `[slurm.NAME]`: how its login node is reached, and what each job there is to have.
 
+    `transport` is `openssh` where `host` is an entry of ~/.ssh/config, which the user's own ssh reaches.
     `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
     number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch.
     `price_per_gpu_hour` is what the cluster bills, 0 where it bills nothing; a node without GPUs pays as one.
@@ -63,6 +68,7 @@ class Cluster:
     host_key: str = ""
     identity: str = ""
     jump: str = ""
+    transport: str = ""
     partition: str = ""
     account: str = ""
     qos: str = ""
@@ -81,9 +87,34 @@ class Cluster:
 _KEYS = tuple(key for key in Cluster.__dataclass_fields__ if key != "name")
 
 
-def clusters_in(tables: Mapping[str, Any], place: str) -> dict[str, Cluster]:
-    """The clusters of the `slurm` table of a file, each value checked; UsageError names the key and the place."""
-    return {name: _cluster(name, table, place) for name, table in tables.items()}
+def clusters_in(
+    tables: Mapping[str, Any], place: str, broken: dict[str, UsageError] | None = None
+) -> dict[str, Cluster]:
+    """The clusters of the `slurm` table of a file, each value checked; UsageError names the key and the place.
+
+    With `broken` such an error is put there, and the other tables count: what runs in their clusters must be found.
+    """
+    found = dict[str, Cluster]()
+    for name, table in tables.items():
+        try:
+            found[name] = _cluster(name, table, place)
+        except UsageError as error:
+            if broken is None:
+                raise
+            broken[name] = error
+    return found
+
+
+def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str) -> Cluster:
+    """Return the cluster with what was typed for one run in the place of its table's; "" leaves that as it is."""
+    changed = replace(
+        cluster,
+        partition=partition or cluster.partition,
+        account=account or cluster.account,
+        qos=qos or cluster.qos,
+    )
+    _check(changed, "the command line")
+    return changed
 
 
 def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:
@@ -150,6 +181,7 @@ _SHAPES = {
     "partition": r"[A-Za-z0-9_][\w,.-]*",
     "account": r"\w[\w.-]*",
     "qos": r"\w[\w.-]*",
+    "transport": r"openssh",
     "gres": r"[A-Za-z][\w:.-]*",
     "python": r"[A-Za-z0-9_/][\w./+@-]*",
 }
@@ -165,7 +197,7 @@ def _check(cluster: Cluster, where: str) -> None:
         raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the whole path of a shared folder.")
     if not 1 <= cluster.port <= 65535:
         raise _wrong(f"port of {where} is {cluster.port}", "A port is a number from 1 to 65535.")
-    if not cluster.is_here and not cluster.user:
+    if not (cluster.is_here or cluster.user or cluster.transport):
         raise _wrong(f"{where} has no user", "Write who logs in there.")
     for option in cluster.extra:
         word = option.partition("=")[0]

@@ -67,6 +67,11 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+def as_exit_code(number: int) -> ExitCode:
+    """Return the exit code of this number; one that a newer gpurun wrote is that of a failure without a code."""
+    return ExitCode(number) if number in set(ExitCode) else ExitCode.BUG
+
+
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
     """A hint that names the one or two known words nearest to a mistyped one, or says something else without any.
 

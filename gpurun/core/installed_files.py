@@ -44,6 +44,23 @@ def bundle_root() -> Path:
     )
 
 
+def has_other_gpurun() -> bool:
+    """Return whether the package index's `gpurun` is installed in this environment, too: somebody else's tool."""
+    return any(
+        (place / "METADATA").is_file() for path in sys.path for place in Path(path or ".").glob("gpurun-*.dist-info")
+    )
+
+
+def broken_installation(fault: ImportError) -> SetupError:
+    """Return why something of this installation cannot be imported, and what mends it."""
+    if has_other_gpurun():
+        what = f"Another package that is called gpurun is installed here and shares this one's files: {fault}."
+        hint = "pip uninstall gpurun gpurun-cap; then install gpurun-cap alone, from the clone: pip install ."
+        return SetupError("install.other_gpurun", what, hint=hint)
+    what = f"A package that gpurun needs is missing or broken: {fault}."
+    return SetupError("install.incomplete", what, hint="Install gpurun again, from the clone: pip install .")
+
+
 def page(name: str) -> Path:
     """A page of docs/, where a person who has no checkout can open it, too."""
     return bundle_root() / "docs" / name

@@ -29,6 +29,8 @@ from gpurun.core.run_plan import Lease
 Json = dict[str, Any]
 Number = int | float
 """A figure as it is written: a whole one stays whole, since receipts quote it."""
+EndCode = Annotated[ExitCode | int, Field(union_mode="left_to_right")]
+"""An exit code; one that only a newer gpurun has is a number."""
 Seconds = Annotated[int, Field(gt=-1e11, lt=1e11)] | Annotated[float, Field(gt=-1e11, lt=1e11)]
 """A time or a duration that a clock can have told."""
 
@@ -506,7 +508,7 @@ class StepFailed(JournalEvent):
     code: str
     message: str
     hint: str = ""
-    exit_code: ExitCode
+    exit_code: EndCode
 
 
 class Incident(JournalEvent):
@@ -576,7 +578,7 @@ class RunClosed(JournalEvent):
     """The run is closed; the journal adds `seal`, the digest of this line without it."""
 
     event = Event.RUN_CLOSED
-    exit_code: ExitCode
+    exit_code: EndCode
     seal: str = ""
 
 

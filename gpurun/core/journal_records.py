@@ -72,6 +72,13 @@ class Record(Frozen):
         ticked_us = microseconds(self.mono) - microseconds(before.mono) if self.boot_id == before.boot_id else 0
         return max(0, ticked_us, microseconds(self.wall) - microseconds(before.wall))
 
+    def least_us_since(self, before: Record) -> int:
+        """Microseconds since the record before, by the clock that went less far; none from one boot to the next."""
+        if self.boot_id != before.boot_id:
+            return 0
+        ticked_us = microseconds(self.mono) - microseconds(before.mono)
+        return max(0, min(ticked_us, microseconds(self.wall) - microseconds(before.wall)))
+
     @property
     def runs_us(self) -> int | None:
         """For how many microseconds at most a machine that queued has run by then; None where that is not told."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
 import secrets
 import stat
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -97,6 +99,11 @@ class RunFolder:
         return self.path / "setup.log"
 
     @property
+    def table_setup_log(self) -> Path:
+        """What the `setup` of a cluster's table has said in the job, byte for byte; of a long one its end."""
+        return self.path / "setup-table.log"
+
+    @property
     def supervisor_log(self) -> Path:
         """What the supervisor wrote to its standard error."""
         return self.path / "supervisor.log"
@@ -147,6 +154,11 @@ class RunFolder:
     def artifacts(self) -> Path:
         """What came home: checkpoints and samples, digests verified."""
         return self.path / "artifacts"
+
+    @property
+    def removed(self) -> Path:
+        """When its user had the files removed that had come home, and how many they were."""
+        return self.path / "removed.json"
 
     @property
     def receipt(self) -> Path:
@@ -338,11 +350,19 @@ def make_private(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
+def fsync_file(descriptor: int) -> None:
+    """Make what was written to a file survive a power cut."""
+    os.fsync(descriptor)
+    if hasattr(fcntl, "F_FULLFSYNC"):  # A Mac's fsync leaves it in the disk's own cache.
+        with suppress(OSError):  # A network disk has no such call.
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make a rename or a new name in this folder survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        fsync_file(descriptor)
     finally:
         os.close(descriptor)
 
@@ -386,7 +406,7 @@ def write_atomic(path: Path, content: bytes) -> None:
         with os.fdopen(descriptor, "wb") as out:
             out.write(content)
             out.flush()
-            os.fsync(out.fileno())
+            fsync_file(out.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -301,7 +301,7 @@ def on_gpu(verdict: Verdict) -> bool:
     return verdict["is"].partition(",")[0] == "gpu"
 
 
-class Incident(TypedDict):
+class IncidentTold(TypedDict):
     """What should not have happened, with when."""
 
     at: str
@@ -348,7 +348,7 @@ class Predicate(TypedDict):
     sample: SampleTold | None
     teardown: TeardownTold
     verdict: Verdict
-    incidents: list[Incident]
+    incidents: list[IncidentTold]
 
 
 class Subject(TypedDict):

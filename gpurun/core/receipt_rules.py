@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-RULES = 3
+RULES = 4
 """The rules of this gpurun; a run that was opened without any has 1."""
+TENSORS_READ = 3
+"""Since these rules the weights that came home are safetensors."""
+CAP_BROKEN_WHERE_SEEN = 4
+"""Since these rules a cap is called broken only where the cost of what was seen is over it, whatever its bound is."""
 WORDS = frozenset({
     "predicate.cost.says",
     "predicate.verdict.says",

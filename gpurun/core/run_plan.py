@@ -49,11 +49,12 @@ class Choices(Frozen):
     `warm`: send earlier compile caches along. `accept_skipped`: train on a folder of which most is passed over.
     `give_up_after_s`: how long a machine may be silent while it trains (0: to its lease). `log_to`: trackers of its
     figures. `trainer`: a folder to ship as the trainer. `core_bundle`: a file or URL with CORE's tasks. `queue_s`: how
-    long it may wait. `max_gpu_hours`: the most for a job on a cluster, hours times GPUs or nodes. `pass_env`: globs of
-    its login's variables for the job. `idle_s`, `silent_s`: how long its job may be idle or silent before it is ended
-    (0: to its lease; None: not said). `hold_s`:
-    for how long at most a machine is kept whose end would take away what is not at home (0: not at all). `init`: the
-    checkpoint of nanoGPT or minGPT whose weights it starts from.
+    long it may wait. `max_gpu_hours`: the most for a job on a cluster, hours times GPUs or nodes. `limit_s`: the
+    longest that it may take from its start (0: not said). `partition`, `account`, `qos`: in the place of its table's.
+    `pass_env`: globs of its login's variables for the job. `idle_s`, `silent_s`: how long its job may be idle or
+    silent before it is ended (0: to its lease; None: not said). `hold_s`: for how long at most a machine is kept whose
+    end would take away what is not at home (0: not at all). `init`: the checkpoint of nanoGPT or minGPT whose
+    weights it starts from.
     """
 
     region: str | None = None
@@ -73,6 +74,10 @@ class Choices(Frozen):
     hold_s: int = HOLD_S
     queue_s: int = 0
     max_gpu_hours: float | None = None
+    limit_s: int = 0
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
     slow_network: bool = False
     log_to: tuple[str, ...] = ()
     trainer: str = ""
@@ -89,7 +94,8 @@ class Choices(Frozen):
 class Box(Frozen):
     """A machine that the user has already: how to log in, which host key is expected, and why it is trusted.
 
-    `jump` is the login of a host on the way, `python` the Python there that has torch; "" where nothing was said.
+    `entry` is the name in ~/.ssh/config by which the user's own ssh reaches it, `jump` the login of a host on the way
+    or that entry where it has a proxy, `python` the Python there that has torch; "" where nothing was said.
     """
 
     target: str
@@ -99,6 +105,7 @@ class Box(Frozen):
     jump: str = ""
     jump_host_key: str = ""
     python: str = ""
+    entry: str = ""
 
 
 class Request(Frozen):
@@ -189,6 +196,12 @@ class Lease(Frozen):
     def total_s(self) -> int:
         """From create sent to destroy done; with a queue, from the start."""
         return self.boot_s + self.setup_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
+
+    def ends_wall(self, deadline_wall: float, started_wall: float | None) -> float:
+        """Return the deadline; for what had to queue it comes forward to a whole lease after its start, once known."""
+        if not self.queue_s or started_wall is None:
+            return deadline_wall
+        return min(deadline_wall, started_wall + self.total_s)
 
 
 class Reach(Frozen):

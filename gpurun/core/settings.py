@@ -145,15 +145,26 @@ def _is_line(text: str) -> bool:
         return False
 
 
-def load_clusters(home: Home) -> dict[str, Cluster]:
-    """The Slurm clusters of the user file, by name; a value that could not be used is a UsageError."""
-    return _clusters(_table(home.config).get("slurm", {}))
+def load_clusters(home: Home, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
+    """The Slurm clusters of the user file, by name; a table that cannot be used is a UsageError, or put in `broken`."""
+    return _clusters(_table(home.config).get("slurm", {}), broken)
 
 
-def _clusters(tables: object) -> dict[str, Cluster]:
+def find_cluster(home: Home, name: str | None) -> Cluster:
+    """The cluster of that name, or the only one; a fault in another's table does not matter. UsageError."""
+    from gpurun.core.cluster import cluster_of
+
+    broken = dict[str, UsageError]()
+    known = load_clusters(home, broken)
+    if fault := broken.get(name or "", None if known else next(iter(broken.values()), None)):
+        raise fault
+    return cluster_of(known, name)
+
+
+def _clusters(tables: object, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
     from gpurun.core.cluster import clusters_in
 
-    return clusters_in(tables if isinstance(tables, dict) else {"": tables}, _USER_FILE)
+    return clusters_in(tables if isinstance(tables, dict) else {"": tables}, _USER_FILE, broken)
 
 
 def _read(path: Path, source: str) -> dict[str, Setting]:

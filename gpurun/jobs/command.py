@@ -132,9 +132,12 @@ class CommandJob(Job):
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
-        from gpurun.remote.client import AGENT
+        from gpurun.remote.client import AGENT, ANY_ON_EACH_NODE
 
-        order = self.command.model_dump(mode="json", include=set(_ORDER)) | {"argv": self.command.words}
+        several = plan.offer.nodes > 1
+        on_each = ("sh", f"../../{ANY_ON_EACH_NODE[0]}", *ANY_ON_EACH_NODE[1:], "{python}") if several else ()
+        words = (*on_each, *self.command.words)
+        order = self.command.model_dump(mode="json", include=set(_ORDER)) | {"argv": words}
         order["look_s"] = LOOK_S if plan.mode is Mode.PAID else HERE_LOOK_S
         own = Path(plan.data.beside)
         place = Path(plan.data.folder) if plan.data.folder else own / "data"

@@ -165,8 +165,8 @@ class TrainerJob(Job):
 def _variables(plan: Plan, cpus: int) -> dict[str, str]:
     """Return the variables that the trainer needs beside the machine's own."""
     variables = {"PYTHONUNBUFFERED": "1"}
-    if plan.processes > 1:
-        # torchrun would give each process one thread, whatever there is.
+    if plan.processes > 1 or plan.lease.queue_s:
+        # torchrun would give each process one thread, whatever there is; and a node may be shared with others' jobs.
         variables["OMP_NUM_THREADS"] = str(max(1, cpus // (plan.processes // plan.offer.nodes)))
     if plan.mode is not Mode.PAID:
         # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;

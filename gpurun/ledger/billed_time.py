@@ -40,6 +40,7 @@ _ALIVE = {
 }
 _UNHEARD = ("lost",)
 _LIVES = ("price.rose", "death.denied", "machine.back")
+_STAMPS_MS = round(1000 * STAMPS_S)
 
 
 def last_of(records: Sequence[Record], event: Event) -> Record | None:
@@ -135,6 +136,31 @@ class BilledTime:
     def seconds(self) -> float:
         """What may be billed of the machine itself; nothing for what was certainly not made."""
         return 0.0 if self.end == "refused" else self._span[0] / 1000
+
+    @property
+    def least_seconds(self) -> float:
+        """What is certainly billed of it: as long as it was seen to run, or as its provider tells."""
+        if self.end == "refused":
+            return 0.0
+        ms, why = self._span
+        told_ms = ms - _STAMPS_MS if why == REPORTED else ms if why == BY_BILL else 0
+        return max(0, told_ms, 0 if self.is_queued else self._seen_ms()) / 1000
+
+    def _seen_ms(self) -> int:
+        """Return how long it was seen to run, by the clock that went less far: one that was set lengthens no life.
+
+        What a record has was seen after the record before it: this machine may have slept until it was written. One
+        that is ending is not counted as running, since not every provider bills that.
+        """
+        signs = [one.seq for one in self.records if one.seq < self.last_paid.seq and self._shows_life(one)]
+        if not signs:
+            return 0
+        passed = accumulate((after.least_us_since(before) for before, after in pairwise(self.records)), initial=0)
+        at_us = dict(zip((one.seq for one in self.records), passed, strict=True))
+        seen_us, read = at_us[signs[-1] - 1], self.last_paid.typed
+        if isinstance(read, DeathRead) and read.up_s_ago is not None:
+            seen_us = max(seen_us, at_us[self.last_paid.seq - 1] - microseconds(read.up_s_ago))
+        return (seen_us - at_us[signs[0]]) // 1000
 
     @property
     def is_queued(self) -> bool:

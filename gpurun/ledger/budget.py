@@ -102,6 +102,11 @@ class Budget(ABC):
         with self._entries() as entries:
             return left_of(limit, total(*(held.micros for held in entries.values())))
 
+    def entries(self) -> list[Held]:
+        """Return all that counts now."""
+        with self._entries() as entries:
+            return list(entries.values())
+
     @contextmanager
     def _entries(self) -> Iterator[dict[str, Held]]:
         """Those that count, to be changed under the lock."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpurun.core.errors import SetupError, VerificationFailed
 from gpurun.core.filelock import taken
-from gpurun.core.paths import fsync_folder
+from gpurun.core.paths import fsync_file, fsync_folder
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -48,10 +48,10 @@ def _write_or_undo(descriptor: int, line: bytes, after: int) -> None:
         rest = memoryview(line)
         while rest:  # A write may be short: near a full disk, or when a signal arrives.
             rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+        fsync_file(descriptor)
     except OSError:
         os.ftruncate(descriptor, after)
-        os.fsync(descriptor)
+        fsync_file(descriptor)
         raise
 
 
@@ -84,7 +84,7 @@ def require_durable(folder: Path) -> None:
             finally:
                 os.close(second)
             os.write(first, b"probe\n")
-            os.fsync(first)
+            fsync_file(first)
             fsync_folder(folder)
         finally:
             os.close(first)

@@ -20,7 +20,7 @@ from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError, VerificationFailed
 from gpurun.core.journal_events import JournalEvent, JournalRepaired, may_be_damage
 from gpurun.core.journal_records import Event, Record
-from gpurun.core.paths import fsync_folder, make_private, read_regular
+from gpurun.core.paths import fsync_file, fsync_folder, make_private, read_regular
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import AS_WRITTEN, Malformed, parse_object
 from gpurun.ledger.fsync import append_durably, require_durable, unwritable
@@ -236,7 +236,7 @@ def _cut(path: Path, length: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.ftruncate(descriptor, length)
-            os.fsync(descriptor)
+            fsync_file(descriptor)
         finally:
             os.close(descriptor)
         fsync_folder(path.parent)

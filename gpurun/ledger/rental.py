@@ -20,6 +20,7 @@ from gpurun.core.journal_events import (
 from gpurun.core.journal_records import Event, Record, all_typed, last_typed, microseconds
 from gpurun.core.money import SECONDS_PER_HOUR, Figure, Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import Proof
+from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN
 from gpurun.core.untrusted import plain_data
 from gpurun.ledger.billed_time import BY_BILL, BY_TIMER, MEASURED, REPORTED, UNSEEN, BilledTime, elapsed_ms, nearest_ms
 
@@ -103,6 +104,11 @@ class Rental(BilledTime):
         return total(own, *(self.micros_of(extra) for extra in self.extras))
 
     @property
+    def least_micros(self) -> Micros:
+        """What it cost at least: its machine, for as long as it was certainly there, and nothing beside that."""
+        return self._lasting(self.least_seconds)
+
+    @property
     def _egress(self) -> Micros:
         """For what left the machine: by the bytes that were counted, or as planned where nobody counted them.
 
@@ -146,6 +152,18 @@ class Rental(BilledTime):
 def all_bounded(rentals: Sequence[Rental]) -> bool:
     """Whether the journal bounds what was paid: each machine ended, and there is no more than it tells."""
     return all(rental.ended for rental in rentals) and not is_more(rentals)
+
+
+def is_cap_kept(rentals: Sequence[Rental], upper: Micros, cap: Micros, rules: int) -> bool | None:
+    """Return whether a cap was kept by rentals that cost `upper` at most; None where that is not known.
+
+    It was broken where the cost of what was seen is over it; by older rules, where the cost is over it and no bound.
+    """
+    if upper <= cap:
+        return True
+    if rules < CAP_BROKEN_WHERE_SEEN:
+        return None if figure_of(rentals) is Figure.BOUND else False
+    return False if total(*(rental.least_micros for rental in rentals)) > cap else None
 
 
 def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from gpurun.core.errors import ExitCode
+from gpurun.core.errors import ExitCode, as_exit_code
 from gpurun.core.journal_events import (
     AddressChanged,
     CollectObserved,
@@ -142,7 +142,7 @@ def exit_code_of(state: RunState) -> ExitCode:
     if state.may_be_billing:
         return ExitCode.MAY_BE_BILLING
     if state.failure:
-        return state.failure.exit_code
+        return as_exit_code(state.failure.exit_code)
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
     if state.reason == "lease":

@@ -20,7 +20,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from gpurun.core.paths import fsync_folder, make_private, read_regular, write_atomic
+from gpurun.core.paths import fsync_file, fsync_folder, make_private, read_regular, write_atomic
 from gpurun.core.receipt_record import Signature
 from gpurun.core.untrusted import Malformed
 
@@ -115,7 +115,7 @@ def _make_key(keys: Path) -> None:
         with os.fdopen(descriptor, "wb") as out:
             out.write(content)
             out.flush()
-            os.fsync(out.fileno())
+            fsync_file(out.fileno())
         try:
             os.link(temporary, keys / PRIVATE_NAME)
         except FileExistsError:

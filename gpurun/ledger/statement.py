@@ -26,7 +26,7 @@ from gpurun.core.journal_events import (
     TrainObserved,
 )
 from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
-from gpurun.core.money import Figure, Micros, left_of, total
+from gpurun.core.money import Figure, Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
     UNKNOWN,
@@ -34,6 +34,7 @@ from gpurun.core.receipt_record import (
     Continues,
     Cost,
     Digests,
+    IncidentTold,
     Machine,
     Predicate,
     RentalPaid,
@@ -45,12 +46,11 @@ from gpurun.core.receipt_record import (
     Training,
     Verdict,
 )
-from gpurun.core.receipt_record import Incident as IncidentTold
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
-from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, rentals_of
+from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://gpurun.dev/receipt/v1"
@@ -265,7 +265,7 @@ def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
     figure = figure_of(rentals)
     billed = billed_by(rentals) if ended else None
-    is_kept = None if cap is None or upper is None else left_of(cap, upper) >= 0
+    is_kept = None if cap is None or upper is None else is_cap_kept(rentals, upper, cap, opened.rules or 1)
     cost: Cost = {
         "upper_bound_micros": upper,
         "is": _figure_by_rules(opened, figure) if ended else UNKNOWN,
@@ -273,9 +273,7 @@ def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
         "billed_is": UNKNOWN if billed is None else REPORTED,
         "worst_micros": opened.worst_micros,
         "cap_micros": cap,
-        "cap_kept": None
-        if figure is Figure.BOUND and not is_kept
-        else is_kept,  # No bound that nobody saw shows that it was broken.
+        "cap_kept": is_kept,
         "rentals": [_rental(rental) for rental in rentals],
         "says": NOT_OBSERVED if opened.imported else cost_says(rentals),
     }

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from math import inf
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import cluster_of
 from gpurun.core.errors import CollectFailed, GpurunError, TrainingFailed
 from gpurun.core.journal_records import RunState
 from gpurun.core.paths import Home, RunFolder
@@ -19,7 +18,7 @@ from gpurun.core.places import place_facts
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.core.retry import Retry
 from gpurun.core.run_plan import Plan
-from gpurun.core.settings import load_clusters
+from gpurun.core.settings import find_cluster
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context
 from gpurun.planning.own_box import folder_machine, job_machine, job_step, machine_of, python_of
@@ -95,7 +94,7 @@ class Reach:
         Of one that does not run it leads to its folder alone, which the login node has too.
         """
         home = Home(self._folder.home)
-        cluster = cluster_of(load_clusters(home), instance.region)
+        cluster = find_cluster(home, instance.region)
         is_up = instance.state is InstanceState.RUNNING
         to = job_machine if is_up else folder_machine
         machine = to(cluster, address.folder, instance.token, home, self._clock, self._last_mono(instance))

@@ -171,12 +171,10 @@ class Context:
         return min(by_wall, ask_wall - state.asked_at.wall - (self.clock.monotonic() - state.asked_at.mono))
 
     def _ends_wall(self, state: RunState) -> float:
-        """The deadline; for what had to queue it comes forward to a whole lease after the start that was told."""
+        """The deadline of the machine, or of the job once its queue is over."""
         assert state.deadline_wall is not None
         started_wall = state.instance.started_wall if state.instance is not None else None
-        if not self.plan.lease.queue_s or started_wall is None:
-            return state.deadline_wall
-        return min(state.deadline_wall, started_wall + self.plan.lease.total_s)
+        return self.plan.lease.ends_wall(state.deadline_wall, started_wall)
 
     def ends_by_their_clock(self, state: RunState) -> float:
         """When `seconds_left` is over by the provider's clock, asked once after a restart of this machine; else never.

@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 
 from gpurun.core.background_call import Inline
 from gpurun.core.clock import Clock
-from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull
+from gpurun.core.errors import ExitCode, GpurunError, MayBeBilling, NoOffer, SetupError, StoreFull, as_exit_code
 from gpurun.core.journal_events import AddressChanged, Incident, Json, RunClosed, SeenMachine, StepFailed, StopRequested
 from gpurun.core.journal_records import Event, Phase, Record, RunState
 from gpurun.core.records import Instance
@@ -146,7 +146,7 @@ class Driver:
         state = self._heard()
         step = next_step(state, lease_over=self._at(state).seconds_left(state) <= 0)
         if step is None:
-            return ExitCode(state.exit_code or 0)
+            return as_exit_code(state.exit_code or 0)
         if step in (Step.STAGE, Step.CREATE) and state.newer and not state.token:
             raise newer(state.run, state.newer)
         if step is Step.CLOSE:

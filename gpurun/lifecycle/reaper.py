@@ -227,7 +227,8 @@ def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
         if orphan.has_outlived:
             supervise(home, run, clock, outlived=orphan.instance)
             return True
-        if not (orphan.fate == "overdue" and look(home, run).state.shared):  # That ends itself, and comes home first.
+        # A job of a cluster ends itself, and comes home first.
+        if not (orphan.fate == "overdue" and look(home, run).state.shared):
             ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
     except (MayBeBilling, RunHeld):
@@ -264,12 +265,11 @@ def sweep_leftovers(
         if not isinstance(provider, LeavesThings):
             continue
         try:
-            # In this order: what a rental that begins just now puts beside its machine is not seen without it.
-            found = provider.leftovers(None)
-            needed = {one.token for one in provider.find(None) if one.state is not InstanceState.GONE}
-        except (Unknown, SetupError) as error:
+            found, needed, unseen = _beside(provider)
+        except SetupError as error:
             silent.append(f"{provider.name} ({error})")
             continue
+        silent += unseen
         for left in found:
             owner = owner_of(left.run, left.token, home)
             overdue = left.deadline_wall is not None and their_wall(provider, clock) > left.deadline_wall
@@ -284,6 +284,25 @@ def sweep_leftovers(
                 yield Stray(left, _removed(left, provider), owner)
     if silent:
         raise _cannot_look(silent)
+
+
+def _beside(provider: Provider) -> tuple[list[Leftover], set[str], list[str]]:
+    """Return what lies beside machines where both lists are whole, the tokens of those machines, and who was silent."""
+    silent, dark = dict[str, None](), set[str]()
+    # In this order: what a rental that begins just now puts beside its machine is not seen without it.
+    try:
+        found = provider.leftovers(None) if isinstance(provider, LeavesThings) else []
+    except Unknown as error:
+        found = [*error.left]
+        silent[f"{provider.name} ({error})"] = None
+    try:
+        listed = provider.find(None)
+    except Unknown as error:
+        listed, dark = [*error.found], set(error.regions)
+        found = found if dark else []
+        silent[f"{provider.name} ({error})"] = None
+    needed = {one.token for one in listed if one.state is not InstanceState.GONE}
+    return [left for left in found if left.region not in dark], needed, [*silent]
 
 
 def _brought_home(

@@ -29,7 +29,7 @@ from gpurun.planning.own_box import known_login, shown_host_key
 from gpurun.providers.ssh_login import parse_host
 from gpurun.remote.job_machine import step_argv
 from gpurun.remote.key_pairs import fingerprint
-from gpurun.remote.ssh.entry import Entry
+from gpurun.remote.ssh.entry import HostEntry
 
 LOOK_S = 2.0
 _LIVE = (Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.COLLECTED, Phase.HELD)
@@ -51,7 +51,7 @@ class Way:
     """
 
     run: str
-    entry: Entry | None
+    entry: HostEntry | None
     folder: str
     job: str = ""
     setup: str = ""
@@ -96,7 +96,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> Way:
         hint = "It is made with the run, and lies in the home that the run was started from: name that with --home."
         raise SetupError("way.no_key", f"The key that logs in to {run} is not in {sight.folder.ssh}.", hint=hint)
     line = " ".join(host_key.read_text(encoding="ascii").split()[:2])
-    return Way(run, Entry(alias, address, str(key), line), folder)
+    return Way(run, HostEntry(alias, address, str(key), line), folder)
 
 
 def _into_job(run: str, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> Way:
@@ -106,13 +106,16 @@ def _into_job(run: str, instance: Instance, address: Address, home: Home, host_k
     return Way(run, entry, address.folder, instance.id.rpartition("/")[2], cluster.setup)
 
 
-def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> Entry:
+def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
+    if box.entry:
+        what = f"The way to this machine is your own: the entry {box.entry} of ~/.ssh/config."
+        raise UsageError("way.own_entry", what, hint=f"ssh {box.entry}")
     jump = None
     if box.jump:
         way = parse_host(box.jump).address
-        jump = Entry(f"{alias}.jump", way, box.identity, " ".join(box.jump_host_key.split()[:2]))
+        jump = HostEntry(f"{alias}.jump", way, box.identity, " ".join(box.jump_host_key.split()[:2]))
     host_key = box.host_key if len(box.host_key.split()) > 1 else host_key_of(alias, box)
-    return Entry(alias, parse_host(box.target).address, box.identity, " ".join(host_key.split()[:2]), jump)
+    return HostEntry(alias, parse_host(box.target).address, box.identity, " ".join(host_key.split()[:2]), jump)
 
 
 def config_of(home: Home) -> Path:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import ClassVar
 
 from gpurun.core.clock import Clock
 from gpurun.core.command import EVERYTHING, Command
@@ -64,6 +65,8 @@ class CommandProposal(Proposal):
 
     Where nothing `is_asked` after it, what is left out and named is refused. Nothing is left behind where it cannot be.
     """
+
+    joins_nodes: ClassVar[bool] = True
 
     def __init__(self, request: Request, desk: Desk, *, is_asked: bool = True, admit: Admit = lambda _: None) -> None:
         demand_hours(request.hours)

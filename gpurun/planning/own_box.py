@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
@@ -22,31 +23,50 @@ from gpurun.core.paths import Home
 from gpurun.core.records import Instance
 from gpurun.core.run_plan import Box, Request
 from gpurun.core.secrets import child_environment
-from gpurun.core.untrusted import error_words, last_words
+from gpurun.core.untrusted import error_words, last_words, safe_line
 from gpurun.providers.ssh_login import Login, parse_host
+from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine, JobStep
-from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys
+from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys, public_part
 from gpurun.remote.local_machine import LocalMachine
+from gpurun.remote.machine_facts import Facts
 from gpurun.remote.ssh import ExpectedKey, HostKeyMismatch, Jump, RemoteMachine, scan_host_key
+from gpurun.view.number_format import format_bytes
+
+if TYPE_CHECKING:
+    from gpurun.remote.ssh.openssh import Entry
 
 Trust = Literal["given", "known", "first use"]
 SCAN_S = 15.0
 ANSWER_S = 20.0
 _TRUST: Mapping[Trust, str] = {
     "given": "is the one given with --host-key",
-    "known": "is the one seen at an earlier run",
+    "known": "is the one that was seen there before",
     "first use": "was seen for the first time and is trusted from now on; compare it",
 }
-# Its folder is a throwaway: that it could be made is what a run needs of the home.
-_ANSWER = (
-    '"$1" -I -S -c "import sys; sys.exit(sys.version_info < (3, 8))"; code=$?; '
-    'here=$PWD; cd .. && rmdir -- "$here"; exit "$code"'
-)
+_ANSWER = '"$1" -I -S -c "import sys; sys.exit(sys.version_info < (3, 8))"'
+_AWAY = 'here=$PWD; cd .. && rm -rf -- "$here"'
 
 
-def reached(request: Request, login: Login, home: Home, clock: Clock) -> tuple[Box, list[str]]:
-    """How the box is logged in to, once it has run a program for us, and what the plan says of that.
+def login_of(host: str) -> Login:
+    """Return who logs in where: as it is written, or as an entry of ~/.ssh/config has it."""
+    entry = _entry(host)
+    return parse_host(host) if entry is None else Login(entry.address.user, entry.address.host, entry.address.port)
+
+
+def reached(
+    request: Request,
+    login: Login,
+    home: Home,
+    clock: Clock,
+    *,
+    asks: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[Box, Facts, list[str]]:
+    """How the box is logged in to, once it has run a program for us; what it has; and what the plan says of both.
+
+    `asks`: a person is at the terminal, and can answer what an entry's login wants.
 
     SetupError with its own words where it does not. A refusal costs half a minute and opens nothing: in a run the same
     would be tried for minutes, for a machine may boot.
@@ -54,17 +74,28 @@ def reached(request: Request, login: Login, home: Home, clock: Clock) -> tuple[B
     if request.python and not request.python.startswith("/"):
         hint = "Write the whole path that it has on the box: --python /home/you/project/.venv/bin/python."
         raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
-    identity = _identity(request, home)
-    with _for_good():
-        box, told = _settled(request, login, identity, home, clock)
-        _answers(box, login, clock)
-    if identity == AGENT:
+    with _for_good(None if request.identity or _entry(request.host) else login):
+        box, told = _settled(request, login, home, clock, asks=asks)
+        facts = _look(box, login, clock, say, asks=asks)
+    if not box.entry and (box.identity == AGENT or public_part(Path(box.identity)) is not None):
         told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
-    return box, told
+    return box, facts, [*told, f"It has {_in_words(facts)}, as it said just now."]
 
 
-def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf) -> RemoteMachine:
+def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False) -> RemoteMachine:
     """The way to a folder of a box, as it was settled; nothing is connected yet."""
+    if box.entry:
+        from gpurun.remote.ssh.openssh import OpensshMachine
+
+        return OpensshMachine(
+            box.entry,
+            identity=box.identity,
+            host_key=box.host_key,
+            folder=folder,
+            clock=clock,
+            last_mono=last_mono,
+            asks=asks,
+        )
     return RemoteMachine(
         parse_host(box.target).address,
         client_key=box.identity,
@@ -90,6 +121,7 @@ def known_login(cluster: Cluster, home: Home) -> Box:
         trusted="known",
         jump=str(jump) if jump else "",
         jump_host_key=(known_host(home, jump.host, jump.port) or "") if jump else "",
+        entry=cluster.host if cluster.transport else "",
     )
 
 
@@ -104,25 +136,61 @@ def shown_host_key(box: Box, clock: Clock) -> str:
     return shown
 
 
+def open_way(box: Box) -> None:
+    """Log in where a person is needed for it and there is no login that stands; GpurunError where that fails."""
+    if box.entry:
+        from gpurun.remote.ssh.openssh import ASKED_S, Master
+
+        Master(box.entry, box.identity, box.host_key, asks=True).open(ASKED_S)
+
+
 def python_of(box: Box) -> str:
     """The Python of a box that the agent and the trainer run on."""
     return box.python or "python3"
 
 
+def demand_password_login(host: str) -> Login:
+    """Return who logs in by a password; UsageError for an entry, which the user's own ssh reaches, and for no login."""
+    if _entry(host) is not None:
+        hint = f"Your own ssh does it: ssh-copy-id {host}. gpurun asks for a password too where an entry wants one."
+        raise UsageError("host.entry", f"{host} is an entry of ~/.ssh/config.", hint=hint)
+    return parse_host(host, name="HOST")
+
+
+def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str], None]) -> str:
+    """Install gpurun's key for a login, whose password ssh asks for, and log in by it; return its public line."""
+    from gpurun.remote.ssh.openssh import install_key
+
+    public = make_keys(home.keys / "ssh").client_public
+    with _for_good():
+        host_key, trusted = _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
+        say(f"The host key of {login.host} {_TRUST[trusted]}: {fingerprint(host_key)}.")
+        install_key(login.address, host_key, public)
+        box = Box(target=str(login), identity=str(home.keys / "ssh" / "client"), host_key=host_key, trusted=trusted)
+        machine = machine_of(box, ".", clock)
+        try:
+            machine.call(["true"], timeout_s=ANSWER_S)
+        finally:
+            machine.close()
+    return public
+
+
 class LoginOverSsh:
     """A cluster's login node over SSH (`core.cluster.LoginNode`); it is connected when it is first asked."""
 
-    def __init__(self, cluster: Cluster, home: Home, clock: Clock) -> None:
-        self._cluster, self._home, self._clock = cluster, home, clock
+    def __init__(self, cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> None:
+        self._cluster, self._home, self._clock, self._asks = cluster, home, clock, asks
         self._kept: RemoteMachine | None = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
         """See `LoginNode.run`."""
         try:
-            self._kept = self._kept or _on_login_node(self._cluster, self._cluster.workdir, self._home, self._clock)
+            self._kept = self._kept or _on_login_node(
+                self._cluster, self._cluster.workdir, self._home, self._clock, asks=self._asks
+            )
             reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
         except (MachineLost, FarRefusal) as lost:
-            raise NoAnswer(lost.what.rstrip(".")) from lost
+            raise NoAnswer(lost.what.rstrip("."), hint="" if lost.code == "machine.lost" else lost.hint) from lost
         return Said(reply.exit_code, reply.stdout.decode("utf-8", "replace"), reply.stderr.decode("utf-8", "replace"))
 
 
@@ -148,9 +216,9 @@ class LoginHere:
         return Said(told.returncode, told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace"))
 
 
-def login_to(cluster: Cluster, home: Home, clock: Clock) -> LoginNode:
-    """The way to a cluster's login node; nothing is connected yet."""
-    return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock)
+def login_to(cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> LoginNode:
+    """The way to a cluster's login node; nothing is connected yet. `asks` as `reached` has it."""
+    return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock, asks=asks)
 
 
 def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float) -> Machine:
@@ -174,18 +242,25 @@ def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> 
     return JobStep(find, instance.id.rpartition("/")[2], folder, cluster.setup)
 
 
-def _on_login_node(cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf) -> RemoteMachine:
+def _on_login_node(
+    cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf, *, asks: bool = False
+) -> RemoteMachine:
     """A folder of a cluster's login node, whose host key is the one of config.toml, or the one seen at first use."""
-    asked = Request(recipe="", host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
-    login = Login(cluster.user, cluster.host, cluster.port)
-    box, _ = _settled(asked, login, _identity(asked, home), home, clock)
-    return machine_of(box, folder, clock, last_mono)
+    entry = cluster.host if cluster.transport else ""
+    login = login_of(entry) if entry else Login(cluster.user, cluster.host, cluster.port)
+    asked = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
+    box, _ = _settled(asked, login, home, clock, asks=asks)
+    return machine_of(box, folder, clock, last_mono, asks=asks)
 
 
-def _settled(request: Request, login: Login, identity: str, home: Home, clock: Clock) -> tuple[Box, list[str]]:
+def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
     """How a box is logged in to, by the host key that is expected there, and what a plan says of that."""
     from gpurun.remote.ssh.connection import identities
 
+    entry = _entry(request.host, request.identity)
+    if entry is not None:
+        return _settled_entry(request, entry, login, home, asks=asks)
+    identity = _identity(request, home)
     with identities(identity):  # A key that cannot be used is refused before any machine is asked.
         pass
     way, told = _on_the_way(request, home, clock)
@@ -195,16 +270,51 @@ def _settled(request: Request, login: Login, identity: str, home: Home, clock: C
     return Box(target=str(login), trusted=trusted, **found), told
 
 
+def _entry(host: str, identity: str = "") -> Entry | None:
+    """Return the entry of ~/.ssh/config that a host names; None for user@host, and where there is none of that name."""
+    from gpurun.remote.ssh.openssh import NAME, read_entry
+
+    return read_entry(host, "" if identity == AGENT else identity) if NAME.fullmatch(host) else None
+
+
+def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, asks: bool) -> tuple[Box, list[str]]:
+    """How an entry of ~/.ssh/config is logged in to by the user's own ssh, as `_settled` has it."""
+    from gpurun.remote.ssh.openssh import scan_entry
+
+    if request.jump:
+        what = f"--jump is for user@host; {entry.name} is an entry of ~/.ssh/config."
+        raise UsageError("jump.unused", what, hint="Leave it out, and give the entry a ProxyJump.")
+    identity = "" if request.identity in ("", AGENT) else _identity(request, home)
+    shown = scan_entry(entry, asks=asks)
+    trusted: Trust = "given"
+    if not request.host_key:
+        # The same private address behind another proxy is another box.
+        shown, trusted = _seen(login, shown, home, f"{login.host} by {entry.name}" if entry.is_by_proxy else login.host)
+    elif fingerprint(shown) != fingerprint(request.host_key):
+        raise HostKeyMismatch(entry.name, fingerprint(request.host_key), fingerprint(shown))
+    told = [
+        f"Your own ssh logs in, by the entry {entry.name} of ~/.ssh/config: {login}"
+        + (" by its proxy." if entry.is_by_proxy else "."),
+        f"Its host key {_TRUST[trusted]}: {fingerprint(shown)}.",
+    ]
+    found = {"identity": identity, "host_key": shown, "python": request.python, "entry": entry.name}
+    found |= {"jump": entry.name} if entry.is_by_proxy else {}
+    return Box(target=str(login), trusted=trusted, **found), told
+
+
 def _jump(login: str, host_key: str) -> Jump | None:
     return Jump(parse_host(login).address, ExpectedKey.of(host_key)) if login else None
 
 
 @contextmanager
-def _for_good() -> Iterator[None]:
-    """What a rented machine may yet come to while it boots is a refusal here."""
+def _for_good(login: Login | None = None) -> Iterator[None]:
+    """What a rented machine may yet come to while it boots is a refusal here; `login` is one by gpurun's own key."""
     try:
         yield
     except MachineLost as lost:
+        if lost.code == "ssh.not_let_in" and login is not None:
+            hint = f"Where it has a password, this installs gpurun's key: gpurun auth ssh {login}\n{lost.hint}"
+            raise SetupError(lost.code, lost.what, hint=hint) from lost
         if lost.code != "machine.lost":
             raise SetupError(lost.code, lost.what, hint=lost.hint) from lost
         hint = "Check the host and the port, and that the machine is up: ssh -p PORT USER@HOST."
@@ -228,8 +338,8 @@ def _identity(request: Request, home: Home) -> str:
         raise SetupError(
             "ssh.new_identity",
             "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
-            hint="Add this line to ~/.ssh/authorized_keys there, then run it again (or name --identity FILE):\n"
-            f"{public}",
+            hint=f"Where it has a password: gpurun auth ssh {request.host or 'USER@HOST'}. Else add this line to "
+            f"~/.ssh/authorized_keys there (or name --identity FILE). Then run it again.\n{public}",
         )
     return str(folder / "client")
 
@@ -268,21 +378,43 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
         now, then = fingerprint(shown), fingerprint(known)
         raise SetupError(
             "ssh.host_key_changed",
-            f"{login.host} shows another host key than at the last run: {now}, not {then}.",
+            f"{login.host} shows another host key than before: {now}, not {then}.",
             hint="If the machine was installed again, give its new key: --host-key SHA256:… (of one that --jump names, "
             "take its line out of known_hosts.json in gpurun's home). Else it is another one.",
         )
     return shown, "known"
 
 
-def _answers(box: Box, login: Login, clock: Clock) -> None:
-    """Have it run one program in a folder below its home, as every step of a run does."""
-    machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock)
+def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> Facts:
+    """Return what the box says of itself, as a run would ask it, in a folder below its home; none of it stays there.
+
+    SetupError where it does not run a Python.
+    """
+    machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
     try:
         reply = machine.call(["sh", "-c", _ANSWER, "gpurun", python_of(box)], timeout_s=ANSWER_S)
+        try:
+            if reply.exit_code:
+                words = last_words(reply.stderr)
+                what = f"{login} has no {python_of(box)} of 3.8 or newer" + (f": {words}." if words else ".")
+                raise SetupError("box.no_python", what, hint="Name the one that has torch: --python PATH.")
+            far = FarSide(machine, python=python_of(box))
+            far.install_agent()
+            return far.hello(on_wait=lambda seconds, words: say(f"The box is looked at for {seconds} s: {words}"))
+        finally:
+            with suppress(MachineLost):
+                machine.call(["sh", "-c", _AWAY], timeout_s=ANSWER_S)
     finally:
         machine.close()
-    if reply.exit_code:
-        words = last_words(reply.stderr)
-        what = f"{login} has no {python_of(box)} of 3.8 or newer" + (f": {words}." if words else ".")
-        raise SetupError("box.no_python", what, hint="Name the one that has torch: --python PATH.")
+
+
+def _in_words(facts: Facts) -> str:
+    """What a box has, in the words of a plan."""
+    cards = Counter((card.name, card.memory_bytes or 0) for card in facts.torch.devices or facts.gpus)
+    parts = [f"{count}×{safe_line(name)} {format_bytes(size)}" for (name, size), count in cards.items()] or ["no GPU"]
+    torch = facts.torch
+    made_for = f" for CUDA {safe_line(torch.built_for)}" if torch.built_for else ""
+    parts.append(
+        f"torch {safe_line(torch.version or '?')}{made_for}" if torch.found else "no Python that imports torch"
+    )
+    return ", ".join([*parts, f"Python {safe_line(facts.python)}"])

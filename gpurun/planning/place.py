@@ -9,15 +9,16 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from gpurun.core.clock import Clock
+from gpurun.core.clock import Clock, local_minute
 from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.money import Micros, usd
 from gpurun.core.paths import Home
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed, Offer
-from gpurun.core.run_plan import Box, Candidate, Choices, Job, Mode, Request
+from gpurun.core.run_plan import Box, Candidate, Choices, Job, Lease, Mode, Request
+from gpurun.core.this_machine import cards_here
 from gpurun.planning.market import Market, key_warning
 from gpurun.providers.catalog import demand_one_node, offers_for, rows_for
 from gpurun.providers.registry import (
@@ -29,6 +30,9 @@ from gpurun.providers.registry import (
 )
 from gpurun.view.number_format import format_duration
 
+if TYPE_CHECKING:
+    from gpurun.remote.machine_facts import Facts
+
 PRICES_HOLD_S = 60.0
 """How old the prices may be that a plan rests on: about as long as a person takes to say yes to them. Spot prices move
 within minutes, and a create compares the price that it gets with the one agreed to."""
@@ -36,12 +40,16 @@ within minutes, and a create compares the price that it gets with the one agreed
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a plan is made: for which run, in which home, by which clock, and whom it tells what takes long."""
+    """Where a plan is made: for which run, in which home, by which clock, whom it tells what takes long.
+
+    `asks`: a person is there, whom the way to a place may ask for a password.
+    """
 
     run: str
     home: Home
     clock: Clock
     say: Callable[[str], None]
+    asks: bool = False
 
 
 class Place(ABC):
@@ -109,10 +117,14 @@ class Here(Place):
         self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; what is needed there does not change what there is here."""
+        """See `Place.market`; what is needed there does not change what there is here. A rehearsal takes no card."""
         from gpurun.providers.local import LocalProvider
 
-        found = LocalProvider(self.desk.home, self.desk.clock).offers(GpuNeed(count=0, name="cpu"), ())
+        here = GpuNeed(count=0, name="cpu") if self.mode is Mode.REHEARSAL else GpuNeed(count=1, name="any")
+        found = LocalProvider(self.desk.home, self.desk.clock).offers(here, ())
+        cards = cards_here() if here.count else ()
+        if cards and not found[0].gpu_count:
+            self.notes = (f"How fast {cards[0].name} is, is not known here: the time is reckoned by the CPU.",)
         return Market(tuple(found), (), 0.0)
 
 
@@ -123,25 +135,36 @@ class OwnBox(Place):
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; SetupError where the box does not do now what a run would want of it."""
-        from gpurun.planning.own_box import reached
+        from gpurun.planning.own_box import login_of, reached
         from gpurun.providers.ssh import SshBox, SshProvider
-        from gpurun.providers.ssh_login import parse_host
 
         request, desk = self.request, self.desk
         if not request.host:
             hint = "Name it: --host ubuntu@203.0.113.7 (and --price-per-hour, so that the cap can hold)."
             raise UsageError("host.missing", "--provider ssh needs a --host.", hint=hint)
-        login, rate = parse_host(request.host), request.price_micros_per_hour or usd(0)
+        login, rate = login_of(request.host), request.price_micros_per_hour or usd(0)
         if rate:
             self.demand_cap()
+        self.box, self._facts, notes = reached(request, login, desk.home, desk.clock, asks=desk.asks, say=desk.say)
         box = SshBox(login.host, login.port, login.user, rate, need)
-        (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(box.need, _nearest_rows(box.need))
-        self.box, notes = reached(request, login, desk.home, desk.clock)
+        rows = _as_seen(_nearest_rows(need), self._facts)
+        (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(need, rows)
         self.notes = tuple(notes)
         self.warnings = ("To shut the box down is yours; nothing here can.",)
         if not rate:
             self.warnings += ("No --price-per-hour was given: it is counted as free, and no cap holds.",)
         return Market((offer,), (), 0.0)
+
+    def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
+        """See `Place.lease_rules`; an error where the box lacks what the job needs, by what it said just now."""
+        from gpurun.planning.verify_machine import check_box
+
+        choices = self.request.choices
+        if not choices.setup:  # A script may install what is missing: it is looked for again after it.
+            needs_torch = job.needs_torch
+            found = check_box(self._facts, chosen.offer, accept_cpu=choices.accept_cpu, needs_torch=needs_torch)
+            self.warnings += tuple(f"{warning}." for warning in found)
+        return chosen
 
 
 class OwnCluster(Place):
@@ -149,28 +172,31 @@ class OwnCluster(Place):
 
     joins_nodes: ClassVar[bool] = True
     is_outfitted: ClassVar[bool] = True
-    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours"})
+    takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 
     def market(self, need: GpuNeed) -> Market:
         """See `Place.market`; what the cluster has is what it said a moment ago."""
-        from gpurun.core.cluster import cluster_of
-        from gpurun.core.settings import load_clusters
+        from gpurun.core.cluster import with_flags
+        from gpurun.core.settings import find_cluster
+        from gpurun.planning.cluster_look import no_answer
         from gpurun.planning.own_box import login_to
         from gpurun.providers.base import NoCapacity, Unknown
         from gpurun.providers.slurm.lease import too_few
         from gpurun.providers.slurm.provider import Site, SlurmProvider
 
         desk = self.desk
-        cluster = cluster_of(load_clusters(desk.home), self.request.choices.region)
+        asked = self.request.choices
+        typed = {"partition": asked.partition, "account": asked.account, "qos": asked.qos}
+        cluster = with_flags(find_cluster(desk.home, asked.region), **typed)
         if cluster.price_per_gpu_hour:
             self.demand_cap()
-        provider = SlurmProvider([Site(cluster, login_to(cluster, desk.home, desk.clock))], desk.clock)
+        login = login_to(cluster, desk.home, desk.clock, asks=desk.asks)
+        self._provider = SlurmProvider([Site(cluster, login)], desk.clock)
         try:
-            self._partition = provider.partition()
-            offers = provider.offers(need, _nearest_rows(need))
+            self._partition = self._provider.partition()
+            offers = self._provider.offers(need, _nearest_rows(need))
         except Unknown as error:
-            hint = "Try again once its controller answers: sinfo, on the login node."
-            raise SetupError("slurm.no_answer", f"{cluster.name} does not answer: {error}.", hint=hint) from error
+            raise no_answer(cluster.name, error) from error
         except NoCapacity as error:
             hint = "Name one in config.toml: sinfo shows them."
             raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error
@@ -195,11 +221,31 @@ class OwnCluster(Place):
             f"{begins} at most {gpu_hours(lease, offer):.2f}{of_cap} GPU-hours, counted from its start.",
             f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
         )
+        self._ask_cluster(offer, lease, job)
         if may_outlive(part):
             found = f"{offer.region} finds a job's processes by {part.tracker}"
-            self.warnings = (f"{found}: what detaches itself may outlive its job.",)
+            self.warnings = (*self.warnings, f"{found}: what detaches itself may outlive its job.")
         self._region = offer.region
         return chosen.model_copy(update={"lease": lease, "worst_micros": worst})
+
+    def _ask_cluster(self, offer: Offer, lease: Lease, job: Job) -> None:
+        """Ask when such a job would start, and on the login node whether it could: before it waits for hours."""
+        from gpurun.providers.base import Unknown
+
+        now = self.desk.clock.wall()
+        try:
+            start = self._provider.start_of(offer, lease.total_s)
+            lacks = self._provider.look_at_login([*(["torch"] if job.needs_torch else []), *job.imports])
+        except Unknown as error:
+            self.warnings = (f"{offer.region} could not be asked when it would start: {error}.",)
+            return
+        if start.wall is not None:
+            in_s = max(0.0, start.wall - now)
+            when = f"in {format_duration(in_s)}, {local_minute(start.wall, now=now)}" if in_s >= 60 else "now"
+            self.notes += (f"As its queue is now, Slurm would start it {when} (sbatch --test-only).",)
+        elif start.words:
+            self.warnings = (f"Slurm does not say when it would start: {start.words}.",)
+        self.warnings += tuple(f"{words[:1].upper()}{words[1:]}" for words in lacks)
 
     def choices(self, choices: Choices) -> Choices:
         """See `Place.choices`: the cluster that was meant, by its name."""
@@ -280,6 +326,19 @@ def _nearest_rows(need: GpuNeed) -> list[Offer]:
     return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
 
 
+def _as_seen(rows: list[Offer], facts: Facts) -> list[Offer]:
+    """Return the known row that is nearest to the first card of a box, all of them where it shows none."""
+    cards = facts.torch.devices or facts.gpus
+    if not (rows and cards):
+        return rows
+    name, memory_bytes = cards[0].name.upper(), cards[0].memory_bytes or 0
+
+    def distance(row: Offer) -> tuple[float, bool]:
+        return abs(row.vram_gb * 1e9 - memory_bytes), row.gpu.split()[-1].upper() not in name
+
+    return [min(rows, key=distance)]
+
+
 PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnCluster, "cloud": Clouds}
 """The class of each kind of place."""
 
@@ -301,6 +360,11 @@ def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool)
     if request.choices.max_gpu_hours is not None and "max_gpu_hours" not in named.takes:
         what = "--max-gpu-hours caps a job on a cluster."
         raise UsageError("max_gpu_hours.unused", what, hint="Add --provider slurm, or cap it with --max-cost.")
+    for name in ("limit_s", "partition", "account", "qos"):
+        if getattr(request.choices, name) and name not in named.takes:
+            flag = "time" if name == "limit_s" else name
+            what = f"--{flag} is for a job on a cluster."
+            raise UsageError(f"{flag}.unused", what, hint="Add --provider slurm, or leave it out.")
     if mode is Mode.PAID and (len(kinds) > 1 or (len(request.providers) > 1 and not named.is_rented)):
         hint = "Choose --provider local, ssh or slurm alone, or clouds only."
         raise UsageError("provider.mixed", "A machine of your own and a cloud cannot be mixed.", hint=hint)

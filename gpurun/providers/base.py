@@ -36,14 +36,21 @@ class Unknown(Exception):
 
     A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
     there are no others. A create that its provider takes twice without making two has in `again` how to send the same
-    request once more; that gives the instance, or is Unknown.
+    request once more; that gives the instance, or is Unknown. `left` are the things beside machines that were listed,
+    `regions` those that alone gave no answer, where the others gave their whole lists.
     """
 
     def __init__(
-        self, message: str = "", found: tuple[Instance, ...] = (), again: Callable[[], Instance] | None = None
+        self,
+        message: str = "",
+        found: tuple[Instance, ...] = (),
+        again: Callable[[], Instance] | None = None,
+        *,
+        left: tuple[Leftover, ...] = (),
+        regions: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(message)
-        self.found, self.again = found, again
+        self.found, self.again, self.left, self.regions = found, again, left, regions
 
 
 class Throttled(Unknown):
@@ -184,6 +191,19 @@ class ExplainsJobs(Protocol):
 
     def never_runs(self, instance: Instance) -> GpurunError | None:
         """Return the error of a job that is not admitted, or whose set-up failed; else None. May raise `Unknown`."""
+        ...
+
+    def setup_log(self, instance: Instance) -> bytes:
+        """Return what the job's own set-up has said, of a long text the end; b"" without one. May raise `Unknown`."""
+        ...
+
+
+@runtime_checkable
+class ShowsQueue(Protocol):
+    """A provider whose instances wait for their turn, and which can say where they stand."""
+
+    def queue_words(self, instance: Instance) -> str:
+        """Return why it waits, its place and its expected start, for a person; may raise `Unknown`."""
         ...
 
 

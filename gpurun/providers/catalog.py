@@ -231,6 +231,12 @@ def asked_as(offer: Offer) -> str:
     return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes))
 
 
+def kind_of(cuda_name: str) -> str | None:
+    """Return the catalogue's kind of a card by the name that CUDA gives it; None where none is known by that."""
+    kinds = [kind for kind in cards() if re.search(peaks.PEAKS[kind][0], cuda_name)]
+    return next((kind for kind in kinds if kind.split()[-1] in cuda_name), kinds[0] if kinds else None)
+
+
 def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
     """Read `8xA100`, `A100` (one), `8xA100-80GB`, `any` or `cpu`, and `2x8xA100` or `2xcpu` for two nodes.
 

@@ -23,7 +23,9 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home, make_private
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
 from gpurun.core.secrets import child_environment
+from gpurun.core.this_machine import cards_here
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
+from gpurun.providers.catalog import kind_of
 from gpurun.providers.local_guard import INSTANCE_FILE
 from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_all, processes_of
 
@@ -54,13 +56,15 @@ class LocalProvider:
         return Account(provider=self.name, identity=platform.node())
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """This machine, for nothing, whatever is asked for: what it has is found out by the agent."""
+        """This machine, for nothing: with one card of its own if any is asked for and its kind is known."""
+        card = next(iter(cards_here()), None) if need.count else None
+        kind = kind_of(card.name) if card else None
         offer = Offer(
             provider=self.name,
             type_id="this-machine",
-            gpu="cpu",
-            gpu_count=0,
-            vram_gb=0,
+            gpu=kind or "cpu",
+            gpu_count=1 if kind else 0,
+            vram_gb=card.memory_mib // 1024 if card and kind else 0,
             region="here",
             rate_micros_per_hour=usd(0),
             billing_unit_s=1,

@@ -18,13 +18,8 @@ from gpurun.core.secrets import child_environment
 MARK = "GPURUN_INSTANCE"
 PROC = Path("/proc")
 
-
-def ps_of(platform: str) -> list[str]:
-    """The ps that lists every process with its environment: a Mac's takes `e` for all processes, and `-E` for that."""
-    return ["ps", "-axEww"] if platform == "darwin" else ["ps", "axeww"]
-
-
-_PS = ps_of(sys.platform)
+# A Mac's, where there is no /proc: -E is the environment, and a column has an -o of its own.
+_PS = ["ps", "-axEww", "-o", "pid=", "-o", "command="]
 
 
 class Unseen(Exception):
@@ -60,9 +55,8 @@ def demand_sight() -> None:
 
 def _listed(mark: bytes) -> list[int]:
     """The ids of the processes that ps shows with a mark in their environment."""
-    command = [*_PS, "-o", "pid=,command="]
     try:
-        listing = subprocess.run(command, env=child_environment(), capture_output=True, check=True).stdout
+        listing = subprocess.run(_PS, env=child_environment(), capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
         raise Unseen(f"ps does not list the processes: {error}") from error
     lines = (line.split(None, 1) for line in listing.splitlines() if mark in line.split())

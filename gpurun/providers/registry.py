@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from gpurun.core.credentials import aws_source, find_credential, require_credential
-from gpurun.core.errors import UsageError, did_you_mean
+from gpurun.core.errors import SetupError, UsageError, did_you_mean
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices
 
@@ -56,15 +56,25 @@ def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:
 
 
 def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider:
-    """The cluster that was chosen, or all of them: a run is looked for wherever it may have gone."""
-    from gpurun.core.cluster import cluster_of
-    from gpurun.core.settings import load_clusters
+    """The cluster that was chosen, or all of them: a run is looked for wherever it may have gone.
+
+    A table with a fault keeps no other cluster from being asked; the provider says that it was not.
+    """
+    from gpurun.core.cluster import with_flags
+    from gpurun.core.settings import find_cluster, load_clusters
     from gpurun.providers.slurm.provider import Site, SlurmProvider
 
-    known = load_clusters(home)
-    one = cluster_of(known, choices.region) if choices.region or not known else None
-    chosen = [one] if one is not None else list(known.values())
-    return SlurmProvider([Site(cluster, login(cluster, home, clock)) for cluster in chosen], clock)
+    broken = dict[str, UsageError]()
+    chosen = [] if choices.region else list(load_clusters(home, broken).values())
+    if not chosen:
+        try:
+            cluster = find_cluster(home, choices.region)
+        except UsageError as fault:
+            raise SetupError(fault.code, fault.what, hint=fault.hint) from fault
+        typed = {"partition": choices.partition, "account": choices.account, "qos": choices.qos}
+        chosen = [with_flags(cluster, **typed)]
+    sites = [Site(cluster, login(cluster, home, clock)) for cluster in chosen]
+    return SlurmProvider(sites, clock, faults=[fault.what.rstrip(".") for fault in broken.values()])
 
 
 PROVIDERS: dict[str, Callable[..., Provider]] = {
@@ -118,7 +128,8 @@ def known_here(home: Home) -> list[str]:
     """
     from gpurun.core.settings import load_clusters
 
-    return [*ready_providers(home), *(["slurm"] if load_clusters(home) else []), "local"]
+    broken = dict[str, UsageError]()
+    return [*ready_providers(home), *(["slurm"] if load_clusters(home, broken) or broken else []), "local"]
 
 
 def open_provider(

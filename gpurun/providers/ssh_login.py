@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpurun.core.errors import UsageError
 from gpurun.core.records import Address
 
-_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,79}")  # Also of Active Directory: LAB\you, you@lab.example.
 _HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_-]{1,63})*\.?")
 _PASTED = re.compile(r"ssh\s+(?:-p\s*(?P<before>\d+)\s+)?(?P<login>[^\s-][^\s]*)(?:\s+-p\s*(?P<after>\d+))?\s*")
 _FORM = "Write user@host or user@host:port, for instance root@203.0.113.7:22022; IPv6 in brackets: root@[2001:db8::7]"
@@ -47,7 +47,7 @@ def parse_host(text: str, *, name: str = "--host") -> Login:
         meant = f"Write {name} {login}" + (f":{port}" if port else "")
         raise _malformed(f"{name} takes the login alone, not an ssh command.", meant)
     if not at:
-        hint = f"{_FORM}. Aliases of ~/.ssh/config are not read: `ssh -G NAME` shows what one stands for."
+        hint = f"{_FORM}; or, for --host, the name of an entry of ~/.ssh/config: `ssh -G NAME` shows what it has."
         raise _malformed(f"{name} {text!r} does not say who logs in.", hint)
     if not _USER.fullmatch(user):
         raise _malformed(f"{name} {text!r}: {user!r} is not a user's name.", f"{_FORM}.")

@@ -49,7 +49,11 @@ _ABOUT = """\
 4. **End the session yourself: {end}.** Nothing in here can."""
 _CHECK = """\
 import subprocess, sys
-import torch
+
+try:
+    import torch
+except ImportError:
+    raise SystemExit("This kernel has no PyTorch. Type %pip install torch into a cell, restart the kernel, run all.")
 
 CARDS = torch.cuda.device_count()
 if CARDS:

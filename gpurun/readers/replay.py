@@ -293,7 +293,8 @@ def _spans(
     between = [pair for pair in pairwise(ends) if pair[1] <= begin]
     for first, end in random.SystemRandom().sample(between, min(DRAWN, len(between))):
         until = end if end - first <= left else first + min(FIRST_STEPS, left)
-        spans += [(first, until)] if until > first else []
+        if until > first:
+            spans.append((first, until))
         left -= until - first
     return sorted(spans)
 

@@ -43,7 +43,8 @@ def way_on(sight: Sight, now: float) -> str:
 def run_row(sight: Sight, now: float) -> RunRow:
     """The row of a run in `ps`, for people."""
     state, plan = sight.state, sight.plan
-    is_overdue = state.deadline_wall is not None and now > state.deadline_wall
+    ends_wall = _ends_wall(sight)
+    is_overdue = ends_wall is not None and now > ends_wall
     # Nobody is at work on it, or somebody was without a proof, or it is past its deadline.
     is_red = state.may_be_billing and (sight.owner is None or is_overdue or bool(gave_up(sight)))
     spent = spending(sight.records, now, is_watched=sight.owner is not None and not is_red)
@@ -59,7 +60,7 @@ def run_row(sight: Sight, now: float) -> RunRow:
         started_wall=sight.opened_wall or None,
         spent_micros=spent.micros,
         worst_micros=plan.worst_micros,
-        dies_wall=(state.ends_wall or state.deadline_wall) if dies else None,
+        dies_wall=(state.ends_wall or ends_wall) if dies and not _is_queued(sight) else None,
         dies_by=_dies_by(sight) if dies else "",
         live=sight.owner is not None,
         may_be_billing=is_red,
@@ -75,8 +76,25 @@ def _silence(sight: Sight, now: float) -> str:
     return f", silent {format_duration(max(0.0, now - since_wall))}"
 
 
+def _ends_wall(sight: Sight) -> float | None:
+    """The deadline of its machine, or of its job once that has begun."""
+    state = sight.state
+    if state.deadline_wall is None:
+        return None
+    started_wall = state.instance.started_wall if state.instance is not None else None
+    return sight.plan.lease.ends_wall(state.deadline_wall, started_wall)
+
+
+def _is_queued(sight: Sight) -> bool:
+    """Whether it is not known to have begun, and so ends a whole lease after it will have."""
+    instance = sight.state.instance
+    return bool(sight.plan.lease.queue_s) and (instance is None or instance.started_wall is None)
+
+
 def _dies_by(sight: Sight) -> str:
     """Who ends the machine; what is armed at boot alone is not believed before it was read back."""
+    if _is_queued(sight):
+        return f"{format_duration(sight.plan.lease.total_s)} after its start"
     planned = sight.plan.offer.dies_by_itself
     is_armed = sight.state.armed or sight.plan.lease.queue_s  # A scheduler ends what it starts.
     is_waited_for = planned.startswith("yes") and sight.plan.offer.rate_micros_per_hour and not is_armed
@@ -92,6 +110,7 @@ def state_word(sight: Sight) -> str:
         return "not proven gone"
     if sight.unfinished:
         word = held_word(state) if state.phase is Phase.HELD else _WORDS.get(state.phase, str(state.phase))
+        word = "queued" if state.phase is Phase.CREATED and _is_queued(sight) else word
         return word if sight.owner else f"{word}, nobody drives it"
     begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
     nothing = "cut off" if begun else "never started"

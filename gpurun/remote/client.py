@@ -45,6 +45,8 @@ AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
 EACH_NODE = ("pilot.sh", "nodes")
 """What `sh` runs in the folder of a job to have a command on each of its nodes (providers/slurm/pilot.sh)."""
+ANY_ON_EACH_NODE = (EACH_NODE[0], "each")
+"""The same for a command of the user's own, which is told of a stop by a signal."""
 NODES_SILENT = "nodes_silent"
 TORCHRUN = "torch.distributed.run"
 LOOK_S = 180

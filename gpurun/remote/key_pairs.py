@@ -66,6 +66,15 @@ def fingerprint(public: str) -> str:
     )
 
 
+def public_part(path: Path) -> bytes | None:
+    """Return the key of a public file (KEY.pub), by which an agent's key can be picked; None for any other file."""
+    try:
+        words = _text(path.read_bytes()).split()
+    except OSError:
+        return None
+    return _decoded(words[1]) if len(words) > 1 and words[0].startswith(_PUBLIC) else None
+
+
 def private_key(path: Path) -> tuple[str, str]:
     """The type of the private key in a file, and its text in OpenSSH's form; any form is taken that OpenSSH takes.
 
@@ -74,12 +83,7 @@ def private_key(path: Path) -> tuple[str, str]:
     why, hint = "", "Name another with --identity, or leave that out to use gpurun's own."
     try:
         text = _text(path.read_bytes())
-        if text.lstrip().startswith(_PUBLIC):
-            why, hint = (
-                "holds a public key, not a private one",
-                "Name the private one: its name has no .pub at its end.",
-            )
-        elif text.startswith("PuTTY-"):
+        if text.startswith("PuTTY-"):
             why, hint = "is PuTTY's", f"Write it as OpenSSH does: puttygen {path} -O private-openssh -o NEW"
         else:
             return _as_openssh(text)

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from gpurun.core.clock import SystemClock, boot_id, ticks
 from gpurun.core.filelock import taken
+from gpurun.core.paths import fsync_file
 from gpurun.remote.interface import MachineLost
 
 WAIT_S = 5.0
@@ -114,12 +115,12 @@ class Partial:
     def sync(self) -> None:
         """Bring what was written so far to the disk, and note that it is there."""
         noted_bytes = os.fstat(self._list).st_size
-        getattr(os, "fdatasync", os.fsync)(self._content)  # macOS has but the one.
+        getattr(os, "fdatasync", fsync_file)(self._content)
         os.write(self._list, b"synced %d\n" % noted_bytes)
 
     def settle(self, target: Path) -> None:
         """Make it durable and give it its name."""
-        os.fsync(self._content)
+        fsync_file(self._content)
         os.replace(self._path, target)
         with suppress(FileNotFoundError):
             os.unlink(self._list_path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gpurun.core.clock import local_time
 from gpurun.core.money import Figure, Micros, format_figure
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_count, format_duration, format_files, short_hash
 from gpurun.view.style import Style
@@ -44,10 +45,10 @@ def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
         Column("JOB", leaves=3),
         Column("WHERE", leaves=2),
         Column("STATE"),
-        Column("STEP", right=True, leaves=4),
-        Column("AGE", right=True, leaves=5),
+        Column("STEP", right=True, leaves=5),
+        Column("BEGAN", right=True, leaves=1),
         Column("SPENT", right=True),
-        Column("WORST", right=True, leaves=1),
+        Column("WORST", right=True, leaves=4),
         Column("DIES"),
     )
     ordered = sorted(rows, key=lambda row: (not row.may_be_billing, not row.live))
@@ -64,11 +65,23 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
         Span(row.where, look),
         Span(state, look),
         Span("" if row.step is None else f"{row.step}/{row.steps}" if row.steps else f"{row.step}", look),
-        Span(UNKNOWN if row.started_wall is None else format_duration(now - row.started_wall), look),
+        Span(_began(row, now), look),
         Span(_amount(row.spent_micros, row.spent_is), look),
         Span(_amount(row.worst_micros), look),
         Span(_dies(row, now), look),
     ]
+
+
+def _began(row: RunRow, now: float) -> str:
+    """How long ago a run began that is not over; of one that is, when: the day, if it was not today."""
+    if row.started_wall is None:
+        return UNKNOWN
+    is_over = not row.live and not row.may_be_billing
+    return (
+        local_time(row.started_wall, now=now).split()[0]
+        if is_over
+        else f"{format_duration(now - row.started_wall)} ago"
+    )
 
 
 def _dies(row: RunRow, now: float) -> str:

@@ -279,7 +279,10 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
     if screen.pace and screen.phase == "run":
         lines += wrap(screen.pace, style, indent=_LABEL, look="warn" if screen.is_too_slow else "")[:2]
         lines[0] = (Span(" pace   ", "dim"), *lines[0][1:])
-    if screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
+    if screen.queued is not None:
+        words = f"{format_duration(screen.queued.total_s)} from its start"
+        lines += flow([line(words)], style, indent=_LABEL, first=line(Span(" lease", "dim")))
+    elif screen.deadline_wall is not None and screen.phases["destroy"].ended is None:
         left = screen.deadline_wall - now
         when = f"until {local_minute(screen.deadline_wall, now=now)}, "
         remaining = Span(f"{format_duration(left)} left" if left >= 0 else "OVER", "" if left >= 300 else "warn")

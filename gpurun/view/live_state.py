@@ -14,6 +14,7 @@ from gpurun.core.journal_events import (
     CreateIntended,
     FilesBrought,
     RateObserved,
+    ReadyObserved,
     RunClosed,
     RunOpened,
     StepFailed,
@@ -29,7 +30,7 @@ from gpurun.view.terminal_charts import Point
 if TYPE_CHECKING:
     from gpurun.core.gpu_reading import GpuReading
     from gpurun.core.journal_records import Record
-    from gpurun.core.run_plan import Plan
+    from gpurun.core.run_plan import Lease, Plan
     from gpurun.core.transfer_progress import Moving
 
 _MOST_POINTS = 4096
@@ -85,6 +86,8 @@ class Screen:
         self.moving: Moving | None = None
         self.heard_wall: float | None = None
         self.deadline_wall: float | None = None
+        self.queued: Lease | None = None
+        """The lease of what is not known to have left its queue: it counts from there."""
         self.pace, self.is_too_slow = "", False
         self.start: Start | None = None
         self.step: Step | None = None
@@ -178,6 +181,11 @@ class Screen:
             case CreateIntended() as intent:
                 self._take(intent)
                 self.deadline_wall = float(intent.deadline_wall)
+                self.queued = intent.lease if intent.lease.queue_s else None
+            case ReadyObserved(instance=machine) if self.queued is not None and machine is not None:
+                if machine.started_wall is not None and self.deadline_wall is not None:
+                    self.deadline_wall = self.queued.ends_wall(self.deadline_wall, machine.started_wall)
+                    self.queued = None
             case RateObserved() as rate:
                 self.pace = f"at step {rate.step}: {tell_rate(rate, self.terms)}"
                 self.is_too_slow = not rate.finishes

@@ -52,6 +52,7 @@ class PlainView:
         self._phase, self._silence = "plan", ""
         self._held: TrainerEvent | None = None
         self._metric_wall = self._moving_wall = float("-inf")
+        self._boot_words = ""
         self._line_wall: float | None = None
         self._allowance = float(_BURST)
         self._allowance_wall: float | None = None
@@ -71,9 +72,9 @@ class PlainView:
         for _, tell in merge(told, heard, key=itemgetter(0)):
             lines += tell()
         lines += self._metric(now)
-        if moving is not None and moving.seconds >= _WORTH_S and abs(now - self._moving_wall) >= self._metric_period_s:
+        if moving is not None and moving.seconds >= _WORTH_S and self._is_due(moving, now):
             lines.append(self._line(now, self._phase, moving_words(moving)))
-            self._moving_wall = now
+            self._moving_wall, self._boot_words = now, moving.words
         if self._allowance >= 1:
             lines += self._gap(now)
         if lines or self._line_wall is None or now < self._line_wall:
@@ -83,6 +84,11 @@ class PlainView:
             lines.append(self._line(now, self._phase, f"still no answer: {self._silence}" if self._silence else words))
             self._line_wall = now
         return lines
+
+    def _is_due(self, moving: Moving, now: float) -> bool:
+        """Whether a transfer is shown again: a while has passed, or what is said of a machine to come has changed."""
+        is_news = moving.what == "boot" and moving.words != self._boot_words
+        return is_news or abs(now - self._moving_wall) >= self._metric_period_s
 
     def rest(self, now: float) -> list[str]:
         """What is still held when nothing more is shown: the last step, and how much was left out."""

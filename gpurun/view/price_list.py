@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from gpurun.core.money import format_usd
 from gpurun.core.records import Offer
+from gpurun.providers.slurm.jobs import Partition
 from gpurun.view.candidate_table import death
+from gpurun.view.number_format import format_duration
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, hang, line, wrap
 from gpurun.view.table import Column, table
@@ -33,6 +36,30 @@ def offers_screen(offers: Sequence[Offer], notes: Sequence[str], warnings: Seque
     for note in notes:
         lines += wrap(note, style, indent=4 if warnings else 2, look="dim")
     return lines
+
+
+def partitions_table(partitions: Sequence[Partition], style: Style) -> list[Line]:
+    """The partitions of a cluster in the order given: nodes that work and are idle, their GPUs, the longest job."""
+    columns = (
+        Column("PARTITION"),
+        Column("STATE"),
+        Column("NODES", right=True),
+        Column("IDLE", right=True),
+        Column("GPUS A NODE", right=True),
+        Column("LONGEST JOB", right=True),
+    )
+    rows: list[list[Cell]] = [
+        [
+            Span(part.name + (" (default)" if part.is_default else ""), "title" if part.is_up else "dim"),
+            Span("up" if part.is_up else "down", "good" if part.is_up else "bad"),
+            f"{part.nodes_with(0)}",
+            Span(f"{part.idle}", "good" if part.idle else ""),
+            f"{part.most_gpus}",
+            "no limit" if part.longest_s == inf else format_duration(part.longest_s),
+        ]
+        for part in partitions
+    ]
+    return table(columns, rows, style)
 
 
 def _cells(offer: Offer) -> list[Cell]:

@@ -14,11 +14,15 @@ _BAR_CELLS, _MOST_WORDS = 60, 100
 
 
 def moving_words(told: Moving) -> str:
-    """As in a log: "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", or "2 m 10 s of 10 m · " and the last words."""
+    """As in a log: "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", or "2 m 10 s of 10 m"; then the last words there are."""
+    last = next((shown for one in reversed(told.words.split("\n")) if (shown := safe_line(one).strip())), "")
+    far = _how_far(told)
+    return f"{far} · {clip(last, _MOST_WORDS)}" if last else far
+
+
+def _how_far(told: Moving) -> str:
     if told.what in ("boot", "setup", "look"):
-        last = next((shown for one in reversed(told.words.split("\n")) if (shown := safe_line(one).strip())), "")
-        took = f"{format_duration(told.done)} of {format_duration(told.total)}"
-        return f"{took} · {clip(last, _MOST_WORDS)}" if last else took
+        return f"{format_duration(told.done)} of {format_duration(told.total)}"
     parts = [f"{format_bytes(told.done)} of {format_bytes(told.total)}"]
     rate = told.bytes_per_s
     if rate is not None:

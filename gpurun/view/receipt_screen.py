@@ -23,7 +23,7 @@ from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread,
 from gpurun.view.table import fields
 
 _SIGNED = {"ok": "signed", "unsigned": "unsigned"}
-_PHASES = ("boot", "connect", "setup", "upload", "unpack", "training", "collect", "destroy", "other")
+_PHASES = ("boot", "connect", "setup", "upload", "unpack", "training", "collect", "hold", "destroy", "other")
 _IN_TRAINING = ("import", "compile", "steps", "eval", "checkpoint", "other")
 _TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "collected", "gone")
 _TEARDOWNS = {

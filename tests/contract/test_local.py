@@ -99,6 +99,7 @@ def test_a_guard_that_ended_at_once_is_a_refusal_only_when_nothing_of_it_is_left
         provider.create(order(provider))
 
 
+AS_A_MAC_TAKES_THEM = ["-axEww", "-o", "pid=", "-o", "command="]
 A_MACS_PS = """#!{python} -S
 # macOS shows the environment with -E alone; its -e means all processes.
 import os, sys
@@ -108,7 +109,7 @@ for name in filter(str.isdigit, os.listdir("/proc")):
         pairs = open("/proc/%s/environ" % name, "rb").read().split(b"\\0")
     except OSError:
         continue
-    shown = words + (pairs if "E" in sys.argv[1] and not {shut} else [])
+    shown = words + (pairs if sys.argv[1:] == {flags} and not {shut} else [])
     sys.stdout.buffer.write(name.encode() + b" " + b" ".join(shown).replace(b"\\n", b" ") + b"\\n")
 """
 
@@ -119,11 +120,10 @@ def mac(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], Non
 
     def become(shut: bool) -> None:
         (program := tmp_path / "bin" / "ps").parent.mkdir(exist_ok=True)
-        program.write_text(A_MACS_PS.format(python=sys.executable, shut=shut))
+        program.write_text(A_MACS_PS.format(python=sys.executable, shut=shut, flags=AS_A_MAC_TAKES_THEM))
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         monkeypatch.setattr(processes, "PROC", tmp_path / "no-proc")
-        monkeypatch.setattr(processes, "_PS", processes.ps_of("darwin"))
         processes.demand_sight.cache_clear()
 
     return become

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpurun.core.clock import ticks
+from gpurun.core.cluster import NoAnswer, Said
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.planning.own_box import LoginHere
@@ -18,7 +19,7 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm import provider as provider_module
-from gpurun.providers.slurm.jobs import jobs_in
+from gpurun.providers.slurm.jobs import jobs_in, refusal_in
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import CLOCK, TOKEN, order, wait_for
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
@@ -145,6 +146,17 @@ def test_what_slurm_refuses_leaves_nothing_behind_and_is_told_with_its_own_cure(
     assert (provider.find(None), provider.leftovers(None)) == ([], [])
 
 
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("code", "cure"), [("QOSMaxWallDurationPerJobLimit", "--hours"), ("QOSMaxCpuPerJobLimit", "--gpu")]
+)
+def test_a_limit_is_told_by_its_code_as_its_sentence_is_the_same_for_all(code: str, cure: str) -> None:
+    words, hint = refusal_in(f"sbatch: error: {code}\nsbatch: error: Batch job submission failed: {POLICY}\n")
+    assert (words, cure in hint) == (f"{POLICY}: {code}", True)
+
+
 def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     slurm: ScriptedSlurm, provider: SlurmProvider
 ) -> None:
@@ -157,6 +169,21 @@ def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     slurm.clear("hold")
     running = wait_for(provider, queued, InstanceState.RUNNING)
     assert running.started_wall == pytest.approx(CLOCK.wall(), abs=3)
+
+
+def test_where_a_job_stands_in_its_queue_is_told_and_changes_as_it_does(
+    slurm: ScriptedSlurm, provider: SlurmProvider
+) -> None:
+    slurm.set("hold", "Priority")
+    queued = provider.create(order(provider))
+    assert provider.queue_words(queued) == "Priority · place 3 of 3 in main"
+    slurm.set("hold", "Resources")
+    slurm.set("start", str(int(CLOCK.wall() + 7200)))
+    words = provider.queue_words(provider.read(queued.id))
+    assert words.startswith("Resources · place 3 of 3 in main · start expected ")
+    slurm.set("away")
+    with pytest.raises(Unknown, match="Unable to contact"):
+        provider.queue_words(queued)
 
 
 @pytest.mark.parametrize(("reason", "cure"), NOT_ADMITTED.items())
@@ -183,7 +210,7 @@ def test_a_job_that_others_keep_waiting_is_not_called_refused(
 
 
 SETUPS = [
-    ("module load cuda/12.8", "127", "module: "),
+    ("no-such-module load cuda/12.8", "127", "no-such-module: "),
     ("echo one; echo two >&2; exit 3", "3", "one\ntwo"),
     ("if", "", "syntax error"),
     ("cd /nowhere", "1", "/nowhere"),
@@ -214,6 +241,32 @@ def test_a_set_up_runs_in_a_login_shell_and_what_it_exports_reaches_the_job(slur
     told = subprocess.run(["sh", "-c", '. "$0"; echo "$NCCL_SOCKET_IFNAME"', str(passed_on)], capture_output=True)
     assert told.stdout == b'ib "0"\n'
     assert provider.never_runs(provider.read(made.id)) is None
+
+
+class Refusing:
+    """A login node whose host key has changed, or that is not there."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+        raise self._error
+
+
+@pytest.mark.parametrize("error", [SetupError("ssh.changed", "Another host key", hint="Look"), NoAnswer("Silent")])
+def test_one_cluster_that_cannot_be_asked_hides_no_job_and_no_folder_of_another(
+    slurm: ScriptedSlurm, error: Exception
+) -> None:
+    dark = Site(replace(slurm.cluster, name="dark"), Refusing(error))
+    provider = SlurmProvider([Site(slurm.cluster, LoginHere()), dark], CLOCK, faults=["slurm.third has no host"])
+    made = provider.create(order(provider))
+    with pytest.raises(Unknown) as unclear:
+        provider.find(None)
+    assert [one.id for one in unclear.value.found] == [made.id]
+    assert ("dark" in unclear.value.regions, "slurm.third has no host" in str(unclear.value)) == (True, True)
+    with pytest.raises(Unknown) as unseen:
+        provider.leftovers(None)
+    assert [(left.region, left.token) for left in unseen.value.left] == [("lab", made.token)]
 
 
 def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:

@@ -10,6 +10,7 @@ from house_sources import Source
 
 WING, FAR = "gpurun/view/new.py", "gpurun/remote/agent/new.py"
 DOWN = "test_floors.test_imports_go_down_a_floor_or_stay_in_their_room"
+MACS = "test_macs.test_what_linux_alone_has_is_asked_for_only_where_something_stands_for_it_on_a_mac"
 STEP = "from gpurun.lifecycle.steps.close_run import settle\n"
 BROKEN = [
     (DOWN, "gpurun/ledger/new.py", "def f():\n    import gpurun.view\n"),
@@ -36,6 +37,9 @@ BROKEN = [
     ("test_sizes.test_no_vague_name", "gpurun/view/_utils.py", ""),
     ("test_one_door.test_no_providers_name_is_compared_outside_its_own_room", WING, "if name in ('ssh', 'x'): y()\n"),
     ("test_one_door.test_no_plan_is_asked_for_its_command_outside_of_jobs", WING, "if plan.job.command: x()\n"),
+    (MACS, WING, "os.sched_getaffinity(0)\n"),
+    (MACS, "trainer/new.py", "open('/proc/self/status')\n"),
+    (MACS, WING, "from select import epoll\n"),
     ("test_glossary.test_no_module_is_named_with_a_retired_word", "gpurun/view/settle.py", ""),
 ]  # fmt: skip
 

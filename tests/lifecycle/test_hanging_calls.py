@@ -14,6 +14,7 @@ from gpurun.cli.app import build_app, run_app
 from gpurun.core.background_call import Background
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.errors import ExitCode
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.lifecycle import driver
@@ -146,3 +147,18 @@ def test_a_supervisor_that_does_not_answer_keeps_no_machine_from_its_end(
     supervisor.kill()
     supervisor.communicate()
     assert tiny_runs.drive(own).returncode == int(ExitCode.INTERRUPTED)
+
+
+def test_what_is_gone_while_the_answer_to_its_destroy_hangs_is_billed_no_longer(
+    own: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for an end that hung for a minute was billed with that minute."""
+    monkeypatch.setattr(terminate, "LOOK_EVERY_S", 0.1)
+    world = RealWorld(own, "after destroy")
+    driven = Background(world.drive)
+    assert world.hangs.wait(20)
+    world.clock.sleep(2.0)
+    world.let_go.set()
+    assert driven.wait(20)
+    assert driven.result() is ExitCode.DONE
+    assert world.all_of(Event.DEATH_READ)[0]["gone_s_ago"] >= 1.5

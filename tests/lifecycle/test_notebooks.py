@@ -51,6 +51,15 @@ def test_the_cells_run_in_a_plain_python_and_their_evidence_is_a_run(tmp_path: P
     imported(tmp_path, "fox-41")
 
 
+@pytest.mark.process
+def test_a_kernel_without_pytorch_is_told_what_to_type(tmp_path: Path) -> None:
+    told = json.loads(written(tmp_path, "jupyter").read_text())
+    first = next("".join(cell["source"]) for cell in told["cells"] if cell["cell_type"] == "code")
+    without = "import sys; sys.modules['torch'] = None\n"
+    done = subprocess.run([sys.executable, "-c", without + first], capture_output=True, text=True, check=False)
+    assert (done.returncode, "%pip install torch" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.process

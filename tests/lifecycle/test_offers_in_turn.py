@@ -12,7 +12,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, times, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, Order
-from gpurun.lifecycle.instance.verify_machine import STALE_S
+from gpurun.planning.verify_machine import STALE_S
 from gpurun.providers.base import NoCapacity, Rejected, Throttled, Unknown
 from gpurun.providers.errors import RejectedFor, not_allowed
 from tests.emulators.fake import Fault

@@ -13,8 +13,8 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, format_usd, parse_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Plan, Request
-from gpurun.lifecycle.instance.verify_machine import rose
 from gpurun.planning.candidates import is_weak
+from gpurun.planning.verify_machine import rose
 from gpurun.providers.catalog import parse_gpu
 from tests.changed_plan import changed_plan
 from tests.lifecycle.scripted_cloud import World

@@ -21,22 +21,21 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.records import GpuNeed, InstanceState
-from gpurun.core.run_plan import Mode, Plan
+from gpurun.core.records import InstanceState
+from gpurun.core.run_plan import Plan
 from gpurun.data.prepare import finish, prepare
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.own_box import LoginHere, job_machine, job_step
 from gpurun.providers.base import Unknown
 from gpurun.providers.slurm.provider import Site, SlurmProvider
-from tests.changed_plan import changed_plan
 from tests.contract.orders import order, wait_for
 from tests.emulators.slurm import missing
 from tests.emulators.slurm.engine import Engine, running
 from tests.later import LATER
-from tests.lifecycle.drive import tiny_python
+from tests.lifecycle.slurm_engine_run import opened, seen
 from tests.lifecycle.slurm_run import KILLS, LEASE
-from tests.lifecycle.tiny_runs import drive, make_run, start
+from tests.lifecycle.tiny_runs import drive, start
 from tests.unit.executors import WORDS, begun_of, content, steps
 from tests.unit.executors import order as order_of
 
@@ -140,28 +139,12 @@ def test_a_job_that_the_partition_does_not_admit_is_known_by_slurms_own_words(
 
 
 def test_a_set_up_that_fails_ends_the_job_on_the_real_engine(engine: Engine) -> None:
-    provider = SlurmProvider([Site(replace(engine.cluster, setup="module load cuda/12.8"), LoginHere())], CLOCK)
+    provider = SlurmProvider([Site(replace(engine.cluster, setup="no-such-module load cuda/12.8"), LoginHere())], CLOCK)
     made = provider.create(order(provider))
     waited(provider, made.id, InstanceState.GONE, 20)
     error = provider.never_runs(provider.read(made.id))
     assert error is not None
-    assert (error.code, "module: command not found" in error.what) == ("setup.failed", True)
-
-
-def opened(engine: Engine, home: Home, steps: int) -> RunFolder:
-    """A run whose plan is a job of the engine."""
-    home.prepare()
-    python = tiny_python(home.root)
-    home.config.write_text(f'[slurm.lab]\nhost = "local"\nworkdir = "{engine.work}"\npython = "{python}"\n')
-    folder = make_run(home, steps=steps)
-    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
-    offer = provider.offers(GpuNeed(count=0, name="cpu"), ())[0]
-    plan = Plan.from_json(folder.plan.read_bytes())
-    choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    lease = LEASE.model_copy(update={"train_s": 240, "boot_s": 120, "destroy_s": 120})
-    told = {"offer": offer, "lease": lease, "mode": Mode.PAID, "choices": choices}
-    folder.plan.write_text(changed_plan(plan, told).to_json())
-    return folder
+    assert (error.code, "no-such-module: command not found" in error.what) == ("setup.failed", True)
 
 
 def check_one_job(engine: Engine, home: Home, folder: RunFolder) -> None:
@@ -185,14 +168,6 @@ def test_a_run_on_the_real_engine_whose_supervisor_is_killed_ends_with_its_check
     _, errors = again.communicate(timeout=300)
     assert again.returncode == ExitCode.DONE, errors
     check_one_job(engine, home, folder)
-
-
-def seen(folder: RunFolder, event: Event) -> None:
-    """Wait until an event is on record."""
-    for _ in ticks(CLOCK, 0.1, 120):
-        if folder.journal.exists() and any(one.event is event for one in read_journal(folder.journal).records):
-            return
-    raise AssertionError(f"there is no {event}")
 
 
 PHASES = (Event.CREATE_INTENDED, Event.CREATE_OBSERVED, Event.TRAIN_STARTED, Event.DESTROY_INTENDED)

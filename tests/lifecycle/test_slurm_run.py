@@ -26,9 +26,10 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed, Teardown
 from gpurun.core.run_plan import Choices, Mode, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
+from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.runs import open_run
+from gpurun.ledger.runs import look, open_run
 from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
@@ -37,6 +38,7 @@ from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import Traits
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
+from gpurun.readers.run_status import run_row
 from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
 from gpurun.view.event_text import tell_record
@@ -114,9 +116,9 @@ def events_of(folder: RunFolder) -> list[Event]:
 
 
 def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
-    """One job in the queue's history, which is gone with its folder; a receipt that the audit takes."""
+    """One job in the queue's history, completed and gone with its folder; a receipt that the audit takes."""
     assert slurm.jobs == ["1"]
-    assert (slurm.state / "jobs" / "1" / "word").read_text() == "CANCELLED"
+    assert (slurm.state / "jobs" / "1" / "word").read_text() == "COMPLETED"
     assert list(slurm.work.iterdir()) == []
     assert events_of(folder).count(Event.DEATH_PROVEN) == 1
     assert [row.problems for row in audit(home).rows] == [()]
@@ -133,6 +135,10 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
             break
     assert stat.S_IMODE(next(slurm.work.iterdir()).stat().st_mode) == 0o700
     CLOCK.sleep(1.5)
+    row, waits = run_row(look(home, "fox-41"), CLOCK.wall()), read_moving(folder, CLOCK.wall())
+    assert (row.state, row.dies_wall, "after its start" in row.dies_by) == ("queued", None, True)
+    assert waits is not None
+    assert waits.words == "queued: Priority · place 3 of 3 in main"
     slurm.clear("hold")
     assert ended(child, home) == ExitCode.DONE
     check_promises(home, folder, slurm)
@@ -371,6 +377,33 @@ def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared
     assert [row.problems for row in audit(home).rows] == [()]
 
 
+def test_a_command_runs_on_every_node_of_its_job_and_is_told_of_a_stop_on_each(
+    home: Home, slurm: ScriptedSlurm, tmp_path: Path
+) -> None:
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "train.sh").write_text(
+        'trap "echo saved >$NODE_RANK.txt; exit 0" USR1\n'
+        'echo "node $PET_NODE_RANK of $PET_NNODES, $MASTER_ADDR:$MASTER_PORT is $PET_MASTER_ADDR:$PET_MASTER_PORT"\n'
+        "while :; do sleep 0.05; done\n"
+    )
+    command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("*.txt",), stop_signal="USR1")
+    choices, need = Choices(accept_cpu=True), GpuNeed(count=0, name="cpu", nodes=2)
+    request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
+    folder = open_run(home, request, make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print))
+    child = begin(home)
+    for _ in ticks(CLOCK, 0.05, 30):
+        if folder.log.exists() and folder.log.read_text().count("node ") == 2:
+            break
+    ask_to_stop(folder, "save", by="user", reason="a test")
+    assert ended(child, home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    lines = sorted(line for line in folder.log.read_text().splitlines() if line.startswith("node "))
+    assert [line.partition(",")[0] for line in lines] == ["node 0 of 2", "node 1 of 2"]
+    (leader,) = {line.partition(", ")[2] for line in lines}
+    assert leader.partition(" is ")[0] == leader.partition(" is ")[2]
+    assert sorted(path.name for path in (folder.artifacts / "outputs").iterdir()) == ["0.txt", "1.txt"]
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
 def test_a_table_that_leads_to_another_cluster_proves_no_death(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path
 ) -> None:
@@ -472,8 +505,19 @@ def test_a_set_up_that_fails_ends_the_run_as_set_up_with_its_last_words(home: Ho
     failure = failure_of(folder)
     assert failure["code"] == "setup.failed"
     assert "no such module\n" in failure["message"]
+    assert "no such module\n" in folder.table_setup_log.read_text()
     assert Event.READY_OBSERVED not in events_of(folder)
     assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_what_the_set_up_of_a_job_said_is_kept_and_shown(
+    home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(home, slurm)
+    home.config.write_text(home.config.read_text() + "setup = 'echo loaded cuda/12.8 >&2; export NCCL_DEBUG=INFO'\n")
+    assert drive(home) == ExitCode.DONE
+    monkeypatch.setenv("GPURUN_HOME", str(home.root))
+    assert gpurun("logs", "fox-41", "--setup").stdout == "loaded cuda/12.8\n"
 
 
 def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:

@@ -16,7 +16,7 @@ from gpurun.ledger.audit import audit
 from tests.emulators.fake import Box, FakeCloud, Fault
 from tests.simulation.plans import LEASE
 from tests.simulation.play import Played
-from tests.simulation.sentences import sentences_hold
+from tests.simulation.sentences import ended_unseen, sentences_hold
 
 MAY_BE_BILLING = 9
 _LOOKS_S = 2 * 5.0 + 2.0
@@ -94,10 +94,12 @@ def bounded_money(played: Played) -> Iterator[str]:
     cap = played.plan.cap_micros or 0
     if played.closed:
         bound = _receipt(played)["cost"]["upper_bound_micros"]
-        if metered > bound and not _ended_unseen(played):
+        if metered > bound and not ended_unseen(played):
             yield f"the receipt says at most {bound} micros, the meter {metered}"
-        if metered > cap and _receipt(played)["cost"]["cap_kept"] and not _ended_unseen(played):
+        if metered > cap and _receipt(played)["cost"]["cap_kept"] and not ended_unseen(played):
             yield f"the receipt says that the cap of {cap} micros was kept, the meter {metered}"
+        if metered <= cap and _receipt(played)["cost"]["cap_kept"] is False:
+            yield f"the receipt says that the cap of {cap} micros was broken, the meter {metered}"
         yield from _close_bound(played, bound, metered)
     if metered > cap and not _cap_excused(played):
         yield f"the cap is {cap} micros, the meter says {metered}"
@@ -152,9 +154,9 @@ def it_ends(played: Played) -> Iterator[str]:
         ):
             yield f"{outcome.words} at {outcome.at_s:.0f} s: {last.state.failure}"
     kills_only = not played.scenario.strikes and not played.scenario.weather
-    if kills_only and sum(place == "before create" for _, place in played.points) > 1 + played.scenario.has(
-        "kill", "kill and reboot"
-    ):
+    # After a kill it may be asked for again; and the next offer may be, after a machine was ended from elsewhere.
+    most = 1 + played.scenario.has("kill", "kill and reboot", "taken", "reap all", "reap elsewhere")
+    if kills_only and sum(place == "before create" for _, place in played.points) > most:
         yield "nothing but kills went wrong, and more was created than asked for"
 
 
@@ -173,7 +175,7 @@ def success_is_true(played: Played) -> Iterator[str]:
 def what_is_not_home_is_held(played: Played) -> Iterator[str]:
     """P11: a machine is asked to end over what is not at home only after it was held, once, and no longer than told.
 
-    Where its lease was over before all had come nothing is left to hold it with.
+    Where its lease was over before all had come nothing is left to hold it with, nor where it was ended from elsewhere.
     """
     lacking, held = False, False
     for at_s, record in _timed(played):
@@ -192,7 +194,8 @@ def what_is_not_home_is_held(played: Played) -> Iterator[str]:
             case Event.HOLD_OBSERVED if at_s > until_s + _HOLD_SLACK_S and not _proof_was_late(played):
                 yield f"it was held until {at_s:.0f} s, and {until_s:.0f} s was told"
             case Event.DESTROY_ASKED if lacking and not held and at_s < lease_over_s and not _cap_excused(played):
-                yield f"a machine was asked to end at {at_s:.0f} s over what was not at home"
+                if any(box.id == record.data["id"] and _lives(box, at_s) for _, box in _boxes(played)):
+                    yield f"a machine was asked to end at {at_s:.0f} s over what was not at home"
 
 
 def books_hold(played: Played) -> Iterator[str]:
@@ -216,14 +219,6 @@ def _cap_excused(played: Played) -> bool:
     unarmed = any(box.ends_s is None for _, box in _boxes(played))
     is_deaf = played.scenario.has("silent", "ends refused")
     return strange or (unarmed and _proof_was_late(played)) or is_deaf
-
-
-def _ended_unseen(played: Played) -> bool:
-    """Whether a machine that this laptop never saw was ended from elsewhere, or was a twin that its own timer ended."""
-    absent = any(record.data["reason"] == "absent" for record in _named(played, Event.CREATE_REFUSED))
-    swept = played.scenario.has("reap all", "reap elsewhere") or played.scenario.ending == "reaped elsewhere"
-    timed_out = any(box.ends_s is not None and (box.died_s or 0.0) > box.ends_s for _, box in _boxes(played))
-    return (swept and absent) or ((swept or timed_out) and played.scenario.has(Fault.TWICE))
 
 
 def _proof_was_late(played: Played) -> bool:

@@ -166,6 +166,8 @@ class Stage:
                 stack.enter_context(mock.patch(f"gpurun.{module}.crashpoint", passing))
             for module in ("ledger.journal", "lifecycle.context"):
                 stack.enter_context(mock.patch(f"gpurun.{module}.boot_id", laptop.boot))
+            # Who holds a file here holds it on this very thread, and never lets go of it while it is waited for.
+            stack.enter_context(mock.patch("gpurun.remote.resumable_file.WAIT_S", 0.0))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
             logging.disable(logging.CRITICAL)
             stack.callback(logging.disable, logging.NOTSET)

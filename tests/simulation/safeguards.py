@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 _CALLS = {
     "os.fsync": "sync",
+    "fsync_file": "sync",
     "fsync_folder": "sync",
     "sync_folder": "sync",
     "sync_filesystem": "sync",
@@ -38,7 +39,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("demand_https(request.full_url)", "pass"),
     ),
     "gpurun/lifecycle/instance/terminate.py": (
-        ("yield from asking.was_alive(reading, clock.monotonic(), len(readings))\n            readings = []", "pass"),
+        ("yield from asking.was_alive(reading, looked_mono, len(readings))\n            readings = []", "pass"),
         ("if asking.may_be_hidden(elapsed, hidden_s) and reading.gone:", "if False:"),
         ("elapsed - asking.asked_s >= ASK_AGAIN_S", "asking.attempt == 0"),
         ("if not asking.is_seeing:", "if False:"),
@@ -48,11 +49,12 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("return living(error.found, token), [str(error)]", "return [], [str(error)]"),
         ("{one.id for one in found} - {identifier}", "set()"),
         ("    if identifier:\n        ask(identifier)\n", ""),
-        ("round(clock.monotonic() - started, 3)", "elapsed"),
+        ("round(looked_mono - started, 3)", "elapsed"),
     ),
     "gpurun/lifecycle/instance/readings.py": (
         ("self.state is InstanceState.GONE and not self.listed", "not self.listed"),
         ("self.state is InstanceState.GONE and not self.listed", "self.state is InstanceState.GONE"),
+        (" and now_mono - self.last_mono <= WATCHED_S", ""),
         ("len(readings) >= traits.death_reads and ", ""),
         (" and _spread_s(readings) >= traits.death_spread_s", ""),
         ("InstanceState.UNKNOWN, listed=True, answer", "InstanceState.GONE, listed=False, answer"),
@@ -84,7 +86,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("        if told.taken:\n", "        if True:\n"),
         ("check_nodes(network, facts, context.plan.offer, context.plan.choices)", "pass"),
     ),
-    "gpurun/lifecycle/instance/verify_machine.py": (
+    "gpurun/planning/verify_machine.py": (
         ("if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:", "if False:"),
         ("if rate is not None and _costs_more(instance, plan):", "if False:"),
         ("if _is_another(instance, plan):", "if False:"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Figure, format_usd, parse_usd
-from tests.emulators.fake import Box
+from tests.emulators.fake import Box, Fault
 from tests.simulation.play import Outcome, Played
 
 _CENT = 10_000
@@ -23,6 +23,13 @@ def sentences_hold(played: Played) -> Iterator[str]:
     for at_s, record in played.timed:
         if record.event is Event.INCIDENT:
             yield from (f"at {at_s:.0f} s: {told}" for told in _of_incident(at_s, record, boxes, played))
+        if record.event is Event.DEATH_READ and (ago_s := record.data["alive_s_ago"]) is not None:
+            shown, then_s = [box for box in boxes if box.id == record.data["id"]], at_s - ago_s
+            lag_s = max(cloud.profile.list_lag_s for cloud in played.clouds.values())
+            is_true = all(_lives(box, then_s) or _lives(box, then_s - lag_s) for box in shown)
+            # A deed may take its time between the reading and its record, and a provider may answer from an old view.
+            if not is_true and not played.scenario.deeds and not played.scenario.has(Fault.STALE):
+                yield f"at {at_s:.0f} s it was told that {record.data['id']} lived {ago_s:.0f} s before"
         if record.event is Event.STEP_FAILED and "othing was made" in str(record.data["hint"]):
             made = [box.id for box in boxes if _lives(box, at_s)]
             yield from (f"at {at_s:.0f} s it was told that nothing was made, and {name} lived" for name in made)
@@ -37,7 +44,7 @@ def _of_list(outcome: Outcome, played: Played) -> Iterator[str]:
         return
     told = f"{at} {row.spent_is} {format_usd(row.spent_micros)}, and the meter {outcome.metered} micros"
     is_more = outcome.metered > row.spent_micros + _CENT and row.spent_is is not Figure.FLOOR
-    if is_more and not _is_excused(played):
+    if is_more and not _is_excused(played) and not ended_unseen(played):
         yield told
 
 
@@ -64,6 +71,24 @@ def _of_incident(at_s: float, record: Record, boxes: list[Box], played: Played) 
 def _is_excused(played: Played) -> bool:
     """Whether there was a machine of which nobody here could know, or that was dearer than its provider told."""
     return played.scenario.has("made twice", "made, but dearer")
+
+
+def ended_unseen(played: Played) -> bool:
+    """Whether a machine ended where this laptop could not see it.
+
+    Never seen, it was ended from elsewhere, or was a twin that its own timer ended; or its provider denied it until it
+    had ended.
+    """
+    boxes = [box for cloud in played.clouds.values() for box in cloud.boxes]
+    denials = played.scenario.times_of("denied")
+    if any(start_s <= (box.died_s or 0.0) < end_s for box in boxes for start_s, end_s in denials):
+        return True
+    absent = any(
+        record.event is Event.CREATE_REFUSED and record.data["reason"] == "absent" for record in played.records
+    )
+    swept = played.scenario.has("reap all", "reap elsewhere", "taken") or played.scenario.ending == "reaped elsewhere"
+    timed_out = any(box.ends_s is not None and (box.died_s or 0.0) > box.ends_s for box in boxes)
+    return (swept and absent) or ((swept or timed_out) and played.scenario.has(Fault.TWICE))
 
 
 def _lives(box: Box, at_s: float) -> bool:

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event
+from gpurun.ledger.write_receipt import read_receipt
 from tests.emulators.fake import Fault
 from tests.simulation.checker import check
+from tests.simulation.generator import draw
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Deed, Scenario, Strike, Weather
 from tests.simulation.soak import folder_of_one_run, judge
@@ -66,6 +69,14 @@ FOUND = {
     "an id that never was costs no more than the wait for it": Scenario(
         0, ("runpod", "aws"), strikes=(Strike("create", 1, Fault.NOWHERE),), machines=2
     ),
+    "two answers that say gone, half an hour apart, are no row, and that time was not free": Scenario(
+        9, ("hostile",), deeds=(Deed(21, "sleep", 1800.0),)
+    ),
+    "an answer that was slept over before it was written down came when it came": Scenario(
+        0, ("lambda-guarded",), deeds=(Deed(43, "sleep", 1800.0),), list_s=40.0
+    ),
+    "a clock that was set has not broken the cap": draw(20989),
+    "a list that lags shows nothing alive that is read as gone": draw(20919),
     "nor has one that root of the machine killed": Scenario(
         0, ("runpod",), train_s=1e6, deeds=(Deed(50, "guard killed"), Deed(60, "kill")), ending="reaped elsewhere"
     ),
@@ -86,6 +97,19 @@ def test_a_living_machine_that_is_denied_for_38_s_is_not_signed_for_as_gone(prof
     assert check(played) == []
     assert [one["code"] for one in incidents(played)] == ["death.denied", "machine.back"]
     assert played.outcomes[-1].exit_code == 0
+
+
+def test_a_cap_within_what_was_seen_and_the_first_reading_of_its_absence_may_have_been_kept(tmp_path: Path) -> None:
+    """It was dead at 649 s; a list took 40 s, a request hung for a minute, and it was read as gone at 760 s."""
+    played = play(draw(20450), tmp_path)
+    cost = receipt_of(played)["cost"]
+    assert check(played) == []
+    assert (cost["cap_kept"], cost["upper_bound_micros"] > cost["cap_micros"]) == (None, True)
+    assert played.outcomes[-1].exit_code == int(ExitCode.COLLECT_FAILED), "whatever became of the cap"
+
+
+def receipt_of(played: Played) -> dict[str, Any]:
+    return dict(read_receipt(played.home, played.folder).predicate)
 
 
 def incidents(played: Played) -> list[dict[str, Any]]:

@@ -18,15 +18,15 @@ _LIFE = (Event.READY_OBSERVED, Event.SHIP_OBSERVED, Event.TRAIN_STARTED, Event.R
 class DrawnJournal:
     """One journal of one to three rentals, as `records`: the lines of it, read."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, rules: int = RULES) -> None:
         self.dice = Random(seed)
         self.wall, self.mono, self.boot = 1_795_000_000.0 + self.dice.random() * 1e6, self.dice.random() * 1e5, "a"
         self.records: list[Json] = []
         self.billed = False
-        cap = self.dice.choice((None, 1_000_000, 50_000_000, 10**9))
+        cap = self.dice.choice((None, 100_000, 1_000_000, 5_000_000, 50_000_000))
         self.add(Event.RUN_OPENED, {
             "run": "fox-41", "home": "4f0c11", "mode": "paid", "recipe": "tiny", "form": "full", "provider": "runpod",
-            "endpoint": "", "challenge": "", "rules": RULES, "gpurun_version": "0.1.0", "cap_micros": cap,
+            "endpoint": "", "challenge": "", "rules": rules, "gpurun_version": "0.1.0", "cap_micros": cap,
             "worst_micros": 1,
             **{f"{name}_sha256": "0" * 64 for name in ("recipe", "request", "plan", "data", "bundle")},
         })  # fmt: skip

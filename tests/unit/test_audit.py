@@ -24,10 +24,12 @@ from gpurun.core.paths import Home, read_regular
 from gpurun.core.receipt_rules import WORDS
 from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit, rentals
-from gpurun.ledger.journal import Journal
+from gpurun.ledger.journal import Journal, read_journal
 from gpurun.ledger.rental import Rental
+from gpurun.ledger.run_state import replay
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
+from tests.unit.cost import dies
 from tests.unit.ledger_samples import RATE, WEIGHTS, CloudRun, chain_anew, edit_lines, finished_run, forge_statement
 
 Records = list[dict[str, Any]]
@@ -566,7 +568,8 @@ def test_a_cap_that_was_not_kept_is_a_problem(home: Home) -> None:
     run = CloudRun(home, cap=11_230_000)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
     run.clock.sleep(4 * 3600)
-    run.play(run.death()).settle()
+    dies(run, alive_s_ago=5.0)
+    run.settle()
     assert "the cap was not kept" in only_row(home).problems
 
 
@@ -645,6 +648,24 @@ def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: 
     assert row.problems
     assert (row.may_be_billing, row.death, row.chain) == (False, "proven", "bad")
     assert row.is_floor, "what follows the damage cost something too"
+
+
+def test_a_line_that_does_not_hold_is_named_and_a_chain_that_holds_is_not_called_broken(home: Home) -> None:
+    folder = finished_run(home)
+    records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
+    records[-1]["data"]["exit_code"] = "none"
+    chain_anew(folder.journal, records)
+    row = only_row(home)
+    assert row.problems == (
+        f"journal line {len(records)} is not a record that this gpurun knows: look at its exit_code",
+    )
+    assert (row.chain, row.verdict) == ("ok", "does not hold")
+
+
+def test_a_run_that_a_newer_gpurun_closed_with_an_exit_code_of_its_own_is_sound(home: Home) -> None:
+    folder = CloudRun(home).until_gone().settle(exit_code=99).folder
+    row, state = only_row(home), replay(folder.name, read_journal(folder.journal).records)
+    assert (row.problems, row.warnings, row.chain, state.exit_code) == ((), (), "ok", 99)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 8, -4])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Choices
-from gpurun.lifecycle.instance.verify_machine import check_box, check_nodes
+from gpurun.planning.verify_machine import check_box, check_nodes
 from gpurun.providers.catalog import all_offers
-from gpurun.remote.machine_facts import Card, Facts, Gpu, Measured, Node, Torch
-
-A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30
+from gpurun.remote.machine_facts import Facts, Gpu, Measured, Node
+from tests.machine_words import A100, GIB, facts
 
 
 def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
@@ -30,37 +27,6 @@ def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
         boot_s=300,
         price_source="a test",
         dies_by_itself="yes",
-    )
-
-
-def facts(
-    name: str = A100,
-    count: int = 8,
-    gib: float = 79.25,
-    *,
-    cards: int | None = None,
-    ecc: int | None = 0,
-    **torch: Any,
-) -> Facts:
-    """A healthy machine, but for what is said otherwise."""
-    devices = tuple(Gpu(name=name, memory_bytes=int(gib * GIB)) for _ in range(count))
-    known = {"found": True, "python": "/py", "version": "2.8.0+cu128", "numpy": "2.1", "cuda": "12.8"}
-    return Facts(
-        v=1,
-        python="3.12",
-        platform="Linux",
-        cpus=8,
-        memory_bytes=1 << 36,
-        disk_free_bytes=1 << 40,
-        codecs=("zstd", "gzip"),
-        wall=1.0,
-        boot_id="b",
-        shipped_sha256=None,
-        gpus=tuple(
-            Card(name=name, memory_bytes=80 * GIB, driver="570.1", ecc_errors=ecc)
-            for _ in range(count if cards is None else cards)
-        ),
-        torch=Torch(**(known | {"devices": devices} | torch)),
     )
 
 

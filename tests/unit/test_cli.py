@@ -63,6 +63,8 @@ WRONG = [
     (["destroy", "nosuch", "--yes"], 2, "run.unknown", "another home add --home DIR"),
     (["receipt", "@last"], 2, "run.unknown", ""),
     (["ps", "--bogus"], 2, "usage", "gpurun ps --help"),
+    (["roster", "new", "c1"], 2, "usage", "gpurun roster new ml-2026 --students students.txt"),
+    (["stop"], 2, "usage", "gpurun stop fox-41"),
     (["nosuchverb"], 2, "usage", "gpurun --help"),
     (["ps", "--color", "pink"], 2, "usage.color", ""),
     (["audit", "--since", "yesterday"], 2, "usage.since", ""),
@@ -236,7 +238,7 @@ def test_pack_lists_refuses_by_name_and_writes_only_clean_folders(tmp_path: Path
     (tmp_path / "way").symlink_to(folder)
     allowed = gpurun("pack", str(folder), "--allow-secret", str(tmp_path / "way" / "id_rsa"), "--json")
     assert [file["name"] for file in json.loads(allowed.stdout)["data"]["files"]] == ["data/a.bin", "data/id_rsa"]
-    assert "nothing in" in gpurun("pack", str(folder), "--allow-secret", str(tmp_path / "id_rsa")).stderr
+    assert "pack.not_there" in gpurun("pack", str(folder), "--allow-secret", str(tmp_path / "id_rsa")).stderr
 
 
 def test_an_unfinished_run_is_mentioned_before_the_next_plan(own_home: Path) -> None:

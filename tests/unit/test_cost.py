@@ -59,6 +59,30 @@ def test_a_bound_over_the_cap_that_nobody_saw_is_unknown_and_not_broken(run: Clo
     assert (told["cap_kept"], told["rentals"][0]["end_is"]) == (None, "its own timer")
 
 
+def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
+    """A run whose machine was read as gone a minute after its cap was used up."""
+    run.cap = 3_000_000
+    born_wall = run.clock.wall()
+    opens(run)
+    cap_s = 3600 * run.cap // RATE
+    run.clock.sleep(cap_s + 60 - (run.clock.wall() - born_wall))
+    dies(run, alive_s_ago=5.0, up_s_ago=up_s_ago)
+    run.settle()
+    told, row = read_receipt(run.home, run.folder).predicate["cost"], audit(run.home).rows[0]
+    assert (told["is"], told["upper_bound_micros"] > run.cap) == ("measured", True)
+    return told["cap_kept"], "the cap was not kept" in row.problems, row.warnings
+
+
+def test_a_cap_is_called_broken_only_where_its_machine_was_seen_to_run_for_longer(run: CloudRun) -> None:
+    """A list that took 40 s and a request that hung for a minute made a broken cap of one that was kept."""
+    doubted = ("the cost may be over the cap, and whether it was is not known",)
+    assert over_cap(run, up_s_ago=130.0) == (None, False, doubted)
+
+
+def test_a_machine_that_was_seen_to_run_past_its_cap_has_broken_it(run: CloudRun) -> None:
+    assert over_cap(run, up_s_ago=5.0) == (False, True, ())
+
+
 def cost_without_plan(run: CloudRun) -> dict[str, Any]:
     run.settle()
     problems = audit(run.home).rows[0].problems

@@ -3,7 +3,8 @@
 Each archive in `homes_of_rules_1/` is a home as commit 333d4db wrote it: a command and a training on this machine, a
 price that rose, an end by the machine's own timer, a job that Slurm lost, and a command on RunPod's emulator with a
 script of `--setup`. Each in `homes_of_rules_2/` is one as commit 7e772b8 wrote it: a job that Slurm lost, whose
-folder was read long after its end, and a start that failed on AWS.
+folder was read long after its end, and a start that failed on AWS. Each in `homes_of_rules_3/` is one as commit
+dfc847c wrote it: a cap that was called broken though nobody had seen that, an end that nobody saw, and a training.
 """
 
 from __future__ import annotations
@@ -80,6 +81,24 @@ def test_a_receipt_that_was_signed_too_high_by_rules_2_holds_and_what_is_reckone
     (note,) = row.warnings
     assert note.startswith(NOTE.replace("rules 1", "rules 2"))
     assert f"otherwise by rules {RULES}: cost." in note
+
+
+SIGNED_BY_3 = {
+    "doubted": (433_334, False, ("the cap was not kept",)),
+    "unseen": (4_033_334, None, ()),
+    "finished": (57_109, True, ()),
+}
+
+
+@pytest.mark.parametrize("kind", SIGNED_BY_3)
+def test_a_receipt_of_rules_3_says_and_is_told_of_the_cap_what_it_was_by_rules_3(kind: str, tmp_path: Path) -> None:
+    home = unpacked(kind, tmp_path, HOMES.with_name("homes_of_rules_3"))
+    micros, kept, problems = SIGNED_BY_3[kind]
+    cost = read_receipt(home, home.run("fox-41")).predicate["cost"]
+    assert (cost["upper_bound_micros"], cost["cap_kept"]) == (micros, kept)
+    row = only_row(home)
+    assert (row.problems, row.chain, row.signature, row.measured_micros) == (problems, "ok", "ok", micros)
+    assert row.warnings == (NOTE.replace("rules 1", "rules 3"),)
 
 
 def types(home: Home, *words: str) -> int:

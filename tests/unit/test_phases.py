@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.ledger import paid_phases
 from gpurun.ledger.audit import audit
 from gpurun.ledger.paid_phases import TrainingSplit
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
+from gpurun.view import receipt_screen
 from tests.later import examples
 from tests.unit.ledger_samples import CloudRun
 
@@ -63,6 +65,12 @@ def test_every_paid_second_is_in_one_phase(home: Home) -> None:
     told = runtime(CloudRun(home).until_gone())
     phases = {"boot": 111.0, "upload": 200.0, "training": 3002.0, "collect": 25.0, "destroy": 33.0, "other": 0.0}
     assert told["phases_s"] == phases
+
+
+def test_the_screen_of_a_receipt_leaves_no_phase_out() -> None:
+    """Six minutes of a hold were paid, in the receipt, and not on its screen."""
+    parts = {part for _, last in paid_phases._LAST_PARTS.values() for part, _ in last}
+    assert {*paid_phases._BEGINS.values(), *parts} == {*receipt_screen._PHASES}
 
 
 def test_connecting_and_unpacking_are_the_last_parts_of_what_they_end(home: Home) -> None:

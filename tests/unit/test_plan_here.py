@@ -28,6 +28,7 @@ from gpurun.planning.market import Market
 from gpurun.planning.place import PRICES_HOLD_S
 from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.changed_plan import changed_plan
+from tests.machine_words import facts
 from tests.plan_makers import make_plan
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD"
@@ -190,14 +191,21 @@ def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "label"), [("2x4090", "2×RTX 4090 24G"), ("3xA100", "3×A100 PCIe 40G"), ("2xA100-80GB", "2×A100 PCIe 80G")]
+    ("gpu", "card", "gib", "label"),
+    [
+        ("2x4090", "NVIDIA GeForce RTX 4090", 23.6, "2×RTX 4090 24G"),
+        ("3xA100", "NVIDIA A100-SXM4-80GB", 79.25, "3×A100 SXM 80G"),
+        ("3xA100", "NVIDIA A100-PCIE-40GB", 39.4, "3×A100 PCIe 40G"),
+        ("2xA100-80GB", "NVIDIA A100 80GB PCIe", 79.25, "2×A100 PCIe 80G"),
+    ],
 )
-def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, label: str
+def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card_that_it_showed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, card: str, gib: float, label: str
 ) -> None:
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
+    shown = facts(card, parse_gpu(gpu).count, gib)
     box = Box(target="root@box.example.com:22", identity="/k", host_key=HOST_KEY, trusted="given")
-    monkeypatch.setattr(own_box, "reached", lambda *_: (box, []))
+    monkeypatch.setattr(own_box, "reached", lambda *_, **__: (box, shown, []))
     request = Request(
         recipe="mini-gpt",
         providers=("ssh",),
@@ -298,3 +306,42 @@ def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rent
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "12",
     }
+
+
+def driver(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str, code: int = 0) -> None:
+    """Let nvidia-smi say this of the cards here."""
+    tool = folder / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "gpu", "memory"),
+    [
+        (("NVIDIA H200, 143771",), 0, "H200 SXM", 140),
+        (("NVIDIA A100-SXM4-80GB, 81920", "NVIDIA A100-SXM4-80GB, 81920"), 0, "A100 SXM", 80),
+        (("NVIDIA GeForce RTX 2060, 6144",), 0, "cpu", 0),
+        (("NVIDIA-SMI has failed", "make sure that the driver runs"), 9, "cpu", 0),
+        (("[Insufficient Permissions]",), 0, "cpu", 0),
+    ],
+    ids=["an H200", "two A100", "one that nobody rents out", "a broken driver", "no table"],
+)
+def test_the_card_of_this_machine_is_what_its_plan_reckons_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: tuple[str, ...], code: int, gpu: str, memory: int
+) -> None:
+    """On an H200 GPT-2 was planned on 16 cores, for 37 hours, and took half a minute."""
+    driver(tmp_path, monkeypatch, *lines, code=code)
+    plan = planned_here(tmp_path / "home")
+    offer = plan.offer
+    assert (offer.gpu, offer.vram_gb, offer.gpu_count) == (gpu, memory, int(gpu != "cpu"))
+    assert any("RTX 2060" in note for note in plan.notes) is ("RTX 2060" in lines[0])
+
+
+def test_a_rehearsal_takes_no_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, monkeypatch, "NVIDIA H200, 143771")
+    request = Request(recipe="mini-gpt", dry_run=True, overrides=("data.limit_mb=1",))
+    home = Home(tmp_path / "home").prepare()
+    made = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
+    assert made.offer.gpu == "cpu"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpurun.cli.durations import limit_s
+from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from tests.command_line import gpurun
@@ -67,7 +71,7 @@ def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: Scrip
         ("sinfo", "main*|up|1-00:00:00|idle|1|gpu:a100:1", "slurm.too_few"),
         ("sinfo", "main*|up|1-00:00:00|drain|1|gpu:a100:8", "slurm.too_few"),
         ("sinfo", "main*|down|1-00:00:00|idle|gpu:a100:8", "slurm.no_partition"),
-        ("sinfo", "main*|up|5:00|idle|1|gpu:a100:8", "slurm.no_time"),
+        ("sinfo", "main*|up|2:00|idle|1|gpu:a100:8", "slurm.no_time"),
     ],
 )
 def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
@@ -78,7 +82,119 @@ def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
     assert slurm.jobs == []
 
 
+def test_a_debug_partition_of_five_minutes_leaves_time_to_train(slurm: ScriptedSlurm) -> None:
+    slurm.set("sinfo", "main*|up|5:00|idle|1|gpu:a100:8")
+    plan = planned("--max-cost", "50")
+    assert plan["lease"]["train_s"] >= 60
+    assert longest_s(plan) - plan["lease"]["kill_allowance_s"] == 300
+
+
+def test_what_is_typed_for_one_run_counts_in_the_place_of_the_table(slurm: ScriptedSlurm) -> None:
+    plan = planned("--max-cost", "50", "--partition", "debug", "--account", "lab", "--qos", "low", "--time", "9")
+    assert (plan["offer"]["type_id"], longest_s(plan) - plan["lease"]["kill_allowance_s"]) == ("debug", 540)
+    asked = (slurm.state / "asked").read_text()
+    assert {"--partition=debug", "--account=lab", "--qos=low", "--time=9"} <= set(asked.splitlines())
+    assert planned("--max-cost", "50", "--partition", "no-where")["code"] == "slurm.no_partition"
+    for words, code in {
+        ("--time", "soon"): "usage.time",
+        ("--account", "a b"): "config.slurm",
+        ("--time", "1"): "slurm.no_time",
+    }.items():
+        assert planned("--max-cost", "50", *words)["code"] == code
+
+
+@pytest.mark.parametrize("flag", ["--partition", "--account", "--qos", "--time"])
+def test_a_flag_of_a_cluster_is_refused_where_there_is_none(slurm: ScriptedSlurm, flag: str) -> None:
+    told = json.loads(gpurun("plan", "mini-gpt", "--provider", "runpod", flag, "9", "--json").stdout)
+    assert told["errors"][0]["code"] == f"{flag[2:]}.unused"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1800), ("30m", 1800), ("90:30", 5430), ("1:30:00", 5400), ("1-12", None), ("1-12:30", 131400), ("0", None)],
+)
+def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> None:
+    if seconds is None:
+        with pytest.raises(UsageError):
+            limit_s(text)
+    else:
+        assert limit_s(text) == seconds
+
+
 def test_a_login_node_without_slurm_is_told_as_that(slurm: ScriptedSlurm) -> None:
     for program in slurm.bin.iterdir():
         program.write_text("#!/bin/sh\nexit 127\n")
     assert planned("--max-cost", "50")["code"] == "slurm.not_there"
+
+
+def test_a_plan_says_when_slurm_would_start_it_and_what_it_would_refuse_in_the_words_of_both(
+    slurm: ScriptedSlurm,
+) -> None:
+    assert "Slurm would start it now" in str(planned("--max-cost", "5")["notes"])
+    slurm.set("start", str(int(time.time()) + 7300))
+    assert "Slurm would start it in 2 h 01 m" in str(planned("--max-cost", "5")["notes"])
+    slurm.set("start", "130644808322")
+    assert "that is never" in str(planned("--max-cost", "5")["warnings"])
+    slurm.set("refuse", "Invalid qos specification")
+    refused = planned("--max-cost", "5")
+    assert (refused["code"], "qos = " in refused["hint"]) == ("slurm.refused", True)
+    assert slurm.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("setup = 'no-such-module load cuda'", "The `setup` ended with 127 on the login node of lab"),
+        ("setup = 'echo hello; exit 0'", "hello"),
+        ("python = 'no-such-python'", "whether it does on the nodes is not known"),
+    ],
+)
+def test_what_the_login_node_cannot_know_for_the_nodes_is_a_warning(
+    slurm: ScriptedSlurm, line: str, words: str
+) -> None:
+    write_table(slurm, line)
+    assert words in str(planned("--max-cost", "5")["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("python = '{work}/venv/bin/python'", "slurm.python", "does not run"),
+        ("python = '{old}'", "slurm.python", "is older than 3.8"),
+        ("python = '{bare}'", "slurm.python", "has no torch"),
+        ("workdir = '{bare}/shared'", "slurm.workdir", "You cannot write to"),
+    ],
+)
+def test_what_lies_on_the_shared_disk_is_refused_before_the_queue(
+    slurm: ScriptedSlurm, line: str, code: str, words: str
+) -> None:
+    scripts = {"old": "exit 3", "bare": 'exec python3 -S "$@"'}
+    for name, script in scripts.items():
+        (slurm.state / name).write_text(f"#!/bin/sh\n{script}\n")
+        (slurm.state / name).chmod(0o755)
+    write_table(slurm, line.format(work=slurm.work, **{name: slurm.state / name for name in scripts}))
+    refused = planned("--max-cost", "5")
+    assert (refused["code"], words in refused["message"]) == (code, True), refused
+    assert "[slurm.lab]" in refused["hint"]
+
+
+def write_table(slurm: ScriptedSlurm, line: str) -> None:
+    """The cluster's table with one key otherwise."""
+    key = line.partition(" ")[0]
+    kept = [one for one in slurm.table.splitlines() if not one.startswith(f"{key} ")]
+    config = Home(Path(os.environ["GPURUN_HOME"])).config
+    config.write_text("\n".join([*kept, line, "price_per_gpu_hour = 1.5\n"]))
+
+
+def test_offers_of_a_cluster_are_its_partitions_with_idle_nodes_and_limits(slurm: ScriptedSlurm) -> None:
+    gpus = "gpu*|up|2-00:00:00|{}|1|gpu:a100:8"
+    slurm.set("sinfo", "\n".join([gpus.format("idle"), gpus.format("drain"), "old|down|1:00|idle|2|(null)"]))
+    told = json.loads(gpurun("offers", "--provider", "slurm", "--json").stdout)
+    (gpu, old) = told["data"]["partitions"]
+    assert (gpu["name"], gpu["nodes"], gpu["idle"], gpu["longest_s"]) == ("gpu", [[8, 1]], 1, 172800)
+    assert (old["name"], old["is_up"]) == ("old", False)
+    shown = gpurun("offers", "--provider", "slurm:lab", "--gpu", "8xA100").stdout
+    assert ("gpu (default)" in shown, "old" in shown, "2 d 00 h" in shown) == (True, False, True)
+    assert gpurun("offers", "--provider", "slurm", "--gpu", "16xA100").returncode == ExitCode.NO_OFFER
+    slurm.set("away")
+    assert gpurun("offers", "--provider", "slurm").returncode == ExitCode.SETUP

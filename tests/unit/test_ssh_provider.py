@@ -46,6 +46,8 @@ RIGHT = {
     "root@[2001:DB8:0::7]:2222": Login("root", "2001:db8::7", 2222),
     "root@[::1]": Login("root", "::1", 22),
     "ssh://root@box:8022": Login("root", "box", 8022),
+    "LAB\\you@box": Login("LAB\\you", "box", 22),
+    "you@lab.example@box:2222": Login("you@lab.example", "box", 2222),
 }
 WRONG = {
     "": "who logs in",

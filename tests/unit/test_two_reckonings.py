@@ -11,6 +11,7 @@ import pytest
 
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder
+from gpurun.core.receipt_rules import RULES
 from gpurun.ledger.audit.compare import differences
 from gpurun.ledger.audit.other_rules import broken_by_any_rules
 from gpurun.ledger.audit.rentals import measured_micros, money_and_death
@@ -32,13 +33,13 @@ SEEN = (
 )
 
 
-def journal(seed: int) -> list[Record]:
-    return [Record.model_validate(record) for record in DrawnJournal(seed).records]
+def journal(seed: int, rules: int = RULES) -> list[Record]:
+    return [Record.model_validate(record) for record in DrawnJournal(seed, rules).records]
 
 
-def unlike(seed: int, folder: RunFolder) -> list[str]:
+def unlike(seed: int, folder: RunFolder, rules: int = RULES) -> list[str]:
     """Where the two differ about a drawn journal; and what its receipt would be accused of as one of other rules."""
-    records = journal(seed)
+    records = journal(seed, rules)
     made = build_statement(folder, records, head="", seq=1, prev="", keyid=None)
     found = list(differences(money_and_death(records), made["predicate"], "predicate", keys="expected"))
     found += broken_by_any_rules({**made}, {**made}, records)
@@ -53,6 +54,16 @@ def test_both_say_the_same_of_every_drawn_journal(seeds: range, tmp_path: Path) 
     folder = RunFolder(tmp_path)
     found = {seed: paths for seed in seeds if (paths := unlike(seed, folder))}
     assert found == {}
+
+
+def test_both_keep_to_the_rules_by_which_a_run_was_opened(tmp_path: Path) -> None:
+    assert [seed for seed in range(300) if unlike(seed, RunFolder(tmp_path), rules=3)] == []
+    before, now = (
+        [money_and_death(journal(seed, rules))["cost"]["cap_kept"] for seed in range(300)] for rules in (3, 4)
+    )
+    changed = {both for both in zip(before, now, strict=True) if both[0] is not both[1]}
+    assert {*before} == {*now} == {True, False, None}
+    assert changed == {(False, None), (None, False)}
 
 
 def test_the_drawn_journals_have_all_that_bears_on_money(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gpurun.ledger.runs import Sight, look
 from gpurun.lifecycle import ways_in
 from gpurun.lifecycle.ways_in import Way, config_of, way_into, write_entries
 from gpurun.remote.key_pairs import fingerprint, make_keys
-from gpurun.remote.ssh.entry import Entry, include_line
+from gpurun.remote.ssh.entry import HostEntry, include_line
 from tests.command_line import gpurun
 from tests.lifecycle.tiny_runs import make_run
 
@@ -145,7 +145,7 @@ def test_a_machine_that_moved_is_found_at_its_new_port(home: Home, monkeypatch: 
 def test_what_ssh_could_read_as_more_than_a_value_makes_no_entry(changes: dict[str, Any]) -> None:
     values: dict[str, Any] = {"alias": "gpurun-x", "address": AT, "identity": "/k", "host_key": KEY}
     with pytest.raises(SetupError, match="cannot stand in a configuration"):
-        Entry(**{**values, **changes})
+        HostEntry(**{**values, **changes})
 
 
 def test_a_box_behind_a_bastion_has_two_entries_and_the_agents_keys(
@@ -248,7 +248,7 @@ def test_nothing_is_written_into_the_users_file_without_a_yes(home: Home, monkey
 
 def test_a_percent_in_a_path_is_quoted_where_ssh_reads_it_so_and_refused_where_versions_differ(tmp_path: Path) -> None:
     key, known, config = (tmp_path / name for name in ("100% h", "known 100%h", "config"))
-    config.write_text(Entry("gpurun-x", AT, str(key), KEY).config(known))
+    config.write_text(HostEntry("gpurun-x", AT, str(key), KEY).config(known))
     assert resolved(config, "gpurun-x")["userknownhostsfile"] == str(known)
     with pytest.raises(SetupError, match="cannot stand in"):
         include_line(tmp_path / "100%" / "config")

@@ -97,7 +97,8 @@ class _Trainer(transformers.Trainer):
     optimizer: torch.optim.Optimizer  # There before it is asked for, whatever their type says.
 
     def __init__(self, setup: Setup, state: State, io: RunIO, folder: str) -> None:
-        self._setup, self._state, self._io, self._twin = setup, state, io, Twin(setup.gpt)
+        self._setup, self._state, self._io = setup, state, io
+        self._twin = Twin(setup.gpt)
         # What their loop and ours hand to each other in turn: a step (None: the end), and whether to take another.
         self.taken: queue.SimpleQueue[StepResult | BaseException | None] = queue.SimpleQueue()
         self.is_next_wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()

@@ -101,7 +101,8 @@ class PairSamples(Samples):
 
     def __init__(self, row: PairRow, sequences: int, seed: int) -> None:
         # Not Samples' own: its windows are cut from a row of tokens.
-        self._pairs, self._sequences, self._seed, self.windows = row, sequences, seed, len(row)
+        self._pairs, self._sequences, self._seed = row, sequences, seed
+        self.windows = len(row)
         self._is_permuted = True
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
         self._step, self._of_step = -1, np.empty(0, dtype=np.int64)

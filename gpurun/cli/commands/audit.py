@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpurun.cli.durations import day_wall
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -83,7 +83,7 @@ def audit(
     names = [find_run(session.home, run) for run in runs] or None
     # Asked before, too: who was driven when its journal was read may have ended well since, which may be minutes ago.
     driven = {one.name for one in session.home.folders() if not one.is_closed and _is_driven(session, one.name)}
-    report = audit_home(session.home, names, since=_day(since), expected_head=head, public_key=_key(key))
+    report = audit_home(session.home, names, since=day_wall(since), expected_head=head, public_key=_key(key))
     bills = _bills(session, report) if against_bill else {}
     report = replace(report, rows=tuple(_with_bill(session, row, bills.get(row.run)) for row in report.rows))
     replays: dict[str, Replayed] = {}
@@ -278,16 +278,6 @@ def _errors(session: Session, lost: list[str], failed: bool) -> tuple[Verificati
         hint = "Each is named above; a receipt that was lost can be put back from a copy."
         return (VerificationFailed("audit.failed", "Something recorded does not hold.", hint=hint),)
     return ()
-
-
-def _day(text: str) -> float | None:
-    """The beginning of a local day; empty means since ever."""
-    if not text:
-        return None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise UsageError("usage.since", f"--since {text!r} is not a date.", hint="Write --since 2026-11-01.") from None
 
 
 def _key(path: str) -> bytes | None:

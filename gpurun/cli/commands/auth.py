@@ -48,7 +48,11 @@ Owner = Annotated[
 Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key here")]
 
 
-app = typer.Typer(help="Keep, show and remove the clouds' keys.", cls=group_of("status"), rich_markup_mode=None)
+app = typer.Typer(
+    help="Keep, show and remove the clouds' keys; install gpurun's own on a box.",
+    cls=group_of("status"),
+    rich_markup_mode=None,
+)
 
 
 @verb(app, "auth set", examples=["gpurun auth set runpod", "pass show runpod | gpurun auth set runpod --online"])
@@ -124,6 +128,26 @@ def _read_key(session: Session, name: str) -> Secret:
         session.say("")
         raise
     return clean_key(typed)
+
+
+@verb(app, "auth ssh", examples=["gpurun auth ssh root@connect.example.com:40123"])
+def ssh(
+    session: Session,
+    host: Annotated[
+        str, typer.Argument(metavar="LOGIN", help="USER@HOST[:PORT]: a box of yours that takes a password.")
+    ],
+) -> Result:
+    """Install gpurun's key on a box of yours, once, by its password, which ssh asks for and nothing keeps."""
+    from gpurun.planning.own_box import demand_password_login, install_own_key
+
+    login = demand_password_login(host)
+    if not session.interactive:
+        hint = "Run it in a terminal; or add the key of --identity by the platform's page."
+        raise UsageError("input.needed", f"The password of {login} is needed, and asking is off.", hint=hint)
+    public = install_own_key(login, session.home, session.clock, session.say)
+    data = {"host": str(login), "public_key": public}
+    text = f"{login} takes gpurun's key now; the password was typed to ssh, and not kept."
+    return Result(data=data, text=text, after=f"Use it: gpurun train --provider ssh --host {login}")
 
 
 @verb(app, "auth status", examples=["gpurun auth status", "gpurun auth status --json"])

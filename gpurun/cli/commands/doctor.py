@@ -17,6 +17,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, GpurunError, SetupError
+from gpurun.core.installed_files import has_other_gpurun
 from gpurun.core.places import place_facts
 from gpurun.core.untrusted import plain_line
 from gpurun.view.list_tables import Finding, doctor_lines
@@ -42,7 +43,16 @@ def doctor(
     from gpurun.providers.registry import CLOUDS, require_known
 
     require_known(provider)
-    findings = [_python(), _torch(), _disk(session), _uplink(session), _home(session), _bundle(), _ledger(session)]
+    findings = [
+        _python(),
+        *_other_gpurun(),
+        _torch(),
+        _disk(session),
+        _uplink(session),
+        _home(session),
+        _bundle(),
+        _ledger(session),
+    ]
     left, billing = _unfinished(session)
     findings += left
     keys = [*_keys(session, provider or CLOUDS)]
@@ -63,6 +73,13 @@ def doctor(
     code = ExitCode.MAY_BE_BILLING if billing else ExitCode.SETUP if bad else ExitCode.DONE
     data = {"findings": [{"level": f.level, "text": f.text, "hint": f.hint} for f in findings], **online_data(checked)}
     return Result(data=data, text=session.draw(doctor_lines(findings, session.style)), exit_code=code)
+
+
+def _other_gpurun() -> Iterator[Finding]:
+    """Say where somebody else's package of the same name shares this one's files."""
+    if has_other_gpurun():
+        what = "another package that is called gpurun is installed here and shares this one's files"
+        yield Finding("bad", what, "pip uninstall gpurun gpurun-cap; then: pip install .")
 
 
 def _unfinished(session: Session) -> tuple[list[Finding], bool]:

@@ -15,7 +15,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import UsageError
-from gpurun.core.paths import open_regular
+from gpurun.core.paths import open_regular, read_regular
 from gpurun.ledger.run_lock import holder_of
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ _LONGEST_LINE_BYTES = 4 << 20
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "logs", examples=["gpurun logs -f", "gpurun logs fox-41"])
+@verb(app, "logs", examples=["gpurun logs -f", "gpurun logs fox-41 --setup"])
 def logs(
     session: Session,
     run: UsualRun = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")] = False,
+    setup: Annotated[bool, typer.Option("--setup", help="What the set-up said, before the job began.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The log's bytes as they are; not to a terminal.")] = False,
 ) -> Result:
     """Print the trainer's log, also after the machine is gone.
@@ -54,7 +55,7 @@ def logs(
         hint = "--json alone streams each line as JSON."
         raise UsageError("logs.two_outputs", "--raw and --json both want standard output.", hint=hint)
     is_empty = True
-    for block in _blocks(session, sight, follow=follow):
+    for block in _set_up(sight) if setup else _blocks(session, sight, follow=follow):
         is_empty = False
         if raw:
             put_bytes(block)
@@ -62,8 +63,24 @@ def logs(
             put("\n".join(log_json(line) for line in lines_in(block)))
         else:
             put("\n".join(safe_line(line) for line in lines_in(block)))
+    if setup:
+        after = f"No set-up of {sight.folder.name} has said anything." if is_empty else ""
+        return Result(data={"run": sight.folder.name, "logs": [str(path) for path in _setup_logs(sight)]}, after=after)
     after = _why_empty(sight) if is_empty else ""
     return Result(data={"run": sight.folder.name, "log": str(sight.folder.log)}, after=after)
+
+
+def _setup_logs(sight: Sight) -> list[Path]:
+    """Return what there is of the set-ups' logs: that of a cluster's table, which comes first, and that of --setup."""
+    folder = sight.folder
+    return [path for path in (folder.table_setup_log, folder.setup_log) if path.exists()]
+
+
+def _set_up(sight: Sight) -> Iterator[bytes]:
+    """The logs of the set-ups; each is a few megabytes at most."""
+    for path in _setup_logs(sight):
+        if content := read_regular(path):
+            yield content
 
 
 def _why_empty(sight: Sight) -> str:

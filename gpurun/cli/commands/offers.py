@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpurun.core.records import GpuNeed
 
 ANY = "any"
 
@@ -32,6 +35,8 @@ def offers(
 ) -> Result:
     """List what can be rented now, cheapest first: live where there is a key, else from the packaged catalogue.
 
+    Of a cluster (`--provider slurm`) its partitions, with the nodes that are idle and the longest job.
+
     NoOffer (exit 5) when there is nothing at all, with who said what. That nobody could be asked is exit 4, as for
     `train`.
     """
@@ -42,6 +47,8 @@ def offers(
     from gpurun.providers.catalog import demand_one_node, parse_gpu
     from gpurun.view.price_list import offers_screen
 
+    if (cluster := _cluster(provider)) is not None:
+        return _partitions(session, cluster, parse_gpu(gpu) if gpu and gpu.strip().lower() != ANY else None)
     clouds = _clouds(provider)
     limit = parse_usd(max_price, name="--max-price") if max_price else None
     need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
@@ -64,6 +71,37 @@ def offers(
         return Result(data=data, text=text, errors=(error,), exit_code=error.exit_code)
     after = f"What a run would cost there: gpurun plan --gpu {need}" if need else "Name one: gpurun offers --gpu 8xA100"
     return Result(data=data, text=text, after=after)
+
+
+def _cluster(providers: Sequence[str]) -> str | None:
+    """The name of the cluster that is asked for, "" for the only one; None where no cluster is."""
+    from gpurun.core.places import place_facts
+
+    name, _, cluster = providers[0].partition(":") if len(providers) == 1 else ("", "", "")
+    return cluster if place_facts(name).is_queued else None
+
+
+def _partitions(session: Session, name: str, need: GpuNeed | None) -> Result:
+    """The partitions of a cluster, those that have what is needed, as its controller shows them now."""
+    from dataclasses import asdict
+    from math import inf
+
+    from gpurun.core.errors import NoOffer
+    from gpurun.planning.cluster_look import partitions_of
+    from gpurun.view.price_list import partitions_table
+
+    cluster, found = partitions_of(name, session.home, session.clock)
+    shown = [part for part in found if need is None or (part.is_up and need.nodes <= part.nodes_with(need.count))]
+    rows = [asdict(part) | {"longest_s": None if part.longest_s == inf else part.longest_s} for part in shown]
+    for row in rows:
+        del row["over_s"], row["tracker"]
+    data = {"cluster": cluster, "gpu": str(need) if need else ANY, "partitions": rows}
+    if not shown:
+        what = f"No partition of {cluster} has {need} on nodes that work."
+        error = NoOffer("slurm.too_few", what, hint=f"All of them: gpurun offers --provider slurm:{cluster}")
+        return Result(data=data, errors=(error,), exit_code=error.exit_code)
+    after = f"When it would start: gpurun plan --provider slurm:{cluster} --partition NAME"
+    return Result(data=data, text=session.draw(partitions_table(shown, session.style)), after=after)
 
 
 def _clouds(providers: Sequence[str]) -> list[str]:

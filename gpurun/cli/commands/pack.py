@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, SetupError, UsageError
-from gpurun.core.paths import is_stream
+from gpurun.core.paths import fsync_file, is_stream
 
 if TYPE_CHECKING:
     from gpurun.remote.archive import Pack, Survey
@@ -90,7 +89,7 @@ def _write(pack: Pack, output: str) -> int:
             for chunk in pack.stream():
                 out.write(chunk)
             out.flush()
-            os.fsync(out.fileno())
+            fsync_file(out.fileno())
         size = part.stat().st_size
         part.rename(output)
     except OSError as error:

@@ -79,7 +79,7 @@ def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -
     from gpurun.planning.planner import make_plan
     from gpurun.planning.trainer_proposal import TrainerProposal
 
-    desk = Desk(run, session.home, session.clock, session.talk_when_slow())
+    desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
     return make_plan(TrainerProposal(request, desk), need_data=need_data)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from gpurun.cli.durations import day_wall
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -14,10 +15,12 @@ from gpurun.core.errors import ExitCode, GpurunError
 app = typer.Typer(rich_markup_mode=None)
 
 
-@verb(app, "ps", examples=["gpurun ps", "gpurun ps --all --json"])
+@verb(app, "ps", examples=["gpurun ps", "gpurun ps --all --since 2026-11-01"])
 def ps(
     session: Session,
     all_runs: Annotated[bool, typer.Option("--all", "-a", help="Show finished runs too.")] = False,
+    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Only runs of this recipe or script.")] = "",
+    since: Annotated[str, typer.Option("--since", metavar="DATE", help="Only runs that began then or later.")] = "",
 ) -> Result:
     """List the unfinished runs; a run that may be billing while no supervisor drives it stands first.
 
@@ -27,7 +30,7 @@ def ps(
     from gpurun.readers.run_status import run_data, run_row, way_on
     from gpurun.view.list_tables import RunRow, ps_table
 
-    now, home = session.clock.wall(), session.home
+    now, home, since_wall = session.clock.wall(), session.home, day_wall(since) or 0.0
     rows: list[RunRow] = []
     told: list[object] = []
     ways: list[str] = []
@@ -38,6 +41,8 @@ def ps(
             errors.append(error)
         if sight and (all_runs or sight.unfinished):
             row = run_row(sight, now)
+            if not row.may_be_billing and (row.recipe != (recipe or row.recipe) or sight.opened_wall < since_wall):
+                continue  # What may cost money is shown whatever was asked for.
             rows.append(row)
             told.append(run_data(sight, row))
             if row.may_be_billing:
@@ -47,7 +52,9 @@ def ps(
     text = session.draw(ps_table(rows, session.style, now=now)) if rows else ""
     if not rows:
         finished += sum(folder.is_closed for folder in home.folders())
-    if not rows and finished:
+    if not rows and (recipe or since):
+        text = "No run is of that recipe and began since then."
+    elif not rows and finished:
         text = f"Nothing is running. {finished} finished: gpurun ps --all"
     elif not rows and not errors:
         text = f"No runs in {home.root}. Start one: gpurun train --dry-run"

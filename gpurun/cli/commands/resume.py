@@ -31,7 +31,7 @@ def resume(
 ) -> Result:
     """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
     from gpurun.cli.interrupts import RESUMED
-    from gpurun.cli.run_control import demand_here, drive, find
+    from gpurun.cli.run_control import demand_here, drive, find, log_in_again
     from gpurun.cli.viewer import follow
     from gpurun.ledger.runs import left_alone
 
@@ -52,5 +52,6 @@ def resume(
         return Result(data={"run": sight.folder.name}, text=f"{sight.folder.name} has its receipt now.")
     if not here:
         demand_here(session, sight)
+    log_in_again(session, sight)
     drive(session, sight)
     return follow(session, sight.folder, on_interrupt=RESUMED)

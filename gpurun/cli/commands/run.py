@@ -36,7 +36,7 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
     from gpurun.planning.planner import make_plan
 
     def planned(run: str) -> Plan:
-        desk = Desk(run, session.home, session.clock, session.talk_when_slow())
+        desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
         admit = partial(_admitted, session)
         return make_plan(CommandProposal(request, desk, is_asked=not starting.yes, admit=admit))
 

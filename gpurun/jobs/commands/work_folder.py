@@ -81,7 +81,14 @@ def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
     _refuse_missing(command, root, walk)
     _refuse_large(root, walk.files)
     source = command_source(command, root)
-    return WorkFolder(walk.files, walk.left_out, walk.hidden, tuple(walk.decided), (), root, source)
+    return WorkFolder(
+        files=walk.files,
+        left_out=walk.left_out,
+        hidden=walk.hidden,
+        decided=tuple(walk.decided),
+        root=root,
+        source=source,
+    )
 
 
 def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: None) -> tuple[Command, WorkFolder]:
@@ -290,7 +297,7 @@ def _script_with_its_files(command: Command, script: Path, home: Path | None) ->
     files = {name: root / name for name in sorted(names) if not walk.exclude.match_file(name) or name == script.name}
     _refuse_large(root, files)
     along = tuple(name for name in files if name != script.name)
-    return WorkFolder(files, walk.left_out, {}, (), along, root, source)
+    return WorkFolder(files=files, left_out=walk.left_out, along=along, root=root, source=source)
 
 
 def _small_folder(root: Path, command: Command, home: Path | None, place: Path) -> dict[str, Path]:

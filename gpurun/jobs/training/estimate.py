@@ -76,19 +76,26 @@ class Pieces:
     def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
         """Of the tables of a recipe.json; None where they do not say."""
         train, evaluation = resolved.get("train", {}), resolved.get("eval", {})
-        told = (train, "steps"), (train, "batch_tokens"), (evaluation, "every"), (evaluation, "tokens")
-        found = [table.get(key) for table, key in (*told, (train, "checkpoint_every"))]
-        if not all(type(one) is int and one > 0 for one in found):
+        found = {
+            "steps": train.get("steps"),
+            "batch_tokens": train.get("batch_tokens"),
+            "eval_every": evaluation.get("every"),
+            "eval_tokens": evaluation.get("tokens"),
+            "checkpoint_every": train.get("checkpoint_every"),
+        }
+        if not all(type(number) is int and number > 0 for number in found.values()):
             return None
         sample, model = resolved.get("sample", {}), resolved.get("model", {})
         prompts, tokens = len(sample.get("prompts", ())), sample.get("tokens", 0)
-        steps, batch_tokens, eval_every, eval_tokens, checkpoint_every = found
         items = evaluation.get("hellaswag_items", 0)
-        eval_tokens += HELLASWAG_ITEM_TOKENS * items if type(items) is int and items > 0 else 0
-        sampled_tokens = prompts * tokens * model.get("context", 0)
-        sampled_layers = tokens * model.get("layers", 0) if prompts else 0
-        core = core_tokens(resolved)
-        return cls(steps, batch_tokens, eval_every, eval_tokens, checkpoint_every, sampled_tokens, sampled_layers, core)
+        if type(items) is int and items > 0:
+            found["eval_tokens"] += HELLASWAG_ITEM_TOKENS * items
+        return cls(
+            **found,
+            sampled_tokens=prompts * tokens * model.get("context", 0),
+            sampled_layers=tokens * model.get("layers", 0) if prompts else 0,
+            core_tokens=core_tokens(resolved),
+        )
 
     @property
     def sampled_steps(self) -> float:

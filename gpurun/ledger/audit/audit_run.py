@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gpurun.core.journal_records import Event, Record, all_typed, last_typed, op
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
-from gpurun.core.receipt_rules import RULES, rules_of, trainer_told
+from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN, RULES, TENSORS_READ, rules_of, trainer_told
 from gpurun.core.records import canonical, digest_of
 from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
@@ -102,7 +103,7 @@ def audit_run(
     return AuditRow(
         run=folder.name,
         seq=link["seq"] if link else None,
-        chain="bad" if lines.problem else found.chain,
+        chain=found.chain,
         signature=found.signature,
         files=found.files,
         death="not seen" if unseen else found.death if proven else "none",
@@ -142,6 +143,7 @@ def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json
     found.is_partial = lines.problem is not None or not records
     if lines.problem is not None:
         found.problems.append(lines.problem)
+        found.chain = "ok" if lines.is_linked else "bad"
     elif not records:
         found.problems.append("the journal is missing or empty")
     else:
@@ -293,6 +295,8 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
         found.problems.append(f"the receipt does not follow from the run: {shown}{more}")
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
+    elif rules >= CAP_BROKEN_WHERE_SEEN and (own["cost"]["upper_bound_micros"] or 0) > (opened.cap_micros or inf):
+        found.warnings.append("the cost may be over the cap, and whether it was is not known")
     made = again["predicate"]
     found.verdict = _verdict(opened, made)
     if found.verdict == NOT_A_PROVIDER:
@@ -355,7 +359,8 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         files = files_of(folder, collected.files, collected.listed) if collected else ()
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
-    held, is_of_these_rules = 0, any(one.rules == RULES for one in all_typed(records[:1], RunOpened))
+    missing: list[str] = []
+    held, is_read = 0, any((one.rules or 1) >= TENSORS_READ for one in all_typed(records[:1], RunOpened))
     for file in files:
         try:
             path = path_of(folder.artifacts, file["name"])
@@ -364,15 +369,19 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
         if not path.resolve().is_relative_to(folder.artifacts.resolve()):
             found.problems.append(f"the file name {file['name']!r} leads out of the run folder")
         elif not path.is_file():
-            found.warnings += [] if found.has_travelled else [f"{file['name']} is not here any more"]
+            missing.append(file["name"])
         elif path.stat().st_size != file["bytes"] or digest_file(path)["sha256"] != file["sha256"]:
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
             held += 1
-            if is_of_these_rules and (told := _tensor_fault(path, file)):
+            if is_read and (told := _tensor_fault(path, file)):
                 # What a command of the user's own writes decides no verdict; the trainer writes nothing else.
                 (found.warnings if file["kind"] == "checkpoint" else found.problems).append(told)
     found.files = f"{held}/{len(files)}"
+    if missing and not found.has_travelled:
+        by_user = " (gpurun rm)" if folder.removed.is_file() else ""
+        named = f"{missing[0]} is" if len(missing) == 1 else f"{len(missing)} files, {missing[0]} among them, are"
+        found.warnings.append(f"{named} not here any more{by_user}")
 
 
 def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
@@ -26,6 +26,7 @@ from gpurun.core.journal_events import (
 )
 from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
 from gpurun.core.money import Micros, cost_of, left_of, times, total
+from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN
 from gpurun.core.untrusted import plain_data
 
 Json = dict[str, Any]
@@ -57,6 +58,12 @@ def passed(a: Record, b: Record) -> Decimal:
     """Return the seconds from one line to the next: by the clock that went further, the monotonic one within a boot."""
     ticked = _exactly(b.mono) - _exactly(a.mono) if a.boot_id == b.boot_id else _NONE
     return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
+
+
+def least_passed(a: Record, b: Record) -> Decimal:
+    """Return the same by the clock that went less far, and nothing from boot to boot."""
+    both = (_exactly(b.mono) - _exactly(a.mono), _exactly(b.wall) - _exactly(a.wall))
+    return max(_NONE, min(both)) if a.boot_id == b.boot_id else _NONE
 
 
 class Passed:
@@ -153,6 +160,26 @@ class AuditedRental:
             "end": self.end,
             **{key: value for key, value in told_only.items() if value},
         }
+
+    @cached_property
+    def least(self) -> Micros:
+        """What it cost for certain: as long as it was seen to run, or as its provider has it."""
+        if self.end == "refused":
+            return Micros(0)
+        seconds, end_is = self._billable()
+        certain = [_NONE]
+        if end_is in ("provider-reported", "the provider's bill"):
+            certain.append(Decimal(str(seconds)) - (_STAMPS if end_is == "provider-reported" else _NONE))
+        until, read = self._paid_until.seq, self._paid_until.typed
+        lines = [one.seq for one in self.records if one.seq < until and self._lives(one)]
+        if lines and not self.intent.lease.queue_s:
+            sums = accumulate((least_passed(*both) for both in pairwise(self.records)), initial=_NONE)
+            at = dict(zip((one.seq for one in self.records), sums, strict=True))
+            runs = [at[lines[-1] - 1]]  # What a line tells came after the line before.
+            if isinstance(read, DeathRead) and read.up_s_ago is not None:
+                runs.append(at[until - 1] - _exactly(read.up_s_ago))
+            certain.append((max(runs) - at[lines[0]]).quantize(_MILLI, rounding=ROUND_FLOOR))
+        return self.lasting(self.rate, float(max(certain)))
 
     @property
     def is_open(self) -> bool:
@@ -345,7 +372,6 @@ def money_and_death(records: Sequence[Record]) -> Json:
     facts = [rental.facts for rental in rentals]
     is_live = is_more(records) or any(rental.is_open for rental in rentals)
     spent = None if is_live else total(*(one["micros"] for one in facts))
-    kept = None if cap is None or spent is None else left_of(cap, spent) >= 0
     unseen = ("unseen", "its own timer")
     is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
     by_bill = any(one["rate_micros_per_hour"] and one.get("end_is") == "the provider's bill" for one in facts)
@@ -354,6 +380,12 @@ def money_and_death(records: Sequence[Record]) -> Json:
     bills = [one.bill for one in owed if one.bill is not None and not one.facts.get("extras")]
     has_bill = bool(owed) and not is_live and len(bills) == len(owed)
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), _NONE)
+    if cap is None or spent is None or left_of(cap, spent) >= 0:
+        kept = None if cap is None or spent is None else True
+    elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # Any cost over it that was no bound had broken it.
+        kept = None if is_unseen else False
+    else:
+        kept = False if left_of(cap, total(*(rental.least for rental in rentals))) < 0 else None
     ends = [rental.end for rental in rentals if rental.end != "refused"]
     hidden = {"billable_s": None, "micros": None}
     return {
@@ -362,7 +394,7 @@ def money_and_death(records: Sequence[Record]) -> Json:
             "upper_bound_micros": spent,
             "is": "unknown" if is_live else figure if (opened.rules or 1) > 1 else "measured",
             "cap_micros": cap,
-            "cap_kept": (kept or None) if is_unseen else kept,
+            "cap_kept": kept,
             "billed_micros": sum(bills) if has_bill else None,
             "billed_is": "provider-reported" if has_bill else "unknown",
             "rentals": [rental.facts | (hidden if rental.is_open else {}) for rental in rentals],

@@ -25,7 +25,8 @@ Json = dict[str, Any]
 class Lines:
     """The sound lines of a journal from its beginning, and the sha256 of each.
 
-    `torn`: an unfinished last line; `hides_intent`: the rest, which does not hold, asked for a machine.
+    `torn`: an unfinished last line; `hides_intent`: the rest, which does not hold, asked for a machine. `is_linked`:
+    every whole line names the one before it, also where one of them does not hold.
     """
 
     records: tuple[Record, ...]
@@ -33,6 +34,7 @@ class Lines:
     problem: str | None
     torn: bool
     hides_intent: bool = False
+    is_linked: bool = True
 
 
 def journal_lines(path: Path) -> Lines:
@@ -43,7 +45,7 @@ def journal_lines(path: Path) -> Lines:
     try:
         raw, torn = _split(path)
     except OSError as error:
-        return Lines((), (), f"the journal cannot be read: {error.strerror}", torn=False)
+        return Lines((), (), f"the journal cannot be read: {error.strerror}", torn=False, is_linked=False)
     records: list[Record] = []
     digests: list[str] = []
     for number, line in enumerate(raw, start=1):
@@ -52,7 +54,7 @@ def journal_lines(path: Path) -> Lines:
         except Malformed as error:
             is_hidden = any(f'"{Event.CREATE_INTENDED}"'.encode() in rest for rest in raw[number - 1 :])
             problem = f"journal line {number} {error}"
-            return Lines(tuple(records), tuple(digests), problem, torn=False, hides_intent=is_hidden)
+            return Lines(tuple(records), tuple(digests), problem, False, is_hidden, _is_linked(raw))
         digests.append(hashlib.sha256(line).hexdigest())
     return Lines(tuple(records), tuple(digests), None, torn)
 
@@ -77,6 +79,13 @@ def _record_of(line: bytes, number: int, before: str) -> Record:
     if (record.event == Event.RUN_CLOSED or "seal" in record.data) and not _is_sealed(written):
         raise Malformed("does not match its own seal")
     return record
+
+
+def _is_linked(raw: list[bytes]) -> bool:
+    """Whether every line of a journal is JSON and names the digest of the one before it."""
+    befores = [GENESIS, *(hashlib.sha256(line).hexdigest() for line in raw)]
+    written = [_canonical_object(line) for line in raw]
+    return all(line is not None and line.get("prev") == one for line, one in zip(written, befores, strict=False))
 
 
 def _is_sealed(record: Json) -> bool:

@@ -20,7 +20,7 @@ from typing import Literal
 from gpurun.core.artifact_names import make_room_for_names
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, UsageError
-from gpurun.core.paths import RunFolder, fsync_folder, open_regular
+from gpurun.core.paths import RunFolder, fsync_file, fsync_folder, open_regular
 from gpurun.core.retry import Retry
 from gpurun.lifecycle.artifacts.downloader import Downloader, Tell, Waits
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
@@ -274,7 +274,7 @@ def _copy(source: Path, place: Path, file: ManifestFile, folder: Path) -> None:
                 digest.update(block)
                 out.write(block)
             out.flush()
-            os.fsync(out.fileno())
+            fsync_file(out.fileno())
         if digest.hexdigest() != file.sha256:
             raise _altered(source)
         os.replace(part, place)

@@ -14,7 +14,7 @@ from gpurun.core.records import Instance, InstanceState
 from gpurun.core.transfer_progress import moving
 from gpurun.jobs.survey import surveyed
 from gpurun.lifecycle.context import Context, Note
-from gpurun.providers.base import Unknown
+from gpurun.providers.base import Provider, ShowsQueue, Unknown
 from gpurun.remote.archive import Pack
 from gpurun.remote.interface import FarRefusal, MachineLost
 
@@ -46,7 +46,7 @@ class EarlyUpload:
             with moving(context.folder, context.clock, "ship", pack.survey.total_bytes) as tell:
 
                 def on_progress(there_bytes: int) -> None:
-                    tell(there_bytes)
+                    tell(there_bytes, look.words)
                     context.raise_if_stopped(self._state)
                     look.demand_queued()
 
@@ -68,8 +68,17 @@ class EarlyUpload:
             far.close()
 
 
+def queue_words(provider: Provider, instance: Instance) -> str:
+    """Return where an instance stands in its queue, for a person; "" where it waits in none. May raise `Unknown`."""
+    if not isinstance(provider, ShowsQueue) or instance.state is not InstanceState.PENDING:
+        return ""
+    return f"queued: {provider.queue_words(instance)}"
+
+
 class _Look:
-    """Reads the job's state now and then."""
+    """Reads the job's state now and then; `words` are where it stood in its queue then."""
+
+    words = ""
 
     def __init__(self, queued: Instance, context: Context) -> None:
         self._queued, self._provider, self._clock = queued, context.provider, context.clock
@@ -80,8 +89,10 @@ class _Look:
         if self._clock.monotonic() < self._due_mono:
             return
         try:
-            if self._provider.read(self._queued.id).state is not InstanceState.PENDING:
+            queued = self._provider.read(self._queued.id)
+            if queued.state is not InstanceState.PENDING:
                 raise _Begun
+            self.words = queue_words(self._provider, queued)
         except Unknown:
             pass  # A controller that is away says nothing.
         self._due_mono = self._clock.monotonic() + self._provider.traits.poll_s

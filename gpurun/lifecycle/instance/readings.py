@@ -55,9 +55,7 @@ class GoneRow:
     def take(self, state: InstanceState) -> None:
         """Take the next answer in; one that says nothing changes nothing."""
         now_mono = self.clock.monotonic()
-        if state is not InstanceState.UNKNOWN and (
-            state is not InstanceState.GONE or now_mono - self.last_mono > WATCHED_S
-        ):
+        if state is not InstanceState.UNKNOWN and (state is not InstanceState.GONE or self.seconds is None):
             self.since_mono = None
         if state is InstanceState.GONE:
             self.since_mono = now_mono if self.since_mono is None else self.since_mono
@@ -65,8 +63,10 @@ class GoneRow:
 
     @property
     def seconds(self) -> float | None:
-        """For how long the row has lasted; None where there is none."""
-        return None if self.since_mono is None else round(self.clock.monotonic() - self.since_mono, 3)
+        """For how long the row has lasted; None where there is none, or it is broken since it was last asked."""
+        now_mono = self.clock.monotonic()
+        is_on = self.since_mono is not None and now_mono - self.last_mono <= WATCHED_S
+        return round(now_mono - self.since_mono, 3) if is_on and self.since_mono is not None else None
 
     def notes(self, provider: Provider, identifier: str) -> Iterator[Note]:
         """The record of a row that stands, so that what the wait for the machine took is not taken for its life."""

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
+from typing import Any
 
-from gpurun.core.background_call import Begin, Inline
+from gpurun.core.background_call import Begin, Inline, Task
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.errors import MayBeBilling, SetupError, clauses
 from gpurun.core.journal_events import DeathRead, DestroyAsked, Incident, Json
@@ -80,11 +81,12 @@ def end(
             continue
         # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
         knocking = begin(knock) if len(readings) + 1 >= provider.traits.death_reads else None
-        reading = look(provider, identifier, token, round(clock.monotonic() - started, 3), row=asking.row)
+        looked_mono = clock.monotonic()  # A list may take long, and shows no later life than the reading before it.
+        reading = look(provider, identifier, token, round(looked_mono - started, 3), row=asking.row)
         if asking.may_be_hidden(elapsed, hidden_s) and reading.gone:
             continue
         if not reading.gone:
-            yield from asking.was_alive(reading, clock.monotonic(), len(readings))
+            yield from asking.was_alive(reading, looked_mono, len(readings))
             readings = []
             continue
         if knocking is not None and knocking.wait(KNOCK_S) and knocking.result():
@@ -183,8 +185,11 @@ class _Asking:
         self.attempt, self.asked_s = self.attempt + 1, elapsed
         answer = _ask(self.provider, self.identifier, self.token, self.begin, self.row)
         self.answer, found, self.trouble = answer.words, answer.found, answer.trouble
-        if found:
-            self.alive_mono = self.up_mono = now_mono
+        own = [one.state for one in found if one.id == (self.identifier or one.id)]
+        self.alive_mono = now_mono if own else self.alive_mono
+        # A list may lag behind, and show what was asked to end as running.
+        if {*own} - {InstanceState.STOPPING} and (self.attempt == 1 or not self.identifier):
+            self.up_mono = now_mono
         more = found[0 if self.identifier else 1 :]
         yield from map(incident, (one for one in more if one.id != self.identifier))
         self.was_seen = self.was_seen or bool(found)
@@ -233,14 +238,20 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: Gon
     """Request the end of the instance and of all that carries the token.
 
     The list is begun first, as it may show that the key sees the machine, but a list that hangs delays nothing: the
-    known one is read while that is waited for. Each is asked whatever became of the others. No answer is a reason to
-    stop asking: a revoked key may be restored.
+    known one is read while that, or the answer to the request, is waited for. Each is asked whatever became of the
+    others. No answer is a reason to stop asking: a revoked key may be restored.
     """
     asked, unclear, refused = list[str](), list[str](), dict[str, Exception]()
 
+    def waited(task: Task[Any]) -> Any:
+        while identifier and not task.wait(LOOK_EVERY_S):
+            with suppress(Exception):
+                row.read(provider, identifier)
+        return task.result()
+
     def ask(name: str) -> None:
         try:
-            provider.destroy(name)
+            waited(begin(partial(provider.destroy, name)))
             asked.append(name)
         except Exception as error:  # noqa: BLE001 - the others are asked all the same, and this one again.
             refused[name] = error
@@ -250,10 +261,7 @@ def _ask(provider: Provider, identifier: str, token: str, begin: Begin, row: Gon
     listing.wait(LIST_FIRST_S)
     if identifier:
         ask(identifier)
-    while identifier and not listing.wait(LOOK_EVERY_S):
-        with suppress(Exception):
-            row.read(provider, identifier)
-    found, trouble = listing.result()
+    found, trouble = waited(listing)
     unclear += trouble
     for name in sorted({one.id for one in found} - {identifier}):
         ask(name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from math import ceil, inf
 from typing import TypeVar
 
 from gpurun.core.clock import ticks
-from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.journal_events import CreateObserved, Incident, Json, ReadyObserved, SeenMachine
 from gpurun.core.journal_records import RunState
@@ -18,10 +19,10 @@ from gpurun.core.run_plan import Mode
 from gpurun.core.transfer_progress import Tell, moving
 from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
 from gpurun.lifecycle.instance.absence import Absence, next_offer
-from gpurun.lifecycle.instance.early_upload import EarlyUpload
+from gpurun.lifecycle.instance.early_upload import EarlyUpload, queue_words
 from gpurun.lifecycle.instance.readings import GoneRow, living
 from gpurun.lifecycle.instance.setup_script import set_up
-from gpurun.lifecycle.instance.verify_machine import (
+from gpurun.planning.verify_machine import (
     check_box,
     check_imports,
     check_made,
@@ -69,6 +70,8 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     if up is None:
         return
     instance, up_mono, (far, armed, facts) = up
+    if isinstance(context.provider, ExplainsJobs):
+        _keep_setup_log(context.provider, instance, context)
     if facts is None:
         took_s = set_up(far, state, context, to_set_up_s)
         again = yield from _answered(lambda far, _: _looked(far, state, context), state, context, 0.0)
@@ -79,7 +82,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     if missing is None:
         return
     network: Measured | None = None
-    if context.plan.offer.nodes > 1:
+    if context.plan.offer.nodes > 1 and facts.torch.found:  # Without torch a command may do; nothing is measured.
         joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
         if joined is None:
             return
@@ -101,6 +104,13 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     yield from _judged(facts, missing[2], context)
     if network is not None:
         check_nodes(network, facts, context.plan.offer, context.plan.choices)
+
+
+def _keep_setup_log(provider: ExplainsJobs, instance: Instance, context: Context) -> None:
+    """Keep what the job's own set-up has said; that it cannot be had ends nothing that is paid for."""
+    with suppress(Unknown, OSError, GpurunError):
+        if words := provider.setup_log(instance):
+            context.folder.table_setup_log.write_bytes(words)
 
 
 def _looked(far: FarSide, state: RunState, context: Context) -> Facts:
@@ -164,23 +174,27 @@ def _once_it_answers(
     """See `_answered`."""
     born, absence = instance_of(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
-    row = GoneRow(context.clock)
+    row, stopped_mono = GoneRow(context.clock), inf
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
     traits = context.provider.traits
     for waited_s in ticks(context.clock, traits.poll_s, max(0.0, patience_s) + traits.settle_s):
         up_s = context.clock.monotonic() - up_mono if up_mono is not None else 0.0
         is_doubted = absence.since_mono is not None  # As gone: until that is believed, or it shows itself again.
         is_late = waited_s > max(0.0, patience_s) or not _is_worth_waiting(instance, waited_s, context)
-        if (is_late and not is_doubted) or up_s > boot_s:
+        is_stopped = context.clock.monotonic() - stopped_mono >= traits.settle_s  # Taken back, or never begun.
+        if (is_late and not is_doubted) or up_s > boot_s or is_stopped:
             break
         context.raise_if_stopped(state)
         try:
             instance = row.read(context.provider, born.id)
+            is_down = instance.state is InstanceState.STOPPED and not context.plan.lease.queue_s
+            stopped_mono = min(stopped_mono, context.clock.monotonic()) if is_down else inf
             if is_told_otherwise(instance, born, context.plan):
                 # On record first: the receipt counts what was told, and the next look at the journal refuses it.
                 yield CreateObserved(token=state.token, instance=SeenMachine.of(instance), adopted=False)
                 return None
             if isinstance(context.provider, ExplainsJobs) and (why := context.provider.never_runs(instance)):
+                _keep_setup_log(context.provider, instance, context)
                 raise why
             if early is not None:
                 yield from early.send(instance)
@@ -191,7 +205,8 @@ def _once_it_answers(
             if is_up and not extras:
                 up_mono = up_mono or context.clock.monotonic()
                 return instance, up_mono, ask(context.reach(by_our_clock(instance, state)), instance)
-            said = f"{context.provider.name} says {instance.said or instance.state}"
+            said = queue_words(context.provider, instance)
+            said = said or f"{context.provider.name} says {instance.said or instance.state}"
             last = f"{len(extras)} more carry its token" if extras else said
             if not context.plan.lease.queue_s and absence.is_believed(instance, state, context):
                 yield from row.notes(context.provider, born.id)

@@ -26,8 +26,8 @@ from gpurun.ledger.spending import spending
 from gpurun.lifecycle.context import Context, Note, pays_for_another
 from gpurun.lifecycle.instance.readings import living
 from gpurun.lifecycle.instance.terminate import check_account, once
-from gpurun.lifecycle.instance.verify_machine import check_price
 from gpurun.planning.budget import beside_rate, disk_gb_on
+from gpurun.planning.verify_machine import check_price
 from gpurun.providers.base import (
     Guarded,
     HasAccounts,

@@ -9,12 +9,16 @@ from math import inf
 
 from gpurun.core.machine_token import Token, parse
 from gpurun.core.records import InstanceState
-from gpurun.core.untrusted import safe_line
+from gpurun.core.untrusted import safe_line, safe_text
 
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 """Number, state, submitted, used, ends, reason, name, and last the comment, which may have any character."""
 SINFO = "%P|%a|%l|%t|%D|%G"
 """Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
+
+STARTS = re.compile(r"Job \d+ to start at (\d{9,}) ")
+"""What `sbatch --test-only` says of a job that it would take, under SLURM_TIME_FORMAT=%s."""
+MOST_DIGITS = 10  # A job that no end of others would let start is told a year beyond 6000.
 
 MOST_SAID = 300  # The sentence about an account names all that the partition admits.
 
@@ -43,6 +47,7 @@ _QOS = (
 _TIME = "Ask for less time (--hours, --max-gpu-hours), or name another partition or QOS in {table} of config.toml."
 _SIZE = "Ask for fewer nodes or cards (--gpu), or name another partition or QOS in {table} of config.toml."
 _PARTITION = "Name another partition in {table} of config.toml (partition = …); `sinfo -s` lists them."
+_GRES_KEY = "Write what the nodes call their GPUs in {table} of config.toml (gres = …); `sinfo -o %G` lists it."
 _POLICY = (
     "A limit of your account or QOS: ask for less (--hours, --gpu), or name another one in {table} of config.toml."
 )
@@ -56,7 +61,8 @@ _NOT_ADMITTED = {
 _REFUSED = {
     r"invalid account": _ACCOUNT,
     r"invalid qos": _QOS,
-    r"time limit": _TIME,
+    r"requested time limit": _TIME,
+    r"generic resource|gres": _GRES_KEY,
     r"node configuration|node count|memory specification": _SIZE,
     r"accounting/qos policy": _POLICY,
     r"partition": _PARTITION,
@@ -67,6 +73,7 @@ _HOPELESS = re.compile(
     r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|DependencyNeverSatisfied",
     re.IGNORECASE,
 )
+_FRAME = re.compile(r"^(?:sbatch: error: |Batch job submission failed: |allocation failure: )+")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 _OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
@@ -95,7 +102,7 @@ class Partition:
     """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
 
     That is for how long Slurm lets a job run on whose time is over, beside what killing it takes. `tracker` is how it
-    finds the processes that a job has started.
+    finds the processes that a job has started. `idle` nodes have nothing to do.
     """
 
     name: str
@@ -103,6 +110,9 @@ class Partition:
     nodes: tuple[tuple[int, int], ...]
     over_s: float = 0.0
     tracker: str = ""
+    idle: int = 0
+    is_up: bool = True
+    is_default: bool = False
 
     @property
     def most_gpus(self) -> int:
@@ -125,9 +135,17 @@ def cure_of(said: str) -> str:
     return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
 
 
-def cure_of_refusal(words: str) -> str:
-    """Return what to do about a job that sbatch refuses, as `cure_of` has it; "" where its words name nothing known."""
-    return next((cure for form, cure in _REFUSED.items() if re.search(form, words, re.IGNORECASE)), "")
+def refusal_in(stderr: str) -> tuple[str, str]:
+    """Return why sbatch refuses a job, and what to do about it as `cure_of` has it; "" where its words are not known.
+
+    A limit has two lines: the code of the limit, and a sentence for all limits.
+    """
+    lines = [_FRAME.sub("", line) for line in safe_text(stderr, most_lines=100) if line.strip()]
+    for code in lines:
+        if cure := cure_of(code):
+            return (lines[-1] if code == lines[-1] else f"{lines[-1]}: {code}"), cure
+    words = lines[-1] if lines else ""
+    return words, next((cure for form, cure in _REFUSED.items() if re.search(form, words, re.IGNORECASE)), "")
 
 
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
@@ -179,20 +197,37 @@ def span_s(text: str) -> float:
 
 
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
-    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there.
+    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there, or not up."""
+    found = partitions_in(sinfo, gres)
+    return next((part for part in found if part.is_up and (part.name == name if name else part.is_default)), None)
+
+
+def partitions_in(sinfo: str, gres: str) -> list[Partition]:
+    """Every partition in what sinfo prints by SINFO, in its order.
 
     Of the cluster's own settings, which may follow, two are read. A node that is away does not count; `gres` is the
     request for one GPU of those that do.
     """
-    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
-    ours = [row for row in rows if (row[0].rstrip("*") == name if name else row[0].endswith("*")) and row[1] == "up"]
-    if not ours:
-        return None
-    nodes = tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY))
     over = _OVER.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
     tracker = found[1] if (found := _TRACKER.search(sinfo)) else ""
-    return Partition(ours[0][0].rstrip("*"), max(span_s(row[2]) for row in ours), nodes, over_s, tracker)
+    rows = [fields for line in sinfo.splitlines() if len(fields := line.split("|", 5)) == 6 and fields[4].isdigit()]
+    parts = list[Partition]()
+    for marked in dict.fromkeys(row[0] for row in rows):
+        ours = [row for row in rows if row[0] == marked]
+        parts.append(
+            Partition(
+                name=marked.rstrip("*"),
+                longest_s=max(span_s(row[2]) for row in ours),
+                nodes=tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY)),
+                over_s=over_s,
+                tracker=tracker,
+                idle=sum(int(row[4]) for row in ours if row[3].startswith("idle")),
+                is_up=all(row[1] == "up" for row in ours),
+                is_default=marked.endswith("*"),
+            )
+        )
+    return parts
 
 
 def _gpus(told: str, gres: str) -> int:

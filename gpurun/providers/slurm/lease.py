@@ -13,6 +13,7 @@ from gpurun.providers.slurm.jobs import Partition
 
 QUEUE_S = 24 * SECONDS_PER_HOUR
 """So long a job may wait to begin where nobody says it with --queue."""
+LEAST_BOOT_S, LEAST_COLLECT_S, LEAST_DESTROY_S = 60, 60, 30
 _SURE = ("", "proctrack/cgroup")
 
 
@@ -25,14 +26,31 @@ def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, 
     cap_s = inf if choices.max_gpu_hours is None else choices.max_gpu_hours * SECONDS_PER_HOUR / _gpus(offer)
     if cap is not None:
         cap_s = min(cap_s, seconds_within(cap, offer.rate_micros_per_hour))
-    most_s = min(cap_s - lease.kill_allowance_s, part.longest_s)
+    limit_s = min(part.longest_s, choices.limit_s or inf)
+    most_s = min(cap_s - lease.kill_allowance_s, limit_s)
+    lease = _in_short(lease, most_s)
     over_s = ceil(max(0.0, lease.total_s - most_s))
     if over_s >= lease.train_s:
-        which = "The cap" if cap_s < part.longest_s else f"The limit of partition {part.name}"
+        which = "--time" if limit_s < part.longest_s else f"The limit of partition {part.name}"
+        which = "The cap" if cap_s < limit_s else which
         what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and all but training takes "
         what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
-        raise NoOffer("slurm.no_time", what, hint="Raise the cap, or name another partition in config.toml.")
+        raise NoOffer("slurm.no_time", what, hint="Raise it, or name another partition: --partition.")
     return lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": choices.queue_s or QUEUE_S})
+
+
+def _in_short(lease: Lease, most_s: float) -> Lease:
+    """Return a lease whose begin and end take no more than a part of a short time.
+
+    They take seconds as a rule, and what is not home when the job is over is brought from its folder afterwards.
+    """
+    tenth_s = ceil(min(most_s, lease.total_s) / 10)
+    update = {
+        "boot_s": min(lease.boot_s, max(LEAST_BOOT_S, tenth_s)),
+        "collect_s": min(lease.collect_s, max(LEAST_COLLECT_S, 2 * tenth_s)),
+        "destroy_s": min(lease.destroy_s, max(LEAST_DESTROY_S, tenth_s)),
+    }
+    return lease.model_copy(update=update)
 
 
 def gpu_hours(lease: Lease, offer: Offer) -> float:

@@ -4,11 +4,14 @@
 # While nothing trains it ends by itself once nobody has called for a while: no node is held for a lost laptop, and what
 # was trained lies in FOLDER.
 # It has the first line `#!/bin/bash -l` on a cluster with a bash: `module` and conda are functions of a login shell.
-# With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads.
+# With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads; with
+# "each" the command may be any, is told of a stop by a signal on all nodes, and finds MASTER_ADDR and NODE_RANK as well.
 # usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP
 #        pilot.sh nodes PYTHON WORDS
+#        pilot.sh each PYTHON COMMAND
 umask 077
-if [ "$1" = nodes ]; then
+if [ "$1" = nodes ] || [ "$1" = each ]; then
+    kind=$1
     shift
     . "$(dirname -- "$0")/job.env"
     free='import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'
@@ -17,9 +20,25 @@ if [ "$1" = nodes ]; then
     [ -n "${SLURM_CPUS_PER_TASK:-}" ] || unset SRUN_CPUS_PER_TASK
     each="srun --export=ALL --mpi=none --nodes=$PET_NNODES --ntasks=$PET_NNODES --ntasks-per-node=1"
     # shellcheck disable=SC2016
-    $each --kill-on-bad-exit=1 --wait=0 sh -c \
-        'export PET_NODE_RANK="$SLURM_NODEID" PET_MASTER_ADDR="$SLURM_LAUNCH_NODE_IPADDR"; exec "$@"' sh "$@"
-    code=$? left=60
+    begin='export PET_NODE_RANK="$SLURM_NODEID" PET_MASTER_ADDR="$SLURM_LAUNCH_NODE_IPADDR"; exec "$@"'
+    if [ "$kind" = nodes ]; then
+        $each --kill-on-bad-exit=1 --wait=0 sh -c "$begin" sh "$@"
+        code=$?
+    else
+        shift
+        # shellcheck disable=SC2016
+        begin='export MASTER_ADDR="$SLURM_LAUNCH_NODE_IPADDR" MASTER_PORT="$PET_MASTER_PORT" NODE_RANK="$SLURM_NODEID"
+            '"$begin"
+        # In a session of its own: asked to end itself, srun would kill at once what may have something to save.
+        setsid $each --kill-on-bad-exit=1 --wait=0 sh -c "$begin" sh "$@" &
+        srun=$!
+        for name in TERM INT HUP QUIT USR1 USR2; do
+            # shellcheck disable=SC2064
+            trap "scancel --signal=$name $SLURM_JOB_ID" "$name"
+        done
+        while wait "$srun"; code=$?; kill -0 "$srun" 2>/dev/null; do :; done
+    fi
+    left=60
     # A node that is dead ends the job, once Slurm has noticed: until then this is not told as the command's own end.
     until [ "$code" -eq 0 ] || timeout 30 $each true || [ "$left" -le 0 ]; do
         left=$((left - 1))
@@ -33,7 +52,7 @@ mkdir begun || exit 1
 idle=0 most=$2
 # A set-up that fails ends the job, and `setup.failed` has its exit code: what would run then would run without it.
 trap 'echo "$?" >setup.failed' EXIT
-eval "$3" >setup.log 2>&1 || exit
+eval "$3" >setup-table.log 2>&1 || exit
 trap - EXIT
 # The agent passes none of these on to what it starts. A bash writes `declare -x` for `export`.
 export -p | sed 's/^declare -x /export /' | grep -E '^export (SLURM|NCCL|GLOO)' >job.env
@@ -46,6 +65,8 @@ one() {
 while [ -d calls ]; do
     for go in calls/*.go; do
         run="${go%.go}.run"
+        # What has ended well is asked to leave, not cancelled: so accounting has it as completed.
+        if [ "$go" = calls/leave.go ] && mv -- "$go" "$run"; then exit 0; fi
         if [ -d "$go" ] && mv -- "$go" "$run"; then
             one "$run" &
         fi

@@ -7,12 +7,13 @@ twice; `--time` ends a job whose supervisor is lost, and `--deadline` one that n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from gpurun.core.clock import Clock
+from gpurun.core.clock import Clock, local_minute
 from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
@@ -23,15 +24,18 @@ from gpurun.core.untrusted import last_words, safe_line, safe_text
 from gpurun.providers.base import EndsBy, NoCapacity, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm.jobs import (
+    MOST_DIGITS,
     SINFO,
     SQUEUE,
+    STARTS,
     Job,
     Partition,
     comment_of,
     cure_of,
-    cure_of_refusal,
     jobs_in,
     partition_in,
+    partitions_in,
+    refusal_in,
 )
 
 PILOT = Path(__file__).with_name("pilot.sh")
@@ -52,11 +56,58 @@ _CREATE = (
     f'&& {{ [ ! -x {BASH} ] || echo "#!{BASH} -l"; cat; }} >"$2/pilot.sh" || exit {NO_FOLDER}; '
     f'shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
-_SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup.log'
+# $1 the workdir, $2 the Python, $3 the set-up, then modules. Prints how set-up and Python ended and whether the Python
+# lies on the workdir's disk, then words. A set-up may `exit`: so the trap.
+_LOOK_THERE = r"""
+cd / || exit
+first() { there=$1; until [ -e "$there" ]; do there=$(dirname -- "$there"); done; }
+first "$1"
+[ -d "$there" ] && [ -w "$there" ] || { echo "look: shut - -"; exit; }
+log=$(mktemp) || exit
+trap 'echo "look: $? - -"; tail -c 2000 "$log"; rm -f "$log"; exit 0' EXIT
+eval "$3" >"$log" 2>&1 </dev/null || exit
+trap 'rm -f "$log"' EXIT
+disk() { first "$1"; stat -Lc %d -- "$there"; }
+shared=other
+case $2 in /*) [ -L "$2" ] && ! [ -e "$2" ] || [ "$(disk "$2")" != "$(disk "$1")" ] || shared=shared;; esac
+python=$2
+shift 3
+"$python" -c 'import sys
+if sys.version_info < (3, 8): sys.exit(3)
+from importlib.util import find_spec
+lacks = [name for name in sys.argv[1:] if find_spec(name) is None]
+print("\n".join(lacks))
+sys.exit(bool(lacks))' "$@" >"$log" 2>/dev/null
+echo "look: 0 $? $shared"; cat "$log"
+"""
+_LOOK = f'shell="sh -c"; [ ! -x {BASH} ] || shell="{BASH} -lc"; exec timeout -k 5 60 $shell "$LOOK" "$0" "$@"'
+_LOOKED = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
+# Of all that waits in the job's partition, the job's own line and how many there are; the order is the scheduler's.
+_PLACE = (
+    'export SLURM_TIME_FORMAT=%s; p=$(squeue -h -j "$1" -o %P) && [ -n "$p" ] && '
+    "squeue -h -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
+    'awk -F\'|\' -v job="$1" \'$1 == job { print NR "|" $2 "|" $3 } END { print NR }\''
+)
+_SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
+_SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
 _FINISHED = "out/MANIFEST.json"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
+# $1 a run's folder, whose pilot is asked once to end the job by itself, if what it ran has ended well; 0 where it does.
+_LEAVE = r"""
+cd -- "$1/calls" 2>/dev/null && [ ! -e leave.run ] && grep -q '"exit_code": 0[,}]' ../agent/exit.json 2>/dev/null &&
+    mkdir leave.go || exit 1
+left=50
+until ls | grep -qxF leave.run; do
+    left=$((left - 1))
+    [ "$left" -gt 0 ] || exit 1
+    sleep 0.1
+done
+"""
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +116,14 @@ class Site:
 
     cluster: Cluster
     login: LoginNode
+
+
+@dataclass(frozen=True)
+class Start:
+    """When Slurm would start a job, by its own reckoning; None where it does not tell, with what it said instead."""
+
+    wall: float | None
+    words: str = ""
 
 
 class SlurmProvider:
@@ -81,10 +140,13 @@ class SlurmProvider:
         ends_by=EndsBy.PROVIDER,
     )
 
-    def __init__(self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None) -> None:
+    def __init__(
+        self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None, *, faults: Sequence[str] = ()
+    ) -> None:
+        """`faults` are the tables of further clusters that cannot be read, so that those are not asked."""
         self._sites: Mapping[str, Site] = {site.cluster.name: site for site in sites}
         self._first = next(iter(self._sites.values()))
-        self._clock = clock
+        self._clock, self._faults = clock, tuple(faults)
         self.traits = traits or self.traits
 
     def verify(self) -> Account:
@@ -110,12 +172,18 @@ class SlurmProvider:
     def partition(self) -> Partition:
         """The partition that new jobs go to; NoCapacity where there is none that is up."""
         cluster = self._first.cluster
-        said = self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
-        found = partition_in(said, cluster.partition, cluster.gres)
+        found = partition_in(self._sinfo(), cluster.partition, cluster.gres)
         if found is None:
             which = f"partition {cluster.partition!r}" if cluster.partition else "default partition"
             raise NoCapacity(f"{cluster.name} has no {which} that is up")
         return found
+
+    def partitions(self) -> list[Partition]:
+        """Every partition of the cluster that takes new jobs."""
+        return partitions_in(self._sinfo(), self._first.cluster.gres)
+
+    def _sinfo(self) -> str:
+        return self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
         """A job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price for them.
@@ -168,32 +236,25 @@ class SlurmProvider:
             return self.read(f"{site.cluster.name}/{number}")
         words = last_words(said.stderr.encode()) or f"sbatch ended with {said.exit_code}"
         if said.exit_code == NO_FOLDER:
-            raise Rejected(f"{site.cluster.workdir} on {site.cluster.name} takes no folder: {words}")
+            raise RejectedFor(_no_folder(site.cluster, words))
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
-            if not (cure := cure_of_refusal(words)):
+            refusal, cure = refusal_in(said.stderr)
+            if not cure:
                 raise Rejected(words, of_offer=True)
             hint = cure.format(table=f"[slurm.{site.cluster.name}]")
-            error = NoOffer("slurm.refused", f"Slurm on {site.cluster.name} refused the job: {words}.", hint=hint)
+            error = NoOffer("slurm.refused", f"Slurm on {site.cluster.name} refused the job: {refusal}.", hint=hint)
             raise RejectedFor(error, of_offer=True)
         raise Unknown(words)
 
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
-        """Those of sbatch; where one is told twice the later counts, so the user's own come first."""
-        cluster = self._first.cluster
-        offer, gpus = order.offer, order.offer.gpus_per_node
-        named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+        """Those of sbatch for a run."""
         waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
         return [
-            *cluster.extra,
-            *(f"--{key}={value}" for key, value in named.items() if value),
-            *([f"--gres={cluster.gres}:{gpus}"] if gpus else []),
+            *self._wanted(order.offer, minutes),
             "--parsable",
             f"--job-name={order.token}",
-            f"--comment={comment_of(order.run, order.deadline_wall, offer.gpu_count)}",
-            f"--nodes={offer.nodes}",
-            "--ntasks-per-node=1",
-            f"--time={minutes}",
+            f"--comment={comment_of(order.run, order.deadline_wall, order.offer.gpu_count)}",
             f"--deadline=now+{waits_s}seconds",
             "--dependency=singleton",
             "--no-requeue",
@@ -202,20 +263,91 @@ class SlurmProvider:
             f"--output={folder}/job.log",
         ]
 
+    def _wanted(self, offer: Offer, minutes: int) -> list[str]:
+        """What a job asks the cluster for; the user's own options come first, as the later of two counts."""
+        cluster, gpus = self._first.cluster, offer.gpus_per_node
+        named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
+        return [
+            *cluster.extra,
+            *(f"--{key}={value}" for key, value in named.items() if value),
+            *([f"--gres={cluster.gres}:{gpus}"] if gpus else []),
+            f"--nodes={offer.nodes}",
+            "--ntasks-per-node=1",
+            f"--time={minutes}",
+        ]
+
+    def start_of(self, offer: Offer, lease_s: int) -> Start:
+        """Return when Slurm would start such a job as its queue is now; nothing is submitted.
+
+        NoOffer where it would refuse the job, with what to change.
+        """
+        site = self._first
+        wanted = self._wanted(offer, max(1, lease_s // 60))
+        said = self._ask(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *wanted], b"#!/bin/sh\n")
+        if found := STARTS.search(said.stderr):
+            is_some_day = len(found[1]) <= MOST_DIGITS
+            return Start(float(found[1])) if is_some_day else Start(None, "as its queue is now, that is never")
+        words, cure = refusal_in(said.stderr)
+        if said.exit_code and cure:
+            what = f"Slurm on {site.cluster.name} would refuse the job: {words}."
+            raise NoOffer("slurm.refused", what, hint=cure.format(table=f"[slurm.{site.cluster.name}]"))
+        return Start(None, words)
+
+    def look_at_login(self, modules: Sequence[str]) -> list[str]:
+        """Return what a job's set-up and Python lack on the login node, for warnings: the nodes may be others.
+
+        SetupError for a Python that is not on the disk that they share, or has no such modules there.
+        """
+        cluster = self._first.cluster
+        about = [cluster.workdir, cluster.python, cluster.setup or ":", *modules]
+        said = self._ask(self._first, ["env", f"LOOK={_LOOK_THERE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOKED.search(said.stdout)
+        setup, python, disk, words = found.groups() if found else ("", "", "", "")
+        if setup == "shut":
+            raise _no_folder(cluster)
+        lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
+        where = f"on the login node of {cluster.name}"
+        if not python.isdigit():
+            ended = f"ended with {setup}" if setup else "did not end within a minute"
+            last = f", with the words: {lines[-1]}" if lines else ""
+            return [f"the `setup` {ended} {where}, and the job will fail where the nodes are like it{last}."]
+        if python == "0":
+            return []
+        lack = {"3": "is older than 3.8", "1": f"has no {', '.join(lines)}"}.get(python, "does not run")
+        if disk == "shared":
+            hint = f"Name the Python that has torch in [slurm.{cluster.name}] of config.toml (python = …)."
+            what = f"{cluster.python} {lack}, {where}, which shares that disk with the nodes."
+            raise SetupError("slurm.python", what, hint=hint)
+        return [f"{cluster.python} {lack}, {where}; whether it does on the nodes is not known."]
+
     def find(self, token: str | None) -> list[Instance]:
         """The user's own jobs that carry the token, in every cluster, oldest first."""
-        found, silent = list[Instance](), list[str]()
         named = [f"--name={token}"] if token else []
+
+        def jobs(site: Site) -> list[Instance]:
+            listed = jobs_in(self._told(site, [*_QUEUE, *named]))
+            return [self._instance(site, job) for job in listed if token in (None, job.token.text)]
+
+        found, silent = self._of_all(jobs)
+        found.sort(key=lambda one: (one.created_wall or 0.0, one.id))
+        if silent or self._faults:
+            words = "; ".join([*silent.values(), *self._faults])
+            raise Unknown(words, tuple(found), regions=frozenset(silent) | ({""} if self._faults else set()))
+        return found
+
+    def _of_all(self, listed: Callable[[Site], list[T]]) -> tuple[list[T], dict[str, str]]:
+        """What the clusters have that answer, and by its name why each of the others does not."""
+        found, silent = list[T](), dict[str, str]()
         for site in self._sites.values():
             try:
-                jobs = jobs_in(self._told(site, [*_QUEUE, *named]))
-                found += [self._instance(site, job) for job in jobs if token in (None, job.token.text)]
+                found += listed(site)
             except Unknown as error:
-                silent.append(str(error))
-        found.sort(key=lambda one: (one.created_wall or 0.0, one.id))
-        if silent:
-            raise Unknown("; ".join(silent), tuple(found))
-        return found
+                silent[site.cluster.name] = str(error)
+            except GpurunError as error:  # Such as a host key that changed: it says nothing of the other clusters.
+                if len(self._sites) == 1 and not self._faults:
+                    raise
+                silent[site.cluster.name] = error.what
+        return found, silent
 
     def read(self, instance_id: str) -> Instance:
         """One job as squeue tells it; GONE where the controller knows no such job of gpurun's."""
@@ -230,12 +362,18 @@ class SlurmProvider:
         return self._instance(site, job)
 
     def destroy(self, instance_id: str) -> None:
-        """Cancel the job by number and name: a number that Slurm has given to another job ends nothing."""
+        """End the job by number and name: a number that Slurm has given to another job ends nothing.
+
+        One whose work has ended well is asked to leave first; at the next request it is cancelled as any other.
+        """
         known = self.read(instance_id)
         site, number = self._place(instance_id)
         if known.state is InstanceState.GONE:
             return
         crashpoint("before slurm.destroy")
+        is_up = known.state is InstanceState.RUNNING and parse(known.token) is not None
+        if is_up and self._ask(site, ["sh", "-c", _LEAVE, "gpurun", _folder(site, known.token)]).exit_code == 0:
+            return
         said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number])
         crashpoint("after slurm.destroy")
         if said.exit_code and "invalid job id" not in said.stderr.lower():  # That is one which has just ended.
@@ -243,23 +381,27 @@ class SlurmProvider:
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """The folders of runs that lie in the shared workdir."""
-        found = []
-        for site in self._sites.values():
+
+        def folders(site: Site) -> list[Leftover]:
             names = self._told(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
-            for one in filter(None, map(parse, names)):
-                if token in (None, one.text):
-                    found.append(
-                        Leftover(
-                            provider=self.name,
-                            kind="folder",
-                            id=f"{site.cluster.name}:{_folder(site, one.text)}",
-                            run=one.run,
-                            token=one.text,
-                            holds=f"{one.text}/{_FINISHED}" in names,
-                            region=site.cluster.name,
-                            deadline_wall=one.deadline_wall,
-                        )
-                    )
+            return [
+                Leftover(
+                    provider=self.name,
+                    kind="folder",
+                    id=f"{site.cluster.name}:{_folder(site, one.text)}",
+                    run=one.run,
+                    token=one.text,
+                    holds=f"{one.text}/{_FINISHED}" in names,
+                    region=site.cluster.name,
+                    deadline_wall=one.deadline_wall,
+                )
+                for one in filter(None, map(parse, names))
+                if token in (None, one.text)
+            ]
+
+        found, silent = self._of_all(folders)
+        if silent:
+            raise Unknown("; ".join(silent.values()), left=tuple(found), regions=frozenset(silent))
         return found
 
     def remove(self, leftover: Leftover) -> None:
@@ -304,6 +446,18 @@ class SlurmProvider:
             ran_s=job.used_s if job.state is InstanceState.GONE else None,
         )
 
+    def queue_words(self, instance: Instance) -> str:
+        """Return why a job waits, its place in its partition and when Slurm expects to start it, as it says it now."""
+        site, number = self._place(instance.id)
+        words = [instance.said.removeprefix("PENDING: ")]
+        own, _, waiting = self._told(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
+        place, start, partition = (*own.split("|"), "", "", "")[:3]
+        if place.isdigit() and waiting.isdigit():
+            words.append(f"place {place} of {waiting} in {safe_line(partition)}")
+        if start.isdigit():
+            words.append(f"start expected {local_minute(float(start), now=self._clock.wall())}")
+        return " · ".join(words)
+
     def never_runs(self, instance: Instance) -> GpurunError | None:
         """Return why a job will never do its work: Slurm does not admit it, or the table's set-up failed."""
         site, _ = self._place(instance.id)
@@ -325,6 +479,13 @@ class SlurmProvider:
         hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
         return SetupError("setup.failed", what, hint=hint)
 
+    def setup_log(self, instance: Instance) -> bytes:
+        """Return what the table's `setup` has said in the job, or the end of that."""
+        site, _ = self._place(instance.id)
+        if not site.cluster.setup or parse(instance.token) is None:
+            return b""
+        return self._told(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
+
     def _told(self, site: Site, argv: Sequence[str]) -> str:
         """What a command prints that ends well; else `Unknown`."""
         said = self._ask(site, argv)
@@ -342,6 +503,13 @@ class SlurmProvider:
             hint = "Name its login node in config.toml; sbatch and squeue must be in the PATH of a plain ssh command."
             raise SetupError("slurm.not_there", what, hint=hint)
         return said
+
+
+def _no_folder(cluster: Cluster, words: str = "") -> SetupError:
+    """Return the error of a workdir in which no folder can be made."""
+    what = f"You cannot write to {cluster.workdir} on {cluster.name}" + (f": {words}." if words else ".")
+    hint = f"Name a folder of yours that login and compute nodes share: workdir = … in [slurm.{cluster.name}]."
+    return SetupError("slurm.workdir", what, hint=hint)
 
 
 def _folder(site: Site, token: str) -> str:

@@ -24,9 +24,13 @@ from gpurun.core.untrusted import Malformed, parse_object, plain_line
 from gpurun.ledger.signing import PUBLIC_NAME
 
 VERSION = 1
-INDEX, KEY, RECEIPT, JOURNAL, PLAN, LOG, EVENTS = (
-    "card.json", "key.pub", "receipt.json", "journal.jsonl", "plan.json", "run.log", "events.jsonl",
-)  # fmt: skip
+INDEX = "card.json"
+KEY = "key.pub"
+RECEIPT = "receipt.json"
+JOURNAL = "journal.jsonl"
+PLAN = "plan.json"
+LOG = "run.log"
+EVENTS = "events.jsonl"
 _SMALL = {INDEX: 1 << 20, KEY: 1 << 14, RECEIPT: 4 << 20, PLAN: 4 << 20, "card.md": 1 << 20, "card.html": 2 << 20}
 _LARGE = {JOURNAL: 16 << 20, LOG: 16 << 20, EVENTS: 32 << 20}
 _CHECKPOINT = re.compile(r"checkpoints/\d{6}\.(model\.safetensors|optim\.safetensors|state\.json)")

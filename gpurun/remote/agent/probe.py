@@ -18,7 +18,7 @@ from gpurun.remote.agent.gpu_use import SILENT, figure, query, smi_answer
 from gpurun.remote.agent.job_state import clocks_now, heard
 from gpurun.remote.agent.login_environment import learn, remembered
 from gpurun.remote.agent.processes import environment
-from gpurun.remote.agent.system import at, read, write
+from gpurun.remote.agent.system import at, cores, read, write
 from gpurun.remote.agent.torch_look import Looks, clip
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def hello(root: str, options: Json) -> Answer:
         "v": 1,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpus": os.cpu_count(),
+        "cpus": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "disk_free_bytes": shutil.disk_usage(root).free,
         "shm_bytes": shutil.disk_usage(SHM).total if os.path.isdir(SHM) else None,

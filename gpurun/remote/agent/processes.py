@@ -20,6 +20,8 @@ FAMILIES = (
     r"|CURL_CA_BUNDLE|\w+_proxy|\w+_PROXY"
 )
 """What a machine's owner sets for programs like the job: its network, its caches, its way out."""
+OF_A_SET_UP = r"PYTHONPATH|VIRTUAL_ENV|CONDA_\w+"
+"""What `module load` and `conda activate` set for a Python: passed on where the set-up of a cluster's job made it."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASS|CREDENTIAL|APIKEY|(^|_)(KEY|AUTH|USERNAME)($|_)).*"
 WITH_USER = r"(^|//|[\s,;])[^/\s,;]+@"
 """In a value: the user of a URL, and perhaps a password."""
@@ -107,7 +109,9 @@ def environment(**extra: str) -> Dict[str, str]:
 
 def may_pass(name: str, value: str) -> bool:
     """Whether a variable is passed on unasked: by its name, and with nothing in it that looks like a key."""
-    return bool(re.fullmatch(PASSED_ON, name)) or (bool(re.fullmatch(FAMILIES, name)) and not looks_secret(name, value))
+    is_set_up = bool(os.environ.get("SLURM_JOB_ID")) and bool(re.fullmatch(OF_A_SET_UP, name))
+    is_known = is_set_up or bool(re.fullmatch(FAMILIES, name))
+    return bool(re.fullmatch(PASSED_ON, name)) or (is_known and not looks_secret(name, value))
 
 
 def looks_secret(name: str, value: str) -> bool:

@@ -44,6 +44,16 @@ def boot_id() -> str:
         return ""
 
 
+def cores() -> int:
+    """Return how many cores this process may use: a job of a cluster has some of its node's, whatever pins it there."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        told = os.environ.get(name, "")
+        if told.isdigit() and int(told):
+            return min(count, int(told))
+    return count
+
+
 def at(root: str, *names: str) -> str:
     """A path below the run folder."""
     return os.path.join(root, *names)

@@ -12,7 +12,7 @@ from gpurun.remote.agent.end_early import ended
 from gpurun.remote.agent.gpu_use import GpuUse
 from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
-from gpurun.remote.agent.login_environment import chosen
+from gpurun.remote.agent.login_environment import chosen, remembered
 from gpurun.remote.agent.memory_limits import oom_kills, room
 from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
@@ -97,7 +97,8 @@ class Keeper:
         """Start the trainer in a session of its own."""
         import subprocess
 
-        known = dict(chosen(self.job.get("pass_env") or [], os.environ), PYTHONUNBUFFERED="1")
+        known = dict(remembered(self.root), PYTHONUNBUFFERED="1")
+        known.update(chosen(self.job.get("pass_env") or [], os.environ))
         known.update(self.job["env"], **take_secrets(self.root))
         with open(at(self.root, "out", "trainer.log"), "ab") as log:
             self.child = subprocess.Popen(
@@ -205,7 +206,8 @@ class Keeper:
             if has(pid, b"LOCAL_RANK=") and not has(parent, b"LOCAL_RANK=")
             if parent == self.pid or (mark in pairs and has(pid, b"PET_NNODES="))
         }
-        send(workers or {self.pid}, number)
+        # A runner of gpurun's passes on what it is asked, and would not know of what its command was asked beside it.
+        send({self.pid} if self.job.get("runner") else workers or {self.pid}, number)
 
     def say(self, what: str) -> None:
         """Write to the agent's log, once for each trouble."""

@@ -25,7 +25,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.records import Address
 from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
-from gpurun.remote.key_pairs import AGENT, fingerprint, private_key
+from gpurun.remote.key_pairs import AGENT, fingerprint, private_key, public_part
 from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump
 from gpurun.remote.ssh.transport import Transport, Wire
 
@@ -50,8 +50,8 @@ _CIPHERS = (
 Dial = Callable[[float], Wire]
 _MOST_LINES = 6
 _FEWER = (
-    "Its server lets few keys be tried. Name the one that it takes: --identity FILE (`identity` in a cluster's table); "
-    "`ssh-add -l` lists the agent's."
+    "Its server lets few keys be tried (MaxAuthTries). Name the right one: --identity FILE, or --identity KEY.pub "
+    "of one of the agent's (`identity` in a cluster's table); `ssh-add -L` lists those."
 )
 _KEYS_ALLOWED = (
     "gpurun logs in with a key alone: allow that there (PubkeyAuthentication yes in sshd_config), or ask who runs it."
@@ -349,21 +349,26 @@ def _too_many_keys(address: Address, tried: int, count: int) -> MachineLost:
 def identities(named: Path | str | None) -> Iterator[list[paramiko.PKey]]:
     """The keys to show in turn: that of a private key file, with `agent` those of the SSH agent, with None none.
 
-    SetupError where the file holds none that can be used; MachineLost where no agent has one, as it may again.
+    A public key's file picks the one of the agent's that it is of. SetupError where the file holds none that can be
+    used; MachineLost where no agent has one, as it may again.
     """
-    if named != AGENT:
+    picked = public_part(Path(named)) if named and named != AGENT else None
+    if named != AGENT and picked is None:
         yield [_key_of(Path(named))] if named else []
         return
-    why = "holds no key, or there is none"
+    why = "holds no key, or there is none" if picked is None else f"does not hold the key of {named}, or there is none"
     try:
         agent = paramiko.Agent()
     except Exception as error:  # noqa: BLE001 - it may say anything, and the library has no error for that
         agent, why = None, f"does not answer: {error_words(error)}"
-    if agent is None or not agent.get_keys():
+    held: Sequence[paramiko.PKey] = agent.get_keys() if agent is not None else ()
+    keys = [key for key in held if picked in (None, key.asbytes())]
+    if agent is None or not keys:
         hint = "`ssh-add -l` lists its keys, `ssh-add FILE` gives it one; SSH_AUTH_SOCK says where it is."
-        raise MachineLost(f"The SSH agent {why}.", code="ssh.agent", hint=hint)
+        private = "" if picked is None else " The private key's own file has no .pub at its end."
+        raise MachineLost(f"The SSH agent {why}.", code="ssh.agent", hint=hint + private)
     try:
-        yield list(agent.get_keys())
+        yield keys
     finally:
         agent.close()
 

@@ -41,7 +41,7 @@ _PATH = re.compile(r"""/[^\x00-\x1f\x7f"\\$*?\[]*""")
 
 
 @dataclass(frozen=True)
-class Entry:
+class HostEntry:
     """`Host ALIAS`: where it leads, the key that logs in (a file, or the user's agent), and the host key to expect.
 
     `jump` is the host on the way, which has an entry of its own.
@@ -51,7 +51,7 @@ class Entry:
     address: Address
     identity: str
     host_key: str
-    jump: Entry | None = None
+    jump: HostEntry | None = None
 
     def __post_init__(self) -> None:
         kind, _, encoded = self.host_key.partition(" ")

@@ -15,15 +15,10 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Reply, Take
-
-if TYPE_CHECKING:
-    from paramiko import Channel
-
-    from gpurun.remote.ssh.connection import Connection
 
 TICK_S = 0.1
 DRAIN_S = 5.0
@@ -50,6 +45,48 @@ _PUT = (
 
 # $1 the process group. Where a server makes none (dropbear) it is the shell, and the program its child.
 _KILL = 'kill -s KILL -- "-$1" || kill -s KILL $(cat "/proc/$1/task/$1/children") "$1"'
+
+
+class Channel(Protocol):
+    """One program's way there and back, as paramiko has it."""
+
+    @property
+    def status_event(self) -> threading.Event: ...
+
+    @property
+    def exit_status(self) -> int: ...
+
+    @property
+    def eof_received(self) -> int: ...
+
+    def exec_command(self, command: str) -> None: ...
+
+    def recv(self, nbytes: int, /) -> bytes: ...
+
+    def recv_stderr(self, nbytes: int, /) -> bytes: ...
+
+    def send(self, s: bytes, /) -> int: ...
+
+    def shutdown_write(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """A login that stands: `connection` has it by paramiko, `openssh` by the system's own ssh."""
+
+    where: str
+    round_trip_s: float
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def heard_mono(self) -> float: ...
+
+    def channel(self, window_bytes: int = ..., take: Take | None = None) -> Channel | None: ...
+
+    def close(self) -> None: ...
 
 
 class NoRoom(MachineLost):

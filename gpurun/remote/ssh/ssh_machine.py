@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, SetupError
@@ -17,10 +16,7 @@ from gpurun.core.untrusted import last_words
 from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
 from gpurun.remote.key_pairs import fingerprint
 from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
-from gpurun.remote.ssh.program import NoRoom, Program, kill_argv, put_argv
-
-if TYPE_CHECKING:
-    from gpurun.remote.ssh.connection import Connection
+from gpurun.remote.ssh.program import Connection, NoRoom, Program, kill_argv, put_argv
 
 # Not a byte heard for this long is a connection that is dead: four questions were left unanswered. While something is
 # being sent the far side says now and then how much more it takes.
@@ -164,8 +160,6 @@ class RemoteMachine:
 
     def _connect(self, end_mono: float) -> Connection:
         """The kept connection, or a new one. Connects that lead to no answer are spaced, ever wider."""
-        from gpurun.remote.ssh.connection import connect
-
         if self._connection is not None:
             if self._connection.alive:
                 return self._connection
@@ -176,12 +170,18 @@ class RemoteMachine:
         if left_s <= 0:
             raise MachineLost(f"{self._where} was not reached in time.")
         try:
-            self._connection = connect(self._address, self._client_key, self._expected, self._clock, left_s, self._jump)
+            self._connection = self._open(left_s)
         finally:
             self._tries += 1
             longest_s = min(_LONGEST_PAUSE_S, 0.25 * 2**self._tries)
             self._next_try_mono = self._clock.monotonic() + longest_s * random.uniform(0.5, 1.0)
         return self._connection
+
+    def _open(self, limit_s: float) -> Connection:
+        """Log in; what it raises is told to the caller, and tried again."""
+        from gpurun.remote.ssh.connection import connect
+
+        return connect(self._address, self._client_key, self._expected, self._clock, limit_s, self._jump)
 
     def _run(
         self,

@@ -93,6 +93,14 @@ def scripted_slurm(folder: Path) -> Iterator[ScriptedSlurm]:
         made.end()
 
 
+def missing_books() -> str:
+    """Why the real Slurm with its accounting cannot be tried here; "" where it can."""
+    needed = ("slurmdbd", "mariadbd", "mariadb-install-db")
+    lacks = [name for name in needed if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    install = "apt-get install slurm-wlm munge slurmdbd mariadb-server environment-modules"
+    return missing() or (f"Slurm's accounting is not installed here ({', '.join(lacks)}): {install}" if lacks else "")
+
+
 def missing() -> str:
     """Why the real Slurm cannot be tried here; "" where it can."""
     needed = ("slurmctld", "slurmd", "munged", "sbatch")

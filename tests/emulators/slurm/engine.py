@@ -1,4 +1,4 @@
-"""The real Slurm on loopback: a slurmctld and two slurmd, which the tests start and end."""
+"""The real Slurm on loopback: a slurmctld and two slurmd, which the tests start and end, with accounting if asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ ReturnToService=2
 SlurmdTimeout=30
 KillWait=5
 MinJobAge=60
-AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
@@ -52,33 +51,93 @@ NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMe
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=01:00:00 State=UP
 PartitionName=shut Nodes=n1 AllowAccounts=lab State=UP
 PartitionName=small Nodes=n1,n2 MaxNodes=1 State=UP
+PartitionName=debug Nodes=n1,n2 MaxTime=00:05:00 State=UP
+PartitionName=closed Nodes=n1,n2 State=DOWN
+"""
+NO_BOOKS = "AccountingStorageType=accounting_storage/none\n"
+BOOKS = """AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={root}/munge.sock
+AccountingStorageEnforce=limits,qos
+"""
+DBD = """
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.sock
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={sql}
+StorageUser=root
+StorageLoc=slurm_acct_db
+LogFile={root}/slurmdbd.log
+PidFile={root}/slurmdbd.pid
 """
 
 
 class Engine:
     """A cluster of two nodes on this machine; its daemons are ended by their processes."""
 
-    def __init__(self, root: Path, stack: ExitStack) -> None:
+    def __init__(self, root: Path, stack: ExitStack, *, has_books: bool = False) -> None:
         self.root, self._stack = root, stack
         self.work = root / "shared"
         for name in ("state", "spool-n1", "spool-n2"):
             (root / name).mkdir()
         with ExitStack() as held:
-            ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
+            ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(5)]
         self.conf = root / "slurm.conf"
         (root / "cgroup.conf").write_text(
             "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\nConstrainCores=no\n"
             "ConstrainRAMSpace=no\nConstrainDevices=no\n"
         )
-        self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports))
+        books = BOOKS.format(root=root, port=ports[3]) if has_books else NO_BOOKS
+        self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports) + books)
         key = root / "munge.key"
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)
         names = {"key-file": key, "socket": root / "munge.sock", "pid-file": root / "munge.pid"}
         names |= {"log-file": root / "munge.log", "seed-file": root / "munge.seed"}
         self.start("munged", "-F", "--force", *(f"--{name}={path}" for name, path in names.items()))
+        if has_books:
+            self._open_books(ports[3], ports[4])
         self.controller = self.start("slurmctld", "-D", "-f", str(self.conf))
         self.nodes = [self.start("slurmd", "-D", "-N", name, "-f", str(self.conf)) for name in ("n1", "n2")]
+
+    def _open_books(self, port: int, sql: int) -> None:
+        """Start MariaDB and slurmdbd, and write down who may compute there: root, under a QOS with a limit."""
+        data, conf = self.root / "mariadb", self.root / "slurmdbd.conf"
+        made = ["mariadb-install-db", f"--datadir={data}", "--user=root", "--auth-root-authentication-method=normal"]
+        subprocess.run([*made, "--skip-test-db"], check=True, capture_output=True)
+        where = [f"--socket={self.root}/mariadb.sock", f"--port={sql}", "--bind-address=127.0.0.1"]
+        self.start("mariadbd", "--no-defaults", f"--datadir={data}", "--user=root", *where)
+        conf.touch(0o600)
+        conf.write_text(DBD.format(root=self.root, host=socket.gethostname(), port=port, sql=sql))
+        for _ in ticks(CLOCK, 0.2, 30):
+            if socket.socket().connect_ex(("127.0.0.1", sql)) == 0:
+                break
+        self.start("slurmdbd", "-D")
+        for _ in ticks(CLOCK, 0.2, 30):
+            if self.ask("sacctmgr", "-n", "show", "cluster", is_checked=False).returncode == 0:
+                break
+        for words in (
+            ("add", "cluster", "probe"),
+            ("add", "account", "lab"),
+            ("add", "qos", "low"),
+            ("modify", "qos", "low", "set", "MaxWall=00:10:00", "MaxTRESPerJob=cpu=1", "Flags=DenyOnLimit"),
+            ("add", "user", "root", "account=lab", "qos=normal,low", "defaultqos=normal"),
+            ("modify", "user", "root", "set", "defaultaccount=lab"),
+        ):
+            self.ask("sacctmgr", "-i", *words)
+
+    def ask(self, *argv: str, is_checked: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program of Slurm's against this cluster."""
+        environment = {**os.environ, "SLURM_CONF": str(self.conf)}
+        reply = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        assert not (is_checked and reply.returncode), f"{argv}: {reply.stdout}{reply.stderr}"
+        return reply
 
     def start(self, *argv: str) -> subprocess.Popen[bytes]:
         """A daemon that stays a child of this process."""
@@ -125,15 +184,15 @@ class Engine:
 
 
 @contextmanager
-def running(root: Path) -> Iterator[Engine]:
-    """The cluster, once its nodes are idle; `SLURM_CONF` leads every command to it."""
+def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
+    """The cluster, once its nodes are idle; `SLURM_CONF` leads every command to it. `has_books`: with accounting."""
     root.mkdir()
     with ExitStack() as stack:
-        engine = Engine(root, stack)
+        engine = Engine(root, stack, has_books=has_books)
         # A child's environment passes no variable of Slurm's on: the commands are found through PATH.
         programs = root / "bin"
         programs.mkdir()
-        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun"):
+        for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol", "srun", "sacct", "sacctmgr"):
             (programs / name).write_text(f'#!/bin/sh\nSLURM_CONF={engine.conf} exec /usr/bin/{name} "$@"\n')
             (programs / name).chmod(0o755)
         before = os.environ["PATH"]

@@ -2,14 +2,15 @@
 
 Files in STATE that a test sets: `away` (no controller answers), `hold` (nothing starts, its text is why; with DEADLINE
 it is over), `requeue` (what runs is put back into the queue, once), `lose` (sbatch makes the job and its answer is
-lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `over` (the OverTimeLimit),
-`name` (the cluster's).
+lost), `refuse` (its text is why sbatch refuses), `sinfo` (what that prints), `start` (when a job
+is expected to start), `over` (the OverTimeLimit), `name` (the cluster's).
 """
 
 from __future__ import annotations
 
 import ctypes
 import getopt
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 
 LONG = [
     "parsable",
+    "test-only",
     "job-name=",
     "comment=",
     "nodes=",
@@ -47,17 +49,27 @@ LONG = [
     "quiet",
     "pty",
     "name=",
+    "signal=",
     "jobs=",
 ]
 COMPLETING_S = 0.2
+SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
+"""What the real programs say, as `make full` compares it (tests/lifecycle/test_slurm_books.py)."""
 
 
 def sbatch(state: Path, words: list[str]) -> int:
     told, rest = getopt.getopt(words, "", LONG)
     asked = dict(told)
+    is_test = "--test-only" in asked
     if (refuse := state / "refuse").exists():
-        print(f"sbatch: error: Batch job submission failed: {refuse.read_text()}", file=sys.stderr)
+        print(SAYS["sbatch --test-only" if is_test else "sbatch"].format(refuse.read_text()), file=sys.stderr)
         return 1
+    if is_test:
+        (state / "asked").write_text("\n".join(words))
+        assert os.environ["SLURM_TIME_FORMAT"] == "%s"
+        start = text(state, "start") or int(time.time())
+        print(SAYS["starts"].format(1, start, 1, "n1", asked.get("--partition", "main")), file=sys.stderr)
+        return 0
     number = 1 + len(os.listdir(state / "jobs"))
     folder = state / "jobs" / str(number)
     folder.mkdir()
@@ -67,15 +79,15 @@ def sbatch(state: Path, words: list[str]) -> int:
         "minutes": asked["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
         "nodes": asked["--nodes"], "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
     }  # fmt: skip
-    for name, text in facts.items():
-        (folder / name).write_text(text)
+    for name, fact in facts.items():
+        (folder / name).write_text(fact)
     assert (asked["--dependency"], asked["--export"]) == ("singleton", "NONE")
     subprocess.Popen(
         [sys.executable, "-S", __file__, str(state), "job", str(number)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     if (state / "lose").exists():
-        print("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", file=sys.stderr)
+        print(SAYS["sbatch"].format("Socket timed out on send/recv operation"), file=sys.stderr)
         return 1
     print(number)
     return 0
@@ -166,6 +178,8 @@ def srun(state: Path, words: list[str]) -> int:
     for node in range(nodes):
         more = {"SLURM_NODEID": str(node), "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": f"n{node + 1}"}
         tasks.append(subprocess.Popen(command, env={**os.environ, **more}, stdin=subprocess.DEVNULL))
+    running = state / "jobs" / os.environ["SLURM_JOB_ID"] / "tasks"
+    running.write_text("\n".join(str(task.pid) for task in tasks))
     while any(task.poll() is None for task in tasks):
         if any(task.poll() for task in tasks):
             for task in tasks:
@@ -178,7 +192,7 @@ def step(state: Path, asked: dict[str, str], command: list[str]) -> int:
     """Run a command on the node of a job that runs."""
     folder = state / "jobs" / asked["--jobid"]
     if not (folder / "started").exists() or (folder / "ended").exists():
-        print("srun: error: Unable to confirm allocation for job: Invalid job id specified", file=sys.stderr)
+        print(SAYS["expired" if (folder / "ended").exists() else "no step"].format(folder.name), file=sys.stderr)
         return 1
     with open(state / "steps", "a") as steps:
         steps.write(" ".join(command) + "\n")
@@ -215,11 +229,19 @@ def ended(folder: Path, word: str) -> int:
 
 
 def squeue(state: Path, words: list[str]) -> int:
-    told, _ = getopt.getopt(words, "ht:o:j:", LONG)
+    told, _ = getopt.getopt(words, "ht:o:j:p:", [*LONG, "sort="])
     asked, known = dict(told), os.listdir(state / "jobs")
     if "-j" in asked and asked["-j"] not in known:
-        print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
+        print(SAYS["squeue"].format(SAYS["no_job"]), file=sys.stderr)
         return 1
+    if asked["-o"] == "%P":
+        print("main")
+        return 0
+    if "-p" in asked:  # Two of others' wait before the user's own.
+        waiting = [name for name in known if not (state / "jobs" / name / "started").exists()]
+        start = text(state, "start") or "N/A"
+        print("\n".join(["4001|N/A|main", "4002|N/A|main", *(f"{name}|{start}|main" for name in waiting)]))
+        return 0
     assert ("--me" in asked, os.environ["SLURM_TIME_FORMAT"]) == (True, "%s")
     print("77|RUNNING|1700000000|1:00|1700000000|None|my own|it|has\n1|RUNNING|0|0:00|0|None|gpurun-forged|")
     for number in sorted(known, key=int) if "-j" not in asked else [asked["-j"]]:
@@ -242,8 +264,13 @@ def scancel(state: Path, words: list[str]) -> int:
     told, numbers = getopt.getopt(words, "", LONG)
     for number in numbers:
         folder = state / "jobs" / number
+        if name := dict(told).get("--signal"):  # To all that its steps have started, and not to its first program.
+            tasks = [int(pid) for pid in text(folder, "tasks").splitlines()]
+            for pid in {one for task in tasks for one in (task, *descendants(task))}:
+                os.kill(pid, getattr(signal, f"SIG{name}"))
+            continue
         if dict(told)["--name"] != text(folder, "name") or (folder / "ended").exists():
-            print(f"scancel: error: Kill job error on job id {number}: Invalid job id specified", file=sys.stderr)
+            print(SAYS["not cancelled"].format(number), file=sys.stderr)
             return 1
         (folder / "cancelled").touch()
     return 0
@@ -260,10 +287,10 @@ def main(state: Path, name: str, words: list[str]) -> int:
     if name == "job":
         return job(state, words[0])
     if (state / "away").exists():
-        print(f"{name}: error: Unable to contact slurm controller (connect failure)", file=sys.stderr)
+        print(SAYS[f"{name} --test-only" if "--test-only" in words else name].format(SAYS["away"]), file=sys.stderr)
         return 1
     if name == "sinfo":
-        print(text(state, "sinfo") or "debug|up|10:00|idle|1|(null)\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
+        print(text(state, "sinfo") or "debug|up|10:00|idle|1|gpu:a100:2\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
         print(f"Configuration data\nClusterName             = {text(state, 'name') or 'scripted'}")

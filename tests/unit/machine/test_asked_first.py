@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,12 +32,15 @@ from tests.emulators.proxy import Proxy
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
 
-def asked(place: Place, port: int, identity: Path | str, verb: str = "train", *more: str) -> tuple[int, str]:
+def asked(
+    place: Place, port: int, identity: Path | str, verb: str = "train", *more: str, python: str = sys.executable
+) -> tuple[int, str]:
     """The exit code, and what was said of a run that nobody would have to agree to."""
     host = f"{place.server.user}@127.0.0.1:{port}"
     done = gpurun(
         verb, "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", host, "--identity", str(identity),
-        "--set", "data.limit_mb=1", "--no-input", *(["--yes"] if verb == "train" else []), *more,
+        "--set", "data.limit_mb=1", "--no-input", *(["--python", python] if python else []),
+        *(["--yes"] if verb == "train" else []), *more,
     )  # fmt: skip
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
@@ -85,7 +89,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], str], str]] = {
 def test_what_a_box_will_never_do_is_told_before_anything_is_opened(place: Place, own_home: Path, name: str) -> None:
     option, words = REFUSALS[name]
     server, began = place.serve(option(place.home / "home")), time.monotonic()
-    code, said = asked(place, server.port, place.client)
+    code, said = asked(place, server.port, place.client, python="" if name == "no Python" else sys.executable)
     assert code == 4, said
     assert words in said
     assert "region" not in said
@@ -146,13 +150,11 @@ def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: P
     key = Ed25519PrivateKey.generate()
     (tmp_path / "locked").write_bytes(pem(key, form.PrivateFormat.OpenSSH, b"canary"))
     (tmp_path / "locked8").write_bytes(pem(key, form.PrivateFormat.PKCS8, b"canary"))
-    (tmp_path / "id.pub").write_text(place.keys.client_public)
     (tmp_path / "id.ppk").write_text("PuTTY-User-Key-File-3: ssh-ed25519\n")
     (tmp_path / "text").write_text("a letter")
     told = {
         "locked": "has a passphrase",
         "locked8": "has a passphrase",
-        "id.pub": "holds a public key",
         "id.ppk": "is PuTTY's",
         "text": "not a private key",
         "none": "No such file",
@@ -162,6 +164,24 @@ def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: P
             place.machine(client_key=tmp_path / name).call(["true"], timeout_s=20)
     assert asked(place, place.server.port, tmp_path / "locked")[0] == 4
     assert place.server.connections == 0
+
+
+# What it has
+
+
+def test_the_plan_says_what_the_box_has_and_what_it_lacks_opens_no_run(place: Place, own_home: Path) -> None:
+    server = place.serve(inside(place.home / "home"))
+    code, said = asked(place, server.port, place.client, "plan")
+    assert code == 0, said
+    assert re.search(r"It has no GPU, torch \d+\.\d+\.\S+, Python 3\.\d+\.\d+, as it said just now\.", said), said
+    bare = place.home / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    code, said = asked(place, server.port, place.client, python=f"{bare}/bin/python")
+    assert (code, "No Python on the instance imports torch" in said, "--python PATH" in said) == (4, True, True), said
+    code, said = asked(place, server.port, place.client, "train", "--gpu", "1xA100")
+    assert (code, "box.no_gpu" in said, "Say what your box has with --gpu" in said) == (5, True, True), said
+    assert list((own_home / "runs").glob("*")) == []
+    assert list((place.home / "home" / ".gpurun").iterdir()) == []
 
 
 # The way there
@@ -190,7 +210,7 @@ def test_a_host_on_the_way_that_leads_nowhere_or_is_another_one_is_told_as_that(
     assert place.server.connections == 0
     remember_host(Home(own_home), "127.0.0.1", shut.port, make_keys(place.home / "other").host_public)
     code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
-    assert (code, "shows another host key than at the last run" in said) == (4, True)
+    assert (code, "shows another host key than before" in said) == (4, True)
 
 
 def test_a_large_file_goes_through_a_host_on_the_way_and_nothing_stays_open(place: Place, tmp_path: Path) -> None:
@@ -263,3 +283,13 @@ def test_an_agent_with_more_keys_than_a_box_lets_be_tried_is_told_to_name_one(
     assert "after 3 of 8 keys" in said
     assert "--identity FILE" in said
     assert "authorized_keys" not in said, "the line is there: its key was not shown"
+    (tmp_path / "mine.pub").write_text(place.keys.client_public)
+    assert (
+        f"The SSH agent does not hold the key of {tmp_path}/mine.pub"
+        in asked(place, server.port, tmp_path / "mine.pub", "plan")[1]
+    )
+    with sshd.key_agent(tmp_path / "keys", *strangers, place.client) as socket_path:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+        code, said = asked(place, server.port, tmp_path / "mine.pub", "plan")
+    assert code == 0, said
+    assert "by your SSH agent" in said

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import PYTHON, Place, alter_agent
 
-from gpurun.lifecycle.instance.verify_machine import login_warnings
+from gpurun.planning.verify_machine import login_warnings
 from gpurun.remote.client import FarSide
 from gpurun.remote.machine_facts import Exported
 from tests.emulators import sshd

@@ -19,7 +19,7 @@ from conftest import Place, alter_agent
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.records import Offer
-from gpurun.lifecycle.instance.verify_machine import check_box, on_record
+from gpurun.planning.verify_machine import check_box, on_record
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.machine_facts import Facts

@@ -92,7 +92,8 @@ class Outputs:
         if not is_last and self.took_s > QUICK_S and began_s - self.looked_s < REST * self.took_s:
             return
         if is_last:
-            remove(os.path.join(self.out, RESERVE))  # From here on its room is that of folders, links and the list.
+            # From here on its room is that of folders, links and the list.
+            remove(os.path.join(self.out, RESERVE))
             self.why.clear()
         try:
             self.publish_all(step, is_last)

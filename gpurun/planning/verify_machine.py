@@ -18,8 +18,8 @@ from gpurun.core.places import place_facts
 from gpurun.core.records import GpuNeed, Instance, Offer
 from gpurun.core.run_plan import Choices, Plan
 from gpurun.jobs.requirements import LEAST_TORCH
-from gpurun.lifecycle.instance.card_checks import another, check_cards, check_kind, elsewhere, seen
 from gpurun.planning.budget import rental_cost
+from gpurun.planning.card_checks import another, check_cards, check_kind, elsewhere, seen
 from gpurun.providers.base import Provider, Unknown
 from gpurun.providers.catalog import card_names, rows_for
 from gpurun.remote.client import LOOK_S

@@ -1,0 +1,73 @@
+"""Builds the pages as a static site that needs no network: `make docs`, into build/site.
+
+The pages keep their places, so that a link means the same there and in the repository; the menu is docs/README.md's
+tables. A link that leads nowhere, or a page that no table has, ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build"
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+_HEADING, _ROW = re.compile(r"^## (.+)$"), re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
+
+
+def staged(folder: Path) -> None:
+    """Copy all that a page may lead to."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in tracked.decode().split("\0"):
+        if name in PAGES or name.startswith(("docs/", "recipes/", "trainer/", "tests/", ".ci/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+
+
+def menu() -> list[dict[str, object]]:
+    """Return the index's tables as a menu, and below it the records of decisions."""
+    sections: list[dict[str, object]] = [{"gpurun": "README.md"}]
+    pages: list[dict[str, str]] = []
+    for line in (ROOT / "docs" / "README.md").read_text(encoding="utf-8").splitlines():
+        if heading := _HEADING.match(line):
+            pages = []
+            sections.append({heading[1]: pages})
+        elif line.startswith("|") and (row := _ROW.search(line)):
+            path = (ROOT / "docs" / row[2]).resolve().relative_to(ROOT)
+            pages.append({row[1]: str(path)})
+    return [section for section in sections if next(iter(section.values()))]
+
+
+def main() -> int:
+    """Stage the pages, write the configuration, and have mkdocs build; return its exit code."""
+    source, config = BUILD / "site-source", BUILD / "mkdocs.yml"
+    staged(source)
+    settings = {
+        "site_name": "gpurun",
+        "docs_dir": str(source),
+        "site_dir": str(BUILD / "site"),
+        "use_directory_urls": False,
+        "theme": {"name": "material", "font": False, "features": ["navigation.sections", "content.code.copy"]},
+        "plugins": ["search", "offline"],
+        "markdown_extensions": [
+            "tables", "admonition", {"toc": {"permalink": True}},
+            {"pymdownx.superfences": {"custom_fences": [{"name": "mermaid", "class": "mermaid"}]}},
+        ],
+        "validation": {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "ignore"}},
+        "nav": menu(),
+    }  # fmt: skip
+    config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(config)]
+    return subprocess.run(words, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""`gpurun budget`: what is left of each sum that rentals share, and what was spent."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import typer
+
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
+from gpurun.cli.verb import verb
+from gpurun.core.errors import UsageError
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@verb(app, "budget", examples=["gpurun budget", "gpurun budget --month 2026-11 --json"])
+def budget(
+    session: Session,
+    month: Annotated[str, typer.Option("--month", metavar="YYYY-MM", help="Only what was spent in that month.")] = "",
+) -> Result:
+    """Show what is left of each budget, which runs hold how much of it, and what was spent by receipts."""
+    from gpurun.ledger.budget import MonthBudget
+    from gpurun.readers.money_spent import spent_by_month
+    from gpurun.view.budget_screen import BudgetRow, HoldRow, budget_screen
+
+    if month and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
+        raise UsageError("usage.month", f"--month {month!r} is no month.", hint="Write --month 2026-11.")
+    own = MonthBudget(session.home, session.clock)
+    held = own.entries()
+    open_holds = [one for one in held if not one.is_spent]
+    row = BudgetRow(
+        name=own.name,
+        limit_micros=own.limit(),
+        spent_micros=sum(one.micros for one in held if one.is_spent),
+        held_micros=sum(one.micros for one in open_holds),
+        left_micros=own.left(),
+        holds=tuple(HoldRow(one.who, one.micros, one.until_wall) for one in open_holds),
+    )
+    rows, unread = spent_by_month(session.home)
+    rows = [one for one in rows if one.month == month or not month]
+    data = {
+        "budgets": [
+            {
+                "name": row.name,
+                "limit_micros": row.limit_micros,
+                "spent_micros": row.spent_micros,
+                "held_micros": row.held_micros,
+                "left_micros": row.left_micros,
+                "held": [{"run": one.run, "micros": one.micros, "until_wall": one.until_wall} for one in row.holds],
+            }
+        ],
+        "spent": [{name: getattr(one, name) for name in one.__slots__} for one in rows],
+        "unread": unread,
+    }
+    lines = budget_screen([row], rows, unread, session.style, now=session.clock.wall())
+    return Result(data=data, text=session.draw(lines))

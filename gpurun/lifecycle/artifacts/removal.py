@@ -1,0 +1,96 @@
+"""Takes the large files of runs that are over off this disk: what came home, and the shards that were made for them.
+
+Journal, receipt, log and events stay, so that a run is still audited, reported and counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.journal_events import RunOpened
+from gpurun.core.journal_records import last_typed
+from gpurun.core.paths import Home, RunFolder, write_atomic
+from gpurun.ledger.runs import Sight, look, planned_runs
+
+CHECKPOINT_ENDS = (".safetensors", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What removing a run's large files would free, and the checkpoints among them."""
+
+    folder: RunFolder
+    files: int
+    bytes: int
+    checkpoints: tuple[str, ...]
+    bucket: str
+    """Where a copy of them was put by the run, if anywhere."""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing left to remove."""
+        return self.files == 0
+
+
+def removal_of(home: Home, name: str) -> Removal:
+    """Return what would go; UsageError where the run is not over, its folders are links, or another run needs it."""
+    sight = look(home, name)
+    if sight.unfinished:
+        what = f"{name} is not over: its machine is not proven gone, or its journal is not closed."
+        raise UsageError("rm.unfinished", what, hint=f"gpurun stop {name} ends it; gpurun ps shows how it stands.")
+    if needed_by := _continued_by(home, name):
+        what = f"{needed_by} goes on from {name} and is not over."
+        raise UsageError("rm.needed", what, hint=f"Wait for its end: gpurun wait {needed_by}")
+    folder, found = sight.folder, list[Path]()
+    for place in _places(folder):
+        if place.is_symlink():
+            what = f"{place} is a link, and what it leads to may be another run's, too."
+            raise UsageError("rm.link", what, hint="Remove what it leads to yourself, if nothing else needs it.")
+        found += [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
+    return Removal(
+        folder=folder,
+        files=len(found),
+        bytes=sum(path.stat().st_size for path in found),
+        checkpoints=tuple(sorted(_checkpoints(sight, found))),
+        bucket=sight.plan.choices.stage or "",
+    )
+
+
+def remove(removal: Removal, wall: float) -> None:
+    """Remove them. What was removed and when is written down first; a second call finishes what was cut short."""
+    note = {"v": 1, "wall": wall, "files": removal.files, "bytes": removal.bytes}
+    try:
+        write_atomic(removal.folder.removed, json.dumps(note).encode() + b"\n")
+        for place in _places(removal.folder):
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+    except OSError as error:
+        what = f"{removal.folder.path} could not be cleared: {error.strerror}."
+        raise SetupError("rm.failed", what, hint="Give yourself write access to it, and run the same again.") from error
+
+
+def _places(folder: RunFolder) -> tuple[Path, ...]:
+    return folder.artifacts, folder.data
+
+
+def _continued_by(home: Home, name: str) -> str:
+    """Return an unfinished run that goes on from this one; "" if there is none."""
+    for other in planned_runs(home, only_open=True):
+        opened = last_typed(look(home, other).records, RunOpened)
+        if opened is not None and (opened.continues or {}).get("run") == name:
+            return other
+    return ""
+
+
+def _checkpoints(sight: Sight, found: Iterable[Path]) -> Iterator[str]:
+    """Yield the files of checkpoints among those that would go."""
+    for path in found:
+        name = os.path.relpath(path, sight.folder.artifacts)
+        if name.startswith("checkpoints/") or (name.endswith(CHECKPOINT_ENDS) and not name.startswith("..")):
+            yield name

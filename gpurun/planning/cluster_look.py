@@ -1,0 +1,29 @@
+"""What a cluster of the user's shows of itself before anything is planned there."""
+
+from __future__ import annotations
+
+from gpurun.core.clock import Clock
+from gpurun.core.cluster import NoAnswer
+from gpurun.core.errors import SetupError
+from gpurun.core.paths import Home
+from gpurun.core.settings import find_cluster
+from gpurun.planning.own_box import login_to
+from gpurun.providers.base import Unknown
+from gpurun.providers.slurm.jobs import Partition
+from gpurun.providers.slurm.provider import Site, SlurmProvider
+
+
+def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partition]]:
+    """Return a cluster's name, and its partitions as they are now; "" is the only one. UsageError or SetupError."""
+    cluster = find_cluster(home, name or None)
+    try:
+        return cluster.name, SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock).partitions()
+    except Unknown as error:
+        raise no_answer(cluster.name, error) from error
+
+
+def no_answer(cluster: str, error: Unknown) -> SetupError:
+    """Return the error of a cluster that does not answer, with what to do where the reason is known."""
+    why = error.__cause__.hint if isinstance(error.__cause__, NoAnswer) else ""
+    hint = why or "Try again once its controller answers: sinfo, on the login node."
+    return SetupError("slurm.no_answer", f"{cluster} does not answer: {error}.", hint=hint)

@@ -1,0 +1,43 @@
+"""What this home's receipts say was spent, by month, provider and job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpurun.core.errors import GpurunError
+from gpurun.core.money import Micros, total
+from gpurun.core.paths import Home
+from gpurun.ledger.write_receipt import read_receipt
+
+
+@dataclass(frozen=True, slots=True)
+class MonthRow:
+    """What a month's runs of one job with one provider cost at most, by their receipts; the month is one of UTC."""
+
+    month: str
+    provider: str
+    recipe: str
+    runs: int
+    micros: Micros
+
+
+def spent_by_month(home: Home) -> tuple[list[MonthRow], list[str]]:
+    """Return the rows, the newest month first, and the runs whose receipt cannot be read."""
+    costs: dict[tuple[str, str, str], list[Micros]] = {}
+    unread: list[str] = []
+    for folder in home.folders():
+        if not folder.receipt.is_file():
+            continue
+        try:
+            told = read_receipt(home, folder).predicate
+            month = str(told["timeline"]["asked"] or "")[:7] or "unknown"
+            key = (month, str(told["asked"]["provider"]), str(told["asked"]["recipe"]))
+            bound = told["cost"]["upper_bound_micros"]
+        except (GpurunError, KeyError, TypeError, ValueError):
+            bound = None
+        if bound is None:
+            unread.append(folder.name)
+        else:
+            costs.setdefault(key, []).append(Micros(bound))
+    rows = [MonthRow(*key, runs=len(paid), micros=total(*paid)) for key, paid in costs.items()]
+    return sorted(rows, key=lambda row: (row.month, row.micros), reverse=True), unread

@@ -1,0 +1,450 @@
+"""A machine by the user's own `ssh`: what an entry of ~/.ssh/config names, with its proxy, its keys and its questions.
+
+One master connection is opened, where a person can answer what the login asks for, and every program runs over it. It
+is kept for KEPT_S after its last use. From the entry come name, port, user, proxy and key alone, as `ssh -G` resolves
+them; ssh then reads no configuration, so that no agent, port or variable goes there, and no command runs here or there
+that the entry names. The host key is pinned as everywhere: it is in a file of our own, and no other is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from gpurun.core.clock import Clock
+from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.filelock import exclusive
+from gpurun.core.records import Address
+from gpurun.core.secrets import child_environment
+from gpurun.core.untrusted import last_words
+from gpurun.remote.interface import MachineLost, Take
+from gpurun.remote.key_pairs import fingerprint
+from gpurun.remote.ssh.host_key import HostKeyMismatch
+from gpurun.remote.ssh.ssh_machine import RemoteMachine
+
+KEPT_S = 600
+CONNECT_S = 15
+ASKED_S = 180.0
+"""How long a person has for a password and a code."""
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_JUMP = re.compile(r"(ssh://)?[A-Za-z0-9_][A-Za-z0-9_.@:%\[\]-]*")
+_TAKEN = (
+    "identityfile",
+    "certificatefile",
+    "identityagent",
+    "identitiesonly",
+    "pkcs11provider",
+    "securitykeyprovider",
+    "gssapiauthentication",
+)
+_NAMES_A_PLACE = ("hostname", "user", "port", "proxycommand", "proxyjump", "identityfile", "certificatefile")
+_PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER", "DISPLAY", "KRB5CCNAME", "TERM")
+_NOTHING_ELSE = (
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+    "GSSAPIDelegateCredentials=no",
+    "UpdateHostKeys=no",
+    "VerifyHostKeyDNS=no",
+    "CheckHostIP=no",
+    "HashKnownHosts=no",
+    "GlobalKnownHostsFile=/dev/null",
+    f"ConnectTimeout={CONNECT_S}",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=4",
+    "EscapeChar=none",
+)
+# $1 the public line. As in `program`, no backslash, exclamation mark or line break: the login's shell may be any.
+_INSTALL = (
+    'umask 077; cd && mkdir -p .ssh && f=.ssh/authorized_keys && touch "$f" && '
+    'if [ -n "$(tail -c 1 "$f")" ]; then echo >> "$f"; fi && '
+    'if grep -qxF -- "$1" "$f"; then :; else printf "%s" "$1" >> "$f" && echo >> "$f"; fi'
+)
+_SHOWS_ANOTHER = "Host key verification failed"
+_ASKS_FOR_MORE = "Permission denied"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a name stands for in ~/.ssh/config: the address, and the options of ssh by which it is reached."""
+
+    name: str
+    address: Address
+    options: tuple[str, ...]
+    is_by_proxy: bool
+
+
+def read_entry(name: str, identity: str = "") -> Entry | None:
+    """Return what `ssh -G` resolves a name to, None where no entry names a place by it; `identity` is the only key.
+
+    UsageError for what no name can be, SetupError where there is no ssh.
+    """
+    if not NAME.fullmatch(name):
+        hint = "A name has letters, digits, dots, _ and -, and begins with none of the last two."
+        raise UsageError("host.malformed", f"{name!r} cannot be the name of an entry in ~/.ssh/config.", hint=hint)
+    found, plain = _resolved(name), _resolved(name, "-F", "none")
+    if all(found.get(key) == plain.get(key) for key in _NAMES_A_PLACE):
+        return None
+    proxy = _proxy(name, found)
+    kept = [
+        f'{key}="{value}"'
+        for key in _TAKEN
+        if not (identity and key.startswith("identi"))
+        for value in found.get(key, ())
+    ]
+    if identity:
+        kept += [f"IdentityFile={_quoted(identity)}", "IdentitiesOnly=yes"]
+    (host, *_), (user, *_), (port, *_) = found["hostname"], found["user"], found["port"]
+    address = Address(kind="ssh", host=host.lower(), port=int(port), user=user)
+    return Entry(name, address, (*_to(address, proxy), *kept), bool(proxy))
+
+
+def _to(address: Address, proxy: str) -> tuple[str, ...]:
+    place = f"HostName={address.host}", f"User={address.user}", f"Port={address.port}"
+    return *place, f"ProxyCommand={proxy or 'none'}"
+
+
+def _resolved(name: str, *more: str) -> Mapping[str, tuple[str, ...]]:
+    """Return every option that ssh would use for a name, in small letters, with its values."""
+    done = _ssh("-G", *more, "--", name, limit_s=CONNECT_S)
+    if done.returncode:
+        what = f"`ssh -G {name}` fails: {last_words(done.stderr)}."
+        raise SetupError("ssh.config", what, hint="Mend ~/.ssh/config: that command says when it is right.")
+    found = dict[str, tuple[str, ...]]()
+    for line in done.stdout.decode("utf-8", "replace").splitlines():
+        key, _, value = line.partition(" ")
+        found[key] = (*found.get(key, ()), value)
+    return found
+
+
+def _proxy(name: str, found: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the command that an entry is reached by, its jumps as such a command too; empty without one."""
+    (command,), (jumps,) = found.get("proxycommand", ("none",)), found.get("proxyjump", ("none",))
+    if command != "none" or jumps == "none":
+        return "" if command == "none" else command
+    hosts = jumps.split(",")
+    if not all(_JUMP.fullmatch(host) for host in hosts):
+        hint = "Write it as user@host:port, or as the name of another entry."
+        raise UsageError("host.jump", f"ProxyJump of {name} in ~/.ssh/config is {jumps!r}.", hint=hint)
+    *before, last = (host if host.startswith("ssh://") else f"ssh://{host}" for host in hosts)
+    over = ["-J", ",".join(before)] if before else []
+    words = ["ssh", *over, "-o", "PermitLocalCommand=no", "-W", "[%h]:%p", "--", last]
+    return shlex.join(words)
+
+
+def scan_entry(entry: Entry, *, asks: bool) -> str:
+    """Return the public line of the host key that is shown behind an entry; nobody logs in there."""
+    with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
+        shown = Path(folder) / "known_hosts"
+        looks = (
+            *_options(entry, shown),
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "PreferredAuthentications=none",
+        )
+        done = _ssh(
+            *looks, "-o", f"BatchMode={_yes(not asks)}", "--", entry.name, "exit", limit_s=3 * CONNECT_S, asks=asks
+        )
+        with suppress(OSError):
+            return " ".join(shown.read_text(encoding="ascii").split()[1:3])
+    raise MachineLost(f"{entry.name} ({entry.address.place}) shows no host key: {_why(done.stderr)}.")
+
+
+def install_key(address: Address, host_key: str, public_line: str) -> None:
+    """Let ssh ask for a password in the terminal, and add a public key to the login's authorized_keys.
+
+    The password is typed to ssh and seen by nobody else. MachineLost where that was not done.
+    """
+    entry = Entry(address.host, address, _to(address, ""), is_by_proxy=False)
+    with tempfile.TemporaryDirectory(prefix="gpurun-") as folder:
+        known = Path(folder) / "known_hosts"
+        known.write_text(f"{entry.name} {host_key}\n", encoding="ascii")
+        line = "exec " + shlex.join(["sh", "-c", _INSTALL, "gpurun", public_line])
+        asks = ("-o", "PubkeyAuthentication=no", "-o", "PreferredAuthentications=keyboard-interactive,password")
+        words = (*_options(entry, known), *asks, "-o", "StrictHostKeyChecking=yes", "-T", "--", entry.name, line)
+        done = _ssh(*words, limit_s=ASKED_S, asks=True, tells=True)
+    if done.returncode:
+        what = f"No key was installed for {address.user} at {address.place}: {_why(done.stderr)}."
+        hint = "Without a password that it takes, add the key by the platform's page."
+        raise MachineLost(what, code="ssh.not_installed", hint=hint)
+
+
+class OpensshMachine(RemoteMachine):
+    """See `RemoteMachine`; the way there is the master connection to an entry, which is opened where there is none.
+
+    `asks`: a person is at the terminal, and is asked by ssh for what the login wants. Without one a login that wants
+    more than a key is a MachineLost that says how the connection is opened again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        identity: str,
+        host_key: str,
+        folder: str,
+        clock: Clock,
+        last_mono: float = inf,
+        asks: bool = False,
+    ) -> None:
+        self._master = Master(name, identity, host_key, asks=asks)
+        address = Address(kind="ssh", host=name, port=22, user="")
+        super().__init__(address, client_key=None, host_key=host_key, folder=folder, clock=clock, last_mono=last_mono)
+        self._where = name
+
+    def answers(self, limit_s: float) -> bool:
+        """See `Answers.answers`; over the master, which notices in a minute that it was cut."""
+        with suppress(MachineLost):
+            return self.call(["true"], timeout_s=limit_s).exit_code == 0
+        return False
+
+    def _open(self, limit_s: float) -> MasterConnection:
+        self._master.open(limit_s)
+        return MasterConnection(self._master, self._clock)
+
+
+class Master:
+    """The one connection to an entry; it belongs to nobody who uses it, and outlives them by KEPT_S."""
+
+    def __init__(self, name: str, identity: str, host_key: str, *, asks: bool) -> None:
+        self.name, self.asks = name, asks
+        self._identity, self._host_key = identity, host_key
+        stem = hashlib.sha256("\0".join((name, identity, host_key)).encode()).hexdigest()[:16]
+        self._folder = Path("/tmp") / f"gpurun-{os.getuid()}"  # A socket's path has at most 104 bytes on a Mac.
+        self._socket, self._known = self._folder / stem, self._folder / f"{stem}.known"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes programs."""
+        return self._socket.exists() and _ssh(*self.argv("-O", "check"), limit_s=CONNECT_S).returncode == 0
+
+    def open(self, limit_s: float) -> None:
+        """Log in where that was not done, and leave the connection in the background.
+
+        HostKeyMismatch where another host answers, MachineLost where it cannot be reached, or wants what nobody here
+        can answer.
+        """
+        _make_own(self._folder)
+        with exclusive(self._folder / f"{self._socket.name}.lock"):
+            if self.is_open:
+                return
+            self._socket.unlink(missing_ok=True)
+            entry = read_entry(self.name, self._identity)
+            if entry is None:
+                hint = "Write it again, or begin the run anew by user@host."
+                raise MachineLost(f"~/.ssh/config has no entry {self.name} any more.", code="ssh.no_entry", hint=hint)
+            self._known.write_text(f"{self.name} {self._host_key}\n", encoding="ascii")
+            master = ("-M", "-N", "-f", "-S", str(self._socket), "-o", f"ControlPersist={KEPT_S}")
+            strict = ("-o", "StrictHostKeyChecking=yes", "-o", f"BatchMode={_yes(not self.asks)}", *master)
+            limit_s = ASKED_S if self.asks else max(CONNECT_S, min(limit_s, 3 * CONNECT_S))
+            words = (*_options(entry, self._known), *strict, "--", self.name)
+            done = _ssh(*words, limit_s=limit_s, asks=self.asks, tells=self.asks)
+            if done.returncode:
+                raise self._refusal(entry, done.stderr)
+
+    def argv(self, *words: str, command: str = "") -> list[str]:
+        """Return ssh's words for something that the master does; it never goes there by itself."""
+        alone = ("-F", "none", "-S", str(self._socket), "-o", "ControlMaster=no", "-o", "BatchMode=yes")
+        last = ["--", self.name, *([command] if command else [])]
+        return [*alone, "-o", "ProxyCommand=false", "-T", *words, *last]
+
+    def close(self) -> None:
+        """End it for everybody; harmless where there is none."""
+        if self._socket.exists():
+            _ssh(*self.argv("-O", "exit"), limit_s=CONNECT_S)
+        self._known.unlink(missing_ok=True)
+
+    def _refusal(self, entry: Entry, stderr: bytes) -> MachineLost:
+        words = _why(stderr)
+        where = f"{self.name} ({entry.address.user}@{entry.address.place})"
+        if _SHOWS_ANOTHER in words:
+            return HostKeyMismatch(where, fingerprint(self._host_key), "another one")
+        if _ASKS_FOR_MORE in words and not self.asks:
+            what = f"The connection to {where} has ended, and its login wants more than a key: {words}."
+            hint = "Type `gpurun resume` at a terminal: ssh asks there, and the run goes on over that connection."
+            return MachineLost(what, code="ssh.asks", hint=hint)
+        what = f"`ssh {self.name}` does not log in as {entry.address.user}: {words}."
+        hint = f"It is your own ssh that says so: `ssh {self.name} true` must end well."
+        return MachineLost(what, code="ssh.not_let_in", hint=hint)
+
+
+class MasterConnection:
+    """The master as a connection of `RemoteMachine`'s; the master lives on when it is closed."""
+
+    def __init__(self, master: Master, clock: Clock) -> None:
+        self.where = master.name
+        self._master, self._clock = master, clock
+        began_mono = clock.monotonic()
+        _ssh(*master.argv(command="exit"), limit_s=CONNECT_S)
+        self.round_trip_s = clock.monotonic() - began_mono
+        self._is_closed = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it was not closed here; a master that has ended is noticed by its next program."""
+        return not self._is_closed
+
+    @property
+    def heard_mono(self) -> float:
+        """When the other end was last heard: the master asks it for signs of life, and ends where there are none."""
+        return self._clock.monotonic()
+
+    def channel(self, window_bytes: int = 0, take: Take | None = None) -> ProcessChannel:
+        """A channel for one program; what comes on it is kept in a pipe until it is asked for."""
+        return ProcessChannel(self._master)
+
+    def close(self) -> None:
+        """Use it no more."""
+        self._is_closed = True
+
+
+class ProcessChannel:
+    """One program over the master: an ssh of its own, which is fed and drained by pipes."""
+
+    def __init__(self, master: Master) -> None:
+        self.status_event, self.exit_status, self.eof_received = threading.Event(), -1, False
+        self._master = master
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun = threading.Event()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can come."""
+        return self.status_event.is_set()
+
+    def exec_command(self, command: str) -> None:
+        """Begin the program, by the login's shell."""
+        process = self._process = subprocess.Popen(
+            [_program(), "-o", "LogLevel=ERROR", *self._master.argv(command=command)],
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._begun.set()
+        threading.Thread(target=self._wait, args=(process,), daemon=True).start()
+
+    def recv(self, size: int) -> bytes:
+        """Return what has come on standard output, nothing at its end."""
+        block = self._read("stdout", size)
+        self.eof_received |= not block
+        return block
+
+    def recv_stderr(self, size: int) -> bytes:
+        """Return what has come on standard error, nothing at its end."""
+        return self._read("stderr", size)
+
+    def send(self, data: bytes) -> int:
+        """Send what fits; OSError where the program takes nothing more."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin.write(data) or 0
+
+    def shutdown_write(self) -> None:
+        """Tell the program the end of its input."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Take nothing more of what it says."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _read(self, pipe: str, size: int) -> bytes:
+        self._begun.wait()
+        stream = getattr(self._process, pipe)
+        return bytes(stream.read(size) or b"")
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Take the exit code; 255 is ssh's own too, where the master has ended."""
+        code = process.wait()
+        self.exit_status = -1 if code < 0 or (code == 255 and not self._master.is_open) else code
+        self.status_event.set()
+
+
+def _options(entry: Entry, known_hosts: Path) -> list[str]:
+    """Return ssh's words for an entry: its own, nothing else, and one file of host keys."""
+    options = [
+        *entry.options,
+        *_NOTHING_ELSE,
+        f"HostKeyAlias={entry.name}",
+        f"UserKnownHostsFile={_quoted(str(known_hosts))}",
+    ]
+    return ["-F", "none", *(word for option in options for word in ("-o", option))]
+
+
+def _ssh(*words: str, limit_s: float, asks: bool = False, tells: bool = False) -> subprocess.CompletedProcess[bytes]:
+    """Run the system's ssh to its end; it may ask at the terminal where it `asks`, and speak there where it `tells`."""
+    argv = [_program(), "-o", f"LogLevel={'INFO' if tells else 'ERROR'}", *words]
+    # A master in the background may keep a pipe open; a person reads what a login says before it asks.
+    with tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                argv,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if "-G" in words else subprocess.DEVNULL,
+                stderr=None if tells else errors,
+                timeout=limit_s,
+                start_new_session=not asks,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(argv, 255, b"", f"it did not end in {limit_s:.0f} s".encode())
+        errors.seek(0)
+        return subprocess.CompletedProcess(argv, done.returncode, done.stdout or b"", errors.read())
+
+
+def _program() -> str:
+    """Return the system's ssh; a SetupError where there is none."""
+    program = shutil.which("ssh")
+    if program is None:
+        hint = "Install OpenSSH's client (openssh-client), or name the box as user@host: gpurun then logs in itself."
+        raise SetupError(
+            "ssh.no_openssh", "An entry of ~/.ssh/config is reached by `ssh`, which is not here.", hint=hint
+        )
+    return program
+
+
+def _environment() -> dict[str, str]:
+    """Return what an ssh may know: where the agent is, and how it asks."""
+    return child_environment({name: os.environ[name] for name in _PASSED_ON if name in os.environ})
+
+
+def _why(stderr: bytes) -> str:
+    return last_words(stderr) or "its own lines above say why"
+
+
+def _quoted(value: str) -> str:
+    """Return a value of an option in which ssh finds neither a space nor one of its tokens."""
+    return f'"{value.replace("%", "%%")}"'
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _make_own(folder: Path) -> None:
+    """Make a folder that is this user's alone; SetupError where somebody else was faster."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise SetupError("ssh.folder", f"{folder} is not a folder of yours alone.", hint=f"Remove it: rm -r {folder}")

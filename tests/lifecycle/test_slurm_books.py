@@ -1,0 +1,216 @@
+"""The real Slurm with its accounting: receipts as sacct has the job, set-ups and commands, and its own sentences.
+
+Skipped where slurmctld, slurmdbd or MariaDB are not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.errors import ExitCode, NoOffer
+from gpurun.core.journal_records import Event
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.records import GpuNeed, InstanceState
+from gpurun.ledger.audit import audit
+from gpurun.ledger.signing import payload_of
+from gpurun.planning.own_box import LoginHere
+from gpurun.providers.slurm.jobs import refusal_in
+from gpurun.providers.slurm.provider import Site, SlurmProvider
+from tests.contract.orders import order
+from tests.emulators.slurm import missing_books
+from tests.emulators.slurm.engine import Engine, running
+from tests.emulators.slurm.programs import SAYS
+from tests.later import LATER
+from tests.lifecycle.slurm_engine_run import opened, seen
+from tests.lifecycle.tiny_runs import start
+
+CLOCK = SystemClock()
+pytestmark = [LATER, pytest.mark.skipif(bool(missing_books()), reason=missing_books() or "it is here")]
+CLOSE_S = 3.0
+"""How far a receipt may be from what accounting has."""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with running(tmp_path_factory.mktemp("slurm") / "root", has_books=True) as made:
+        yield made
+
+
+def booked(engine: Engine, job: str) -> tuple[str, int]:
+    """A job's state and seconds in accounting, once it is over there."""
+    for _ in ticks(CLOCK, 0.5, 30):
+        words = engine.ask("sacct", "-X", "-n", "-P", "-o", "State,ElapsedRaw,End", "-j", job).stdout.strip().split("|")
+        if len(words) == 3 and words[2] != "Unknown":
+            return words[0].split()[0], int(words[1])
+    raise AssertionError(f"accounting has no end of {job}: {words}")
+
+
+def paid(folder: RunFolder) -> tuple[str, float]:
+    """The job of a run and its billable seconds, by the receipt."""
+    told: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    (rental,) = told["cost"]["rentals"]
+    return str(told["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])
+
+
+@pytest.mark.parametrize(
+    ("how", "word", "code"),
+    [
+        ("well", "COMPLETED", ExitCode.DONE),
+        ("cancelled", "CANCELLED", ExitCode.TRAINING_FAILED),
+        ("limit", "TIMEOUT", ExitCode.BUDGET_STOP),
+    ],
+)
+def test_a_receipt_is_within_three_seconds_of_accounting_however_the_job_ended(
+    engine: Engine, tmp_path: Path, how: str, word: str, code: ExitCode
+) -> None:
+    home = Home(tmp_path / "home")
+    folder = opened(engine, home, 30 if how == "well" else 100_000)
+    driven = start(home)
+    if how != "well":
+        seen(folder, Event.TRAIN_STARTED)
+        job = engine.ask("squeue", "-h", "-o", "%i").stdout.strip()
+        if how == "cancelled":
+            engine.ask("scancel", job)
+        else:  # Its time is over as far as Slurm is concerned, and not by the lease.
+            engine.ask("scontrol", "update", f"jobid={job}", "timelimit=1")
+    _, errors = driven.communicate(timeout=300)
+    number, billable_s = paid(folder)
+    state, elapsed_s = booked(engine, number)
+    assert (state, billable_s) == (word, pytest.approx(elapsed_s, abs=CLOSE_S))
+    assert driven.returncode in (code, ExitCode.TRAINING_FAILED), errors
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def gpurun(home: Home, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GPURUN_HOME": str(home.root)}
+    return subprocess.run(
+        [sys.executable, "-m", "gpurun", *words], env=environment, capture_output=True, text=True, cwd=cwd, timeout=300
+    )
+
+
+def at_home(engine: Engine, tmp_path: Path, *lines: str) -> Home:
+    home = Home(tmp_path / "home").prepare()
+    table = ["[slurm.lab]", 'host = "local"', f'workdir = "{engine.work}"', f'python = "{sys.executable}"', *lines]
+    home.config.write_text("\n".join([*table, ""]))
+    return home
+
+
+@pytest.mark.skipif(not Path("/usr/share/modules/init").exists(), reason="apt-get install environment-modules")
+def test_module_load_and_a_virtual_environment_work_in_a_set_up_and_are_shown(engine: Engine, tmp_path: Path) -> None:
+    venv = Path(sys.prefix) / "bin" / "activate"
+    setup = f"module load null && module list && source {venv} && export PYTHONPATH=/opt/lab"
+    home = at_home(engine, tmp_path, f'setup = "{setup}"')
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "t.py").write_text("import os, sys; print(sys.executable, os.environ['PYTHONPATH'])\n")
+    words = ("run", "--provider", "slurm", "--gpu", "cpu", "--accept-cpu", "--partition", "debug", "--yes")
+    ran = gpurun(home, *words, "--name", "set-1", "--", "python", "t.py", cwd=lab)
+    assert ran.returncode == ExitCode.DONE, ran.stderr
+    assert gpurun(home, "logs", "set-1", cwd=lab).stdout.split() == [f"{sys.prefix}/bin/python", "/opt/lab"]
+    assert "null" in gpurun(home, "logs", "set-1", "--setup", cwd=lab).stdout
+
+
+def test_torchrun_on_two_nodes_meets_and_a_stop_reaches_both(engine: Engine, tmp_path: Path) -> None:
+    home = at_home(engine, tmp_path)
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "t.py").write_text(
+        "import os, signal, time, torch, torch.distributed as dist\n"
+        "stopped = []\nsignal.signal(signal.SIGTERM, lambda *_: stopped.append(1))\n"
+        "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+        "for step in range(1, 1000):\n"
+        "    told = torch.tensor([float(len(stopped))])\n    dist.all_reduce(told)\n"
+        "    if rank == 0: print(f'step {step} of {dist.get_world_size()}', flush=True)\n"
+        "    if told.item(): open(f'{rank}.txt', 'w').write(str(step)); break\n"
+        "    time.sleep(0.2)\n"
+    )
+    words = ("--gpu", "2xcpu", "--accept-cpu", "--yes", "--name", "two-1", "--", "torchrun", "--nproc-per-node", "1")
+    environment = {**os.environ, "GPURUN_HOME": str(home.root)}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "gpurun", "run", "--provider", "slurm", *words, "t.py"], cwd=lab, env=environment,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    folder = home.run("two-1")
+    try:
+        for _ in ticks(CLOCK, 0.5, 120):
+            if folder.log.exists() and "step 3 of 2" in folder.log.read_text():
+                break
+        gpurun(home, "stop", "two-1", cwd=lab)
+        assert child.wait(timeout=200) == ExitCode.DONE
+    finally:
+        child.kill()
+        child.wait()
+    assert sorted(path.name for path in (folder.artifacts / "outputs").iterdir()) == ["0.txt", "1.txt"]
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_queue_is_told_with_reason_place_and_start_and_a_limit_of_a_qos_with_its_own_cure(engine: Engine) -> None:
+    provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
+    engine.ask("sbatch", "-N2", "--exclusive", "--time=9", "-o", "/dev/null", "--wrap", "sleep 500")
+    need = GpuNeed(count=0, name="cpu", nodes=2)
+    made = provider.create(order(provider).model_copy(update={"offer": provider.offers(need, ())[0]}))
+    for _ in ticks(CLOCK, 1, 90):  # The backfill scheduler says it at its next turn.
+        words = provider.queue_words(provider.read(made.id))
+        if "start expected" in words:
+            break
+    assert re.fullmatch(r"(Resources|Priority) · place 1 of 1 in main · start expected .+", words)
+    low = SlurmProvider([Site(replace(engine.cluster, qos="low"), LoginHere())], CLOCK)
+    with pytest.raises(NoOffer, match="QOSMaxWallDurationPerJobLimit") as refused:
+        low.start_of(low.offers(GpuNeed(count=0, name="cpu"), ())[0], 1800)
+    assert "--hours" in refused.value.hint
+    engine.ask("scancel", "-u", "root")
+    assert provider.read(made.id).state is not InstanceState.RUNNING
+
+
+def words_of(engine: Engine, *argv: str) -> list[str]:
+    return engine.ask(*argv, is_checked=False).stderr.strip().splitlines()
+
+
+REFUSALS = {
+    ("--account=nobody",): "Invalid account or account/partition combination specified",
+    ("--qos=nothing",): "Invalid qos specification",
+    ("--mem=99999999",): "Requested node configuration is not available",
+}
+
+
+def test_what_the_scripted_slurm_says_the_real_one_says(engine: Engine) -> None:
+    done = engine.ask("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true").stdout.strip()
+    booked(engine, done)
+    assert words_of(engine, "squeue", "-j", "9999") == [SAYS["squeue"].format(SAYS["no_job"])]
+    assert words_of(engine, "scancel", "--me", "--name=x", done) == [SAYS["not cancelled"].format(done)]
+    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet")
+    assert words_of(engine, *step, f"--jobid={done}", "true") == [SAYS["expired"].format(done)]
+    assert words_of(engine, *step, "--jobid=9999", "true") == [SAYS["no step"].format(9999)]
+    (starts,) = words_of(engine, "sbatch", "--test-only", "--wrap", "true")
+    form = re.escape(SAYS["starts"]).replace(r"\{\}", r"\S+")
+    assert re.fullmatch(form, starts)
+    for asked, refusal in REFUSALS.items():
+        assert words_of(engine, "sbatch", *asked, "--wrap", "true")[-1] == SAYS["sbatch"].format(refusal)
+        tried = words_of(engine, "sbatch", "--test-only", *asked, "--wrap", "true")
+        assert tried[-1] == SAYS["sbatch --test-only"].format(refusal)
+        assert refusal_in("\n".join(tried))[1], "each has its cure"
+    engine.controller.send_signal(signal.SIGTERM)
+    engine.controller.wait()
+    asked_of = {
+        "squeue": ("squeue", "-h"),
+        "sinfo": ("sinfo",),
+        "scontrol": ("scontrol", "show", "config"),
+        "sbatch": ("sbatch", "--wrap", "true"),
+        "sbatch --test-only": ("sbatch", "--test-only", "--wrap", "true"),
+        "scancel": ("scancel", "--me", "1"),
+    }
+    try:
+        said = {name: words_of(engine, *argv)[-1] for name, argv in asked_of.items()}
+    finally:
+        engine.controller = engine.start("slurmctld", "-D", "-f", str(engine.conf))
+    assert said == {name: SAYS[name].format(SAYS["away"]) for name in asked_of}

@@ -1,0 +1,46 @@
+"""A package that lacks, or one of the same name, is told as that: no trace of it helps anybody."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.app import build_app, run_app
+
+
+@pytest.fixture
+def gpurun(own_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
+        code = run_app(build_app())
+        shown = capsys.readouterr()
+        return code, " ".join(shown.out.split()), " ".join(shown.err.split())
+
+    return run
+
+
+def without_pydantic(*_: object, **__: object) -> None:
+    raise ModuleNotFoundError("No module named 'typing_inspection'")
+
+
+def test_a_missing_package_is_a_broken_installation_and_no_bug(gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurun.ledger.runs.planned_runs", without_pydantic)
+    code, _, err = gpurun("ps")
+    assert (code, "install.incomplete" in err, "typing_inspection" in err) == (4, True, True)
+
+
+def test_somebody_elses_gpurun_in_the_same_place_is_named(
+    gpurun: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "gpurun-0.1.1.dist-info"
+    theirs.mkdir()
+    (theirs / "METADATA").write_text("Name: gpurun\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, _ = gpurun("doctor")
+    assert (code, "another package that is called gpurun" in out, "pip uninstall gpurun" in out) == (4, True, True)
+    monkeypatch.setattr("gpurun.ledger.runs.planned_runs", without_pydantic)
+    code, _, err = gpurun("ps")
+    assert (code, "install.other_gpurun" in err) == (4, True)
