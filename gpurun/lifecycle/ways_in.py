@@ -24,7 +24,7 @@ from gpurun.core.places import place_facts
 from gpurun.core.records import Address, Instance
 from gpurun.core.run_plan import Box
 from gpurun.core.settings import load_clusters
-from gpurun.ledger.runs import Sight, look, look_at_all, planned_runs
+from gpurun.ledger.runs import Sight, look_at_all, look_at_run, planned_runs
 from gpurun.planning.own_box import known_login, shown_host_key
 from gpurun.providers.ssh_login import parse_host
 from gpurun.remote.job_machine import step_argv
@@ -153,7 +153,7 @@ def _replace(path: Path, text: str) -> None:
 def way_to_run(home: Home, run: str, clock: Clock) -> Way:
     """Return the way into the machine of one run, once its entry is written; an error where there is none."""
     write_entries(home, clock)
-    return way_into(look(home, run), home, _before(_known(home.ssh / "known_hosts"), clock))
+    return way_into(look_at_run(home, run), home, _before(_known(home.ssh / "known_hosts"), clock))
 
 
 def _before(known: Mapping[str, str], clock: Clock | None) -> HostKeyOf:

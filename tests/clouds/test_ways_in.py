@@ -83,14 +83,14 @@ def openssh(user: User, program: str, *words: str) -> subprocess.CompletedProces
     )
 
 
-def test_a_command_runs_in_the_jobs_folder_and_ends_with_its_own_code(user: User) -> None:
+def test_a_command_runs_in_the_jobs_folder_and_ends_as_it_does(user: User) -> None:
     shown = user.types("ssh", RUN, "--", "cat", "out/hello.txt")
     assert (shown.stdout, shown.stderr, shown.returncode) == ("from the machine", "", 0)
     assert user.types("ssh", RUN, "--", "sh", "-c", "echo '$HOME;' >&2; exit 7").returncode == 7
     assert user.types("ssh", RUN, "--", "printf", "%s|", "a b", "*", "$(id)").stdout == "a b|*|$(id)|"
 
 
-def test_without_openssh_the_same_goes_over_gpuruns_own_connection(user: User, tmp_path: Path) -> None:
+def test_without_openssh_gpuruns_own_connection_does_the_same(user: User, tmp_path: Path) -> None:
     (tmp_path / "python").symlink_to(sys.executable)
     shown = user.types("ssh", RUN, "--", "sh", "-c", "cat out/hello.txt; exit 7", PATH=str(tmp_path))
     assert (shown.stdout, shown.returncode) == ("from the machine", 7), shown.stderr
@@ -154,7 +154,7 @@ def test_a_shell_is_at_home_in_a_terminal_and_follows_its_size(user: User, tmp_p
         terminal.close()
 
 
-def test_by_the_written_entry_ssh_scp_and_rsync_reach_it_with_a_strict_host_key(user: User, tmp_path: Path) -> None:
+def test_ssh_scp_and_rsync_reach_it_by_its_strict_entry(user: User, tmp_path: Path) -> None:
     code, told = user.tells("ssh-config")
     (entry,) = told["data"]["entries"]
     assert (code, entry["host"], told["data"]["included"]) == (0, HOST, False)
@@ -170,7 +170,7 @@ def test_by_the_written_entry_ssh_scp_and_rsync_reach_it_with_a_strict_host_key(
     assert [(tmp_path / name).read_text() for name in ("hello.txt", "serve.py")] == ["from the machine", SCRIPT]
 
 
-def test_another_host_key_than_the_pinned_one_is_refused_whatever_is_asked(user: User, tmp_path: Path) -> None:
+def test_another_host_key_than_the_pinned_one_is_refused(user: User, tmp_path: Path) -> None:
     user.types("ssh-config")
     other = tmp_path / "other"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
@@ -184,7 +184,7 @@ def test_another_host_key_than_the_pinned_one_is_refused_whatever_is_asked(user:
     assert "Host key verification failed" in refused.stderr
 
 
-def test_a_port_is_forwarded_to_the_loopback_until_ctrl_c_and_the_run_goes_on(user: User) -> None:
+def test_a_port_is_forwarded_to_the_loopback_until_ctrl_c(user: User) -> None:
     there = user.types("ssh", RUN, "--", "cat", "out/port.txt").stdout
     with socket.create_server(("127.0.0.1", 0)) as taken:
         here = taken.getsockname()[1]
@@ -211,7 +211,7 @@ def test_a_port_is_forwarded_to_the_loopback_until_ctrl_c_and_the_run_goes_on(us
     assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training"
 
 
-def test_more_sessions_than_one_connection_takes_leave_the_runs_supervisor_its_own(user: User) -> None:
+def test_many_sessions_leave_the_supervisor_its_own(user: User) -> None:
     words = ["ssh", "-F", str(config(user)), HOST, "echo in; read line"]
     sessions = list[subprocess.Popen[bytes]]()
     try:
@@ -252,7 +252,7 @@ def test_every_line_of_the_page_does_what_it_says(user: User, tmp_path: Path) ->
     assert list(tmp_path.glob("out-of-the-machine/.gpurun/*/bundle/work/serve.py"))
 
 
-def test_at_the_runs_end_its_entry_goes_by_itself_and_each_verb_says_why(user: User) -> None:
+def test_at_the_runs_end_its_entry_goes_and_each_verb_says_why(user: User) -> None:
     user.types("ssh-config")
     assert f"Host {HOST}" in config(user).read_text()
     user.types("ssh", RUN, "--", "touch", "stop")

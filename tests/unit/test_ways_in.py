@@ -20,7 +20,7 @@ from gpurun.core.known_hosts import remember_host
 from gpurun.core.paths import Home
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.core.run_plan import Box
-from gpurun.ledger.runs import Sight, look
+from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.lifecycle import ways_in
 from gpurun.lifecycle.ways_in import Way, config_of, way_into, write_entries
 from gpurun.remote.key_pairs import fingerprint, make_keys
@@ -47,7 +47,7 @@ def sight_of(home: Home, phase: Phase, *, provider: str = "runpod", address: Add
     instance = Instance(
         id="lab/12", provider=provider, token=TOKEN, run="fox-41", state=InstanceState.RUNNING, address=address, **more
     )
-    sight = look(home, "fox-41")
+    sight = look_at_run(home, "fox-41")
     has_one = phase not in (Phase.OPENED, Phase.CREATING)
     told = {"phase": phase, "provider": provider, "instance": instance if has_one else None}
     return replace(sight, state=sight.state.model_copy(update=told))
@@ -93,9 +93,7 @@ def test_a_key_that_is_in_another_home_is_asked_for_there(home: Home) -> None:
     assert "--home" in raised.value.hint
 
 
-def test_an_entry_is_strict_and_takes_nothing_of_the_users_own_host_star(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_is_strict_and_takes_nothing_of_host_star(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     sight = sight_of(home, Phase.TRAINING)
     monkeypatch.setattr(ways_in, "look_at_all", lambda *_: iter([(sight, None)]))
     write_entries(home)
@@ -148,9 +146,7 @@ def test_what_ssh_could_read_as_more_than_a_value_makes_no_entry(changes: dict[s
         HostEntry(**{**values, **changes})
 
 
-def test_a_box_behind_a_bastion_has_two_entries_and_the_agents_keys(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_box_behind_a_bastion_has_two_entries(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box(
         target="me@gpu3.lab:22", identity="agent", host_key=KEY, trusted="given", jump="me@gate.lab:2222",
         jump_host_key=KEY,
@@ -166,9 +162,7 @@ def test_a_box_behind_a_bastion_has_two_entries_and_the_agents_keys(
     assert (home.ssh / "known_hosts").read_text() == f"gpurun-fox-41 {KEY}\ngpurun-fox-41.jump {KEY}\n"
 
 
-def test_of_a_box_that_was_given_by_its_fingerprint_the_key_is_asked_once_and_another_never_written(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_box_given_by_a_fingerprint_is_asked_for_its_key_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     box = Box(target="me@lab:22", identity="/k", host_key=fingerprint(KEY), trusted="given")
     sight = sight_of(home, Phase.TRAINING, provider="ssh")
     sight = replace(sight, plan=sight.plan.model_copy(update={"box": box}))
@@ -183,7 +177,7 @@ def test_of_a_box_that_was_given_by_its_fingerprint_the_key_is_asked_once_and_an
     assert write_entries(home) == []
 
 
-def test_a_cluster_is_entered_by_its_login_node_and_from_there_into_the_job(home: Home) -> None:
+def test_a_cluster_is_entered_by_its_login_node_into_the_job(home: Home) -> None:
     home.config.write_text(
         '[slurm.lab]\nhost = "login.lab"\nuser = "me"\nworkdir = "/shared"\nsetup = "module load cuda"\n'
     )
@@ -209,7 +203,7 @@ def test_what_is_no_port_is_refused(word: str) -> None:
         forward._pairs([word])
 
 
-def test_a_port_is_not_named_twice_and_the_next_free_one_is_none_of_the_others() -> None:
+def test_the_next_free_port_is_none_of_the_others() -> None:
     with pytest.raises(UsageError, match="named twice"):
         forward._pairs(["8888", "8888:80"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -222,7 +216,7 @@ def test_a_port_is_not_named_twice_and_the_next_free_one_is_none_of_the_others()
     assert offered[1] == f"{port + 1}:6006"
 
 
-def test_the_line_comes_first_in_the_users_file_which_may_be_a_link_and_keeps_its_bytes(tmp_path: Path) -> None:
+def test_the_line_comes_first_in_the_users_file(tmp_path: Path) -> None:
     kept, line = b"Host old\n  Port 22 \xff\r\n", 'Include "/h/ssh/config"'
     dotfile, users = tmp_path / "dotfile", tmp_path / ".ssh" / "config"
     dotfile.write_bytes(kept)
@@ -246,7 +240,7 @@ def test_nothing_is_written_into_the_users_file_without_a_yes(home: Home, monkey
         assert (done.returncode, users.exists()) == (0, is_written), done.stderr
 
 
-def test_a_percent_in_a_path_is_quoted_where_ssh_reads_it_so_and_refused_where_versions_differ(tmp_path: Path) -> None:
+def test_a_percent_in_a_path_is_quoted_or_refused(tmp_path: Path) -> None:
     key, known, config = (tmp_path / name for name in ("100% h", "known 100%h", "config"))
     config.write_text(HostEntry("gpurun-x", AT, str(key), KEY).config(known))
     assert resolved(config, "gpurun-x")["userknownhostsfile"] == str(known)

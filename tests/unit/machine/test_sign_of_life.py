@@ -21,7 +21,7 @@ LIMIT_S = 10.0
 
 
 @pytest.mark.parametrize("of", [str, fingerprint])
-def test_a_machine_that_shows_its_own_host_key_answers_and_nobody_logs_in(place: Place, of: type[str]) -> None:
+def test_a_machine_answers_by_its_host_key_without_a_login(place: Place, of: type[str]) -> None:
     far = FarSide(place.machine(host_key=of(place.keys.host_public)))
     assert far.answers(LIMIT_S)
     assert "userauth-request" not in place.server.log
@@ -45,7 +45,7 @@ def test_nothing_that_listens_is_none(place: Place) -> None:
         assert not FarSide(place.machine(taken.getsockname()[1])).answers(LIMIT_S)
 
 
-def test_something_that_listens_and_is_silent_is_none_within_the_limit(place: Place) -> None:
+def test_a_silent_listener_shows_no_sign_of_life_in_the_limit(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not FarSide(place.machine(silent.getsockname()[1])).answers(1.0)
 
@@ -57,7 +57,7 @@ def test_an_sshd_that_has_ended_answers_no_more(place: Place) -> None:
     assert not far.answers(LIMIT_S)
 
 
-def test_of_a_key_that_is_known_by_its_fingerprint_the_whole_line_is_asked_and_another_is_refused(place: Place) -> None:
+def test_a_key_known_by_its_fingerprint_is_asked_for_whole(place: Place) -> None:
     line = " ".join(place.keys.host_public.split()[:2])
     target = f"{place.server.user}@127.0.0.1:{place.server.port}"
     box = Box(target=target, identity=str(place.client), host_key=fingerprint(line), trusted="given")
