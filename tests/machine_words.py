@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpurun.remote.machine_facts import Card, Facts, Gpu, Torch
+from gpurun.remote.machine_facts import CardFacts, Gpu, MachineFacts, Torch
 
 A100, GIB = "NVIDIA A100-SXM4-80GB", 1 << 30
 
@@ -17,11 +17,11 @@ def facts(
     cards: int | None = None,
     ecc: int | None = 0,
     **torch: Any,
-) -> Facts:
+) -> MachineFacts:
     """A healthy machine, but for what is said otherwise."""
     devices = tuple(Gpu(name=name, memory_bytes=int(gib * GIB)) for _ in range(count))
     known = {"found": True, "python": "/py", "version": "2.8.0+cu128", "numpy": "2.1", "cuda": "12.8"}
-    return Facts(
+    return MachineFacts(
         v=1,
         python="3.12",
         platform="Linux",
@@ -33,7 +33,7 @@ def facts(
         boot_id="b",
         shipped_sha256=None,
         gpus=tuple(
-            Card(name=name, memory_bytes=80 * GIB, driver="570.1", ecc_errors=ecc)
+            CardFacts(name=name, memory_bytes=80 * GIB, driver="570.1", ecc_errors=ecc)
             for _ in range(count if cards is None else cards)
         ),
         torch=Torch(**(known | {"devices": devices} | torch)),

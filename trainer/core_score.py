@@ -21,7 +21,7 @@ import torch
 
 from trainer.distributed import Device, Processes, choose_device
 from trainer.errors import Refused
-from trainer.evaluate import answered, filled_rows, rounds
+from trainer.evaluate import filled_rows, rounds, score_answers
 from trainer.generate import open_checkpoint
 from trainer.model import GPT
 
@@ -104,7 +104,9 @@ def _right(model: GPT, items: Sequence[_Item], device: Device) -> list[bool]:
     pairs = [pair for item in items for pair in _pairs(item)]
     ids, targets = filled_rows(pairs, model.config.context, device.torch.type)
     with device.autocast():
-        losses, exact = (found.tolist() for found in answered(model, ids.to(device.torch), targets.to(device.torch)))
+        losses, exact = (
+            found.tolist() for found in score_answers(model, ids.to(device.torch), targets.to(device.torch))
+        )
     right, first = [], 0
     for item in items:
         some = losses[first : first + len(item.rows)]

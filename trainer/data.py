@@ -26,9 +26,9 @@ __all__ = [
     "BatchPlan",
     "Samples",
     "TokenRow",
-    "batches",
     "plan_batch",
     "position_seed",
+    "read_batches",
     "sample_starts",
     "smaller",
 ]
@@ -129,7 +129,7 @@ def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, pro
             yield step * sequences + start
 
 
-def batches(
+def read_batches(
     read: Callable[[int], tuple[Tensor, ...]], starts: Iterable[int], device: torch.device
 ) -> Generator[tuple[Tensor, ...], None, None]:
     """Yield read(start) for every start, on the device; on CUDA a thread reads two ahead into pinned memory."""

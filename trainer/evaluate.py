@@ -33,11 +33,11 @@ __all__ = [
     "Task",
     "TextTask",
     "accuracy",
-    "answered",
     "filled_rows",
     "generate",
     "pick",
     "rounds",
+    "score_answers",
     "token_bytes",
     "validation",
 ]
@@ -170,7 +170,7 @@ def validation(
     return Evaluation(loss_sum / seen, loss_sum / seen * tokens / size / math.log(2) if size else None)
 
 
-def width_of(longest: int, context: int, kind: str) -> int:
+def choose_width(longest: int, context: int, kind: str) -> int:
     """Return how wide a batch is whose longest text has so many tokens; `kind` is that of its device."""
     return min(context, -(-longest // WIDTHS) * WIDTHS) if kind == "cuda" else longest
 
@@ -181,7 +181,7 @@ def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: i
     What is longer than the model's context loses its beginning, what is shorter is padded at its end, unseen.
     """
     rows = [((*before, *ending)[-(context + 1) :], min(len(ending), context)) for before, ending in pairs]
-    width = width_of(max(len(row) for row, _ in rows) - 1, context, kind)
+    width = choose_width(max(len(row) for row, _ in rows) - 1, context, kind)
     ids, targets = torch.zeros(len(rows), width, dtype=torch.int64), torch.full((len(rows), width), -100)
     for index, (row, asked) in enumerate(rows):
         tokens = torch.tensor(row)
@@ -190,7 +190,7 @@ def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: i
     return ids, targets
 
 
-def answered(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def score_answers(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's mean loss over its targets, and whether each target is the likeliest token.
 
     Only the positions asked for go through the head.
@@ -218,7 +218,7 @@ def accuracy(
         pairs = [(item.context, ending) for item in some for ending in item.endings]
         ids, targets = filled_rows(pairs, model.config.context, device.torch.type)
         with device.autocast():
-            losses, _ = answered(model, ids.to(device.torch), targets.to(device.torch))
+            losses, _ = score_answers(model, ids.to(device.torch), targets.to(device.torch))
         labels = torch.tensor([item.label for item in some], device=device.torch)
         right += (losses.view(-1, 4).argmin(dim=1) == labels)[:count].sum()
     model.train()
@@ -274,6 +274,6 @@ def _next_logits(model: GPT, texts: Sequence[Sequence[int]]) -> Tensor:
     """Return the logits (text, vocab) after each text's end: shorter ones are filled up behind it, where none looks."""
     seen = [text[-model.config.context :] for text in texts]
     device = model.wte.weight.device
-    width = width_of(max(len(ids) for ids in seen), model.config.context, device.type)
+    width = choose_width(max(len(ids) for ids in seen), model.config.context, device.type)
     rows = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in seen], device=device)
     return model.next_token_logits(rows, torch.tensor([len(ids) - 1 for ids in seen], device=device))

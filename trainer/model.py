@@ -29,7 +29,7 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
     return dataclasses.replace(config, vocab_size=padded_vocab(config, vocab_size))
 
 
-class Attention(nn.Module):
+class CausalSelfAttention(nn.Module):
     """Causal self-attention over `heads` heads, by torch's own fused kernel.
 
     On Hopper that is cuDNN's first, from torch 2.11 on. Older ones bring a cuDNN that torch keeps behind flash on
@@ -73,7 +73,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.width, bias=config.bias)
-        self.attn = Attention(config)
+        self.attn = CausalSelfAttention(config)
         self.ln_2 = nn.LayerNorm(config.width, bias=config.bias)
         self.mlp = MLP(config)
 

@@ -20,13 +20,13 @@ from trainer.tokenizer import (
     CharTokenizer,
     TextTokenizer,
     count_characters,
+    cut_for_encoding,
     load_gpt2,
-    pieces,
     vocabulary_json,
 )
 
 
-def prepare(text: str, name: str, val_fraction: float, prompts: tuple[str, ...], out: Path) -> dict[str, int]:
+def write_data_folder(text: str, name: str, val_fraction: float, prompts: tuple[str, ...], out: Path) -> dict[str, int]:
     """Write a data folder (docs/FORMATS.md) into `out`, which is new; the tokens of each split."""
     documents = [part for part in text.split(GPT2_EOT.decode()) if part.strip()]
     if len(documents) == 1:
@@ -48,7 +48,7 @@ def prepare(text: str, name: str, val_fraction: float, prompts: tuple[str, ...],
             for part in parts:
                 if tokenizer.eot_id is not None:
                     writer.write(np.array([tokenizer.eot_id], dtype=np.uint16))
-                for ids in tokenizer.encode([*pieces(part)]):
+                for ids in tokenizer.encode([*cut_for_encoding(part)]):
                     writer.write(ids)
         shards[split], tokens[split] = writer.entries, writer.tokens
     write_json(out / "vocab.json", vocabulary_json(name, tokenizer.tokens))
@@ -69,7 +69,11 @@ def main() -> int:
     try:
         recipe = read_recipe(given.recipe, overrides=given.overrides, rehearse=given.rehearse)
         data, prompts = recipe.data, recipe.sample.prompts
-        print(prepare(given.text.read_text("utf-8"), data.tokenizer, data.val_fraction, tuple(prompts), given.out))
+        print(
+            write_data_folder(
+                given.text.read_text("utf-8"), data.tokenizer, data.val_fraction, tuple(prompts), given.out
+            )
+        )
     except (Refused, OSError, ValueError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 2

@@ -30,19 +30,19 @@ from trainer.evaluate import validation
 from trainer.events import Reporter
 from trainer.recipe import Recipe, RecipeError, parse_recipe
 from trainer.recipe_file import completed
-from trainer.run import Run, machine_kind
+from trainer.run import TrainingRun, machine_kind
 from trainer.run_checkpoint import RunCheckpoint, open_run_checkpoint
 from trainer.shards import sha256_of_file
 from trainer.start import open_run
 from trainer.train import take_step
 
-__all__ = ["main", "replay"]
+__all__ = ["main", "replay_steps"]
 
 _MOST_THREADS = 1024
 _SUFFIXES = {"weights": "model.safetensors", "optimizer": "optim.safetensors", "state": "state.json"}
 
 
-def replay(
+def replay_steps(
     checkpoint: Path, data: Path, recipe: Path | None = None, again: Iterable[tuple[int, int]] = ()
 ) -> dict[str, Any]:
     """Return the validation loss of a checkpoint, and of each span of steps how it came out when it was taken again.
@@ -109,7 +109,7 @@ def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> Run:
+def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> TrainingRun:
     """Return the run as it was after a step (0: as the seed drew it), silent, and with no place to save in."""
     first = open_run_checkpoint(_of_step(opened.weights, step), recipe) if step else opened
     believed = _recipe_of(first)
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     try:
-        print(json.dumps(replay(given.checkpoint, given.data, given.recipe, given.again)), flush=True)
+        print(json.dumps(replay_steps(given.checkpoint, given.data, given.recipe, given.again)), flush=True)
     except TrainerError as refusal:
         print(f"refused: {refusal}", file=sys.stderr)
         return Refused.exit_code

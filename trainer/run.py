@@ -32,7 +32,7 @@ from trainer.saving import CheckpointWriter
 if TYPE_CHECKING:
     from trainer.translation.model import Translator
 
-__all__ = ["Run", "RunIO", "Setup", "State", "StepResult", "machine_kind", "watch_for_stop"]
+__all__ = ["RunIO", "Setup", "State", "StepResult", "TrainingRun", "machine_kind", "watch_for_stop"]
 
 LAUNCHER_EVERY_S = 1.0
 """How often a process looks whether torchrun is still there: without it nobody would wait for the end, nor know it."""
@@ -135,7 +135,7 @@ class StepResult(NamedTuple):
     seconds: float
 
 
-class Run(NamedTuple):
+class TrainingRun(NamedTuple):
     """The three parts of a run."""
 
     setup: Setup

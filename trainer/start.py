@@ -26,7 +26,7 @@ from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard, make_optimizer
 from trainer.out_of_memory import end_with_the_others, read_room, restore_micro_batch
 from trainer.recipe import Recipe, parameters_of
-from trainer.run import Run, RunIO, Setup, State
+from trainer.run import RunIO, Setup, State, TrainingRun
 from trainer.saving import restore_model, restore_optimizer
 from trainer.shards import open_data
 
@@ -36,7 +36,7 @@ __all__ = ["open_run", "source_map"]
 def open_run(
     recipe: Recipe, data: Path, out: Path, *, processes: Processes, device: Device, reporter: Reporter,
     stop_requested: threading.Event | None = None, state: State | None = None,
-) -> Run:  # fmt: skip
+) -> TrainingRun:  # fmt: skip
     """Check everything, build the model, restore a checkpoint if `out` or `data` has one, and report the start."""
     state = state or State()
     state.plan = plan_batch(recipe, processes.count)
@@ -87,7 +87,7 @@ def open_run(
         restore_micro_batch(setup, state, processes.from_first(lambda: read_room(out)))
         end_with_the_others(out, lambda: writer is not None and writer.is_writing)
     _announce(setup, state, io, is_loaded)
-    return Run(setup, state, io)
+    return TrainingRun(setup, state, io)
 
 
 def _open_task(recipe: Recipe, folder: Path, sequences: int, processes: Processes) -> Task:

@@ -28,8 +28,8 @@ __all__ = [
     "Gpt2Tokenizer",
     "TextTokenizer",
     "count_characters",
+    "cut_for_encoding",
     "load_gpt2",
-    "pieces",
     "printable_bytes",
     "read_vocabulary",
     "sha256_of_tokens",
@@ -269,7 +269,7 @@ def read_vocabulary(folder: Path) -> list[bytes]:
         raise Refused(what, code="data.bad_vocabulary", hint=hint) from None
 
 
-def pieces(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
+def cut_for_encoding(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
     """Cut a long text where GPT-2's encoding cuts too, so that the tokens of the pieces are those of the whole.
 
     That is: before a line end that follows a visible character, or else before such a space. A text without any is cut

@@ -31,7 +31,7 @@ from trainer.events import Reporter
 from trainer.optim import LossScale, SpikeGuard, make_optimizer
 from trainer.recipe import ModelConfig, Recipe
 from trainer.recipe_file import add_recipe_words, read_recipe
-from trainer.run import Run, RunIO, Setup, State
+from trainer.run import RunIO, Setup, State, TrainingRun
 from trainer.train import take_step
 from trainer.translation.task import TranslationTask
 
@@ -93,7 +93,7 @@ def _run(
     precision: str,
     processes: Processes,
     share: Callable[[nn.Module], ParallelStrategy],
-) -> Run:
+) -> TrainingRun:
     data = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=vocab_size))
     opened: Any = SimpleNamespace(data=data, special=SimpleNamespace(pad_id=0))
     task: Any = TranslationTask if recipe.model.preset == "encoder-decoder" else TextTask
@@ -106,7 +106,7 @@ def _run(
     state = State()
     state.plan = plan_batch(recipe, processes.count)
     state.scale, state.spikes = LossScale(precision == "fp16"), SpikeGuard(recipe.train.spike_z)
-    return Run(setup, state, RunIO(Reporter(nowhere, is_first=False), None, threading.Event()))
+    return TrainingRun(setup, state, RunIO(Reporter(nowhere, is_first=False), None, threading.Event()))
 
 
 def _fused(

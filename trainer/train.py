@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.data import batches, position_seed, sample_starts
+from trainer.data import position_seed, read_batches, sample_starts
 from trainer.distributed import (
     COLLECTIVE_LIMIT_S,
     Processes,
@@ -160,7 +160,7 @@ def accumulate(setup: Setup, state: State, io: RunIO) -> Tensor:
     if io.feed is None:  # This process's micro-batches, from this step to the last.
         steps, samples = range(state.step, recipe.train.steps), setup.task.train_samples
         starts = sample_starts(steps, plan.sequences, plan.micro_batch, processes.rank, processes.count)
-        io.feed = batches(lambda start: samples.read(start, plan.micro_batch), starts, setup.device.torch)
+        io.feed = read_batches(lambda start: samples.read(start, plan.micro_batch), starts, setup.device.torch)
     for index in range(plan.accumulation):
         inputs = next(io.feed)
         if recipe.model.dropout:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpurun.core.paths import RunFolder
 from gpurun.core.run_plan import Plan
-from gpurun.core.trainer_events import parse
+from gpurun.core.trainer_events import parse_event
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
 from gpurun.view.live_layout import live_screen
@@ -28,7 +28,7 @@ def main(folder: RunFolder, step: int) -> str:
     """The screen of that run after its event for `step`, 100 columns wide."""
     style = Style(width=100, height=34, color=True, redraw=True)
     screen = Screen(Plan.from_json(folder.plan.read_bytes()), spent_by)
-    events = [event for line in folder.events.read_bytes().splitlines() if (event := parse(line))]
+    events = [event for line in folder.events.read_bytes().splitlines() if (event := parse_event(line))]
     shown = [event for event in events if (event.step or 0) <= step]
     now = shown[-1].wall or 0.0
     records = [record for record in read_journal(folder.journal).records if record.wall <= now]

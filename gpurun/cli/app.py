@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from gpurun import __version__
-from gpurun.cli.render import OutputLost, lost, put, render_result, without_output
+from gpurun.cli.render import OutputLost, make_output_lost, put, render_result, without_output
 from gpurun.cli.result import Result
 from gpurun.cli.verb import COMMON, takes
 from gpurun.core.errors import ExitCode, UsageError
@@ -150,11 +150,11 @@ def run_app(app: typer.Typer) -> int:
     except OSError as error:  # Typer prints help by itself.
         if error.errno != errno.ENOSPC:
             raise
-        return without_output(lost(error), Result(), None)
+        return without_output(make_output_lost(error), Result(), None)
     except SystemExit as left:  # So it ends where the reader of its help has left.
         if not isinstance(left.__context__, BrokenPipeError):
             raise
-        return without_output(lost(left.__context__), Result(), None)
+        return without_output(make_output_lost(left.__context__), Result(), None)
     return code if isinstance(code, int) else 0
 
 

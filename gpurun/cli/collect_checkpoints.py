@@ -10,7 +10,7 @@ from typing import Any
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.core.artifact_names import shown
-from gpurun.core.collected_record import files_of, missing_of
+from gpurun.core.collected_record import missing_of, read_stated_files
 from gpurun.core.errors import CollectFailed, SetupError, UsageError, VerificationFailed
 from gpurun.core.journal_events import CollectObserved, FilesBrought, TrainIntended, TrainObserved, TrainStarted
 from gpurun.core.journal_records import Phase, last_brought, last_typed
@@ -26,11 +26,11 @@ from gpurun.lifecycle.artifacts.on_demand import (
     Only,
     bring_now,
     bring_pushed,
-    chosen,
     copy_out,
+    select_files,
 )
-from gpurun.lifecycle.connect import Reach
-from gpurun.lifecycle.context import instance_of
+from gpurun.lifecycle.connect import MachineConnector
+from gpurun.lifecycle.context import get_instance
 from gpurun.lifecycle.instance.job_folder import over
 from gpurun.readers.run_status import held_word
 from gpurun.remote.messages import Manifest, ManifestFile
@@ -44,7 +44,7 @@ _TELL_S = 5.0
 _MOST_NAMED = 6
 
 
-def copied(result: Result, sight: Sight, place: Path) -> Result:
+def copy_result_files(result: Result, sight: Sight, place: Path) -> Result:
     """The same result, once each file that it names has a copy in a folder."""
     files = [ManifestFile(**file) for file in result.data["here"]]
     copy_out(sight.folder.artifacts, files, place)
@@ -63,7 +63,7 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
         instance = over(instance)
     elif phase not in _ALIVE:
         return _of_the_past(session, sight, wanted)
-    far = Reach(sight.folder, sight.plan, session.clock)(instance or instance_of(sight.state))
+    far = MachineConnector(sight.folder, sight.plan, session.clock)(instance or get_instance(sight.state))
     held = _held(sight)
     try:
         budget = EgressBudget.of(sight.folder, sight.plan)
@@ -80,7 +80,7 @@ def collected(session: Session, sight: Sight, wanted: Only) -> Result:
     return _brought(sight, wanted, brought)
 
 
-def checked(only: str) -> Only:
+def parse_only(only: str) -> Only:
     """The choice as it was typed; a UsageError for another word."""
     for known in ONLY:
         if only == known:
@@ -203,7 +203,7 @@ def _from_bucket(session: Session, sight: Sight, only: Only, collected: FilesBro
 
     found = bring_pushed(
         sight.folder, sight.plan.choices.stage, _place_of(sight), session.clock,
-        choose=lambda manifest: [] if is_home_ahead(manifest) else chosen(manifest, only, name),
+        choose=lambda manifest: [] if is_home_ahead(manifest) else select_files(manifest, only, name),
         tell=_telling(session),
     )  # fmt: skip
     if is_home_ahead(found.manifest):
@@ -238,7 +238,7 @@ def _with_home(
 def _listed(collected: FilesBrought, folder: RunFolder) -> Manifest:
     """What the record says that came home; VerificationFailed where its list is not as it was written."""
     try:
-        files = files_of(folder, collected.files, collected.listed)
+        files = read_stated_files(folder, collected.files, collected.listed)
         told = {"latest": collected.latest, "best": collected.best, "files": files}
         return Manifest.model_validate_json(canonical(told))
     except ValueError as error:
@@ -285,7 +285,7 @@ def _chosen_of_whole(manifest: Manifest, not_here: Set[str], only: Only, name: s
         raise UsageError("checkpoint.none", what, hint=hint)
     if only == "last":
         manifest = manifest.model_copy(update={"latest": max(whole, default=None)})
-    return chosen(manifest, only, name, is_over=True)
+    return select_files(manifest, only, name, is_over=True)
 
 
 def _here(sight: Sight, manifest: Manifest, files: Sequence[ManifestFile]) -> str:

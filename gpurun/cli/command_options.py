@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import RENTING, renting_from, text, usual_providers
+from gpurun.cli.options import RENTING, make_text_option, renting_from, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -217,12 +217,15 @@ COMMAND = Shared(
             [],
         ),
         **RENTING,
-        "data": (text("--data", "PATH", "A folder, s3:// or hf:, found at $GPURUN_DATA."), ""),
-        "stage": (text("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."), ""),
-        "upload": (text("--upload", "DIR", "Run in a copy of this folder."), ""),
+        "data": (make_text_option("--data", "PATH", "A folder, s3:// or hf:, found at $GPURUN_DATA."), ""),
+        "stage": (
+            make_text_option("--stage", "s3://BUCKET", "Upload large files and save outputs by this bucket."),
+            "",
+        ),
+        "upload": (make_text_option("--upload", "DIR", "Run in a copy of this folder."), ""),
         "outputs": (_many("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
-        "checkpoint_glob": (text("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
-        "resume_arg": (text("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
+        "checkpoint_glob": (make_text_option("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
+        "resume_arg": (make_text_option("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
         "env": (_many("--env", "NAME=VALUE", "A variable; may be repeated."), []),
         "secret": (_many("--secret", "NAME", "One from here that is written nowhere."), []),
         "pip": (_many("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
@@ -237,7 +240,7 @@ COMMAND = Shared(
         ),
         "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
         "exclude": (_many("--exclude", "GLOB", "Do not upload this."), []),
-        "stop_signal": (text("--stop-signal", "NAME", "What asks the command to end; else TERM."), "TERM"),
+        "stop_signal": (make_text_option("--stop-signal", "NAME", "What asks the command to end; else TERM."), "TERM"),
         "grace": (_number(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
         "output_gb": (
             _number(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),

@@ -63,7 +63,7 @@ def hold_s(text: str) -> int:
     return 0 if text == "off" else _within(span, 60, 86400, "usage.hold_on_failure", wrong, hint)
 
 
-def setup_limit_s(minutes: float) -> int:
+def parse_setup_limit_s(minutes: float) -> int:
     """Return the seconds of --setup-limit."""
     from gpurun.core.errors import UsageError
 

@@ -71,7 +71,7 @@ class PanelledCommand(TyperCommand):
                 formatter.write_dl([(name.ljust(WIDE), words) for name, words in records])
 
 
-def group_of(usual: str = "--help") -> type[TyperGroup]:
+def make_verb_group(usual: str = "--help") -> type[TyperGroup]:
     """Return the group of some verbs, which without a word does what is `usual`: it lists what there is."""
 
     class Group(TyperGroup):

@@ -15,7 +15,7 @@ from gpurun.core.journal_events import Incident
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.ledger.runs import Sight, look
+from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.view.event_text import HEARD, SILENT
 
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -120,7 +120,7 @@ def decide_on_silence(session: Session, sight: Sight, message: str) -> bool:
     session.say(f"{message[:1].upper()}{message[1:]}.")
     question = "[d]estroy it, with what only it has  [l]eave this view  [k]eep waiting (Enter)"
     answer = _answer(session, question, flag="--give-up-after", on_interrupt="l")
-    if answer.startswith("d") and silence_of(look(session.home, sight.folder.name).records) is None:
+    if answer.startswith("d") and silence_of(look_at_run(session.home, sight.folder.name).records) is None:
         session.say("It answers again, so it is not destroyed.")
     elif answer.startswith("d"):
         ask_to_stop(sight.folder, "destroy", by="user", reason="it did not answer")

@@ -21,7 +21,7 @@ _CATALOGUE = "catalogue"
 
 
 @dataclass(frozen=True)
-class Listed:
+class OfferListing:
     """Offers, and what should be said about them: `notes`, and `warnings` where a price or a key is not what it seems.
 
     `if_none` is the sentence for an empty list. `read_wall` is None for the catalogue; `unreached`: nobody answered.
@@ -36,7 +36,7 @@ class Listed:
     unreached: bool = False
 
 
-def listed(session: Session, need: GpuNeed | None, clouds: Sequence[str], choices: Choices) -> Listed:
+def list_offers(session: Session, need: GpuNeed | None, clouds: Sequence[str], choices: Choices) -> OfferListing:
     """Live offers of the clouds with a key, or the catalogue's of all of them."""
     if need is None:
         return _catalogued(None, clouds, choices, "Name a GPU to see live prices.")
@@ -52,7 +52,7 @@ def listed(session: Session, need: GpuNeed | None, clouds: Sequence[str], choice
     if_none = f"Nobody who was asked has {need}{how}{where} now."
     notes = _read_notes(market, [name for name in clouds if name not in ready], session)
     warnings, unreached = _live_warnings(market, ready), len(market.silent) == len(ready)
-    return Listed(market.offers, notes, warnings, if_none, market.silent, market.read_wall, unreached)
+    return OfferListing(market.offers, notes, warnings, if_none, market.silent, market.read_wall, unreached)
 
 
 def _read_notes(market: Market, keyless: Sequence[str], session: Session) -> list[str]:
@@ -72,23 +72,23 @@ def _live_warnings(market: Market, ready: Sequence[str]) -> list[str]:
     return found
 
 
-def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> Listed:
+def _catalogued(need: GpuNeed | None, clouds: Sequence[str], choices: Choices, why: str) -> OfferListing:
     """The packaged catalogue's rows, marked as what they are; it knows no spot prices."""
     rows = [one for one in (offers_for(need) if need else all_offers()) if one.provider in clouds]
     kept = [one for one in rows if choices.region in (None, one.region) or one.region == "any"]
     if choices.spot:
-        return Listed((), [why], (), "The packaged catalogue has no spot prices.")
+        return OfferListing((), [why], (), "The packaged catalogue has no spot prices.")
     if not kept:
         regions = ", ".join(sorted({one.region for one in rows}))
         where = f" in {choices.region}; it has it in {regions}" if rows else ""
         none = f"The packaged catalogue has no {need or 'offer'} of {' or '.join(clouds)}{where}."
-        return Listed((), [why], (), none)
+        return OfferListing((), [why], (), none)
     dates = sorted({one.price_source.split(" (")[0] for one in kept})
-    return Listed(kept, [why], [f"NOT LIVE: prices of the packaged {' and '.join(dates)}."], "")
+    return OfferListing(kept, [why], [f"NOT LIVE: prices of the packaged {' and '.join(dates)}."], "")
 
 
 def nothing_found(
-    found: Listed, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None
+    found: OfferListing, need: GpuNeed | None, clouds: Sequence[str], limit: Micros | None
 ) -> NoOffer | SetupError:
     """The one sentence for an empty list: all is too dear, nobody answered, or nobody has it."""
     if found.unreached:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, limit_s, queue_s, setup_limit_s, silent_s
+from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, limit_s, parse_setup_limit_s, queue_s, silent_s
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -177,7 +177,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             accept_cpu=typed["accept_cpu"],
             image=typed["image"],
             setup=_script(typed["setup"]),
-            setup_limit_s=0 if typed["setup_limit"] is None else setup_limit_s(typed["setup_limit"]),
+            setup_limit_s=0 if typed["setup_limit"] is None else parse_setup_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
             log_to=_trackers(typed["log_to"]),
             give_up_after_s=give_up_after_s(typed["give_up_after"]) if typed["give_up_after"] else 0,
@@ -289,46 +289,57 @@ def flag(name: str, help_text: str) -> Any:
     return Annotated[bool, typer.Option(name, help=help_text)]
 
 
-def text(name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None) -> Any:
+def make_text_option(
+    name: str, metavar: str, help_text: str, complete: Callable[[str], list[str]] | None = None
+) -> Any:
     """A flag with a text behind it, as Typer wants it."""
     return Annotated[str, typer.Option(name, metavar=metavar, help=help_text, autocompletion=complete)]
 
 
 RENTING: dict[str, tuple[Any, Any]] = {
     "gpu": (
-        text("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
+        make_text_option("--gpu", "GPU", "8xA100-80GB, cpu, or any: the cheapest that fits.", complete_gpu),
         "",
     ),
-    "max_cost": (text("--max-cost", "USD", "What the whole run may cost at most."), ""),
+    "max_cost": (make_text_option("--max-cost", "USD", "What the whole run may cost at most."), ""),
     "provider": (Providers, []),
-    "region": (text("--region", "R", "Only this region."), ""),
-    "data": (text("--data", "PATH", "Text, shards, or hf:OWNER/NAME of public shards."), ""),
+    "region": (make_text_option("--region", "R", "Only this region."), ""),
+    "data": (make_text_option("--data", "PATH", "Text, shards, or hf:OWNER/NAME of public shards."), ""),
     "continues": (Continues, None),
-    "stage": (text("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
+    "stage": (make_text_option("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
     "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
     "dry_run": (flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
     "spot": (flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
     "accept_weak_lease": (flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
     "lambda_guard": (flag("--lambda-guard", "Put a key on a Lambda machine that ends it."), False),
     "accept_cpu": (flag("--accept-cpu", "Train where the machine has no CUDA device."), False),
-    "image": (text("--image", "IMAGE", "Another image than the provider's own."), ""),
-    "setup": (text("--setup", "SCRIPT", "Run this there first."), ""),
+    "image": (make_text_option("--image", "IMAGE", "Another image than the provider's own."), ""),
+    "setup": (make_text_option("--setup", "SCRIPT", "Run this there first."), ""),
     "setup_limit": (
         Annotated[
             float | None, typer.Option("--setup-limit", metavar="MIN", help="How long --setup may take; else 10.")
         ],
         None,
     ),
-    "log_to": (text("--log-to", "TRACKERS", "wandb, mlflow, trackio or tensorboard; several by commas."), ""),
-    "give_up_after": (text("--give-up-after", "DURATION", "End a machine that answers no more so long."), ""),
-    "idle": (text("--idle", "DURATION", "Stop a job that computes nothing so long; off: never."), ""),
-    "silent": (text("--silent", "DURATION", "Stop a job that writes nothing so long."), ""),
-    "hold_on_failure": (text("--hold-on-failure", "MIN|off", "Keep a failed run's machine so long; else 15."), ""),
-    "host": (text("--host", "USER@HOST[:PORT]", "A box of yours, or its name in ~/.ssh/config."), ""),
-    "host_key": (text("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
-    "identity": (text("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
-    "jump": (text("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
-    "python": (text("--python", "PATH", "The Python on the box or the cluster."), ""),
+    "log_to": (
+        make_text_option("--log-to", "TRACKERS", "wandb, mlflow, trackio or tensorboard; several by commas."),
+        "",
+    ),
+    "give_up_after": (
+        make_text_option("--give-up-after", "DURATION", "End a machine that answers no more so long."),
+        "",
+    ),
+    "idle": (make_text_option("--idle", "DURATION", "Stop a job that computes nothing so long; off: never."), ""),
+    "silent": (make_text_option("--silent", "DURATION", "Stop a job that writes nothing so long."), ""),
+    "hold_on_failure": (
+        make_text_option("--hold-on-failure", "MIN|off", "Keep a failed run's machine so long; else 15."),
+        "",
+    ),
+    "host": (make_text_option("--host", "USER@HOST[:PORT]", "A box of yours, or its name in ~/.ssh/config."), ""),
+    "host_key": (make_text_option("--host-key", "KEY", "Its host key or SHA256 fingerprint."), ""),
+    "identity": (make_text_option("--identity", "FILE", "The private key to log in with, or `agent`."), ""),
+    "jump": (make_text_option("--jump", "USER@HOST[:PORT]", "The host by which the box is reached."), ""),
+    "python": (make_text_option("--python", "PATH", "The Python on the box or the cluster."), ""),
     "max_gpu_hours": (
         Annotated[
             float | None,
@@ -336,11 +347,11 @@ RENTING: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
-    "queue": (text("--queue", "DURATION", "How long a job may wait to begin; else a day."), ""),
-    "partition": (text("--partition", "NAME", "The cluster's partition."), ""),
-    "time": (text("--time", "DURATION", "How long a job may take there."), ""),
-    "account": (text("--account", "NAME", "Whom the cluster counts it to."), ""),
-    "qos": (text("--qos", "NAME", "The quality of service there."), ""),
+    "queue": (make_text_option("--queue", "DURATION", "How long a job may wait to begin; else a day."), ""),
+    "partition": (make_text_option("--partition", "NAME", "The cluster's partition."), ""),
+    "time": (make_text_option("--time", "DURATION", "How long a job may take there."), ""),
+    "account": (make_text_option("--account", "NAME", "Whom the cluster counts it to."), ""),
+    "qos": (make_text_option("--qos", "NAME", "The quality of service there."), ""),
     "slow_network": (flag("--slow-network", "Train though the nodes' network is slow."), False),
     "pass_env": (
         Annotated[
@@ -348,7 +359,7 @@ RENTING: dict[str, tuple[Any, Any]] = {
         ],
         [],
     ),
-    "price_per_hour": (text("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
+    "price_per_hour": (make_text_option("--price-per-hour", "USD", "What the box costs an hour, for the cap."), ""),
 }
 """The flags that say where a run is to be and what it may cost, the same for `train` and `run`."""
 
@@ -358,7 +369,10 @@ REQUEST = Shared(
         "recipe": (RecipeArgument, ""),
         **RENTING,
         "overrides": (Set, []),
-        "challenge": (text("--challenge", "C", "What your teacher gave you; the seed follows from it."), ""),
+        "challenge": (
+            make_text_option("--challenge", "C", "What your teacher gave you; the seed follows from it."),
+            "",
+        ),
         "keep_checkpoints": (
             Annotated[
                 int,
@@ -373,9 +387,9 @@ REQUEST = Shared(
         ),
         "accept_skipped": (flag("--accept-skipped", "Accept a folder of which more is skipped than read."), False),
         "warm": (flag("--warm", "Upload the compile cache of earlier runs."), False),
-        "init": (text("--init", "FILE", "Weights to begin from: safetensors or a ckpt.pt."), ""),
-        "trainer": (text("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
-        "core_bundle": (text("--core-bundle", "FILE|URL", "The tasks of CORE, for eval.core."), ""),
+        "init": (make_text_option("--init", "FILE", "Weights to begin from: safetensors or a ckpt.pt."), ""),
+        "trainer": (make_text_option("--trainer", "DIR", "Ship this trainer, a changed copy of gpurun's own."), ""),
+        "core_bundle": (make_text_option("--core-bundle", "FILE|URL", "The tasks of CORE, for eval.core."), ""),
     },
     request_from,
 )
@@ -399,10 +413,10 @@ STARTING = Shared(
     {
         "yes": (Yes, False),
         "detach": (flag("--detach", "Return once the machine is ready."), False),
-        "name": (text("--name", "TEXT", "The run's name."), ""),
-        "on_interrupt": (text("--on-interrupt", "WHAT", "ask, detach or stop."), ""),
-        "notify": (text("--notify", "URL", "Post notices of the run there."), ""),
-        "program": (text("--exec", "CMD", "Run this with each notice on standard input."), ""),
+        "name": (make_text_option("--name", "TEXT", "The run's name."), ""),
+        "on_interrupt": (make_text_option("--on-interrupt", "WHAT", "ask, detach or stop."), ""),
+        "notify": (make_text_option("--notify", "URL", "Post notices of the run there."), ""),
+        "program": (make_text_option("--exec", "CMD", "Run this with each notice on standard input."), ""),
     },
     lambda session, **typed: Starting(**typed),
 )

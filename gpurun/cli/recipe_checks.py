@@ -26,7 +26,7 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.jobs.training.changed_recipe import own_reader
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.run_lock import holder_of
-from gpurun.ledger.runs import Sight, look, open_run
+from gpurun.ledger.runs import Sight, create_run, look_at_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.planning.budget import expected_train_s
@@ -82,7 +82,7 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
     if not trainer or (part := _part_of(asked)) is None:
         return _rehearsed(session, asked, home, _RUN, "", hint)
     _, first = _rehearsed(session, part, home, _RUN, "", hint)
-    steps = look(home, first.name).plan.job.steps
+    steps = look_at_run(home, first.name).plan.job.steps
     hint = f"Its checkpoint has the optimiser's state (trainer/optim.py: optimizer_tensors). {again} trains it whole."
     after = f", stopped after step {steps} and begun again from its checkpoint,"
     return _rehearsed(session, asked.model_copy(update={"continues": _RUN}), home, f"{_RUN}-2", after, hint)
@@ -90,7 +90,7 @@ def rehearsed(session: Session, request: Request, home: Home, trainer: str) -> t
 
 def _rehearsed(session: Session, asked: Request, home: Home, name: str, how: str, hint: str) -> tuple[Plan, RunFolder]:
     plan = make_plan(TrainerProposal(asked, Desk(name, home, session.clock, session.talk_when_slow())))
-    folder = open_run(home, asked, plan)
+    folder = create_run(home, asked, plan)
     sight = _rehearse(home, folder, session.clock)
     if sight.state.outcome != "done":
         what = f"The rehearsal of {asked.recipe}{how} {_why(sight)}"
@@ -153,7 +153,7 @@ def _rehearse(home: Home, folder: RunFolder, clock: Clock) -> Sight:
                 ask_to_stop(folder, "destroy", by="signal", reason="recipes check was interrupted")
                 interrupted = True
             driven = holder_of(folder.lock) is not None
-            sight = look(home, folder.name)
+            sight = look_at_run(home, folder.name)
             if not sight.unfinished or not driven:
                 break
             clock.sleep(_PERIOD_S)

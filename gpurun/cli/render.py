@@ -31,7 +31,7 @@ def put(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        raise lost(error) from None
+        raise make_output_lost(error) from None
 
 
 def put_bytes(content: bytes) -> int:
@@ -40,7 +40,7 @@ def put_bytes(content: bytes) -> int:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     except OSError as error:
-        raise lost(error) from None
+        raise make_output_lost(error) from None
     return len(content)
 
 
@@ -67,7 +67,7 @@ def write_bytes(path: Path, content: bytes, *, flag: str) -> int:
     return len(content)
 
 
-def lost(error: OSError) -> OutputLost:
+def make_output_lost(error: OSError) -> OutputLost:
     """The error for standard output's; what is still in the buffer goes nowhere, or Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OutputLost(error)

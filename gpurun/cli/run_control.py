@@ -30,11 +30,11 @@ def meant(session: Session, run: str | None) -> str:
     return name
 
 
-def find(session: Session, run: str | None) -> Sight:
+def find_meant_run(session: Session, run: str | None) -> Sight:
     """The run that is `meant`, as it stands."""
-    from gpurun.ledger.runs import look
+    from gpurun.ledger.runs import look_at_run
 
-    return look(session.home, meant(session, run))
+    return look_at_run(session.home, meant(session, run))
 
 
 def demand_here(session: Session, sight: Sight) -> None:
@@ -96,7 +96,7 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
 
 def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False) -> Result:
     """Ask for a stop and watch until the run is closed; a closed run is only described."""
-    from gpurun.cli.viewer import follow
+    from gpurun.cli.viewer import follow_run
     from gpurun.core.stop_request import ask_to_stop
 
     if not sight.unfinished:
@@ -120,7 +120,7 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_acco
         what = f"The supervisor of {run} ({sight.owner or 'started just now'}) did not answer for {ANSWER_S:.0f} s."
         hint = f"Once it is ended (kill -9), the proof and the receipt come with: gpurun resume {run}."
         return _destroy_unrecorded(session, sight, RunHeld("supervisor.silent", what, hint=hint))
-    result = follow(session, sight.folder, stream=False)
+    result = follow_run(session, sight.folder, stream=False)
     # For the run it was an interruption; for the person who asked, it is what was asked for.
     return replace(result, exit_code=ExitCode.DONE) if result.exit_code is ExitCode.INTERRUPTED else result
 
@@ -128,10 +128,10 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_acco
 def _is_begun(session: Session, sight: Sight) -> bool:
     """Whether the supervisor has begun to destroy, or has nothing to destroy, within ANSWER_S."""
     from gpurun.ledger.run_state import WORKING
-    from gpurun.ledger.runs import look
+    from gpurun.ledger.runs import look_at_run
 
     for _ in ticks(session.clock, 0.2, ANSWER_S):
-        state = look(session.home, sight.folder.name).state
+        state = look_at_run(session.home, sight.folder.name).state
         if not state.may_be_billing or state.phase is Phase.CREATING or state.phase not in WORKING:
             return True
     return False

@@ -85,7 +85,7 @@ def knock_again_and_again(login: Login, clock: Clock, jump: str = "") -> list[Tr
     return tries
 
 
-def words_of(made: Confirmation, session: Session) -> str:
+def describe_confirmation(made: Confirmation, session: Session) -> str:
     """A confirmation in one line: what was seen or said, and when."""
     told = made.predicate
     at = local_time(datetime.fromisoformat(told["confirmed_at"]).timestamp(), now=session.clock.wall())
@@ -105,4 +105,4 @@ def shutdown_line(session: Session, run: str, receipt: Receipt) -> str:
         return f"SHUTDOWN NOT CONFIRMED: {error.what}"
     if kept is None:
         return ""
-    return f"SHUTDOWN NOT CONFIRMED: {kept.problem}" if kept.problem else words_of(kept, session)
+    return f"SHUTDOWN NOT CONFIRMED: {kept.problem}" if kept.problem else describe_confirmation(kept, session)

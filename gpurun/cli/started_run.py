@@ -26,9 +26,9 @@ def start_and_follow(
     """Make the plan of a run, ask, do what comes `before`, start its supervisor, and follow it."""
     from gpurun.cli.commands.plan import run_name
     from gpurun.cli.interrupts import Interrupts
-    from gpurun.cli.viewer import follow
+    from gpurun.cli.viewer import follow_run
     from gpurun.cli.waiting import wait_until_ready
-    from gpurun.ledger.runs import open_run
+    from gpurun.ledger.runs import create_run
     from gpurun.lifecycle.supervisor import start_supervisor
 
     on_interrupt = starting.on_interrupt or session.settings["on_interrupt"].value
@@ -42,7 +42,7 @@ def start_and_follow(
         before(made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
         with Interrupts() as heard:
-            folder = open_run(session.home, request, made)
+            folder = create_run(session.home, request, made)
             start_supervisor(folder, session.home, session.clock)
             if made.choices.log_to:
                 from gpurun.readers.curve_log import start_logging
@@ -50,16 +50,16 @@ def start_and_follow(
                 session.say(start_logging(folder, session.home, made.choices.log_to))
             if starting.detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
-            return follow(session, folder, on_interrupt=on_interrupt, heard=heard)
+            return follow_run(session, folder, on_interrupt=on_interrupt, heard=heard)
 
 
 def _hand_to_supervisor(told: Mapping[str, str]) -> None:
     """Set what --notify and --exec say for the supervisor, which has this environment; so no file of a run has it."""
-    from gpurun.core.settings import checked, variable_of
+    from gpurun.core.settings import check_setting, variable_of
 
     for key, value in told.items():
         if value:
-            os.environ[variable_of(key)] = checked(key, value, "command line").value
+            os.environ[variable_of(key)] = check_setting(key, value, "command line").value
 
 
 def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from gpurun.cli.help_panels import PanelledCommand
-from gpurun.cli.render import OutputLost, lost, render_result, without_output
+from gpurun.cli.render import OutputLost, make_output_lost, render_result, without_output
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import SILENT, note_unfinished
@@ -158,7 +158,7 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
     except OutputLost as loss:
         return without_output(loss, Result(), session)
     except BrokenPipeError as error:
-        return without_output(lost(error), Result(), session)
+        return without_output(make_output_lost(error), Result(), session)
     except Exception as bug:  # noqa: BLE001 - the last fence: a trace in a file, a sentence on the terminal.
         told = _not_ours(session, bug)
         result = Result(errors=(told,), exit_code=told.exit_code) if told else _bug(session, bug)

@@ -20,7 +20,7 @@ from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import lines_of
 from gpurun.ledger.journal import holder_of, read_journal
 from gpurun.ledger.plan_from_journal import plan_of
-from gpurun.ledger.runs import Sight, gave_up, look
+from gpurun.ledger.runs import Sight, gave_up, look_at_run
 from gpurun.lifecycle.notices import Noticed
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.readers.run_reader import RunReader
@@ -78,7 +78,10 @@ class Viewer:
         owned = holder_of(self._folder.lock) is not None  # Asked before reading, so that nothing is missed after it.
         news = self._reader.read()
         self._pane.show(news, self._session.clock.wall())
-        if self._pane.is_left() and (left := self._left(look(self._session.home, self._folder.name))) is not None:
+        if (
+            self._pane.is_left()
+            and (left := self._left(look_at_run(self._session.home, self._folder.name))) is not None
+        ):
             return left
         if news.records:
             self._records += news.records
@@ -91,11 +94,11 @@ class Viewer:
             self._ring()
             return None
         if owned and self._is_unseen:  # It is looked for until its deadline: nobody waits for that.
-            return abandoned(look(self._session.home, self._folder.name), self._session.clock.wall())
+            return abandoned(look_at_run(self._session.home, self._folder.name), self._session.clock.wall())
         if not owned:
-            sight = look(self._session.home, self._folder.name)
+            sight = look_at_run(self._session.home, self._folder.name)
             if not sight.unfinished:
-                return finished(self._session, sight)
+                return show_finished(self._session, sight)
             if (left := self._undriven(sight)) is not None:
                 return left
         self._session.clock.sleep(PERIOD_S)
@@ -121,7 +124,7 @@ class Viewer:
         self._silent_s = self._silent_s + gap_s if silence is not None else 0.0
         if silence is None or self._silent_s < ASK_S:
             return None
-        sight = look(self._session.home, self._folder.name)
+        sight = look_at_run(self._session.home, self._folder.name)
         self._pane.close()
         leave = decide_on_silence(self._session, sight, getattr(silence.typed, "message", ""))
         self._pane.reopen()
@@ -139,7 +142,7 @@ class Viewer:
 
     def _answer(self, number: int) -> Result | None:
         """Answer a signal with the terminal given back meanwhile."""
-        sight = look(self._session.home, self._folder.name)
+        sight = look_at_run(self._session.home, self._folder.name)
         if sight.state.phase is Phase.DESTROYING:
             if self._warned_while_destroying:
                 return left_while_destroying(sight)
@@ -157,7 +160,7 @@ class Viewer:
         return left_while_destroying(sight) if is_ending else left_running(self._session, sight)
 
 
-def follow(
+def follow_run(
     session: Session,
     folder: RunFolder,
     *,
@@ -194,7 +197,7 @@ def left_while_destroying(sight: Sight) -> Result:
 def abandoned(sight: Sight, now: float | None = None) -> Result:
     """Nobody drives the run and it is not closed: say whether something may still be billed, and what to do."""
     name = sight.folder.name
-    told = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {last_words(sight)}"
+    told = gave_up(sight, now) or f"The supervisor of {name} ended before the run did: {read_supervisor_words(sight)}"
     if sight.state.may_be_billing:
         error: GpurunError = MayBeBilling(
             "run.may_be_billing", told, hint=f"Its supervisor goes on asking. At once: gpurun destroy {name}"
@@ -206,14 +209,14 @@ def abandoned(sight: Sight, now: float | None = None) -> Result:
     return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=error.exit_code)
 
 
-def last_words(sight: Sight) -> str:
+def read_supervisor_words(sight: Sight) -> str:
     """Return the last line that the supervisor wrote; with it that the disk is full, which may have kept another."""
     last = deque((line for line in lines_of(sight.folder.supervisor_log) if line.strip()), maxlen=1)
     full = f" The disk of {sight.folder.path} is full." if disk_usage(sight.folder.path).free < _FULL_BYTES else ""
     return (last[0][-300:] if last else "it said nothing.") + full
 
 
-def finished(session: Session, sight: Sight) -> Result:
+def show_finished(session: Session, sight: Sight) -> Result:
     """The receipt, where the checkpoint lies, and what failed if something did."""
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.next_command import continuing_command, left_at, next_command

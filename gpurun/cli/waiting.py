@@ -11,12 +11,12 @@ from gpurun.cli.interrupts import Interrupts
 from gpurun.cli.panes import SilentPane
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import Viewer, abandoned, last_words, left_running
+from gpurun.cli.viewer import Viewer, abandoned, left_running, read_supervisor_words
 from gpurun.core.errors import ExitCode, GpurunError, Interrupted
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import RunFolder
 from gpurun.core.stop_request import read_stop_request
-from gpurun.ledger.runs import Sight, gave_up, look
+from gpurun.ledger.runs import Sight, gave_up, look_at_run
 from gpurun.readers.run_status import held_word
 
 _FIRST = Path("/proc/1/comm")
@@ -31,7 +31,7 @@ class _UntilReady(Viewer):
         return self._ready() or super()._turn()  # A signal is answered right before this.
 
     def _ready(self) -> Result | None:
-        sight = look(self._session.home, self._folder.name)
+        sight = look_at_run(self._session.home, self._folder.name)
         is_ending = read_stop_request(self._folder) or sight.state.failure or not sight.unfinished
         if is_ending or sight.owner is None or not any(one.event is Event.READY_OBSERVED for one in sight.records):
             return None
@@ -41,7 +41,7 @@ class _UntilReady(Viewer):
         if gave_up(sight):
             return abandoned(sight, self._session.clock.wall())
         name = sight.folder.name
-        what = f"The supervisor of {name} ended while its machine was awaited: {last_words(sight)}"
+        what = f"The supervisor of {name} ended while its machine was awaited: {read_supervisor_words(sight)}"
         error = GpurunError("detach.undriven", what, hint=f"gpurun resume {name}, or gpurun destroy {name}")
         code = ExitCode.MAY_BE_BILLING if sight.state.may_be_billing else ExitCode.PENDING
         return Result(data={"run": name, "state": sight.state.phase}, errors=(error,), exit_code=code)
@@ -59,7 +59,7 @@ class _UntilEnd(Viewer):
         left = super()._turn()
         if not self._is_told and any(record.event is Event.HOLD_INTENDED for record in self._records):
             self._is_told = True
-            state = look(self._session.home, self._folder.name).state
+            state = look_at_run(self._session.home, self._folder.name).state
             if state.phase is Phase.HELD:
                 self._session.say(f"{self._folder.name} is {held_word(state)}: {state.hold_why}.")
         return left

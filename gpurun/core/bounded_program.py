@@ -22,7 +22,7 @@ REFUSED = 2
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramResult:
     """How a program ended, and what it printed."""
 
     code: int
@@ -43,7 +43,7 @@ class Ended:
 
 def run_module(
     module: str, arguments: Sequence[str], *, trainer: Path | None = None, most_bytes: int, limit_s: float
-) -> Ended:
+) -> ProgramResult:
     """Run `python -m MODULE` of the bundled trainer, or of the changed one whose modules lie in `trainer`.
 
     Raises subprocess.TimeoutExpired, once it has been ended. Only Linux bounds the memory.
@@ -70,4 +70,4 @@ def run_module(
                 out, err = child.communicate(timeout=limit_s)
             finally:
                 child.kill()
-    return Ended(child.returncode, out, err)
+    return ProgramResult(child.returncode, out, err)

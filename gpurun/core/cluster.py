@@ -26,7 +26,7 @@ _EXAMPLE = '[slurm.lab] host = "login.example.org", user = "me", workdir = "/scr
 
 
 @dataclass(frozen=True)
-class Said:
+class LoginNodeResult:
     """How a command on a login node ended."""
 
     exit_code: int
@@ -45,7 +45,7 @@ class NoAnswer(Exception):
 class LoginNode(Protocol):
     """Where a cluster's commands are run."""
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         """Run a command and wait for its end. NoAnswer where that is not known; a SetupError where none can be run."""
         ...
 

@@ -29,7 +29,7 @@ class FileAtHome(TypedDict):
     step: Any
 
 
-class Listed(TypedDict):
+class FileListTold(TypedDict):
     """How many files a list in the run's folder has, and its digest."""
 
     files: int
@@ -47,11 +47,13 @@ class CheckpointTold(TypedDict):
     best: Any
     files: list[FileAtHome]
     missing: NotRequired[list[Any] | None]
-    listed: NotRequired[Listed]
-    missing_files: NotRequired[Listed]
+    listed: NotRequired[FileListTold]
+    missing_files: NotRequired[FileListTold]
 
 
-def files_of(folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: Listed | None) -> list[dict[str, Any]]:
+def read_stated_files(
+    folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: FileListTold | None
+) -> list[dict[str, Any]]:
     """Return every file that a record or receipt states; ValueError where their list is not there as it was written."""
     if not listed:
         return [dict(file) for file in files]
@@ -61,8 +63,8 @@ def files_of(folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: List
     return [{**file, "bytes": int(file["bytes"]), "step": int(file["step"])} for file in found]
 
 
-def missing_of(folder: RunFolder, missing: Sequence[str], listed: Listed | None) -> list[str]:
-    """Return the name of each file that did not come home; ValueError as `files_of`."""
+def missing_of(folder: RunFolder, missing: Sequence[str], listed: FileListTold | None) -> list[str]:
+    """Return the name of each file that did not come home; ValueError as `read_stated_files`."""
     if not listed:
         return list(missing)
     return _read(folder, MISSING, str(listed["sha256"])).decode("ascii").splitlines()

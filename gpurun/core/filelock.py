@@ -24,7 +24,7 @@ def exclusive(path: Path, meanwhile: Callable[[], object] | None = None) -> Iter
         if meanwhile is None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         else:
-            while not taken(descriptor):
+            while not take_lock(descriptor):
                 meanwhile()
                 SystemClock().sleep(LOOK_S)
         yield
@@ -37,7 +37,7 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def taken(descriptor: int, *, shared: bool = False) -> bool:
+def take_lock(descriptor: int, *, shared: bool = False) -> bool:
     """Take the kernel lock of an open file if nobody else has it; whether it is held here now.
 
     A `shared` one only looks whether somebody has it.

@@ -15,7 +15,7 @@ from gpurun.core.money import Micros
 from gpurun.core.records import Frozen, Instance, Teardown
 
 __all__ = [
-    "PASSES_OVER", "STAMPS_S", "Asked", "Dearer", "Event", "Extra", "Moment", "Phase", "Record", "RunState",
+    "PASSES_OVER", "STAMPS_S", "CreateAttempt", "Dearer", "Event", "Extra", "Moment", "Phase", "Record", "RunState",
     "all_typed", "last_brought", "last_typed", "microseconds", "opened_of",
 ]  # fmt: skip
 
@@ -146,7 +146,7 @@ class Moment(Frozen):
         return max(0.0, ticked_s, later.wall - self.wall)
 
 
-class Asked(Frozen):
+class CreateAttempt(Frozen):
     """One asking for a machine: what it costs an hour, what else beside it (disk, address), and what became of it.
 
     `answer` is "" until there was one, then "made" or "refused"; "unseen" where it was lost, and nothing was found.
@@ -252,7 +252,7 @@ class RunState(Frozen):
     elsewhere: int = 0
     unpublished: dict[str, Any] = Field(default_factory=dict)
     teardown: Teardown | None = None
-    asked: dict[str, Asked] = Field(default_factory=dict)
+    asked: dict[str, CreateAttempt] = Field(default_factory=dict)
     extras: dict[str, Extra] = Field(default_factory=dict)
     dearer: tuple[Dearer, ...] = ()
     leftover: tuple[str, ...] = ()

@@ -50,7 +50,7 @@ def make_token(home: str, deadline_wall: float, run: str) -> str:
     return f"gpurun-{home}-{int(deadline_wall):010d}-{secrets.token_hex(3)}-{_cut(run)}"
 
 
-def parse(*texts: str | None) -> Token | None:
+def parse_token(*texts: str | None) -> Token | None:
     """The token that the first of these texts is which is one; else None."""
     for text in filter(None, texts):
         if len(text) <= MOST and (told := _FORM.fullmatch(text)):

@@ -52,7 +52,7 @@ class CommandTold(TypedDict):
     secrets: list[str]
 
 
-class Asked(TypedDict):
+class ReceiptAsked(TypedDict):
     """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer".
 
     `job` is its kind where it is neither a recipe nor a command.
@@ -80,7 +80,7 @@ class Digested(TypedDict):
     sha256: str
 
 
-class Digests(TypedDict):
+class ReceiptDigests(TypedDict):
     """What went into a run, and what its trainer said."""
 
     request: str
@@ -105,13 +105,13 @@ class Shipping(Is):
     public_bytes: NotRequired[int]
 
 
-class Facts(Is):
+class ReceiptFacts(Is):
     """What the machine says of itself."""
 
     hello: Any
 
 
-class Machine(Is):
+class ReceiptMachine(Is):
     """The last machine; what the provider did not tell is named in `as_ordered`."""
 
     provider: str
@@ -123,7 +123,7 @@ class Machine(Is):
     gpu_count: int
     nodes: NotRequired[int]
     created_wall: Number | None
-    facts: Facts | None
+    facts: ReceiptFacts | None
     as_ordered: NotRequired[list[str]]
     endpoint: NotRequired[str | None]
 
@@ -210,7 +210,7 @@ class Cost(Is):
     says: NotRequired[str]
 
 
-class Measured(Is):
+class ReceiptMeasured(Is):
     """Seconds of training by this machine's clock."""
 
     train_s: Number | None
@@ -228,7 +228,7 @@ class LogTold(Is):
     lines: list[str]
 
 
-class GpuUse(Is):
+class ReceiptGpuUse(Is):
     """How often the machine's agent looked at the cards while the job ran, and what it saw.
 
     They were `busy` in so many looks, and in `own` of them a process of the job held one; with `most_mib` of memory.
@@ -251,12 +251,12 @@ class Training(TypedDict):
     message: str
     exit_code: int | None
     failed_step: Any
-    seconds: Measured
+    seconds: ReceiptMeasured
     device: str
     start: StartTold
     figures: dict[str, Any]
     log: LogTold
-    gpu_use: NotRequired[GpuUse]
+    gpu_use: NotRequired[ReceiptGpuUse]
     warnings: NotRequired[LogTold]
 
 
@@ -315,7 +315,7 @@ class Signing(TypedDict):
     keyid: str | None
 
 
-class Program(TypedDict):
+class ReceiptProgram(TypedDict):
     """The gpurun that opened the run."""
 
     version: str
@@ -334,12 +334,12 @@ class Predicate(TypedDict):
     prev: str
     journal: Basis
     signing: Signing
-    asked: Asked
-    digests: Digests
+    asked: ReceiptAsked
+    digests: ReceiptDigests
     shipping: NotRequired[Shipping]
-    gpurun: Program
+    gpurun: ReceiptProgram
     platform: Any
-    instance: Machine | None
+    instance: ReceiptMachine | None
     timeline: Timeline
     runtime: Runtime
     cost: Cost

@@ -49,7 +49,7 @@ def canonical(data: Any) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def digest_of(data: Any) -> str:
+def digest_json(data: Any) -> str:
     """The sha256 (hex) of JSON data in canonical form."""
     return hashlib.sha256(canonical(data)).hexdigest()
 

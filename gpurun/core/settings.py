@@ -66,7 +66,7 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     for key in DEFAULTS:
         variable = variable_of(key)
         if environment.get(variable):
-            found[key] = checked(key, environment[variable], f"environment {variable}")
+            found[key] = check_setting(key, environment[variable], f"environment {variable}")
     return found
 
 
@@ -90,7 +90,7 @@ def _lower(own: Setting, of_project: Setting) -> Setting:
     return min(of_project, own, key=lambda one: parse_usd(one.value))
 
 
-def checked(key: str, value: str, source: str) -> Setting:
+def check_setting(key: str, value: str, source: str) -> Setting:
     """A setting; one that no verb could take is refused where it was written and not where it is used."""
     place = f"{key} in the {source}"
     if key in ("max_cost", "budget.month") and value:
@@ -180,7 +180,7 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
             raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
     texts = {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
-    return {key: checked(key, text, source) for key, text in texts.items()}
+    return {key: check_setting(key, text, source) for key, text in texts.items()}
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class TrainerEvent:
 
 
 @dataclass(frozen=True)
-class Start(TrainerEvent):
+class StartEvent(TrainerEvent):
     """A process of the trainer has begun; `resumed_from` is the step of the checkpoint that it goes on from."""
 
     device: str | None
@@ -56,7 +56,7 @@ class Start(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Step(TrainerEvent):
+class StepEvent(TrainerEvent):
     """An optimiser step: `step_s` is the median since the line before, `tokens` were seen in all, `mfu` is 0..1.
 
     `steps` are how many there will be, where only the lines of a command tell it.
@@ -74,7 +74,7 @@ class Step(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Evaluation(TrainerEvent):
+class EvaluationEvent(TrainerEvent):
     """A validation loss, what it took, and the figures beside it; `hellaswag` is the share of its items solved."""
 
     val_loss: float | None
@@ -85,7 +85,7 @@ class Evaluation(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class CoreScore(TrainerEvent):
+class CoreScoreEvent(TrainerEvent):
     """CORE after the last step, over so many items of the bundle of that digest."""
 
     core: float | None
@@ -94,7 +94,7 @@ class CoreScore(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Sample(TrainerEvent):
+class SampleEvent(TrainerEvent):
     """What the model wrote after a prompt; `text` is None where the line has none."""
 
     prompt: str
@@ -102,7 +102,7 @@ class Sample(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Checkpoint(TrainerEvent):
+class CheckpointEvent(TrainerEvent):
     """A checkpoint is on the machine's disk; training stood still for `stall_s`."""
 
     bytes: int | None
@@ -110,7 +110,7 @@ class Checkpoint(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Alert(TrainerEvent):
+class AlertEvent(TrainerEvent):
     """A `warning`: something that a person should know and that does not stop training."""
 
     code: str
@@ -118,7 +118,7 @@ class Alert(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Stop(TrainerEvent):
+class StopEvent(TrainerEvent):
     """Why training ended, as the trainer itself says."""
 
     reason: str
@@ -127,17 +127,17 @@ class Stop(TrainerEvent):
 
 
 @dataclass(frozen=True)
-class Left:
+class FilesLeft:
     """Files that stay where they are: how many, their bytes, and the first of them by name with bytes each."""
 
     files: int
     bytes: int
     first: tuple[tuple[str, int], ...] = ()
 
-    def ending_in(self, suffixes: tuple[str, ...]) -> Left:
+    def ending_in(self, suffixes: tuple[str, ...]) -> FilesLeft:
         """Return those of the named ones that end so."""
         first = tuple((name, size) for name, size in self.first if name.lower().endswith(suffixes))
-        return Left(len(first), sum(size for _, size in first), first)
+        return FilesLeft(len(first), sum(size for _, size in first), first)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Outputs(TrainerEvent):
+class OutputsEvent(TrainerEvent):
     """What a command has left when it ended, in files and bytes; where nothing of a kind is there, it is empty.
 
     `published` come home. `unpublished` are finished and could not be listed, `left_behind` stay by rule, `elsewhere`
@@ -155,12 +155,12 @@ class Outputs(TrainerEvent):
     processes that were at work when it ended.
     """
 
-    published: Left
+    published: FilesLeft
     matched: Mapping[str, int]
     unmatched: tuple[str, ...]
-    unpublished: Left
-    left_behind: Left
-    elsewhere: Left
+    unpublished: FilesLeft
+    left_behind: FilesLeft
+    elsewhere: FilesLeft
     still_working: tuple[str, ...]
 
     @property
@@ -177,17 +177,17 @@ class Outputs(TrainerEvent):
         }
 
 
-def parse(line: bytes | str) -> TrainerEvent | None:
+def parse_event(line: bytes | str) -> TrainerEvent | None:
     """The event of a line; None for whatever is not an object with a `kind`. Never raises."""
     if not line or len(line) > LINE_BYTES:
         return None
     try:
-        return event_of(parse_object(line.decode("utf-8", "replace") if isinstance(line, bytes) else line))
+        return make_event(parse_object(line.decode("utf-8", "replace") if isinstance(line, bytes) else line))
     except Malformed:
         return None
 
 
-def event_of(told: Mapping[str, Any]) -> TrainerEvent | None:
+def make_event(told: Mapping[str, Any]) -> TrainerEvent | None:
     """The event of a line's object; None where it has no `kind`."""
     kind = told.get("kind")
     if not isinstance(kind, str):
@@ -199,7 +199,7 @@ def event_of(told: Mapping[str, Any]) -> TrainerEvent | None:
 
 def events_of(path: Path) -> Iterator[TrainerEvent]:
     """The events of a file, which may be huge or hostile; a line that is none is passed over. None if no file."""
-    return (event for line in lines_of(path) if (event := parse(line)) is not None)
+    return (event for line in lines_of(path) if (event := parse_event(line)) is not None)
 
 
 class EventLines:
@@ -212,7 +212,7 @@ class EventLines:
         """The events that are whole now."""
         *lines, rest = (self._rest + piece).split(b"\n")
         self._rest = rest[: LINE_BYTES + 1]
-        return [event for line in lines if (event := parse(line)) is not None]
+        return [event for line in lines if (event := parse_event(line)) is not None]
 
 
 def _seconds(value: Any) -> float | None:
@@ -243,12 +243,12 @@ def _text(value: Any) -> str:
     return _written(value) or ""
 
 
-def _left(value: Any) -> Left:
+def _left(value: Any) -> FilesLeft:
     """Files that stay; what is not such an object is none, and a count is never below what is named."""
     told = value if isinstance(value, dict) else {}
     named = [one for one in _some(told.get("first")) if isinstance(one, dict) and isinstance(one.get("name"), str)]
     first = tuple((plain_line(one["name"], _NAME_CHARS), whole(one.get("bytes")) or 0) for one in named)
-    return Left(max(whole(told.get("files")) or 0, len(first)), whole(told.get("bytes")) or 0, first)
+    return FilesLeft(max(whole(told.get("files")) or 0, len(first)), whole(told.get("bytes")) or 0, first)
 
 
 def _matched(value: Any) -> dict[str, int]:
@@ -267,28 +267,28 @@ def _some(value: Any) -> list[Any]:
 _EVERY: dict[str, Callable[[Any], Any]] = {"wall": _wall, "elapsed_s": _seconds, "step": whole}
 _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], Any]]]] = {
     "start": (
-        Start,
+        StartEvent,
         dict.fromkeys(("device", "cuda_name", "torch", "python", "precision"), _word)
         | dict.fromkeys(("world_size", "parameters", "tokens_per_step", "micro_batch"), whole)
         | dict.fromkeys(("steps", "resumed_from", "train_tokens"), whole),
     ),
     "step": (
-        Step,
+        StepEvent,
         dict.fromkeys(("loss", "lr", "grad_norm", "tokens_per_s", "mfu"), number)
         | {"step_s": _seconds, "tokens": whole, "memory_peak_bytes": whole, "steps": whole},
     ),
     "eval": (
-        Evaluation,
+        EvaluationEvent,
         dict.fromkeys(("val_loss", "bits_per_byte", "hellaswag"), number) | {"eval_s": _seconds, "tokens": whole},
     ),
-    "core": (CoreScore, {"core": number, "core_items": whole, "bundle_sha256": _word}),
-    "sample": (Sample, {"prompt": _text, "text": _written}),
-    "checkpoint": (Checkpoint, {"bytes": whole, "stall_s": _seconds}),
-    "warning": (Alert, {"code": _name, "message": _text}),
+    "core": (CoreScoreEvent, {"core": number, "core_items": whole, "bundle_sha256": _word}),
+    "sample": (SampleEvent, {"prompt": _text, "text": _written}),
+    "checkpoint": (CheckpointEvent, {"bytes": whole, "stall_s": _seconds}),
+    "warning": (AlertEvent, {"code": _name, "message": _text}),
     "outputs": (
-        Outputs,
+        OutputsEvent,
         dict.fromkeys(("published", "unpublished", "left_behind", "elsewhere"), _left)
         | {"matched": _matched, "unmatched": _words, "still_working": _words},
     ),
-    "stop": (Stop, {"reason": _name, "message": _text, "train_s": number}),
+    "stop": (StopEvent, {"reason": _name, "message": _text, "train_s": number}),
 }

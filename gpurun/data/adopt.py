@@ -16,7 +16,7 @@ from gpurun.core.run_plan import DataSummary
 from gpurun.data.foreign_shards import META, foreign_shards, split_of, to_adopt
 from gpurun.data.nanogpt_meta import characters_of
 from gpurun.data.npy import npy_row
-from gpurun.data.refusals import Say, preparing
+from gpurun.data.refusals import Say, translate_refusals
 from gpurun.data.shard_folder import HEADER_BYTES, inspect_data
 
 TOKENIZERS = ("gpt2", "char")
@@ -39,7 +39,7 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
         raise UsageError("data.out_in_source", what, hint="Name a folder elsewhere with --out.")
     say(f"{len(found):,} shards of {maker}, {sum(path.stat().st_size for path in found) / 1e9:,.2f} GB, are read")
     try:
-        with preparing("Nothing was left behind."):
+        with translate_refusals("Nothing was left behind."):
             out.mkdir(parents=True, exist_ok=True)
             entries = {split: _refer(found, split, out) for split in ("train", "val")}
             digests = [entry["sha256"] for split in entries.values() for entry in split]

@@ -72,7 +72,7 @@ def _sample(texts: Iterable[str]) -> Iterator[str]:
     """The texts in pieces that are cut where the encoding cuts, until there is enough."""
     left = SAMPLE_CHARS
     for text in texts:
-        for piece in tokenizers.pieces(text, _LONGEST_WORD_CHARS):
+        for piece in tokenizers.cut_for_encoding(text, _LONGEST_WORD_CHARS):
             # What is half of a surrogate pair has no UTF-8; it becomes a question mark for the library.
             yield piece[:left].encode("utf-8", "replace").decode("utf-8")
             left -= len(piece)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from gpurun.core.errors import UsageError
-from gpurun.data.found_files import Found, find_files
+from gpurun.data.found_files import FoundFiles, find_files
 from gpurun.data.layout import AS_TEXT, Layout
 from gpurun.data.named_splits import named_splits
 from gpurun.data.refusals import Say
@@ -41,7 +41,7 @@ class Chosen:
     says: str = ""
 
 
-def choose_files(found: Found, layout: Layout, say: Say) -> Chosen:
+def choose_files(found: FoundFiles, layout: Layout, say: Say) -> Chosen:
     """Choose the files; UsageError for a glob that no name fits, and for names that contradict one another."""
     passed = Counter(found.passed)
     names = _globbed(found.names, layout, passed)

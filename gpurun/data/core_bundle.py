@@ -26,7 +26,7 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.untrusted import error_words, number, parse_object, plain_line, whole
 from gpurun.data.hellaswag import tokenizer_of_shards
-from gpurun.data.refusals import Say, preparing
+from gpurun.data.refusals import Say, translate_refusals
 
 FILE = "core.jsonl"
 MOST_BUNDLE_BYTES, MOST_MEMBER_BYTES = 1 << 30, 1 << 30
@@ -86,7 +86,7 @@ def write_core(bundle: Path, most: int, shards: Path, into: Path, say: Say) -> t
     with bundle.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     tokens, heads, lines = 0, list[dict[str, Any]](), list[str]()
-    with preparing("Nothing was left behind."), _opened(bundle) as files:
+    with translate_refusals("Nothing was left behind."), _opened(bundle) as files:
         tokenizer = tokenizer_of_shards(shards, say)
         for task in _tasks(files):
             items = list(_items(task, _questions(files, task, most), tokenizer))

@@ -12,11 +12,11 @@ from dataclasses import replace
 from gpurun.core.errors import UsageError
 from gpurun.data import rows, texts
 from gpurun.data.layout import Layout
-from gpurun.data.source_file import Document, SourceFile, Span
+from gpurun.data.source_file import Document, FileSpan, SourceFile
 from gpurun.data.streams import size_and_time
 
 
-def documents_of(spans: Iterable[Span], layout: Layout) -> Iterator[Document]:
+def documents_of(spans: Iterable[FileSpan], layout: Layout) -> Iterator[Document]:
     """The documents of some spans in order, but blank ones. UsageError for whatever a source can have wrong with it."""
     for span in spans:
         _demand_unchanged(span.file)
@@ -26,8 +26,13 @@ def documents_of(spans: Iterable[Span], layout: Layout) -> Iterator[Document]:
         _demand_unchanged(span.file)
 
 
-def _documents(span: Span, layout: Layout) -> Iterator[Document]:
-    of_text = {"whole": texts.whole, "pieces": texts.pieces, "separated": texts.separated, "per_line": texts.lines}
+def _documents(span: FileSpan, layout: Layout) -> Iterator[Document]:
+    of_text = {
+        "whole": texts.yield_whole,
+        "pieces": texts.cut_text,
+        "separated": texts.separated,
+        "per_line": texts.lines,
+    }
     of_rows = {
         "lines": rows.of_lines, "array": rows.of_array, "strings": rows.of_strings,
         "table": rows.of_table, "parquet": rows.of_parquet,

@@ -24,7 +24,7 @@ _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "p
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """What a source names: its kind ("stdlib", "file", "folder", "archive", "hub"), and its files below a root.
 
     `names` are in the order of reading; `passed` counts what is no file of it, by reason.
@@ -36,21 +36,21 @@ class Found:
     passed: Counter[str]
 
 
-def find_files(source: str, say: Say) -> Found:
+def find_files(source: str, say: Say) -> FoundFiles:
     """Find the files of a source; UsageError where there is none of that name, or it is no text."""
     if source.startswith(HUB):
-        return Found("hub", *hub.files_of(source.removeprefix(HUB), say), Counter())
+        return FoundFiles("hub", *hub.download_files(source.removeprefix(HUB), say), Counter())
     if source == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         names, passed = _walk(root, _NOT_PROSE)
-        return Found(STDLIB, root, [n for n in names if n.endswith(".py") and "_sysconfigdata" not in n], passed)
+        return FoundFiles(STDLIB, root, [n for n in names if n.endswith(".py") and "_sysconfigdata" not in n], passed)
     path = Path(source).expanduser()
     if not path.exists():
         hint = f"Check the path, or use the text that is always there: {STDLIB}."
         raise UsageError("data.missing", f"There is no file or folder {source}.", hint=hint)
     demand_whole(path)
     if path.is_file():
-        found = Found("file", path.parent, [path.name], Counter())
+        found = FoundFiles("file", path.parent, [path.name], Counter())
         return _with_members(replace(found, kind="archive")) if _is_archive(path) else found
     if not path.is_dir():
         what = f"{source} is neither a file nor a folder."
@@ -61,7 +61,7 @@ def find_files(source: str, say: Say) -> Found:
             f"{source} holds shards that are prepared already (it has a data.json).",
             hint="Hand that folder over as it is, or name the folder of texts that it was made from.",
         )
-    return _with_members(Found("folder", path, *_walk(path, set())))
+    return _with_members(FoundFiles("folder", path, *_walk(path, set())))
 
 
 def _is_archive(path: Path) -> bool:
@@ -73,7 +73,7 @@ def _is_archive(path: Path) -> bool:
     return found is not None and (found.kind == "tar" or kind_of_zip(path) == "zip archive")
 
 
-def _with_members(found: Found) -> Found:
+def _with_members(found: FoundFiles) -> FoundFiles:
     """Put the files of each archive in its place, in their order."""
     names, passed = [], Counter(found.passed)
     for name in found.names:

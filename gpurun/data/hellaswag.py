@@ -16,7 +16,7 @@ from gpurun.core.installed_files import items as question_items
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.paths import write_atomic
 from gpurun.core.untrusted import parse_object, read_object
-from gpurun.data.refusals import Say, preparing
+from gpurun.data.refusals import Say, translate_refusals
 
 ENDINGS = 4
 _MOST_LINE_CHARS = 1 << 20
@@ -28,7 +28,7 @@ def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
     Raises UsageError for a file that cannot be read, and names the line that is no question with its answer.
     """
     lines, written = [], shards / question_items.FILE
-    with preparing("Nothing was left behind."):
+    with translate_refusals("Nothing was left behind."):
         tokenizer = tokenizer_of_shards(shards, say)
         for context, endings, label in _questions(questions):
             first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {one}" for one in endings)]))

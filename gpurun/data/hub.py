@@ -17,12 +17,12 @@ from typing import Any
 
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 
-__all__ = ["files_of"]
+__all__ = ["download_files"]
 
 _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
 
 
-def files_of(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
+def download_files(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
     """(root, names below it) of a data set's files, downloaded if they must be; GpurunError where they cannot."""
     place, _, revision = name.partition("@")
     owner, _, rest = place.partition("/")

@@ -75,7 +75,7 @@ AS_FOUND = Layout()
 """Where nothing was said."""
 
 
-def checked_layout(**fields: Any) -> Layout:
+def parse_layout(**fields: Any) -> Layout:
     """Return the layout of what was typed; UsageError for a template or delimiter that cannot be.
 
     In a template and a delimiter `\\n` and `\\t` are written as a shell takes them.

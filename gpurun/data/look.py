@@ -24,7 +24,7 @@ Known = Mapping[tuple[str, int, int], SourceFile]
 """Files that were looked at by an earlier call, by name, size and time."""
 
 
-class Look:
+class SourceLook:
     """Looks at the files of a source, each once; remembers what is passed over, by reason, and the first of each."""
 
     def __init__(self, kind: str, layout: Layout, known: Known) -> None:

@@ -24,7 +24,14 @@ from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.untrusted import read_object
 from gpurun.data.dedupe.signatures import Dedupe
-from gpurun.data.dedupe.stage import Signer, check_room, drop_filter, duplicates_told, find_duplicates, read_duplicates
+from gpurun.data.dedupe.stage import (
+    FingerprintWriter,
+    check_fingerprint_room,
+    drop_filter,
+    duplicates_told,
+    find_duplicates,
+    read_duplicates,
+)
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import AS_FOUND, Layout
 from gpurun.data.prepare_state import (
@@ -32,15 +39,15 @@ from gpurun.data.prepare_state import (
     held,
     known_files,
     lasting_digest,
-    remove,
+    remove_paths,
     remove_state,
     remove_work,
     write_down,
 )
-from gpurun.data.refusals import Say, preparing
+from gpurun.data.refusals import Say, translate_refusals
 from gpurun.data.source_file import Document
-from gpurun.data.sources import Source, open_source
-from gpurun.data.split import bound_for, bound_for_few, key_of
+from gpurun.data.sources import TextSource, open_source
+from gpurun.data.split import bound_for, bound_for_few, hash_text
 from gpurun.data.tasks import UNFINISHED, Task, Tell, divide, read_record, write_task
 from gpurun.data.vocabulary import make_vocabulary
 from gpurun.data.workers import work_through
@@ -61,7 +68,7 @@ Progress = Callable[[dict[str, int]], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class PrepareOrder:
     """What to prepare: the bytes depend on all of it but the last line (docs/DATA.md).
 
     `vocab_size` is that of a tokeniser that is made of the corpus, `limit_bytes` how much text is taken; 0: its own
@@ -81,7 +88,7 @@ class Order:
     least_val_tokens: int = 1
     accept_skipped: bool = False
 
-    def asked(self, source: Source) -> dict[str, Any]:
+    def asked(self, source: TextSource) -> dict[str, Any]:
         """Everything that the bytes depend on, by the names under which a difference is told."""
         return {
             "format": FORMAT,
@@ -139,10 +146,10 @@ def _tokenizer(writer: Writer) -> tokenizers.TextTokenizer:
 
 
 @dataclass(frozen=True)
-class Begun:
+class BegunPreparation:
     """What was found out before work: the source, what is asked for, all tasks, and how each is done."""
 
-    source: Source
+    source: TextSource
     asked: dict[str, Any]
     tasks: tuple[Task, ...]
     writer: Writer
@@ -159,7 +166,7 @@ class Begun:
 
 
 def prepare(
-    order: Order,
+    order: PrepareOrder,
     say: Say,
     progress: Progress = lambda _: None,
     *,
@@ -171,8 +178,8 @@ def prepare(
     UsageError for what cannot be prepared, SetupError for what cannot be written; what is finished stays either way,
     for the same order again.
     """
-    with preparing("What is finished stays; the same command goes on with it."), held(order.out):
-        begun = begin(order, say)
+    with translate_refusals("What is finished stays; the same command goes on with it."), held(order.out):
+        begun = begin_preparing(order, say)
         if isinstance(begun, Prepared):
             return begun
         meter = _Meter(begun, progress, order.dedupe is not None)
@@ -184,11 +191,11 @@ def prepare(
                     begun.done[index] = record
                     meter.finished(record)
         finally:
-            remove(order.out.glob(f"{UNFINISHED}*"))
-        return finish(order, begun, say)
+            remove_paths(order.out.glob(f"{UNFINISHED}*"))
+        return finish_preparing(order, begun, say)
 
 
-def begin(order: Order, say: Say) -> Begun | Prepared:
+def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepared:
     """Look at the source, write down what is asked for, and make the vocabulary; or what is finished already."""
     if Path(os.path.realpath(order.out)).is_relative_to(os.path.realpath(order.source)):
         raise UsageError(
@@ -212,7 +219,7 @@ def begin(order: Order, say: Say) -> Begun | Prepared:
     bytes_per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
     tasks = tuple(divide(source.files, order.shard_tokens, bytes_per_token))
     write_down(order.out, asked, source)
-    remove(order.out.glob(f"{UNFINISHED}*"))
+    remove_paths(order.out.glob(f"{UNFINISHED}*"))
     told = [_counted(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
     say(", ".join([*told, _counted(len(tasks), "part")]))
     if groups := [weight for file in source.files if file.form == "parquet" for weight in file.weights]:
@@ -222,14 +229,16 @@ def begin(order: Order, say: Say) -> Begun | Prepared:
     named = {**asked, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
     identity = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     duplicates = order.out / DUPLICATES if order.dedupe else None
-    begun = Begun(source, asked, tasks, Writer(order.out, order.tokenizer, bound, identity, order.layout, duplicates))
+    begun = BegunPreparation(
+        source, asked, tasks, Writer(order.out, order.tokenizer, bound, identity, order.layout, duplicates)
+    )
     if begun.done:
         say(f"going on: {len(begun.done)} of {len(tasks)} parts are done and sound")
     _check_room(order.out, [task for _, task in begun.left], tokenizer, order.layout, say)
     return begun
 
 
-def finish(order: Order, begun: Begun, say: Say) -> Prepared:
+def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> Prepared:
     """Write data.json over the shards of all tasks, and remove what was only needed to go on."""
     if begun.left:
         what = f"Part {begun.left[0][0]} of {len(begun.tasks)} has no sound shards in {order.out}."
@@ -259,26 +268,30 @@ def finish(order: Order, begun: Begun, say: Say) -> Prepared:
     return Prepared(order.out, manifest, dict(begun.source.passed_over), made=True)
 
 
-def _bound(order: Order, source: Source, tasks: Sequence[Task]) -> int:
+def _bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> int:
     """Below which key a document is held out: of few documents so that some are, and not all; none where files are."""
     if source.is_divided:
         return 0
     if source.text_bytes > _FEW_BYTES:
         return bound_for(order.val_fraction)
-    found = ((key_of(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.layout))
+    found = (
+        (hash_text(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.layout)
+    )
     return bound_for_few(found, order.val_fraction, order.source, once=order.dedupe is not None)
 
 
-def _mark_duplicates(order: Order, begun: Begun, workers: int, executor: str, meter: _Meter, say: Say) -> None:
+def _mark_duplicates(
+    order: PrepareOrder, begun: BegunPreparation, workers: int, executor: str, meter: _Meter, say: Say
+) -> None:
     """Write down which documents go, before anything is written of the others; or take what an earlier call found."""
     assert order.dedupe is not None
     folder = order.out / DUPLICATES
     folder.mkdir(exist_ok=True)
-    signer = Signer(folder, order.dedupe, begun.writer.identity, order.layout)
+    signer = FingerprintWriter(folder, order.dedupe, begun.writer.identity, order.layout)
     record = read_duplicates(folder, signer.identity)
     if record is None:
         left = [(index, task) for index, task in enumerate(begun.tasks) if not signer.is_done(index)]
-        check_room(folder, sum(span.text_bytes for _, task in left for span in task), order.dedupe, say)
+        check_fingerprint_room(folder, sum(span.text_bytes for _, task in left for span in task), order.dedupe, say)
         for _ in work_through(signer, left, workers, executor, meter.read):
             pass
         say("looking for duplicates among the fingerprints of all documents")
@@ -289,7 +302,7 @@ def _mark_duplicates(order: Order, begun: Begun, workers: int, executor: str, me
 class _Meter:
     """Tells how far a prepare is; a byte that is signed counts as one that is tokenised."""
 
-    def __init__(self, begun: Begun, progress: Progress, signs: bool) -> None:
+    def __init__(self, begun: BegunPreparation, progress: Progress, signs: bool) -> None:
         self._figures = {
             "done_bytes": sum(record["bytes"] for record in begun.done.values()),
             "total_bytes": begun.source.text_bytes * (1 + signs),
@@ -317,7 +330,7 @@ def _tokens(record: dict[str, Any]) -> int:
     return sum(entry["tokens"] for split in ("train", "val") for entry in record[split])
 
 
-def _already(order: Order, source: Source, asked: dict[str, Any], say: Say) -> Prepared:
+def _already(order: PrepareOrder, source: TextSource, asked: dict[str, Any], say: Say) -> Prepared:
     """What a finished folder holds, if it was made of this; else a UsageError."""
     path = order.out / "data.json"
     manifest: dict[str, Any] = {}

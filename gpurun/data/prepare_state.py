@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
-from gpurun.core.filelock import taken
+from gpurun.core.filelock import take_lock
 from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.untrusted import read_object
 from gpurun.data.layout import Layout
 from gpurun.data.look import Known
 from gpurun.data.source_file import SourceFile, Table
-from gpurun.data.sources import Source
+from gpurun.data.sources import TextSource
 from gpurun.data.tasks import UNFINISHED
 
 _ASKED, DUPLICATES = "prepare.json", "dedupe"
@@ -43,7 +43,7 @@ def _known_file(fields: dict[str, Any]) -> SourceFile:
     return SourceFile(**{**fields, "root": Path(), "weights": tuple(fields["weights"]), "table": table})
 
 
-def write_down(folder: Path, asked: dict[str, Any], source: Source) -> None:
+def write_down(folder: Path, asked: dict[str, Any], source: TextSource) -> None:
     """Write down what was asked for, or see that it is what was asked for before; UsageError if it is not.
 
     Where nothing was done yet, as after a refusal, there is nothing to go on with: what is asked for now is begun.
@@ -82,7 +82,7 @@ def is_begun(folder: Path) -> bool:
     return (folder / _ASKED).exists()
 
 
-def lasting_digest(asked: dict[str, Any], source: Source) -> str:
+def lasting_digest(asked: dict[str, Any], source: TextSource) -> str:
     """What was asked for, without the times of files: the same on every machine that has them."""
     files = [[file.name, file.form, file.bytes, file.table, file.held_out] for file in source.files]
     return hashlib.sha256(json.dumps([{**asked, "source": ""}, files], sort_keys=True).encode()).hexdigest()
@@ -90,16 +90,16 @@ def lasting_digest(asked: dict[str, Any], source: Source) -> str:
 
 def remove_state(folder: Path) -> None:
     """Remove what a finished folder has no use for."""
-    remove([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / DUPLICATES, folder / _ASKED])
+    remove_paths([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / DUPLICATES, folder / _ASKED])
 
 
 def remove_work(folder: Path) -> None:
     """Remove all that a prepare has made in a folder, and nothing else that may lie there."""
-    remove([*folder.glob("train_*.bin"), *folder.glob("val_*.bin"), folder / "vocab.json"])
+    remove_paths([*folder.glob("train_*.bin"), *folder.glob("val_*.bin"), folder / "vocab.json"])
     remove_state(folder)
 
 
-def remove(paths: Iterable[Path]) -> None:
+def remove_paths(paths: Iterable[Path]) -> None:
     """Remove files and folders; those that are not there are no error."""
     for path in list(paths):
         if path.is_dir():
@@ -121,7 +121,7 @@ def held(folder: Path) -> Iterator[None]:
         hint = "Name another folder with --out, where you may write."
         raise UsageError("data.out_unusable", what, hint=hint) from None
     try:
-        if not taken(descriptor):
+        if not take_lock(descriptor):
             raise UsageError(
                 "prepare.busy",
                 f"Another prepare is writing into {folder}.",

@@ -34,7 +34,7 @@ _CENTRAL_EUROPEAN = {"Polish", "Czech", "Slovak", "Slovene", "Hungarian", "Croat
 
 
 @contextmanager
-def preparing(left: str) -> Iterator[None]:
+def translate_refusals(left: str) -> Iterator[None]:
     """Within it a refusal of the trainer's is a UsageError, and what cannot be written a SetupError.
 
     `left` says what a failed write leaves behind. What reading raises is a UsageError already.
@@ -138,7 +138,7 @@ def no_column(path: Path, column: str, there: Sequence[str], kind: str = "column
     hint += "--template '{a} {b}'; what is no corpus: --exclude GLOB."
     if kind == "column":
         hint += " A table whose first row is a document: --no-header; a text: --delimiter none."
-    what = f"{path} has no text in a {kind} {column!r}; there are: {listed([name or '(empty)' for name in there])}."
+    what = f"{path} has no text in a {kind} {column!r}; there are: {name_first([name or '(empty)' for name in there])}."
     return UsageError("data.no_text_column", what, hint=hint)
 
 
@@ -154,7 +154,7 @@ def too_long(path: Path, where: str) -> UsageError:
     return UsageError("data.row_too_long", what, hint="Cut that text into several rows, or take it out.")
 
 
-def listed(names: Sequence[str]) -> str:
+def name_first(names: Sequence[str]) -> str:
     """Names for a sentence: the first of very many, and of a very long one its beginning."""
     told = [name if len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…" for name in names[:MOST_NAMES]]
     return ", ".join([*told, *(["…"] if len(names) > MOST_NAMES else [])]) or "none"

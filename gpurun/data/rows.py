@@ -13,7 +13,7 @@ from gpurun.data import parquet
 from gpurun.data.bounded_rows import members_of_array
 from gpurun.data.layout import Layout
 from gpurun.data.refusals import bad_row, no_column
-from gpurun.data.source_file import Document, SourceFile, Span
+from gpurun.data.source_file import Document, FileSpan, SourceFile
 from gpurun.data.streams import lines_from, open_content
 from gpurun.data.tables import rows_of
 from gpurun.data.texts import look_through, parted
@@ -51,7 +51,7 @@ def _json_lines(stream: Any, path: Path) -> Iterator[Any]:
             yield _parsed(path, place, line)
 
 
-def of_lines(span: Span, layout: Layout) -> Iterator[Document]:
+def of_lines(span: FileSpan, layout: Layout) -> Iterator[Document]:
     """Yield the documents of a part of JSON Lines."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
@@ -71,7 +71,7 @@ def _parsed(path: Path, place: int, line: bytes) -> Any:
         raise bad_row(path, f"line at offset {place:,}", str(error)) from None
 
 
-def of_array(span: Span, layout: Layout) -> Iterator[Document]:
+def of_array(span: FileSpan, layout: Layout) -> Iterator[Document]:
     """Yield the documents of one array: where a row begins is known only once all before it were read."""
     file = span.file
     with open_content(file.path) as stream:
@@ -79,7 +79,7 @@ def of_array(span: Span, layout: Layout) -> Iterator[Document]:
             yield from _of_row(file, f"object {number}", str(number), row, layout)
 
 
-def of_strings(span: Span, layout: Layout) -> Iterator[Document]:
+def of_strings(span: FileSpan, layout: Layout) -> Iterator[Document]:
     """Yield the strings of one array."""
     file = span.file
     with open_content(file.path) as stream:
@@ -91,7 +91,7 @@ def of_strings(span: Span, layout: Layout) -> Iterator[Document]:
             yield from parted(Document(f"{file.name}#{number}", mended(text)))
 
 
-def of_table(span: Span, layout: Layout) -> Iterator[Document]:
+def of_table(span: FileSpan, layout: Layout) -> Iterator[Document]:
     """Yield the documents of a table: it may have line ends within quotes, so that no part of it can be read alone."""
     file = span.file
     assert file.table is not None
@@ -102,7 +102,7 @@ def of_table(span: Span, layout: Layout) -> Iterator[Document]:
         yield from _of_row(file, f"row {number}", str(number), dict(zip(names, cells, strict=True)), layout)
 
 
-def of_parquet(span: Span, layout: Layout) -> Iterator[Document]:
+def of_parquet(span: FileSpan, layout: Layout) -> Iterator[Document]:
     """Yield the documents of row groups."""
     for number, cells, url in parquet.rows(span.file.path, range(span.start, span.stop), layout.columns):
         if text := layout.text_of(cells):

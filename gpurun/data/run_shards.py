@@ -26,10 +26,10 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.untrusted import plain_line, read_object
 from gpurun.data.pairs.build import PairOrder, prepare_pairs
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.prepare_state import is_begun
 from gpurun.data.public_shards import downloaded_by_the_machine
-from gpurun.data.refusals import Say, preparing, tally
+from gpurun.data.refusals import Say, tally, translate_refusals
 from gpurun.data.shard_folder import demand_whole, inspect
 from gpurun.data.source_names import (
     BUILT_IN,
@@ -43,7 +43,7 @@ from gpurun.data.source_names import (
 from gpurun.data.sources import open_source
 
 
-def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: Any) -> Order:
+def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: Any) -> PrepareOrder:
     """What a resolved recipe asks of a text, for a run and for a folder alike; `source` "" is the recipe's own.
 
     `choices` are fields of Order. UsageError for a source that is to be had under no name.
@@ -59,7 +59,7 @@ def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: An
         "least_train_tokens": resolved["train"]["batch_tokens"] + 1,
         "least_val_tokens": resolved["model"]["context"] + 1,
     }
-    return Order(source=place, tokenizer=wanted["tokenizer"], out=out, **{**asked, **choices})
+    return PrepareOrder(source=place, tokenizer=wanted["tokenizer"], out=out, **{**asked, **choices})
 
 
 def _own_source(name: str) -> str:
@@ -83,7 +83,7 @@ def prepared(
     shutil.rmtree(into, ignore_errors=True)
     wanted, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
     try:
-        with preparing("Nothing was left behind."):
+        with translate_refusals("Nothing was left behind."):
             if data is not None and (Path(data).expanduser() / "data.json").exists():
                 return _checked(resolved, Path(data).expanduser().absolute(), data, into, say)
             if data is not None and PUBLIC.fullmatch(data):
@@ -124,7 +124,7 @@ def _public(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> Dat
     return found
 
 
-def _from_cache(order: Order, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:
+def _from_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:
     """Prepare a text into the cache, or take what is there, and copy it into `order.out`; what is passed over."""
     source = open_source(
         order.source,

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import page
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.untrusted import read_object
 from gpurun.data.foreign_shards import OWN, refuse_foreign
@@ -79,7 +79,7 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
         train_tokens=sum(shard["tokens"] for shard in manifest["train"]),
         val_tokens=sum(shard["tokens"] for shard in manifest["val"]),
         bytes=sum(sizes),
-        sha256=digest_of(manifest),
+        sha256=digest_json(manifest),
         source=str(manifest["source"].get("kind", "shards")),
     )
 

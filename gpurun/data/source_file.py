@@ -71,7 +71,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """A part of a file: row groups of a Parquet file, else bytes of content; a document belongs to where it begins."""
 
     file: SourceFile

@@ -11,7 +11,7 @@ from gpurun.core.errors import UsageError
 from gpurun.data.chosen_files import choose_files, demand_used
 from gpurun.data.found_files import find_files
 from gpurun.data.layout import Layout
-from gpurun.data.look import Known, Look
+from gpurun.data.look import Known, SourceLook
 from gpurun.data.refusals import Say, tally
 from gpurun.data.source_file import SourceFile
 from gpurun.data.source_names import STDLIB
@@ -27,7 +27,7 @@ _WHOLE_SHARE = 100
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A source: its kind ("stdlib", "file", "folder", "archive", "hub"), its files, and what else is there, by reason.
 
     `divided` is a sentence about what was divided by names of files; "" where the texts decide what is held out.
@@ -67,7 +67,7 @@ def open_source(
     limit_bytes: int = 0,
     accept_skipped: bool = False,
     known: Known | None = None,
-) -> Source:
+) -> TextSource:
     """Look at every file of a source: `hf:NAME`, `stdlib`, a file, an archive, or a folder of them.
 
     With a limit, files are taken in an order that depends on their names alone but favours no part of a folder, and of
@@ -76,7 +76,7 @@ def open_source(
     """
     found = find_files(source, say)
     chosen = choose_files(found, layout, say)
-    look = Look(found.kind, layout, known or {})
+    look = SourceLook(found.kind, layout, known or {})
     files = look.at_files(found.root, chosen.train, limit_bytes)
     _demand_text(source, files, chosen.passed, look)
     if chosen.val:
@@ -99,10 +99,10 @@ def open_source(
         say(f"passed over: {tally(passed)}")
     if chosen.says:
         say(chosen.says)
-    return Source(found.kind, tuple(_formed(files, found.kind, val_fraction)), dict(passed), chosen.says)
+    return TextSource(found.kind, tuple(_formed(files, found.kind, val_fraction)), dict(passed), chosen.says)
 
 
-def _demand_text(source: str, files: Sequence[SourceFile], passed: Mapping[str, int], look: Look) -> None:
+def _demand_text(source: str, files: Sequence[SourceFile], passed: Mapping[str, int], look: SourceLook) -> None:
     if any(file.text_bytes for file in files):
         return
     if look.refusal is not None:

@@ -13,7 +13,7 @@ EVERY = 1 << 64
 _ASCII_SPACE = bytes(code for code in range(128) if chr(code).isspace())
 
 
-def key_of(text: str) -> int:
+def hash_text(text: str) -> int:
     """64 bits of the sha256 of a text without white space, accents composed (NFC): 0 to EVERY - 1."""
     if text.isascii():  # The same, ten times as fast.
         letters = text.encode().translate(None, _ASCII_SPACE)

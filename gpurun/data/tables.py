@@ -16,7 +16,7 @@ from typing import Literal
 from gpurun.core.errors import UsageError
 from gpurun.data.bounded_rows import TableLines
 from gpurun.data.layout import AS_TEXT, Layout
-from gpurun.data.refusals import MOST_NAMES, MOST_ROW_BYTES, bad_row, listed, no_column
+from gpurun.data.refusals import MOST_NAMES, MOST_ROW_BYTES, bad_row, name_first, no_column
 from gpurun.data.source_file import Table
 from gpurun.data.streams import open_content, plain_name
 from gpurun.data.texts import END, look_through
@@ -206,13 +206,13 @@ def _why(readings: Sequence[_Reading], layout: Layout) -> str:
     furthest = max((reading for reading in readings if reading.fault), key=lambda reading: reading.rows, default=None)
     if furthest is None:
         by = _sign(layout.delimiter) if layout.delimiter else "any sign"
-        return f"its first row is not {listed(layout.columns)!r}, and nothing is parted by {by}"
+        return f"its first row is not {name_first(layout.columns)!r}, and nothing is parted by {by}"
     return f"by {_sign(furthest.table.delimiter)} {furthest.fault}"
 
 
 def _in_doubt(path: Path, why: str, best: _Reading | None) -> UsageError:
     """Return the refusal of what may be a table, with the flags that say it."""
-    first = f" The first row: {listed([cell.strip() or '(empty)' for cell in best.first])}." if best else ""
+    first = f" The first row: {name_first([cell.strip() or '(empty)' for cell in best.first])}." if best else ""
     return UsageError(
         "data.table_in_doubt",
         f"{path} may be a table or a text: {why}.{first}",

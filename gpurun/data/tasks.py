@@ -22,15 +22,15 @@ from gpurun.core.installed_files import shards as shard_files
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.core.untrusted import read_object
 from gpurun.data.layout import Layout
-from gpurun.data.source_file import DIVISIBLE, Document, SourceFile, Span
-from gpurun.data.split import key_of
+from gpurun.data.source_file import DIVISIBLE, Document, FileSpan, SourceFile
+from gpurun.data.split import hash_text
 
 UNFINISHED = ".task-"
 _TASKS, _LEAST_BYTES = 32, 8 << 20
 """A source has about so many tasks if it is too small to fill as many shards, of at least so much text."""
 _UNBOUNDED = 1 << 62
 
-Task = tuple[Span, ...]
+Task = tuple[FileSpan, ...]
 Tell = Callable[[int], None]
 """Hears how many more bytes of text were read."""
 Drop = Callable[[], bool]
@@ -58,11 +58,11 @@ def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int)
     every = sum(file.text_bytes for file in files)
     room = most = min(shard_tokens * bytes_per_token, max(_LEAST_BYTES, every // _TASKS))
     tasks: list[Task] = []
-    spans: list[Span] = []
+    spans: list[FileSpan] = []
     for file in files:
         start, end = 0, len(file.weights) if file.form == "parquet" else file.text_bytes
         while start < end:
-            span = Span(file, start, _stop(file, start, end, room))
+            span = FileSpan(file, start, _stop(file, start, end, room))
             spans.append(span)
             room -= span.text_bytes
             start = span.stop
@@ -142,8 +142,8 @@ def _encoded(
         if drop is not None and drop():
             counts["documents"], counts["dropped"], last = counts["documents"] - 1, counts["dropped"] + 1, ""
             continue
-        split = "val" if document.held_out or key_of(document.text) < bound else "train"
-        rows = tokenizer.encode([*tokenizers.pieces(document.text)])
+        split = "val" if document.held_out or hash_text(document.text) < bound else "train"
+        rows = tokenizer.encode([*tokenizers.cut_for_encoding(document.text)])
         if document.begins or split != last:
             rows.insert(0, before)
         yield split, document.text.encode("utf-8"), np.concatenate(rows) if len(rows) > 1 else rows[0]

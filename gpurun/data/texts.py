@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpurun.data.packing import BLOCK_BYTES
 from gpurun.data.refusals import MOST_ROW_BYTES, has_nul, not_utf8, too_long
-from gpurun.data.source_file import Document, SourceFile, Span
+from gpurun.data.source_file import Document, FileSpan, SourceFile
 from gpurun.data.streams import lines_from, open_content
 
 END, START = b"<|endoftext|>", "<|startoftext|>"
@@ -42,13 +42,13 @@ def _demand_utf8(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, p
         raise not_utf8(path, error.object, error.start, place + error.start) from None
 
 
-def whole(span: Span) -> Iterator[Document]:
+def yield_whole(span: FileSpan) -> Iterator[Document]:
     """Yield a text as one document."""
     with open_content(span.file.path) as stream:
         yield Document(span.file.name, _text(span.file, 0, stream.read(span.stop)))
 
 
-def pieces(span: Span) -> Iterator[Document]:
+def cut_text(span: FileSpan) -> Iterator[Document]:
     """Yield pieces of about `piece_bytes`, cut behind a line end or else a space; the last goes past the stop."""
     size, file = span.file.piece_bytes, span.file
     place, stop = (_cut_from(file, at) if at else 0 for at in (span.start, span.stop))
@@ -78,7 +78,7 @@ def _cut(raw: bytes, least: int) -> int:
     return next((at for at in range(least, len(raw)) if raw[at] & 0xC0 != 0x80), len(raw))
 
 
-def separated(span: Span) -> Iterator[Document]:
+def separated(span: FileSpan) -> Iterator[Document]:
     """Yield what stands between marks; a document belongs where its mark begins, and is read to its own end."""
     file, is_owned, place, held = span.file, span.start == 0, span.start, b""
     with open_content(file.path, place) as stream:
@@ -114,7 +114,7 @@ def _text(file: SourceFile, place: int, raw: bytes) -> str:
     return text.removeprefix(START).removeprefix("\n") if text.startswith(START) else text
 
 
-def lines(span: Span) -> Iterator[Document]:
+def lines(span: FileSpan) -> Iterator[Document]:
     """Yield each line, which ends in a line end, the last one too."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:

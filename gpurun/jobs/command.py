@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from gpurun.core.command import WORK, Command
 from gpurun.core.job_terms import COMMAND, JobTerms
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Job, Mode, Plan, Workload
 from gpurun.view.number_format import short_hash
 
@@ -96,7 +96,7 @@ class CommandJob(Job):
         for path in sorted(path for path in work.rglob("*") if path.is_file()):
             with path.open("rb") as content:
                 digests[path.relative_to(work).as_posix()] = hashlib.file_digest(content, "sha256").hexdigest()
-        return digest_of(digests)
+        return digest_json(digests)
 
     def opened(self) -> dict[str, Any]:
         """Return the command's words, and the names of its variables without a value."""

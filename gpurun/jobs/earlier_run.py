@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gpurun.core.artifact_names import path_of
-from gpurun.core.collected_record import files_of
+from gpurun.core.collected_record import read_stated_files
 from gpurun.core.errors import GpurunError, UsageError, VerificationFailed
 from gpurun.core.installed_files import page
 from gpurun.core.money import Micros
@@ -25,7 +25,7 @@ from gpurun.core.receipt_record import Signature
 from gpurun.core.records import Frozen
 from gpurun.core.run_plan import Earlier, Plan, Request
 from gpurun.ledger.chain import Chain, read_chain
-from gpurun.ledger.runs import find_run, look
+from gpurun.ledger.runs import find_run, look_at_run
 from gpurun.ledger.write_receipt import read_receipt
 
 Model = TypeVar("Model", bound=Frozen)
@@ -60,7 +60,7 @@ class EarlierRun:
         """Return what came home of these kinds, as the receipt has it: name, bytes, sha256, kind, step."""
         home = self.receipt["checkpoint"]
         try:
-            files = files_of(self.folder, home["files"], home.get("listed"))
+            files = read_stated_files(self.folder, home["files"], home.get("listed"))
         except ValueError:  # Its list was altered: what stands in the receipt itself counts still.
             files = home["files"]
         return [file for file in files if file["kind"] in kinds]
@@ -128,7 +128,7 @@ def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
 def find_earlier_run(wanted: str, home: Home) -> EarlierRun:
     """Return the run that is meant; UsageError where it is not over, or has no receipt of this home."""
     name = find_run(home, wanted)
-    if look(home, name).unfinished:
+    if look_at_run(home, name).unfinished:
         hint = f"gpurun stop {name} saves and ends it; where nobody drives it any more, gpurun resume {name} does."
         raise UsageError("continue.unfinished", f"{name} is not over yet.", hint=hint)
     run = read_earlier_run(home, read_chain(home.ledger), name)

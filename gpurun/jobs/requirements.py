@@ -21,11 +21,11 @@ __all__ = [
     "HUGGINGFACE_PACKAGES",
     "LEAST_TORCH",
     "PIP_MARK",
+    "choose_setup_limit_s",
     "distributions",
     "outfitted",
     "provided_by",
     "requirement_lines",
-    "setup_limit_s",
     "with_pip",
 ]
 
@@ -154,7 +154,7 @@ def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> 
     return choices, (words,)
 
 
-def setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> int:
+def choose_setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> int:
     """How long the script may take that runs on the machine before anything is sent; 0 where there is none."""
     runs = choices.setup or (is_outfitted and recipe.train.loop == "huggingface")
     return (choices.setup_limit_s or SETUP_LIMIT_S) if runs else 0

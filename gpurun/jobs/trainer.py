@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from gpurun import __version__
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.job_terms import TRAINER, JobTerms
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Job, Mode, Plan, Workload
 from gpurun.core.untrusted import read_object
 from gpurun.view.number_format import format_count, short_hash
@@ -182,7 +182,7 @@ def modules_of(trainer: Path) -> dict[str, Path]:
 
 def digest_of_trainer(trainer: Path) -> str:
     """Return one digest over the names and the text of all modules."""
-    return digest_of({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
+    return digest_json({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
 
 
 def words_of_trainer(digest: str) -> str:

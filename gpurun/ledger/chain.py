@@ -80,7 +80,7 @@ def append_link(path: Path, chain: Chain, link: Link) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def chain_locked(path: Path) -> Iterator[None]:
     """Wait for the chain's lock and hold it; a holder's death frees it. A refusal of the system names its own file."""
     try:
         with exclusive(path):

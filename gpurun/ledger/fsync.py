@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from gpurun.core.errors import SetupError, VerificationFailed
-from gpurun.core.filelock import taken
+from gpurun.core.filelock import take_lock
 from gpurun.core.paths import fsync_file, fsync_folder
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -80,7 +80,7 @@ def require_durable(folder: Path) -> None:
         try:
             second = os.open(name, os.O_RDWR | os.O_CLOEXEC)
             try:
-                excluded = taken(first) and not taken(second)
+                excluded = take_lock(first) and not take_lock(second)
             finally:
                 os.close(second)
             os.write(first, b"probe\n")

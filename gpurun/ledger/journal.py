@@ -30,7 +30,7 @@ __all__ = [
     "GENESIS",
     "Journal",
     "JournalDamaged",
-    "Reading",
+    "JournalReading",
     "RunLock",
     "damaged",
     "holder_of",
@@ -62,7 +62,7 @@ def newer(run: str, event: str) -> VerificationFailed:
 
 
 @dataclass(frozen=True)
-class Reading:
+class JournalReading:
     """A journal as far as it can be trusted.
 
     `torn` is an unfinished last line, which never took effect; `damage` says where and how the chain breaks.
@@ -78,7 +78,7 @@ class Reading:
     hides_intent: bool = False
 
 
-def read_journal(path: Path) -> Reading:
+def read_journal(path: Path) -> JournalReading:
     """Read everything up to a torn line or a break; a journal that is not there has no records."""
     try:
         content = read_regular(path)
@@ -101,10 +101,10 @@ def read_journal(path: Path) -> Reading:
         why = record if isinstance(record, str) else _break_of(record, number, head)
         if why or isinstance(record, str):
             hides_intent = f'"{Event.CREATE_INTENDED}"'.encode() in content[good_bytes:]
-            return Reading(tuple(records), b"", f"line {number}: {why}", good_bytes, head, hides_intent)
+            return JournalReading(tuple(records), b"", f"line {number}: {why}", good_bytes, head, hides_intent)
         records.append(record)
         head, good_bytes = hashlib.sha256(line).hexdigest(), good_bytes + len(line) + 1
-    return Reading(tuple(records), rest, None, good_bytes, head)
+    return JournalReading(tuple(records), rest, None, good_bytes, head)
 
 
 def _parse(line: bytes) -> Record | str:
@@ -140,7 +140,7 @@ def seal_of(record: Mapping[str, Any]) -> str:
 class Journal:
     """The one writer of a journal. The caller holds the run's lock."""
 
-    def __init__(self, path: Path, clock: Clock, reading: Reading) -> None:
+    def __init__(self, path: Path, clock: Clock, reading: JournalReading) -> None:
         self._path = path
         self._clock = clock
         self._boot_id = boot_id()

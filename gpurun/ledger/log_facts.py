@@ -17,8 +17,18 @@ from typing import Any
 from gpurun.core.journal_events import RunOpened
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.places import place_facts
-from gpurun.core.receipt_record import UNKNOWN, Digested, Machine, SampleTold, Verdict
-from gpurun.core.trainer_events import Alert, CoreScore, Evaluation, Sample, Start, Step, Stop, TrainerEvent, events_of
+from gpurun.core.receipt_record import UNKNOWN, Digested, ReceiptMachine, SampleTold, Verdict
+from gpurun.core.trainer_events import (
+    AlertEvent,
+    CoreScoreEvent,
+    EvaluationEvent,
+    SampleEvent,
+    StartEvent,
+    StepEvent,
+    StopEvent,
+    TrainerEvent,
+    events_of,
+)
 from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
 
@@ -84,15 +94,15 @@ class Evidence:
 class _Told:
     """What one pass over the events leaves."""
 
-    start: Start | None = None
+    start: StartEvent | None = None
     devices: set[str | None] = field(default_factory=set)
-    first_step: Step | None = None
-    last_step: Step | None = None
-    last_eval: Evaluation | None = None
+    first_step: StepEvent | None = None
+    last_step: StepEvent | None = None
+    last_eval: EvaluationEvent | None = None
     best_val_loss: float | None = None
-    core: CoreScore | None = None
-    sample: Sample | None = None
-    stop: Stop | None = None
+    core: CoreScoreEvent | None = None
+    sample: SampleEvent | None = None
+    stop: StopEvent | None = None
     split: TrainingSplit = field(default_factory=TrainingSplit)
     warnings: list[str] = field(default_factory=list)
 
@@ -147,24 +157,24 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
     for event in events:
         told.split.take(event)
         match event:
-            case Start():
+            case StartEvent():
                 told.start = told.start or event
                 told.devices.add(event.device)
-            case Step():
+            case StepEvent():
                 told.first_step = told.first_step or event
                 told.last_step = event
-            case Evaluation():
+            case EvaluationEvent():
                 told.last_eval = event
                 losses = [loss for loss in (event.val_loss, told.best_val_loss) if loss is not None]
                 told.best_val_loss = min(losses, default=None)
-            case CoreScore():
+            case CoreScoreEvent():
                 told.core = event
-            case Sample():
+            case SampleEvent():
                 told.sample = event
-            case Alert() if len(told.warnings) < _MOST_WARNINGS:
+            case AlertEvent() if len(told.warnings) < _MOST_WARNINGS:
                 at = "" if event.step is None else f"step {event.step}: "
                 told.warnings.append(f"{at}{plain_line(event.message)}")
-            case Stop():
+            case StopEvent():
                 told.stop = event
     return told
 
@@ -186,13 +196,13 @@ def _figures(told: _Told) -> dict[str, Any]:
     }
 
 
-def _sample(event: Sample | None) -> SampleTold | None:
+def _sample(event: SampleEvent | None) -> SampleTold | None:
     if event is None:
         return None
     return {"step": event.step, "prompt": plain_line(event.prompt), "text": plain_text(event.text or "")}
 
 
-def verdict_of(opened: RunOpened, machine: Machine | None, device: str, outcome: str) -> Verdict:
+def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, outcome: str) -> Verdict:
     """The verdict of a run that was opened so, on that machine; `device` is "" where log and events do not agree."""
     if opened.endpoint:
         trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
@@ -205,7 +215,9 @@ def verdict_of(opened: RunOpened, machine: Machine | None, device: str, outcome:
     return _with_limits(BY_ITS_WORD, GPU_SENTENCE)
 
 
-def command_verdict(opened: RunOpened, machine: Machine | None, tally: Mapping[str, Any], outcome: str) -> Verdict:
+def command_verdict(
+    opened: RunOpened, machine: ReceiptMachine | None, tally: Mapping[str, Any], outcome: str
+) -> Verdict:
     """The verdict of a user's command: by what the agent saw the cards do, not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
     is_on_gpu = bool(
@@ -249,7 +261,7 @@ def _smoke_sentence(device: str, outcome: str) -> str:
     return on_cpu if device == "cpu" else UNSHOWN_SENTENCE
 
 
-def _is_told(machine: Machine) -> bool:
+def _is_told(machine: ReceiptMachine) -> bool:
     """Whether the provider itself named the card, or the type of machine; of a box of the user's own nobody did."""
     untold = machine.get("as_ordered", [])
     return (

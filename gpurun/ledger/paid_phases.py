@@ -14,7 +14,7 @@ from gpurun.core.clock import utc
 from gpurun.core.journal_events import CreateIntended
 from gpurun.core.journal_records import Event, Record, opened_of
 from gpurun.core.receipt_record import UNKNOWN, Planned, Timeline
-from gpurun.core.trainer_events import Checkpoint, Evaluation, Start, Step, TrainerEvent
+from gpurun.core.trainer_events import CheckpointEvent, EvaluationEvent, StartEvent, StepEvent, TrainerEvent
 from gpurun.core.untrusted import number, plain_data
 from gpurun.ledger.billed_time import MEASURED, last_of
 from gpurun.ledger.rental import Rental
@@ -99,18 +99,18 @@ class TrainingSplit:
     def take(self, event: TrainerEvent) -> None:
         """Take the next event in."""
         match event:
-            case Start():
+            case StartEvent():
                 self._close()
                 self._began_us, self._last_step = _microseconds(event.elapsed_s), event.step or 0
                 self._told_us["import"] += self._began_us
-            case Step():
+            case StepEvent():
                 self._step(event)
-            case Evaluation():
+            case EvaluationEvent():
                 self._told_us["eval"] += _microseconds(event.eval_s)
-            case Checkpoint():
+            case CheckpointEvent():
                 self._told_us["checkpoint"] += _microseconds(event.stall_s)
 
-    def _step(self, event: Step) -> None:
+    def _step(self, event: StepEvent) -> None:
         if self._began_us is None or event.step is None or event.step_s is None or event.elapsed_s is None:
             return
         step_us, elapsed_us = _microseconds(event.step_s), _microseconds(event.elapsed_s)

@@ -38,7 +38,7 @@ GONE = ("create.duplicate_gone", "create.late_gone")
 
 
 @dataclass(frozen=True)
-class Extra:
+class ExtraRental:
     """A machine beside the run's own: paid for from its token's intent to its proven end, or so far."""
 
     id: str
@@ -47,7 +47,7 @@ class Extra:
 
 
 @dataclass(frozen=True)
-class Rise:
+class PaidRise:
     """A price that rose while the machine ran, and for how long it was paid."""
 
     micros_per_hour: Micros
@@ -59,7 +59,7 @@ class Rise:
 class Rental(BilledTime):
     """One rental in money, with the extra machines of its token."""
 
-    extras: tuple[Extra, ...] = ()
+    extras: tuple[ExtraRental, ...] = ()
 
     @property
     def machines(self) -> int:
@@ -79,9 +79,9 @@ class Rental(BilledTime):
         return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1)) / SECONDS_PER_HOUR
 
     @property
-    def rises(self) -> list[Rise]:
+    def rises(self) -> list[PaidRise]:
         """The prices that the provider told while it ran, each from when the one before was read last."""
-        found: list[Rise] = []
+        found: list[PaidRise] = []
         before = self.rate
         for record in self.records:
             if record.event is Event.INCIDENT and isinstance(rose := record.typed, PriceRose):
@@ -90,7 +90,7 @@ class Rental(BilledTime):
                 rate = rose.rate_micros_per_hour
                 if rate > before:
                     ms = max(0, round(1000 * self.seconds) - max(0, since_ms))
-                    found.append(Rise(Micros(rate), left_of(Micros(rate), Micros(before)), ms / 1000))
+                    found.append(PaidRise(Micros(rate), left_of(Micros(rate), Micros(before)), ms / 1000))
                 before = max(before, rate)
         return found
 
@@ -120,7 +120,7 @@ class Rental(BilledTime):
         sent = planned if counted.egress_micros is None else Micros(counted.egress_micros)
         return max(sent, planned) if self.intent.sends_itself else sent
 
-    def micros_of(self, extra: Extra) -> Micros:
+    def micros_of(self, extra: ExtraRental) -> Micros:
         """What an extra machine of this asking cost, or has cost so far."""
         return self._lasting(extra.seconds)
 
@@ -151,7 +151,7 @@ class Rental(BilledTime):
 
 def all_bounded(rentals: Sequence[Rental]) -> bool:
     """Whether the journal bounds what was paid: each machine ended, and there is no more than it tells."""
-    return all(rental.ended for rental in rentals) and not is_more(rentals)
+    return all(rental.ended for rental in rentals) and not is_more_than_recorded(rentals)
 
 
 def is_cap_kept(rentals: Sequence[Rental], upper: Micros, cap: Micros, rules: int) -> bool | None:
@@ -170,7 +170,7 @@ def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
     """Return what the cost of these rentals is."""
     paid = [rental for rental in rentals if rental.rate or rental.extras]
     unended = [rental for rental in paid if not rental.ended]
-    if is_more(rentals):
+    if is_more_than_recorded(rentals):
         return Figure.FLOOR
     if unended and is_watched:
         return Figure.SO_FAR
@@ -194,7 +194,7 @@ def unseen_ends(rentals: Sequence[Rental]) -> list[Rental]:
     return [one for one in rentals if one.ended and one.rate and one.end_is == UNSEEN and one.billed is None]
 
 
-def is_more(rentals: Sequence[Rental]) -> bool:
+def is_more_than_recorded(rentals: Sequence[Rental]) -> bool:
     """Whether more was paid than the records tell: for what lay beside a machine, billed, or for one that came late.
 
     A late machine counts here where nothing tells which it was, and in journals of older gpurun.
@@ -218,7 +218,7 @@ def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
     return Micros(bills[-1]) if bills else None
 
 
-def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[Extra]:
+def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
     """The extra machines of a rental's token, whenever they showed themselves: they count from its intent."""
     proofs = [one.seq for one in rental.records if one.event is Event.DEATH_PROVEN]
     noted = [(one, one.typed) for one in records if one.event is Event.INCIDENT]
@@ -231,7 +231,7 @@ def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[Extra]
         ends = [seq for seq in (*gone, *proofs) if seq > found]
         end = next(one for one in records if one.seq == min(ends)) if ends else records[-1]
         ms = min(longest_ms, elapsed_ms(records, rental.asked, end))
-        yield Extra(name, ms / 1000, bool(ends))
+        yield ExtraRental(name, ms / 1000, bool(ends))
 
 
 def cost_says(rentals: Sequence[Rental]) -> str:
@@ -239,7 +239,7 @@ def cost_says(rentals: Sequence[Rental]) -> str:
     rented = [one for one in rentals if one.end != "refused" or one.extras]  # What came late of it was rented, too.
     if not rented:
         return "nothing was rented"
-    if is_more(rentals):
+    if is_more_than_recorded(rentals):
         return f"unknown: more was billed than is on record; {_UNREAD}"
     if not all(one.ended for one in rented):
         return f"unknown: a machine is not proven gone; {_UNREAD}"

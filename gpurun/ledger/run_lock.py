@@ -11,7 +11,7 @@ from types import TracebackType
 
 from gpurun.core.clock import SystemClock, ticks, utc
 from gpurun.core.errors import RunHeld, SetupError
-from gpurun.core.filelock import open_lock, taken
+from gpurun.core.filelock import open_lock, take_lock
 from gpurun.core.paths import open_regular
 from gpurun.core.untrusted import parse_object
 
@@ -55,7 +55,7 @@ class RunLock:
         except OSError as error:
             raise _unlockable(self._path, error) from error
         try:
-            is_taken = taken(descriptor)
+            is_taken = take_lock(descriptor)
         except OSError as error:
             os.close(descriptor)
             raise _unlockable(self._path, error) from error
@@ -91,7 +91,7 @@ def holder_of(path: Path) -> str | None:
     except OSError:  # What is another user's, or no lock at all, is not seen to be held.
         return None
     with lock:
-        return None if taken(lock.fileno(), shared=True) else _words(os.pread(lock.fileno(), 4096, 0))
+        return None if take_lock(lock.fileno(), shared=True) else _words(os.pread(lock.fileno(), 4096, 0))
 
 
 def _words(content: bytes) -> str:

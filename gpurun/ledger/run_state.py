@@ -26,7 +26,17 @@ from gpurun.core.journal_events import (
     TrainIntended,
     TrainObserved,
 )
-from gpurun.core.journal_records import PASSES_OVER, Asked, Dearer, Event, Extra, Moment, Phase, Record, RunState
+from gpurun.core.journal_records import (
+    PASSES_OVER,
+    CreateAttempt,
+    Dearer,
+    Event,
+    Extra,
+    Moment,
+    Phase,
+    Record,
+    RunState,
+)
 from gpurun.core.money import Micros
 from gpurun.core.records import Instance
 from gpurun.core.run_plan import Plan
@@ -59,7 +69,7 @@ class Step(StrEnum):
     CLOSE = "close"
 
 
-def replay(run: str, records: Sequence[Record]) -> RunState:
+def replay_journal(run: str, records: Sequence[Record]) -> RunState:
     """Fold a journal into the state it leaves a run in."""
     state = RunState(run=run, phase=Phase.OPENED)
     for record in records:
@@ -73,7 +83,7 @@ def replay(run: str, records: Sequence[Record]) -> RunState:
     return state
 
 
-def place_of(state: RunState, plan: Plan) -> int:
+def find_offer_place(state: RunState, plan: Plan) -> int:
     """Which approved offer the run is about: the first, but for those that could not be had."""
     return min(state.passed_over, len(plan.approved) - 1)
 
@@ -180,9 +190,9 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
     }
 
 
-def _asked(record: Record, intent: CreateIntended) -> Asked:
+def _asked(record: Record, intent: CreateIntended) -> CreateAttempt:
     """The asking of an intent."""
-    return Asked(
+    return CreateAttempt(
         token=intent.token,
         provider=intent.provider,
         region=str(intent.offer.get("region", "")),
@@ -194,7 +204,7 @@ def _asked(record: Record, intent: CreateIntended) -> Asked:
     )
 
 
-def _answered(state: RunState, answer: str) -> dict[str, Asked]:
+def _answered(state: RunState, answer: str) -> dict[str, CreateAttempt]:
     """All askings, with what became of the current one."""
     if state.token not in state.asked:
         return state.asked

@@ -20,7 +20,7 @@ from gpurun.ledger.chain import has_receipt
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import holder_of
-from gpurun.ledger.run_state import WORKING, place_of, replay
+from gpurun.ledger.run_state import WORKING, find_offer_place, replay_journal
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ def _is_noted(code: str) -> bool:
     return code in _NOTED or code.endswith("disk_full")
 
 
-def look(home: Home, name: str) -> Sight:
+def look_at_run(home: Home, name: str) -> Sight:
     """Read one run; VerificationFailed when its plan is lost without a trace, SetupError when its journal is shut."""
     folder = home.run(name)
     reading = read_journal(folder.journal)
     plan, plan_lost = plan_of(folder, reading.records)
-    state = replay(name, reading.records)
+    state = replay_journal(name, reading.records)
     if reading.hides_intent and not has_receipt(home, name):
         state = state.model_copy(update={"unread": True})
     return Sight(
         folder=folder,
-        plan=plan.on(plan.approved[place_of(state, plan)]),
+        plan=plan.on(plan.approved[find_offer_place(state, plan)]),
         records=tuple(reading.records),
         state=state,
         owner=holder_of(folder.lock),
@@ -182,7 +182,7 @@ def _taken(name: str) -> RunHeld:
     return RunHeld("run.name_taken", f"There is a run {name} already.", hint=hint)
 
 
-def open_run(home: Home, request: Request, plan: Plan) -> RunFolder:
+def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
     """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
     demand_free(home, plan.run)
     folder = home.run(plan.run)
@@ -274,7 +274,7 @@ def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None
     """Read runs, one at a time; what cannot be read of one is an error beside the others, not instead of them."""
     for name in names:
         try:
-            sight = look(home, name)
+            sight = look_at_run(home, name)
         except (VerificationFailed, SetupError) as error:
             yield None, error
         else:

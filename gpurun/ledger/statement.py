@@ -30,13 +30,13 @@ from gpurun.core.money import Figure, Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
     UNKNOWN,
-    Asked,
     Continues,
     Cost,
-    Digests,
     IncidentTold,
-    Machine,
     Predicate,
+    ReceiptAsked,
+    ReceiptDigests,
+    ReceiptMachine,
     RentalPaid,
     Runtime,
     Shipping,
@@ -128,9 +128,9 @@ def _subjects(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subje
     return [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in found.items()]
 
 
-def _asked(opened: RunOpened) -> Asked:
+def _asked(opened: RunOpened) -> ReceiptAsked:
     """What was to be done, and from which checkpoint of which run it went on, if it did."""
-    asked: Asked = {
+    asked: ReceiptAsked = {
         "mode": opened.mode, "recipe": opened.recipe, "form": opened.form, "provider": opened.provider
     }  # fmt: skip
     if opened.continues:
@@ -157,9 +157,9 @@ def _file(file: FileBrought) -> FileAtHome:
     return {"name": name, "bytes": size, "sha256": sha256, "kind": kind, "step": step}
 
 
-def _digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -> Digests:
+def _digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -> ReceiptDigests:
     shipped = last_typed(records, ShipObserved)
-    digests: Digests = {
+    digests: ReceiptDigests = {
         "request": opened.request_sha256,
         "plan": opened.plan_sha256,
         "recipe": opened.recipe_sha256,
@@ -195,7 +195,7 @@ def _shipping(records: Sequence[Record]) -> Shipping:
     return told
 
 
-def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> Machine | None:
+def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | None:
     """The last machine: what came by the provider's word, and what it says of itself.
 
     What the provider did not tell is named in `as_ordered`.
@@ -211,7 +211,7 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> Machine | None:
         came["type"] = None
     untold = sorted(name for name in _CAME if not came[name] and ordered[name])
     kind, region, gpu, gpu_count = (plain_data(came[name]) or ordered[name] for name in _CAME)
-    machine: Machine = {
+    machine: ReceiptMachine = {
         "is": REPORTED,
         "provider": rental.intent.provider,
         "id": plain_data(seen and seen.id),
@@ -375,7 +375,7 @@ def _teardown(rentals: Sequence[Rental]) -> TeardownTold:
     return {"is": how, "evidence": [rental.proof() for rental in rented]}
 
 
-def _verdict(records: Sequence[Record], machine: Machine | None, evidence: Evidence) -> Verdict:
+def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence: Evidence) -> Verdict:
     """Older runs, which were opened without a challenge or the lack of one, have the verdict of their time."""
     opened, seen = opened_of(records), last_typed(records, TrainObserved)
     outcome = seen.outcome if seen else "none"

@@ -21,7 +21,7 @@ from gpurun.core.paths import Home, RunFolder, read_regular, write_atomic
 from gpurun.core.receipt_record import Receipt, Statement
 from gpurun.core.records import canonical
 from gpurun.core.untrusted import parse_object
-from gpurun.ledger.chain import Link, append_link, locked, read_chain
+from gpurun.ledger.chain import Link, append_link, chain_locked, read_chain
 from gpurun.ledger.fsync import unwritable
 from gpurun.ledger.journal import JournalDamaged, read_journal
 from gpurun.ledger.signing import Signer, load_signer, make_envelope, payload_of, public_keys, verify
@@ -29,7 +29,7 @@ from gpurun.ledger.statement import basis_of, build_statement
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReceipt:
     """A receipt that is on disk and in the chain."""
 
     seq: int
@@ -37,13 +37,13 @@ class Written:
     signed: bool
 
 
-def write_receipt(home: Home, folder: RunFolder) -> Written:
+def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
     """Write, sign and chain the receipt of a run; doing it again changes no byte.
 
     Without a readable key the receipt is unsigned and says so. Raises JournalDamaged, a SetupError when the disk
     refuses, and VerificationFailed when a receipt that the chain names can no longer be made from its run folder.
     """
-    with locked(home.ledger):
+    with chain_locked(home.ledger):
         signer = load_signer(home.keys)
         chain = read_chain(home.ledger)
         link = chain.of(folder.name)
@@ -56,10 +56,10 @@ def write_receipt(home: Home, folder: RunFolder) -> Written:
         new = Link(seq=chain.next_seq, run=folder.name, receipt_sha256=sha256, prev=chain.head)
         append_link(home.ledger, chain, new)
         crashpoint("after ledger.append")
-        return Written(new.seq, sha256, signed=signer is not None)
+        return WrittenReceipt(new.seq, sha256, signed=signer is not None)
 
 
-def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> Written:
+def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> WrittenReceipt:
     """See to it that the receipt that the chain names is on disk."""
     content = read_regular(folder.receipt) if folder.receipt.exists() else b""
     if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
@@ -71,7 +71,7 @@ def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> Written:
                 hint=f"Put {folder.receipt} back from a copy; `gpurun audit {folder.name}` says what differs.",
             )
         _put(folder, content)
-    return Written(link.seq, link.receipt_sha256, signed=bool(json.loads(content)["signatures"]))
+    return WrittenReceipt(link.seq, link.receipt_sha256, signed=bool(json.loads(content)["signatures"]))
 
 
 def _put(folder: RunFolder, content: bytes) -> None:

@@ -21,7 +21,7 @@ from gpurun.core.run_plan import Plan
 from gpurun.core.settings import find_cluster
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context
-from gpurun.planning.own_box import folder_machine, job_machine, job_step, machine_of, python_of
+from gpurun.planning.own_box import folder_machine, job_machine, job_step, make_box_machine, python_of
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
@@ -41,7 +41,7 @@ MOVED_S = 180.0
 HOLD_S = 5.0
 
 
-class Reach:
+class MachineConnector:
     """Makes the far side of an instance, and keeps it, so that all steps share one connection."""
 
     def __init__(self, folder: RunFolder, plan: Plan, clock: Clock) -> None:
@@ -73,7 +73,7 @@ class Reach:
             return FarSide(LocalMachine(place, token=instance.token), python=self._plan.job.python or sys.executable)
         box, folder, last_mono = self._plan.box, f".gpurun/{instance.token}", self._last_mono(instance)
         if box is not None:
-            return FarSide(machine_of(box, folder, self._clock, last_mono), python=python_of(box))
+            return FarSide(make_box_machine(box, folder, self._clock, last_mono), python=python_of(box))
         machine = RemoteMachine(
             address,
             client_key=self._folder.ssh / "client",
@@ -149,7 +149,7 @@ class Patience(Waits):
     def hold(self, held: Sequence[GpurunError]) -> None:
         """Wait for this disk, or for somebody else, while there is an instance to wait with."""
         if why := self._context.is_down(self._state):
-            raise taken(why)
+            raise make_taken_error(why)
         self._context.clock.sleep(min(HOLD_S, max(0.0, self._context.seconds_left(self._state))))
 
     def wait(self, error: MachineLost | FarRefusal) -> None:
@@ -170,9 +170,9 @@ class Patience(Waits):
                 self._tried_mono = clock.monotonic()
         self._unheard_s += min(clock.monotonic() - self._tried_mono, LONGEST_TRY_S)
         if down:
-            raise taken(down)
+            raise make_taken_error(down)
         if self._is_over():
-            raise lost(error.what)
+            raise make_lost_error(error.what)
         self._tried_mono = clock.monotonic()
         self._retry.wait(error, most_s=max(0.0, self._context.seconds_left(self._state)))
 
@@ -209,11 +209,11 @@ class Patience(Waits):
 _KEPT = "What came home before is kept. `gpurun receipt` says what was paid."
 
 
-def lost(why: str) -> TrainingFailed:
+def make_lost_error(why: str) -> TrainingFailed:
     """The error of a step whose instance is waited for no longer."""
     return TrainingFailed("machine.lost", f"The instance can no longer be reached: {why}", hint=_KEPT)
 
 
-def taken(why: str) -> TrainingFailed:
+def make_taken_error(why: str) -> TrainingFailed:
     """The error of a step whose instance runs no more, in its provider's words."""
     return TrainingFailed("machine.lost", f"The instance runs no more: {why}.", hint=_KEPT)

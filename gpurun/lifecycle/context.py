@@ -258,7 +258,7 @@ class Context:
 
         It is asked when the machine did not answer: perhaps only because this laptop has another address now.
         """
-        known = instance_of(state)
+        known = get_instance(state)
         if isinstance(self.provider, LetsIn):
             with suppress(Unknown, Rejected, SetupError):
                 self.provider.let_in(known)
@@ -303,7 +303,7 @@ def _has_moved(machine: Instance, known: Instance) -> bool:
     return machine.state is InstanceState.RUNNING and now is not None and before is not None and now != before
 
 
-def instance_of(state: RunState) -> Instance:
+def get_instance(state: RunState) -> Instance:
     """The instance that the journal knows of; steps that need one are only reached when there is one."""
     if state.instance is None:
         raise RuntimeError(f"run {state.run} is {state.phase} without an instance")

@@ -24,7 +24,7 @@ from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal, damaged, is_noted, newer
-from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, place_of, replay
+from gpurun.ledger.run_state import WORKING, Step, exit_code_of, find_offer_place, next_step, replay_journal
 from gpurun.ledger.runs import lost_records, opening
 from gpurun.lifecycle.context import Context, MachineMoved, Note, StepClock, StopWanted
 from gpurun.lifecycle.instance.monitor import Monitor
@@ -46,16 +46,16 @@ from gpurun.providers.base import endpoint_of
 T = TypeVar("T")
 
 
-def salvage(state: RunState, context: Context) -> Iterator[Note]:
+def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
     """Take away what the machine left, then fetch what it pushed: a volume would be billed as long as that takes.
 
     A cluster's folder is not billed, and has what the trainer wrote: that comes home first.
     """
     if state.shared == "holds":
-        yield from collect_bucket.salvage(state, context)
+        yield from collect_bucket.collect_pushed(state, context)
         return
     yield from close_run.clear_all(state, context)
-    yield from collect_bucket.salvage(state, context)
+    yield from collect_bucket.collect_pushed(state, context)
 
 
 STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
@@ -63,13 +63,13 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.CREATE: create_machine.create,
     Step.AWAIT_READY: await_ready.await_ready,
     Step.SHIP: upload_files.ship,
-    Step.START: run.start,
+    Step.START: run.start_job,
     Step.WATCH: run.watch,
     Step.COLLECT: collect_files.collect,
     Step.HOLD: hold_machine.hold,
     Step.DESTROY: destroy_machine.destroy,
-    Step.SALVAGE: salvage,
-    Step.SETTLE: close_run.settle,
+    Step.SALVAGE: salvage_all,
+    Step.SETTLE: close_run.settle_run,
 }
 
 AGAIN_S, PAUSE_S = 30.0, 3.0
@@ -184,13 +184,13 @@ class Driver:
 
     def _at(self, state: RunState) -> Context:
         """The context on the offer that this attempt is about."""
-        return self._context.on_offer(place_of(state, self._context.plan))
+        return self._context.on_offer(find_offer_place(state, self._context.plan))
 
     def _state(self) -> RunState:
         """The run as it is on record."""
         records = self._journal.records
         if self._replayed[0] != len(records):
-            self._replayed = len(records), replay(self._context.plan.run, records)
+            self._replayed = len(records), replay_journal(self._context.plan.run, records)
         return self._replayed[1]
 
     def _attend(self) -> None:
@@ -291,7 +291,7 @@ class Driver:
         after = Record(
             seq=last.seq, prev="", wall=last.wall, mono=last.mono, boot_id=last.boot_id, event=note.event, data=data
         )
-        return replay(self._context.plan.run, [*self._journal.records, after])
+        return replay_journal(self._context.plan.run, [*self._journal.records, after])
 
     def _is_ended(self, state: RunState, after: RunState) -> bool:
         """End an instance of which nothing more is wanted after the next record; whether it was seen gone."""

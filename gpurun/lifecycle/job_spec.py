@@ -148,7 +148,7 @@ class Pushing:
         is_free = plan.stage is not None and plan.stage.is_beside(plan.offer)
         left_s = self._context.seconds_left(self._state)
         try:
-            key = key_of(self._context.folder.push_key, is_new=True)
+            key = read_list_key(self._context.folder.push_key, is_new=True)
             most_bytes = None if is_free else EgressBudget.of(self._context.folder, plan).give_to_bucket()
         except OSError as error:
             what = f"{self._context.folder.path} cannot be written: {error.strerror}."
@@ -172,7 +172,7 @@ def folder_of(url: str, run: str, token: str) -> str:
     return parse_address(url).key("runs", run, token)
 
 
-def key_of(path: Path, *, is_new: bool = False) -> str:
+def read_list_key(path: Path, *, is_new: bool = False) -> str:
     """The key that the run's machine signs its list with; made at the first asking where it `is_new`."""
     if not path.exists() and is_new:
         write_atomic(path, secrets.token_hex(32).encode())

@@ -10,13 +10,13 @@ from contextlib import suppress
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_events import CreateIntended, CreateObserved, Incident
 from gpurun.core.journal_records import Phase, RunState, all_typed
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.orphans import Owner
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_lock import holder_of
-from gpurun.ledger.run_state import replay
+from gpurun.ledger.run_state import replay_journal
 from gpurun.ledger.runs import asked_for, look_at_all, planned_runs
 
 _OVER = (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
@@ -42,7 +42,7 @@ def owner_of(run: str, token: str, home: Home) -> Owner:
 
 def home_in(token: str) -> str:
     """Return the id of the home that a token names; "" where it names none."""
-    told = parse(token)
+    told = parse_token(token)
     return told.home if told else ""
 
 
@@ -56,7 +56,7 @@ def id_of(home: Home) -> str:
 
 def _run_here(run: str, token: str, home: Home) -> str | None:
     """The run of this home whose journal has the token; in a token, a long run's name is cut."""
-    told = parse(token)
+    told = parse_token(token)
     there = [folder.name for folder in home.folders()] if token else []
     for name in [one for one in there if one == run or (told and one.startswith(told.run))]:
         with suppress(OSError):  # They are another user's files, say: nobody is seen to have asked for it.
@@ -74,7 +74,7 @@ def _is_driven(folder: RunFolder, token: str) -> bool:
         if holder_of(folder.lock) is None:
             return False
         reading = read_journal(folder.journal)
-        return reading.damage is not None or replay(folder.name, reading.records).token == token
+        return reading.damage is not None or replay_journal(folder.name, reading.records).token == token
     except (OSError, SetupError):
         return False
 
@@ -132,4 +132,4 @@ def _state_of(owner: Owner, home: Home) -> RunState | None:
         reading = read_journal(folder.journal)
     except (OSError, SetupError):
         return None
-    return None if reading.damage is not None else replay(folder.name, reading.records)
+    return None if reading.damage is not None else replay_journal(folder.name, reading.records)

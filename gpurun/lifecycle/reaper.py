@@ -15,14 +15,14 @@ from typing import Literal
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import GpurunError, MayBeBilling, RunHeld, SetupError
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.orphans import LONGEST_LEASE_S, Fate, Orphan, Owner, Stray
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState, Leftover, Teardown
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.fsync import require_durable
-from gpurun.ledger.runs import asked_for, look
-from gpurun.lifecycle.instance.terminate import end
+from gpurun.ledger.runs import asked_for, look_at_run
+from gpurun.lifecycle.instance.terminate import prove_termination
 from gpurun.lifecycle.machine_owner import (
     deadline_here,
     home_in,
@@ -145,7 +145,7 @@ def sweep_run(provider: Provider, folder: RunFolder, clock: Clock) -> list[str]:
         bearing |= {one.id: one for one in alive if one.run == folder.name or asked_for(folder, one.token)}
     ours = [one for one in bearing.values() if asked_for(folder, one.token)]
     for one in ours:
-        for _ in end(provider, clock, one.id, one.token, run=folder.name):
+        for _ in prove_termination(provider, clock, one.id, one.token, run=folder.name):
             pass
     doubtful = [one.id for one in bearing.values() if one not in ours and home_in(one.token) in ("", home_id)]
     if doubtful:
@@ -187,7 +187,7 @@ def _deadline_of(instance: Instance, owner: Owner, home: Home, provider: Provide
 
     A time that is over counts in any case, and so does any where the provider itself ends what is past its limit.
     """
-    token, here = parse(instance.token), deadline_here(instance.token, owner, home)
+    token, here = parse_token(instance.token), deadline_here(instance.token, owner, home)
     deadline_wall = (token.deadline_wall if token else None) or here or instance.deadline_wall
     since_wall = now if instance.created_wall is None else instance.created_wall
     is_limited = here is not None or provider.traits.ends_by is EndsBy.PROVIDER
@@ -210,7 +210,9 @@ def _end(orphan: Orphan, provider: Provider, home: Home, clock: Clock) -> Orphan
     instance = orphan.instance
     try:
         if not _ends_by_its_journal(orphan, home, clock):
-            for _ in end(provider, clock, instance.id, instance.token, run=orphan.owner.run or instance.run):
+            for _ in prove_termination(
+                provider, clock, instance.id, instance.token, run=orphan.owner.run or instance.run
+            ):
                 pass
     except (MayBeBilling, RunHeld):
         return replace(orphan, fate="not proven gone")
@@ -228,7 +230,7 @@ def _ends_by_its_journal(orphan: Orphan, home: Home, clock: Clock) -> bool:
             supervise(home, run, clock, outlived=orphan.instance)
             return True
         # A job of a cluster ends itself, and comes home first.
-        if not (orphan.fate == "overdue" and look(home, run).state.shared):
+        if not (orphan.fate == "overdue" and look_at_run(home, run).state.shared):
             ask_to_stop(home.run(run), "destroy", by="user", reason="reaped")
         supervise(home, run, clock)
     except (MayBeBilling, RunHeld):
@@ -244,7 +246,7 @@ def _has_it_open(run: str, token: str, home: Home) -> bool:
     try:
         if not home.run(run).plan.exists():
             return False
-        sight = look(home, run)
+        sight = look_at_run(home, run)
     except (GpurunError, OSError):
         return False
     is_whole = sight.damage is None and sight.plan_lost is None

@@ -32,9 +32,9 @@ from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, JournalDamaged, read_journal
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import RunLock, holder_of
-from gpurun.ledger.run_state import place_of, replay
-from gpurun.ledger.runs import look
-from gpurun.lifecycle.connect import Reach
+from gpurun.ledger.run_state import find_offer_place, replay_journal
+from gpurun.ledger.runs import look_at_run
+from gpurun.lifecycle.connect import MachineConnector
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver, end_unrecorded, ended_unrecorded, until_recorded
 from gpurun.lifecycle.notices import Notices
@@ -67,7 +67,7 @@ def supervise(
 
     def see() -> tuple[RunState, Context]:
         state, context = seen()
-        return state, context.on_offer(place_of(state, context.plan))
+        return state, context.on_offer(find_offer_place(state, context.plan))
 
     def failed(error: SetupError) -> None:
         state, context = see()
@@ -81,7 +81,7 @@ def supervise(
         try:
             return Journal.open(folder.journal, clock)
         except JournalDamaged as error:  # It is not driven, and its machine may live all the same.
-            if look(home, run).state.may_be_billing:
+            if look_at_run(home, run).state.may_be_billing:
                 raise MayBeBilling(error.code, error.what, hint=error.hint) from error
             raise
 
@@ -97,7 +97,7 @@ def supervise(
 def end_at_once(home: Home, run: str, clock: Clock) -> None:
     """End a run's machine and see it gone with no record of it and no lock; what keeps it alive is raised."""
     state, context = _seen(home, home.run(run), clock)
-    still_there = end_unrecorded(state, context.on_offer(place_of(state, context.plan)))
+    still_there = end_unrecorded(state, context.on_offer(find_offer_place(state, context.plan)))
     if still_there is not None:
         raise still_there
 
@@ -111,17 +111,17 @@ def _seen(
 ) -> tuple[RunState, Context]:
     """The run as its journal has it, and what is needed to drive it; nothing is written."""
     records = read_journal(folder.journal).records
-    (plan, _), state = plan_of(folder, records), replay(folder.name, records)
+    (plan, _), state = plan_of(folder, records), replay_journal(folder.name, records)
     # One of each for the supervisor's whole life: a provider keeps its rate limits, and its key is looked for once.
     opened = cache(partial(open_provider, home=home, clock=clock, choices=plan.choices, login=login_to))
-    way = Reach(folder, plan, clock)
+    way = MachineConnector(folder, plan, clock)
     return state, Context(
         home=home,
         folder=folder,
         plan=plan,
         clock=clock,
         # The one of now: the key of an offer that was passed over may be gone.
-        provider=opened(plan.approved[place_of(state, plan)].offer.provider),
+        provider=opened(plan.approved[find_offer_place(state, plan)].offer.provider),
         reach=reach or way,
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
         open=opened,
@@ -175,7 +175,7 @@ def keep_on(supervised: Callable[[], ExitCode], is_billing: Callable[[], bool], 
 def _is_billing(home: Home, run: str) -> bool:
     """Whether the run's journal, if it can be followed, has something that is not proven gone."""
     try:
-        sight = look(home, run)
+        sight = look_at_run(home, run)
     except VerificationFailed:
         return False
     except Exception as error:  # noqa: BLE001 - what cannot be looked at now may be billed all the same.

@@ -30,7 +30,7 @@ from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, Estimate, Lease, Reach
 from gpurun.jobs.trainer import KEPT_CHECKPOINTS
 from gpurun.jobs.training.estimate import NO_PRIORS, estimate, steps_of_work
-from gpurun.jobs.training.history import Prior, Priors, loss_at, machine_of, same_recipe
+from gpurun.jobs.training.history import Prior, Priors, describe_machine, loss_at, same_recipe
 from gpurun.jobs.training.memory import GIB, lacks_memory, usable_bytes
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.transfer import BUCKET_BITS_PER_S, COLLECT_START_S, WORTH_A_BUCKET_S, Load
@@ -127,7 +127,7 @@ def candidates(
     """
     found, known = [], same_recipe(priors, recipe.sha256, data_sha256)
     for offer in offers:
-        machine = machine_of(offer, cpu_cores)
+        machine = describe_machine(offer, cpu_cores)
         guess = estimate(recipe, offer, vocab_size=vocab_size, cpu_cores=cpu_cores, priors=priors, machine=machine)
         lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
         found.append(_candidate(offer, guess, load, lease, hours, reach_of(recipe, guess, lease, known)))

@@ -12,7 +12,7 @@ from gpurun.core.money import format_usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Request
 from gpurun.core.uplink import Uplink
-from gpurun.jobs.requirements import setup_limit_s
+from gpurun.jobs.requirements import choose_setup_limit_s
 from gpurun.jobs.training.estimate import NO_PRIORS
 from gpurun.jobs.training.history import Priors, uplink_of
 from gpurun.jobs.training.recipe import ResolvedRecipe
@@ -59,7 +59,7 @@ def quote(
     need = need_of(request, full, is_rented=place.is_rented)
     uplink = uplink_of(request, priors)
     load, notes = load_for(request, full, data, uplink)
-    load = replace(load, setup_s=setup_limit_s(full.tables, request.choices, is_outfitted=place.is_outfitted))
+    load = replace(load, setup_s=choose_setup_limit_s(full.tables, request.choices, is_outfitted=place.is_outfitted))
     try:
         offers = catalogued(request, need) if market is None else on_sale(market, need)
     except NoOffer as none:
@@ -84,7 +84,7 @@ def quote(
     return Quote(found, load, uplink, (*price_notes(request, offers, market), *notes), market.asked if market else None)
 
 
-def elsewhere(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
+def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
     """The same quote with all that the catalogue has beside the recipe's own GPU, ranked together.
 
     A machine without a GPU is among them only where the recipe is trained on one as it is written.
@@ -170,7 +170,7 @@ def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
     )
 
 
-def best_of(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Candidate:
+def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Candidate:
     """Return the best offer that the cap pays for; a refusal names a cap that would do, with what else that takes.
 
     With `by_gpu` it says with which --gpu, too: the offers are of others than the recipe's own.

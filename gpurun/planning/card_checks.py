@@ -10,7 +10,7 @@ import re
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.places import place_facts
 from gpurun.core.records import Offer
-from gpurun.remote.machine_facts import Card, Facts, Gpu
+from gpurun.remote.machine_facts import CardFacts, Gpu, MachineFacts
 from gpurun.view.number_format import format_bytes
 
 # A card's own figure is some percent under the one it is sold by.
@@ -34,7 +34,7 @@ _LEAST_CUDA = {(12, 1): "13.0", (12, 0): "12.8", (11, 0): "13.0", (10, 3): "12.9
 _OLD, _LAST_CUDA_OF_OLD = (7, 5), "12.6"
 
 
-def check_cards(facts: Facts, offer: Offer) -> tuple[str, ...]:
+def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     """Warnings about cards that will do.
 
     Raises NoOffer for what another machine may have better, SetupError for a torch that does not fit the card.
@@ -56,7 +56,7 @@ def another(offer: Offer) -> str:
     return "Try again, or with another --region or --provider."
 
 
-def _check_count(facts: Facts, offer: Offer) -> None:
+def _check_count(facts: MachineFacts, offer: Offer) -> None:
     """Whether torch can use as many devices as are paid for; where the driver has them, the image is to blame."""
     usable, torch = len(facts.torch.devices), facts.torch
     if usable >= offer.gpus_per_node:
@@ -83,7 +83,7 @@ def _check_count(facts: Facts, offer: Offer) -> None:
     raise NoOffer(code, words, hint=f"{another(offer)} To train without a GPU: --accept-cpu.")
 
 
-def check_kind(facts: Facts, offer: Offer) -> None:
+def check_kind(facts: MachineFacts, offer: Offer) -> None:
     """Whether every device is of the family that was ordered, with the memory that the plan counts on."""
     family = _family(offer.gpu)
     for device in facts.torch.devices:
@@ -99,7 +99,7 @@ def check_kind(facts: Facts, offer: Offer) -> None:
             )
 
 
-def _check_health(facts: Facts, offer: Offer) -> None:
+def _check_health(facts: MachineFacts, offer: Offer) -> None:
     """Whether no card's memory has lost a bit since its driver was loaded."""
     for place, card in enumerate(facts.gpus):
         if card.ecc_errors:
@@ -109,7 +109,7 @@ def _check_health(facts: Facts, offer: Offer) -> None:
             )
 
 
-def _check_work(facts: Facts, offer: Offer) -> None:
+def _check_work(facts: MachineFacts, offer: Offer) -> None:
     """Whether a small kernel ran on every card and computed what it should."""
     torch = facts.torch
     for place, device in enumerate(torch.devices):
@@ -126,7 +126,7 @@ def _check_work(facts: Facts, offer: Offer) -> None:
         raise NoOffer("box.gpu_fails", what, hint=elsewhere(offer, "See that the card works there"))
 
 
-def _check_room(facts: Facts, offer: Offer) -> tuple[str, ...]:
+def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     """Whether the cards' memory is free of what others hold: a little of it is a warning, half of it too much."""
     warnings: tuple[str, ...] = ()
     for place, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
@@ -146,7 +146,7 @@ def _check_room(facts: Facts, offer: Offer) -> tuple[str, ...]:
     return warnings
 
 
-def _card_of(device: Gpu, place: int, facts: Facts) -> Card | None:
+def _card_of(device: Gpu, place: int, facts: MachineFacts) -> CardFacts | None:
     """What nvidia-smi says of a device: by its own number, or by its place where torch can use all of them."""
     uuid = device.uuid.removeprefix("GPU-")
     same = [card for card in facts.gpus if uuid and card.uuid.removeprefix("GPU-") == uuid]
@@ -184,7 +184,7 @@ def elsewhere(offer: Offer, cure: str) -> str:
     return "It may pass on another machine: try another offer (again, or with another --region or --provider)."
 
 
-def _words(facts: Facts) -> str:
+def _words(facts: MachineFacts) -> str:
     """Return what torch and the driver say themselves."""
     words = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
     words += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
@@ -197,7 +197,7 @@ def _family(gpu: str) -> str:
     return re.escape(words[0]) if words else ""
 
 
-def seen(facts: Facts) -> str:
+def seen(facts: MachineFacts) -> str:
     """What the driver says, in words."""
     if not facts.gpus:
         return "nvidia-smi tells of no GPU"

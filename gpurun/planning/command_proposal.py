@@ -18,7 +18,7 @@ from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, NoOffer, UsageError
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.paths import Home
-from gpurun.core.records import GpuNeed, Offer, digest_of
+from gpurun.core.records import GpuNeed, Offer, digest_json
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
 from gpurun.core.this_machine import has_cuda
 from gpurun.data.public_shards import files_of_the_hub
@@ -36,7 +36,7 @@ from gpurun.jobs.commands.upload_advice import (
     undecided,
 )
 from gpurun.jobs.commands.upload_advice import notes as upload_notes
-from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copy_work_folder, refuse_vain, without_keys, work_folder
 from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
@@ -74,7 +74,7 @@ class CommandProposal(Proposal):
         self._uploaded = _uploaded(request, work, desk.home, is_asked=is_asked, admit=admit)
         super().__init__(self._uploaded.request, desk)
         self.command, self.earlier = with_checkpoint(self._uploaded.command, self.request, desk.home, work)
-        self._data = data_of(self.request, work.parent, desk.clock, desk.say)
+        self._data = summarize_data(self.request, work.parent, desk.clock, desk.say)
         self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
 
     def need(self, place: Place) -> GpuNeed:
@@ -123,7 +123,7 @@ class CommandProposal(Proposal):
         """See `Proposal.job`."""
         return CommandJob(
             recipe=self.command.name,
-            recipe_sha256=digest_of(self.command.model_dump(mode="json", exclude={"folder", "commit"})),
+            recipe_sha256=digest_json(self.command.model_dump(mode="json", exclude={"folder", "commit"})),
             command=self.command,
         )
 
@@ -209,7 +209,7 @@ def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit
     if not is_asked and mode is Mode.PAID:
         demand_decided(left)
     command, found = without_keys(command, found, admit)
-    program = startable(copied(command, found, work), found)
+    program = startable(copy_work_folder(command, found, work), found)
     command, kernel = with_notebook(program.command, request, mode)
     command = command.model_copy(update={"imports": imports_of(found, command)})
     if mode is Mode.REHEARSAL and command.pip:
@@ -228,7 +228,7 @@ def _imports(found: WorkFolder, command: Command, mode: Mode) -> Iterator[str]:
     return import_warnings(found, command, python=python, is_rented=mode is Mode.PAID)
 
 
-def data_of(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
+def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
     """What --data names, as it is; the command finds it where GPURUN_DATA says."""
     named, size = request.data, 0
     if named is not None:

@@ -13,9 +13,9 @@ from gpurun.core.journal_events import ShipObserved
 from gpurun.core.journal_records import RunState, last_typed
 from gpurun.core.paths import Home, RunFolder, write_atomic
 from gpurun.core.run_plan import Plan
-from gpurun.core.trainer_events import Start, events_of
+from gpurun.core.trainer_events import StartEvent, events_of
 from gpurun.jobs.trainer import CHANGED
-from gpurun.jobs.training.history import MOST_LOSSES, Prior, Priors, load_priors, machine_of
+from gpurun.jobs.training.history import MOST_LOSSES, Prior, Priors, describe_machine, load_priors
 from gpurun.jobs.training.memory import GIB
 from gpurun.jobs.training.recipe import flops_per_token, read_model
 from gpurun.jobs.training.throughput import Meter, Seen
@@ -55,11 +55,11 @@ def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
     """
     if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED:
         return None
-    start: Start | None = None
+    start: StartEvent | None = None
     meter = Meter(plan.job.resolved)
     for event in events_of(folder.events):
         meter.take(event)
-        start = event if isinstance(event, Start) else start
+        start = event if isinstance(event, StartEvent) else start
     seen, offer = meter.seen(), plan.offer
     # Without a card in the offer a trainer that found one shows nothing of the CPU, nor the other way round.
     if seen is None or start is None or start.device != ("cuda" if offer.gpu_count else "cpu"):
@@ -84,7 +84,7 @@ def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
         return prior
 
 
-def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:
+def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
     """The line of a run; a ValueError where what its machine says cannot be."""
     if start.micro_batch is None or start.precision is None or start.torch is None:
         raise ValueError("it does not say how it trained")
@@ -104,7 +104,7 @@ def _record(seen: Seen, start: Start, plan: Plan, wall: float) -> Prior:
         gpu_count=offer.gpu_count,
         nodes=offer.nodes,
         processes=plan.processes,
-        machine="" if offer.gpu_count else machine_of(offer, os.cpu_count() or 1),
+        machine="" if offer.gpu_count else describe_machine(offer, os.cpu_count() or 1),
         recipe_sha256=plan.job.recipe_sha256,
         data_sha256=plan.data.sha256,
         model=model,

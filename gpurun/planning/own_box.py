@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
+from gpurun.core.cluster import Cluster, LoginNode, LoginNodeResult, NoAnswer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
@@ -30,7 +30,7 @@ from gpurun.remote.interface import FarRefusal, Machine, MachineLost
 from gpurun.remote.job_machine import JobMachine, JobStep
 from gpurun.remote.key_pairs import AGENT, fingerprint, make_keys, public_part
 from gpurun.remote.local_machine import LocalMachine
-from gpurun.remote.machine_facts import Facts
+from gpurun.remote.machine_facts import MachineFacts
 from gpurun.remote.ssh import ExpectedKey, HostKeyMismatch, Jump, RemoteMachine, scan_host_key
 from gpurun.view.number_format import format_bytes
 
@@ -63,7 +63,7 @@ def reached(
     *,
     asks: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[Box, Facts, list[str]]:
+) -> tuple[Box, MachineFacts, list[str]]:
     """How the box is logged in to, once it has run a program for us; what it has; and what the plan says of both.
 
     `asks`: a person is at the terminal, and can answer what an entry's login wants.
@@ -82,7 +82,9 @@ def reached(
     return box, facts, [*told, f"It has {_in_words(facts)}, as it said just now."]
 
 
-def machine_of(box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False) -> RemoteMachine:
+def make_box_machine(
+    box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False
+) -> RemoteMachine:
     """The way to a folder of a box, as it was settled; nothing is connected yet."""
     if box.entry:
         from gpurun.remote.ssh.openssh import OpensshMachine
@@ -138,7 +140,7 @@ def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str],
         say(f"The host key of {login.host} {_TRUST[trusted]}: {fingerprint(host_key)}.")
         install_key(login.address, host_key, public)
         box = Box(target=str(login), identity=str(home.keys / "ssh" / "client"), host_key=host_key, trusted=trusted)
-        machine = machine_of(box, ".", clock)
+        machine = make_box_machine(box, ".", clock)
         try:
             machine.call(["true"], timeout_s=ANSWER_S)
         finally:
@@ -153,7 +155,7 @@ class LoginOverSsh:
         self._cluster, self._home, self._clock, self._asks = cluster, home, clock, asks
         self._kept: RemoteMachine | None = None
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         """See `LoginNode.run`."""
         try:
             self._kept = self._kept or _on_login_node(
@@ -162,13 +164,15 @@ class LoginOverSsh:
             reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
         except (MachineLost, FarRefusal) as lost:
             raise NoAnswer(lost.what.rstrip("."), hint="" if lost.code == "machine.lost" else lost.hint) from lost
-        return Said(reply.exit_code, reply.stdout.decode("utf-8", "replace"), reply.stderr.decode("utf-8", "replace"))
+        return LoginNodeResult(
+            reply.exit_code, reply.stdout.decode("utf-8", "replace"), reply.stderr.decode("utf-8", "replace")
+        )
 
 
 class LoginHere:
     """A cluster whose sbatch is on this machine."""
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         """See `LoginNode.run`."""
         try:
             told = subprocess.run(
@@ -181,10 +185,12 @@ class LoginHere:
                 check=False,
             )
         except FileNotFoundError:
-            return Said(127, "", f"there is no {argv[0]} here")
+            return LoginNodeResult(127, "", f"there is no {argv[0]} here")
         except (subprocess.TimeoutExpired, OSError) as error:
             raise NoAnswer(f"{argv[0]} did not end here: {error_words(error)}") from error
-        return Said(told.returncode, told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace"))
+        return LoginNodeResult(
+            told.returncode, told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace")
+        )
 
 
 def login_to(cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> LoginNode:
@@ -221,7 +227,7 @@ def _on_login_node(
     login = login_of(entry) if entry else Login(cluster.user, cluster.host, cluster.port)
     asked = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
     box, _ = _settled(asked, login, home, clock, asks=asks)
-    return machine_of(box, folder, clock, last_mono, asks=asks)
+    return make_box_machine(box, folder, clock, last_mono, asks=asks)
 
 
 def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
@@ -356,12 +362,12 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
     return shown, "known"
 
 
-def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> Facts:
+def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> MachineFacts:
     """Return what the box says of itself, as a run would ask it, in a folder below its home; none of it stays there.
 
     SetupError where it does not run a Python.
     """
-    machine = machine_of(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
+    machine = make_box_machine(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
     try:
         reply = machine.call(["sh", "-c", _ANSWER, "gpurun", python_of(box)], timeout_s=ANSWER_S)
         try:
@@ -379,7 +385,7 @@ def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, a
         machine.close()
 
 
-def _in_words(facts: Facts) -> str:
+def _in_words(facts: MachineFacts) -> str:
     """What a box has, in the words of a plan."""
     cards = Counter((card.name, card.memory_bytes or 0) for card in facts.torch.devices or facts.gpus)
     parts = [f"{count}×{safe_line(name)} {format_bytes(size)}" for (name, size), count in cards.items()] or ["no GPU"]

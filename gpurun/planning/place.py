@@ -31,7 +31,7 @@ from gpurun.providers.registry import (
 from gpurun.view.number_format import format_duration
 
 if TYPE_CHECKING:
-    from gpurun.remote.machine_facts import Facts
+    from gpurun.remote.machine_facts import MachineFacts
 
 PRICES_HOLD_S = 60.0
 """How old the prices may be that a plan rests on: about as long as a person takes to say yes to them. Spot prices move
@@ -326,7 +326,7 @@ def _nearest_rows(need: GpuNeed) -> list[Offer]:
     return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
 
 
-def _as_seen(rows: list[Offer], facts: Facts) -> list[Offer]:
+def _as_seen(rows: list[Offer], facts: MachineFacts) -> list[Offer]:
     """Return the known row that is nearest to the first card of a box, all of them where it shows none."""
     cards = facts.torch.devices or facts.gpus
     if not (rows and cards):
@@ -343,7 +343,7 @@ PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnClu
 """The class of each kind of place."""
 
 
-def place_of(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
+def resolve_place(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
     """Return the place that a request names, in which its job runs or is rehearsed; UsageError where it names none.
 
     `joins_nodes`: the job can run on several nodes together.

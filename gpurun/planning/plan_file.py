@@ -16,7 +16,7 @@ from gpurun.core.clock import local_time, utc
 from gpurun.core.errors import UsageError
 from gpurun.core.money import format_rate, format_usd
 from gpurun.core.paths import read_regular
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Plan, Quoted, Request
 from gpurun.core.untrusted import parse_json
 
@@ -43,7 +43,7 @@ def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
     )
     asked = request.model_copy(update={**whole, "choices": choices, "quoted": quoted})
     told: dict[str, Any] = {"v": V, "kind": KIND, "written_at": utc(now_wall), "request": asked.model_dump(mode="json")}
-    return json.dumps({**told, "sha256": digest_of(told)}, indent=2, sort_keys=True) + "\n"
+    return json.dumps({**told, "sha256": digest_json(told)}, indent=2, sort_keys=True) + "\n"
 
 
 def read_plan_file(path: str) -> Request:
@@ -62,7 +62,7 @@ def read_plan_file(path: str) -> Request:
         raise UsageError("plan_file.version", what, hint=_AGAIN)
     digest = told.pop("sha256", None)
     try:
-        if digest != digest_of(told):
+        if digest != digest_json(told):
             raise ValueError
         request = Request.model_validate(told["request"])
     except (ValueError, KeyError, ValidationError):

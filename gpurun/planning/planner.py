@@ -19,7 +19,7 @@ from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Plan, Req
 from gpurun.jobs.training.history import load_priors, uplink_of
 from gpurun.planning.candidates import Quote
 from gpurun.planning.market import Market
-from gpurun.planning.place import Desk, Place, place_of
+from gpurun.planning.place import Desk, Place, resolve_place
 
 _BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
 """What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read."""
@@ -100,7 +100,7 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
     """
     request, desk = proposal.request, proposal.desk
-    place = place_of(request, desk, joins_nodes=proposal.joins_nodes, is_shown=not need_data)
+    place = resolve_place(request, desk, joins_nodes=proposal.joins_nodes, is_shown=not need_data)
     proposal.refuse_impossible(place)
     need = proposal.need(place)
     market = place.market(need)

@@ -12,7 +12,7 @@ from gpurun.planning.place import Desk
 from gpurun.planning.transfer import public_shards
 
 
-def shards_of(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
+def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
     """Return the shards of a run, with weights to start or go on from and what --warm finds."""
     from gpurun.jobs.training.compile_cache import with_compile_caches
     from gpurun.jobs.training.continued_training import with_checkpoint_beside

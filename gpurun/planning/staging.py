@@ -20,7 +20,7 @@ from gpurun.core.untrusted import read_object
 from gpurun.planning.transfer import BUCKET_BITS_PER_S, advice, aws_bill, early_bytes
 from gpurun.remote.archive import PackedFile, Survey
 from gpurun.remote.s3.address import parse_address
-from gpurun.remote.s3.objects import find, is_worth_staging
+from gpurun.remote.s3.objects import find_staged, is_worth_staging
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes
 
@@ -72,7 +72,7 @@ def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFi
     digests = _digests(Path(plan.data.beside or plan.data.folder))
     known = [(file, digests[file.name]) for file in files if file.name in digests]
     with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
-        found = pool.map(lambda one: find(bucket, one[1], one[0].bytes) is not None, known)
+        found = pool.map(lambda one: find_staged(bucket, one[1], one[0].bytes) is not None, known)
         return [file for (file, _), is_there in zip(known, found, strict=True) if is_there]
 
 

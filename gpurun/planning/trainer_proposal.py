@@ -21,9 +21,9 @@ from gpurun.data.source_names import BUILT_IN, missing_shards
 from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, outfitted
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.memory import GIB, tensor_bytes, way_of
-from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, hardware_of, load_recipe, resolve
+from gpurun.jobs.training.recipe import LoadedRecipe, ResolvedRecipe, hardware_of, load_recipe, resolve
 from gpurun.planning.budget import choose, disk_gb_on, over_cap, reach_words
-from gpurun.planning.candidates import Quote, best_of, elsewhere, need_of, quote
+from gpurun.planning.candidates import Quote, choose_best, need_of, quote, quote_other_gpus
 from gpurun.planning.market import Market
 from gpurun.planning.place import Clouds, Desk, Place
 from gpurun.planning.planner import Proposal
@@ -129,16 +129,16 @@ class TrainerProposal(Proposal):
             return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
         is_on_cpu = self.resolved.tables.hardware.on_cpu == "as_written"
         need = need_of(self.request, self.resolved, is_rented=True)
-        every = partial(elsewhere, self.request, self.resolved, place, quoted, self.priors)
+        every = partial(quote_other_gpus, self.request, self.resolved, place, quoted, self.priors)
         if not place.is_shown or self.request.gpu is not None or (need.is_any and not is_on_cpu):
             with self._naming_what_fits(place, every):
-                return best_of(quoted, self.request), quoted
+                return choose_best(quoted, self.request), quoted
         shown = every()
         try:
-            return best_of(quoted, self.request), shown
+            return choose_best(quoted, self.request), shown
         except NoOffer:
             with self._naming_what_fits(place, lambda: shown):
-                chosen = best_of(shown, self.request, by_gpu=True)
+                chosen = choose_best(shown, self.request, by_gpu=True)
         why = f"The recipe's {need} does not do under this cap: " if quoted.candidates else ""
         told = f"{why}`train` takes this one with --gpu {asked_as(chosen.offer)}."
         return chosen, replace(shown, notes=(*shown.notes, told))
@@ -162,15 +162,17 @@ class TrainerProposal(Proposal):
         smaller = TrainerProposal(request.model_copy(update={"recipe": name, "gpu": None}), self.desk)
         quoted = smaller.quote(place, None, None)
         with suppress(NoOffer):
-            chosen = best_of(elsewhere(smaller.request, smaller.resolved, place, quoted, smaller.priors), request)
+            chosen = choose_best(
+                quote_other_gpus(smaller.request, smaller.resolved, place, quoted, smaller.priors), request
+            )
             on = f"--gpu {asked_as(chosen.offer)} --max-cost {format_usd(place.cap or usd(0)).removeprefix('$')}"
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:
         """Return the shards, prepared or checked, with weights to start or go on from and what --warm finds."""
-        from gpurun.planning.shards import shards_of
+        from gpurun.planning.shards import summarize_shards
 
-        return shards_of(self.request, self.resolved, self.desk)
+        return summarize_shards(self.request, self.resolved, self.desk)
 
     def known_data(self) -> DataSummary | None:
         """Return what the hub says of a public set that --data names; UsageError where it has none of that name."""
@@ -263,9 +265,9 @@ class TrainerProposal(Proposal):
             demand_bundle(request, resolved["eval"].get("core", 0))
             notes += core_note(plan)
         if self._own_trainer:
-            from gpurun.jobs.training.changed_trainer import notes_of
+            from gpurun.jobs.training.changed_trainer import describe_changed_trainer
 
-            notes += notes_of(plan, desk.home.staged_trainer(desk.run))
+            notes += describe_changed_trainer(plan, desk.home.staged_trainer(desk.run))
         warnings = [*unused_notes(request, self.recipe, resolved["data"]), *_reread(plan, request)]
         if plan.data.passed_over:
             warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
@@ -325,7 +327,7 @@ def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
     )
 
 
-def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
+def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
     """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
     hardware = hardware_of(recipe, request.overrides + on_cpu)
@@ -340,7 +342,7 @@ def _rented_form(request: Request, recipe: Recipe) -> ResolvedRecipe:
     return resolve(recipe, "rehearsal", request.overrides, _nodes(request), _nodes(request))
 
 
-def _form_here(request: Request, recipe: Recipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
+def _form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
     """The recipe as this machine trains it, and what should be said about that."""
     hardware = hardware_of(recipe, request.overrides)
     if has_cuda() or hardware.on_cpu == "as_written":

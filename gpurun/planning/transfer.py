@@ -14,13 +14,13 @@ from typing import Any
 from gpurun.core.errors import UsageError
 from gpurun.core.money import cost_of, format_usd, times
 from gpurun.core.places import AWS, place_facts
-from gpurun.core.records import Offer, digest_of
+from gpurun.core.records import Offer, digest_json
 from gpurun.core.run_plan import DataSummary, Plan, Request
 from gpurun.core.uplink import Uplink
 from gpurun.data.shard_folder import demand_made_for, demand_whole, read_manifest
 from gpurun.data.source_names import BUILT_IN, PUBLIC, PUBLIC_SHARDS, YOUR_TEXT, demand_public_name
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
-from gpurun.jobs.training.recipe import Recipe, ResolvedRecipe, known_override
+from gpurun.jobs.training.recipe import LoadedRecipe, ResolvedRecipe, known_override
 from gpurun.providers.catalog import terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 
@@ -191,7 +191,7 @@ def named_data(request: Request) -> str:
     if request.data is None:
         return ""
     place = Path(request.data).expanduser()
-    return digest_of(read_manifest(place)) if (place / "data.json").exists() else "not prepared"
+    return digest_json(read_manifest(place)) if (place / "data.json").exists() else "not prepared"
 
 
 def vocabulary_of(full: ResolvedRecipe) -> int:
@@ -255,7 +255,7 @@ _NEAR = 0.25
 """How far the share that is held out may lie from what was asked for: whole documents are."""
 
 
-def unused_notes(request: Request, recipe: Recipe, told: Mapping[str, Any]) -> tuple[str, ...]:
+def unused_notes(request: Request, recipe: LoadedRecipe, told: Mapping[str, Any]) -> tuple[str, ...]:
     """A note on the `data` keys, as resolved, that a person named and that brought shards were not made by.
 
     What a recipe's rehearsal says to be quick was not asked for, and a run that goes on has its own shards.

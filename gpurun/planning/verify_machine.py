@@ -23,7 +23,7 @@ from gpurun.planning.card_checks import another, check_cards, check_kind, elsewh
 from gpurun.providers.base import Provider, Unknown
 from gpurun.providers.catalog import card_names, rows_for
 from gpurun.remote.client import LOOK_S
-from gpurun.remote.machine_facts import Exported, Facts, Gpu, Measured, Missing
+from gpurun.remote.machine_facts import Exported, Gpu, LinkSpeed, MachineFacts, Missing
 from gpurun.view.number_format import format_bytes
 
 STALE_S = 600.0
@@ -135,7 +135,7 @@ LEAST_SHM_BYTES = 1 << 30
 """What the workers of a DataLoader may need to hand over batches; Docker's own is 64 MB."""
 
 
-def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
+def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
     """Warnings about a machine that will do.
 
     Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
@@ -159,7 +159,7 @@ def check_box(facts: Facts, offer: Offer, *, accept_cpu: bool, needs_torch: bool
     return (*warnings, *check_cards(facts, offer))
 
 
-def _command_warnings(facts: Facts, offer: Offer) -> tuple[str, ...]:
+def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
     """Return what a command should know of a machine that the bundled trainer does not need."""
     warnings: tuple[str, ...] = ()
     silent = [look.python for look in facts.torch.looks if not look.answered]
@@ -184,7 +184,7 @@ def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
     raise SetupError("box.no_module", f"{what}; neither your folder nor --pip has it.", hint=hint)
 
 
-def on_record(facts: Facts) -> dict[str, Any]:
+def on_record(facts: MachineFacts) -> dict[str, Any]:
     """Return the facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
 
     So can the words of programs: what they mean is judged here, and told where it matters.
@@ -213,7 +213,7 @@ def _silence(pythons: Sequence[str]) -> str:
     return f"{', '.join(pythons)} did not answer within {LOOK_S} s while it imported torch"
 
 
-def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> None:
+def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choices) -> None:
     """Whether every node of a job has the cards that were ordered; NoOffer where one lacks some, or all are too slow.
 
     The first node's own answers are judged by `check_box`.
@@ -238,7 +238,7 @@ def check_nodes(seen: Measured, head: Facts, offer: Offer, choices: Choices) -> 
         raise NoOffer("nodes.slow", what, hint=hint)
 
 
-def _check_python(facts: Facts, offer: Offer, hint: str) -> tuple[str, ...]:
+def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ...]:
     """Whether some Python there has a torch that is new enough, and numpy."""
     torch = facts.torch
     silent = [look.python for look in torch.looks if not look.answered]

@@ -28,7 +28,7 @@ _TIERS = ("secure", "community")
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuModel:
     """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to reckon with.
 
     `nvlink`: several in one machine speak past PCIe. `expected_mfu` is our own loop's, and `rests_on` whence.
@@ -86,11 +86,11 @@ def _catalog() -> dict[str, Any]:
 
 
 @cache
-def cards() -> dict[str, Card]:
+def cards() -> dict[str, GpuModel]:
     """Every kind of GPU that the catalogue knows, by the name that an offer gives it."""
     expected = _catalog()["expected"]
     return {
-        kind: Card(
+        kind: GpuModel(
             name=facts["name"],
             tflops=peaks.PEAKS[kind][1],
             fp32_tflops=facts.get("fp32_tflops", peaks.PEAKS[kind][1] / 2),  # TF32, which the trainer allows.
@@ -104,7 +104,7 @@ def cards() -> dict[str, Card]:
     }
 
 
-def card_of(gpu: str) -> Card | None:
+def card_of(gpu: str) -> GpuModel | None:
     """The card of an offer; None when its speed is not known."""
     return cards().get(gpu)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.crashpoint import crashpoint
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, make_private
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
@@ -27,7 +27,7 @@ from gpurun.core.this_machine import cards_here
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.catalog import kind_of
 from gpurun.providers.local_guard import INSTANCE_FILE
-from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_all, processes_of
+from gpurun.providers.processes import MARK, Unseen, demand_sight, kill_instance, processes_of
 
 _BOOT_LIMIT_S = 15.0
 
@@ -147,7 +147,7 @@ class LocalProvider:
         (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting sees its end.
         try:
             for _ in ticks(self._clock, 0.02, 5.0):
-                if not kill_all(instance_id):
+                if not kill_instance(instance_id):
                     break
         except Unseen as error:
             raise Unknown(f"the processes of {instance_id} are not seen: {error}") from error
@@ -170,7 +170,7 @@ class LocalProvider:
 
     def _of(self, token: str) -> Path:
         """The folder of an instance; a token of another shape is never turned into a path."""
-        if parse(token) is None:
+        if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a local instance")
         return self._folder / token
 
@@ -178,7 +178,7 @@ class LocalProvider:
         """Every token that has a folder; a process without a folder is found by its own token only."""
         if not self._folder.is_dir():
             return set()
-        return {name for name in os.listdir(self._folder) if parse(name)}
+        return {name for name in os.listdir(self._folder) if parse_token(name)}
 
 
 def _facts_in(folder: Path) -> dict[str, Any]:

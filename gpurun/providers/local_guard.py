@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from gpurun.core.clock import Clock, SystemClock
-from gpurun.core.filelock import taken
+from gpurun.core.filelock import take_lock
 from gpurun.core.paths import write_atomic
-from gpurun.providers.processes import kill_all
+from gpurun.providers.processes import kill_instance
 
 INSTANCE_FILE = "instance.json"
 EXPIRED_FILE = "expired"
@@ -29,7 +29,7 @@ def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock)
     """Make the instance, then wait until it is destroyed or its deadline passes."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    if not taken(lock):
+    if not take_lock(lock):
         return  # The same create, asked twice: the first guard stands.
     (folder / "machine").mkdir(exist_ok=True, mode=0o700)
     facts = {
@@ -62,7 +62,7 @@ def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None
             break
         clock.sleep(PERIOD_S)
     # A folder that is gone means the same: the process that removed it may have died before it killed any.
-    while kill_all(token):
+    while kill_instance(token):
         clock.sleep(0.05)
 
 

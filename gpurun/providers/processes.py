@@ -75,7 +75,7 @@ def _bears(process: Path, mark: bytes) -> bool:
         return False
 
 
-def kill_all(token: str) -> int:
+def kill_instance(token: str) -> int:
     """Send SIGKILL to every process of the instance once; return how many there were."""
     found = processes_of(token)
     for pid in found:

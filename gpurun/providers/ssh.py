@@ -18,7 +18,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import UsageError
 from gpurun.core.filelock import exclusive
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.money import Micros
 from gpurun.core.paths import Home, fsync_folder, make_private, write_atomic
 from gpurun.core.records import Account, Address, Frozen, GpuNeed, Instance, InstanceState, Offer, Order, Teardown
@@ -193,11 +193,11 @@ class SshProvider:
 
     def _of(self, token: str) -> Path:
         """The record of a token; a token of another shape is never turned into a path."""
-        if parse(token) is None:
+        if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a box in use")
         return self._folder / f"{token}.json"
 
     def _tokens(self) -> list[str]:
         if not self._folder.is_dir():
             return []
-        return sorted(path.stem for path in self._folder.glob("*.json") if parse(path.stem))
+        return sorted(path.stem for path in self._folder.glob("*.json") if parse_token(path.stem))

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError
-from gpurun.core.filelock import open_lock, taken
+from gpurun.core.filelock import open_lock, take_lock
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.secrets import child_environment
-from gpurun.ledger.runs import Sight, look
+from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.readers.loaded_run import COLUMNS, load_run
 
 TRACKERS = ("tensorboard", "wandb")
@@ -139,12 +139,12 @@ def figures_in(rows: Sequence[Row]) -> Iterator[tuple[str, float, Row]]:
                 yield name, value, row
 
 
-def follow(home: Home, run: str, clock: Clock) -> None:
+def log_curve(home: Home, run: str, clock: Clock) -> None:
     """Log a run's figures, each once, until it is over, or nobody drives it."""
     done: set[tuple[float | None, str]] = set()
     logs: list[CurveLog] = []
     while True:
-        sight = look(home, run)  # Asked first: what came before its end is seen after it.
+        sight = look_at_run(home, run)  # Asked first: what came before its end is seen after it.
         rows = load_run(run, home.root).rows
         if rows and not logs:
             logs = _opened(sight)
@@ -178,8 +178,8 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     home, run, clock = Home(Path(sys.argv[1])), sys.argv[2], SystemClock()
     try:
-        if taken(open_lock(home.run(run).path / ".curve_log.lock")):
-            follow(home, run, clock)
+        if take_lock(open_lock(home.run(run).path / ".curve_log.lock")):
+            log_curve(home, run, clock)
     except (GpurunError, OSError) as error:
         logging.error("%s", error)
         return 1

@@ -27,7 +27,7 @@ from gpurun.core.paths import Home, RunFolder, fsync_folder, make_private, open_
 from gpurun.core.receipt_record import UNKNOWN
 from gpurun.core.records import Frozen, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan, Request
-from gpurun.core.trainer_events import Start, Stop, events_of
+from gpurun.core.trainer_events import StartEvent, StopEvent, events_of
 from gpurun.core.untrusted import number, plain_line
 from gpurun.data.shard_folder import demand_made_for, inspect_data
 from gpurun.jobs.trainer import TrainerJob
@@ -35,12 +35,12 @@ from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.ledger.audit.contradictions import contradictions
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.run_lock import RunLock
-from gpurun.ledger.run_state import exit_code_of, replay
+from gpurun.ledger.run_state import exit_code_of, replay_journal
 from gpurun.ledger.runs import demand_free, opening
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.statement import basis_of, build_statement
 from gpurun.ledger.write_receipt import write_receipt
-from gpurun.readers.evidence.card import EVENTS, LOG, PLAN, RECEIPT, Card, NoCard, read_listed
+from gpurun.readers.evidence.card import EVENTS, LOG, PLAN, RECEIPT, EvidenceCard, NoCard, read_listed
 
 _KINDS = {"model.safetensors": "weights", "optim.safetensors": "optimizer", "state.json": "state"}
 _AGAIN = "Download it again where it was made, and leave it packed as it came."
@@ -68,7 +68,7 @@ class _Told(Frozen):
 class _Evidence:
     """A notebook's evidence, once it has been read and is of one recipe and one home."""
 
-    card: Card
+    card: EvidenceCard
     told: _Told
     resolved: ResolvedRecipe
     sha256: str
@@ -127,7 +127,7 @@ def close_import(home: Home, folder: RunFolder, clock: Clock) -> ExitCode:
         done = {record.event for record in journal.records}
         if Event.RECEIPT_OBSERVED not in done:
             journal.append(ReceiptObserved(seq=written.seq, sha256=written.sha256))
-        code = exit_code_of(replay(folder.name, journal.records))
+        code = exit_code_of(replay_journal(folder.name, journal.records))
         if Event.RUN_CLOSED not in done:
             journal.append(RunClosed(exit_code=code))
         return code
@@ -186,7 +186,7 @@ def _shards(there: Path, later: Path, evidence: _Evidence) -> DataSummary:
 def _plan(run: str, request: Request, evidence: _Evidence, data: DataSummary, events: Path) -> Plan:
     """The plan that the notebook stood for: what it was to train, on the cards that its trainer tells of."""
     told, tables = evidence.told, evidence.resolved.tables
-    start = next((event for event in events_of(events) if isinstance(event, Start)), None)
+    start = next((event for event in events_of(events) if isinstance(event, StartEvent)), None)
     card = start.cuda_name if start else None
     count = (start.world_size or 1) if start and card else 0
     offer = Offer(
@@ -255,7 +255,7 @@ def _record(folder: RunFolder, plan: Plan, evidence: _Evidence, home: Home, cloc
         raise VerificationFailed("import.contradicts", f"It cannot have been so: {wrong}.", hint=hint)
 
 
-def _files(card: Card, artifacts: Path) -> Iterator[FileBrought]:
+def _files(card: EvidenceCard, artifacts: Path) -> Iterator[FileBrought]:
     """What came of checkpoints, by digest, as a manifest has it."""
     for name in sorted(card.files.keys() | card.large.keys()):
         if name.startswith("checkpoints/"):
@@ -268,10 +268,10 @@ def _files(card: Card, artifacts: Path) -> Iterator[FileBrought]:
 
 def _outcome(events: Path, told: _Told) -> dict[str, Any]:
     """What became of the training, by the trainer's last word; it may have been packed before there was one."""
-    last: Stop | None = None
+    last: StopEvent | None = None
     for event in events_of(events):
-        if isinstance(event, Start | Stop):
-            last = event if isinstance(event, Stop) else None
+        if isinstance(event, StartEvent | StopEvent):
+            last = event if isinstance(event, StopEvent) else None
     if last is None:
         return {**_LOST, "exit_code": told.exit_code}
     outcome = {"done": "done", "signal": "stopped"}.get(last.reason, "failed")

@@ -13,7 +13,7 @@ from typing import Any
 from gpurun.core.errors import SetupError
 from gpurun.core.money import MICROS_PER_USD
 from gpurun.core.paths import Home, default_home, home_at
-from gpurun.core.trainer_events import Evaluation, Sample, Step, events_of
+from gpurun.core.trainer_events import EvaluationEvent, SampleEvent, StepEvent, events_of
 
 COLUMNS = ("step", "tokens", "seconds", "cost_usd", "loss", "val_loss", "bits_per_byte", "hellaswag", "lr", "grad_norm",
            "tokens_per_s", "mfu")  # fmt: skip
@@ -70,17 +70,17 @@ def load_run(name: str = "@last", home: str | Path | None = None) -> Run:
 
     A receipt that does not hold raises what `gpurun receipt` says of it.
     """
-    from gpurun.ledger.runs import find_run, look
+    from gpurun.ledger.runs import find_run, look_at_run
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.run_material import spending_of
 
     place = _home(home)
-    sight = look(place, find_run(place, name))
+    sight = look_at_run(place, find_run(place, name))
     spent_at, rows, samples = spending_of(sight), dict[int, dict[str, Any]](), list[dict[str, Any]]()
     for event in events_of(sight.folder.events):
-        if isinstance(event, Sample):
+        if isinstance(event, SampleEvent):
             samples.append({"step": event.step, "prompt": event.prompt, "text": event.text})
-        if not isinstance(event, Step | Evaluation) or event.step is None:
+        if not isinstance(event, StepEvent | EvaluationEvent) or event.step is None:
             continue
         spent = None if event.elapsed_s is None else spent_at(event.elapsed_s)
         row = rows.setdefault(event.step, dict.fromkeys(COLUMNS))

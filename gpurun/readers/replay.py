@@ -17,7 +17,7 @@ from typing import Any
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.job_terms import terms_in
 from gpurun.core.paths import RunFolder
-from gpurun.core.trainer_events import Start, Step, events_of
+from gpurun.core.trainer_events import StartEvent, StepEvent, events_of
 from gpurun.core.untrusted import number, parse_object, plain_line, read_object
 from gpurun.jobs.trainer import CHANGED
 from gpurun.jobs.training.continued_training import newest_whole
@@ -253,14 +253,14 @@ def _told(folder: RunFolder, steps: range) -> dict[int, list[float]]:
     """The losses that the events have of these steps; one that was taken twice has two."""
     told: dict[int, list[float]] = {}
     for event in events_of(folder.events):
-        if isinstance(event, Step) and event.step is not None and event.step in steps and event.loss is not None:
+        if isinstance(event, StepEvent) and event.step is not None and event.step in steps and event.loss is not None:
             told.setdefault(event.step, []).append(event.loss)
     return told
 
 
 def _resumed_in(folder: RunFolder, first: int, until: int) -> bool:
     """Whether another process, perhaps on another machine, went on between these two steps."""
-    starts = (event.resumed_from for event in events_of(folder.events) if isinstance(event, Start))
+    starts = (event.resumed_from for event in events_of(folder.events) if isinstance(event, StartEvent))
     return any(step is not None and first < step < until for step in starts)
 
 

@@ -10,7 +10,7 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.gpu_reading import GpuReading, read_gpus
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder, open_regular
-from gpurun.core.trainer_events import TrainerEvent, parse
+from gpurun.core.trainer_events import TrainerEvent, parse_event
 from gpurun.core.transfer_progress import Moving, read_moving
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.log_copy import read_on_at
@@ -47,7 +47,7 @@ class RunReader:
         """What is new, at most a megabyte of each file at a time."""
         records = read_journal(self._folder.journal).records[self._records_seen :]
         self._records_seen += len(records)
-        events = [event for line in self._lines(self._folder.events) if (event := parse(line)) is not None]
+        events = [event for line in self._lines(self._folder.events) if (event := parse_event(line)) is not None]
         log_lines = self._lines(self._folder.log)
         heard_wall = max((path.stat().st_mtime for path in self._offsets if path.exists()), default=None)
         now = SystemClock().wall()

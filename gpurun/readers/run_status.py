@@ -6,7 +6,7 @@ from gpurun.core.clock import local_minute
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.money import Figure
 from gpurun.core.paths import open_regular
-from gpurun.core.trainer_events import parse
+from gpurun.core.trainer_events import parse_event
 from gpurun.ledger.runs import Sight, gave_up
 from gpurun.ledger.spending import spending
 from gpurun.view.list_tables import RunRow
@@ -156,5 +156,5 @@ def _last_step(sight: Sight) -> int | None:
             lines = events.read().splitlines()
     except OSError:
         return None
-    parsed = (parse(line) for line in reversed(lines))
+    parsed = (parse_event(line) for line in reversed(lines))
     return next((event.step for event in parsed if event is not None and event.step is not None), None)

@@ -71,7 +71,7 @@ class PackedFile:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedPath:
     """Something that may not be shipped, and why."""
 
     path: str
@@ -84,7 +84,7 @@ class Survey:
     """Everything that a pack would hold, sorted by name, and everything that stands against it."""
 
     files: tuple[PackedFile, ...]
-    refusals: tuple[Refused, ...]
+    refusals: tuple[RefusedPath, ...]
 
     @property
     def total_bytes(self) -> int:
@@ -111,7 +111,7 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
     out; what cannot be read, or is not there, is refused.
     """
     files: list[PackedFile] = []
-    refusals: list[Refused] = []
+    refusals: list[RefusedPath] = []
     for name, source in sources.items():
         if isinstance(source, bytes):
             files.append(PackedFile(name, len(source), source))
@@ -127,7 +127,7 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
     return Survey(tuple(ordered), tuple(sorted(refusals, key=lambda refusal: refusal.path)))
 
 
-def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[Refused]) -> None:
+def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile], refusals: list[RefusedPath]) -> None:
     """Take one path, and all below it, into the survey."""
     try:
         reason, facts = _against(os.path.basename(path), path in allowed), os.lstat(path)
@@ -145,7 +145,7 @@ def _look(name: str, path: str, allowed: Collection[str], files: list[PackedFile
     except OSError as error:
         reason = ("pack.unreadable", (error.strerror or str(error)).lower())
     if reason is not None:
-        refusals.append(Refused(path.encode("utf-8", "replace").decode(), reason[1], reason[0]))
+        refusals.append(RefusedPath(path.encode("utf-8", "replace").decode(), reason[1], reason[0]))
     else:
         files.append(file)
 
@@ -170,7 +170,7 @@ def _against_kind(mode: int) -> tuple[str, str] | None:
 
 def _against_content(file: PackedFile) -> tuple[str, str] | None:
     """What a file's content has against it."""
-    found = secret_in(blocks(file))
+    found = secret_in(read_blocks(file))
     return ("pack.secret", f"it holds what looks like {found}") if found else None
 
 
@@ -234,7 +234,7 @@ class Pack:
         """Header, content and padding of one file, read once."""
         yield _header(file.name, file.bytes)
         digest = hashlib.sha256()
-        for block in blocks(file):
+        for block in read_blocks(file):
             digest.update(block)
             self.content_bytes += len(block)
             yield block
@@ -242,7 +242,7 @@ class Pack:
         self.known[file.name] = digest.hexdigest()
 
 
-def blocks(file: PackedFile) -> Iterator[bytes]:
+def read_blocks(file: PackedFile) -> Iterator[bytes]:
     """A file's content in blocks; UsageError when it is not, from first byte to last, the file of the survey."""
     for offset in range(0, max(1, file.bytes), _BLOCK_BYTES):
         yield content_at(file, offset, min(file.bytes - offset, _BLOCK_BYTES))

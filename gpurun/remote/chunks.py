@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpurun.core.records import canonical, digest_of
+from gpurun.core.records import canonical, digest_json
 from gpurun.remote.archive import Codec, PackedFile, content_at
 
 LEAST_PART_BYTES = 1 << 20
@@ -71,7 +71,7 @@ class Parts:
         # Stamps are part of it: other content under the same names and sizes is another pack.
         stamps = [hashlib.sha256(f.source).hexdigest() if isinstance(f.source, bytes) else f.seen for f in files]
         named = [[file.name, file.bytes] for file in files]
-        self.layout = canonical({"v": 1, "part_bytes": self.part_bytes, "files": named, "stamps": digest_of(stamps)})
+        self.layout = canonical({"v": 1, "part_bytes": self.part_bytes, "files": named, "stamps": digest_json(stamps)})
         self.layout_sha256 = hashlib.sha256(self.layout).hexdigest()
 
     def read(self, index: int) -> Part:

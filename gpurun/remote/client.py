@@ -16,16 +16,15 @@ from typing import Any
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.records import canonical
 from gpurun.remote.archive import Codec, Pack
-from gpurun.remote.download import Wanted, Whole, fetch, pull
+from gpurun.remote.download import WantedFile, Whole, fetch, fetch_part
 from gpurun.remote.interface import Answers, FarRefusal, Machine, Reply, Sink, Take
-from gpurun.remote.machine_facts import Facts, Looking, Measured, Missing
+from gpurun.remote.machine_facts import LinkSpeed, Looking, MachineFacts, Missing
 from gpurun.remote.messages import (
     MOST_LINE_BYTES,
     MOST_MANIFEST_BYTES,
-    Asked,
-    Ended,
-    Lease,
-    Left,
+    EndAnswer,
+    FarewellAnswer,
+    LeaseAnswer,
     Manifest,
     ManifestFile,
     Piece,
@@ -34,12 +33,13 @@ from gpurun.remote.messages import (
     Shipped,
     Started,
     Status,
+    StopAnswer,
     refusal_in,
     understood,
     understood_manifest,
 )
-from gpurun.remote.small_files import TakeFile, gather
-from gpurun.remote.upload import send
+from gpurun.remote.small_files import TakeFile, fetch_small_files
+from gpurun.remote.upload import send_pack
 
 AGENT = Path(__file__).parent / "agent"
 _DIGEST_OF_AGENT = "import hashlib; print(hashlib.sha256(open('agent.pyz', 'rb').read()).hexdigest())"
@@ -100,7 +100,7 @@ class FarSide:
         if words := self._agent_amiss():
             raise FarRefusal("agent_damaged", f"agent.pyz did not arrive whole: {words}")
 
-    def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> Facts:
+    def hello(self, python: str | None = None, on_wait: Callable[[int, str], None] = lambda *_: None) -> MachineFacts:
         """What the machine is and has; importing torch there may take minutes on a cold disk.
 
         A Python named by its path, here or for this far side, is the only one that is asked for torch; else any.
@@ -109,7 +109,7 @@ class FarSide:
         chosen = python or (self._python if "/" in self._python else None)
         options = ["--python", chosen] if chosen else []
         line, _ = self.ask("hello", *options, sink=_Looking(on_wait), site=True, timeout_s=LOOK_S + _PART_S)
-        return understood(Facts, line)
+        return understood(MachineFacts, line)
 
     def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
         """Which top-level modules the Python of the job does not find; after `hello`, and none of them is run."""
@@ -117,7 +117,7 @@ class FarSide:
         line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
         return understood(Missing, line)
 
-    def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> Measured:
+    def measure(self, program: bytes, processes_per_node: int, seconds: float, python: str) -> LinkSpeed:
         """What each node of a job has, and how fast they reach one another: trainer/network.py on all of them at once.
 
         FarRefusal NODES_SILENT where not all of them answered.
@@ -127,7 +127,7 @@ class FarSide:
         reply = self._machine.call(["sh", *words, "--seconds", repr(seconds)], timeout_s=_START_S + seconds)
         if reply.exit_code != 0:
             raise FarRefusal(NODES_SILENT, f"Not all nodes answered: {_words(reply.stderr)}")
-        return understood(Measured, reply.stdout.strip().rpartition(b"\n")[2])
+        return understood(LinkSpeed, reply.stdout.strip().rpartition(b"\n")[2])
 
     def unpack(
         self,
@@ -138,7 +138,7 @@ class FarSide:
         timeout_s: float = 3600.0,
     ) -> Shipped:
         """Ship a pack; it is in place and verified there, or nothing of it is (`remote.upload`)."""
-        return send(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
+        return send_pack(self, pack, codec, on_progress=on_progress, timeout_s=timeout_s)
 
     def start(self, job: Mapping[str, Any]) -> Started:
         """Start the job (docs/FORMATS.md has its keys) unless it was started.
@@ -186,19 +186,19 @@ class FarSide:
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
         """Ask for the trainer's end: save and stop, or KILL with `now`. False when there is no trainer to ask."""
         line, _ = self.ask("stop", *(["--now"] if now else []), "--reason", reason)
-        return understood(Asked, line).asked
+        return understood(StopAnswer, line).asked
 
-    def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> Lease:
+    def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> LeaseAnswer:
         """Bring the lease forward; the answer is what holds now, never later than before."""
         line, _ = self.ask("shorten", "--soft", repr(float(soft_stop_wall)), "--hard", repr(float(hard_stop_wall)))
-        return understood(Lease, line)
+        return understood(LeaseAnswer, line)
 
-    def end(self, folder: str, at_wall: float = 0.0) -> Ended:
+    def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
         """Have the machine end itself at a time by its own clock (0: now), by the dead-man timer of that folder.
 
         Nothing lengthens its time. Once that is over the machine may be gone before it answers: MachineLost.
         """
-        return understood(Ended, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
+        return understood(EndAnswer, self.ask("end", "--folder", folder, "--at", repr(float(at_wall)))[0])
 
     def set_up(self, script: bytes, *, limit_s: float, offset: int, most: int) -> tuple[SetUp, bytes]:
         """How the user's own script is, and a part of its log; it is begun only where it never was, and not waited for.
@@ -226,7 +226,7 @@ class FarSide:
             self.install_agent()
         names = [name for name, is_kept in (("out", keep_results), ("bundle", keep_work)) if is_kept]
         kept = ("--keep", ",".join(names)) if names else ()
-        return understood(Left, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
+        return understood(FarewellAnswer, self.ask("farewell", *kept, timeout_s=_START_S)[0]).killed
 
     def manifest(self, most_bytes: int) -> Manifest:
         """The finished files, none before there are any.
@@ -244,15 +244,15 @@ class FarSide:
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
         """Have many small files handed over (`remote.small_files`); those that are not there any more."""
-        return gather(self, files, take)
+        return fetch_small_files(self, files, take)
 
     def fetch(
         self, name: str, size_bytes: int, sha256: str, into: Path, *,
         on_progress: Callable[[int], None] | None = None, aside: bool = False,
     ) -> Path:  # fmt: skip
         """Bring a file of the manifest home, verified, over lanes that stay open (`remote.download.fetch`)."""
-        pulls = [partial(pull, lane, name) for lane in self.lanes(1 + size_bytes // _LANE_BYTES)]
-        return fetch(Wanted(name, size_bytes, sha256, on_progress, aside), into, *pulls)
+        pulls = [partial(fetch_part, lane, name) for lane in self.lanes(1 + size_bytes // _LANE_BYTES)]
+        return fetch(WantedFile(name, size_bytes, sha256, on_progress, aside), into, *pulls)
 
     def lanes(self, most: int, *, least: int = 1) -> list[FarSide]:
         """Ways there that may be used at once, as many as one this long is worth; they stay until `close_lanes`.

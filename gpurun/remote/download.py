@@ -20,8 +20,8 @@ from gpurun.core.clock import SystemClock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull
 from gpurun.core.paths import fsync_folder, make_private
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
-from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, place_of, refusal_in, understood
-from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, notes_of
+from gpurun.remote.messages import MOST_LINE_BYTES, Piece, Sized, locate_file, refusal_in, understood
+from gpurun.remote.resumable_file import Partial, Taker, arrived_bytes, locate_notes
 
 # A range takes a lane about so long from its first byte on: each costs a start over there, and the last ones should end
 # together.
@@ -41,7 +41,7 @@ Pull = Callable[[int, int, Take], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedFile:
     """A file of a verified manifest, and what is told as it arrives (bytes so far; 0 where it begins again).
 
     `aside`: what arrives is kept apart from what somebody else, who does not go on, has of it.
@@ -59,7 +59,7 @@ class Wanted:
             self.on_progress(have_bytes)
 
 
-def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
+def fetch(wanted: WantedFile, into: Path, *pulls: Pull) -> Path:
     """Bring one file to `into`/name and return its path; a file that is there already, digest verified, is left alone.
 
     Each of the pulls is a lane of its own; all are used at once. What has arrived is kept in `into`/.partial under its
@@ -67,7 +67,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     digest never held; StoreFull: the file could not be stored; files that were verified before stay as they are.
     HeldElsewhere, a MachineLost: somebody else is at it.
     """
-    target = place_of(into, wanted.name)
+    target = locate_file(into, wanted.name)
     if holds(target, wanted):
         return target
     try:
@@ -86,7 +86,7 @@ def fetch(wanted: Wanted, into: Path, *pulls: Pull) -> Path:
     return target
 
 
-def holds(target: Path, wanted: Wanted) -> bool:
+def holds(target: Path, wanted: WantedFile) -> bool:
     """Whether the file is at `target` already, by its size and digest; one that cannot be read is not."""
     try:
         with os.fdopen(os.open(target, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -100,7 +100,7 @@ def holds(target: Path, wanted: Wanted) -> bool:
 def noted_bytes(into: Path, sha256: str) -> int:
     """How much has arrived of a file by its notes; it grows while somebody brings it home."""
     try:
-        return arrived_bytes(notes_of(into / PARTIAL_FOLDER / sha256).read_bytes())
+        return arrived_bytes(locate_notes(into / PARTIAL_FOLDER / sha256).read_bytes())
     except OSError:
         return 0
 
@@ -111,7 +111,7 @@ def room_in(folder: Path) -> int:
     return usage.free - min(usage.total // 20, LEFT_FREE_BYTES)
 
 
-def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
+def _fill(partial: Partial, wanted: WantedFile, pulls: Sequence[Pull], room: Callable[[], int]) -> None:
     """Complete the partial file, or raise CollectFailed with nothing wrong left in it."""
     for _ in range(1 + _REFETCHES):
         before = -1
@@ -134,7 +134,7 @@ def _fill(partial: Partial, wanted: Wanted, pulls: Sequence[Pull], room: Callabl
 class Fetching:
     """The gaps of one file on their way home, and the threads that pull them: one for each lane."""
 
-    def __init__(self, partial: Partial, wanted: Wanted, pulls: Sequence[Pull]) -> None:
+    def __init__(self, partial: Partial, wanted: WantedFile, pulls: Sequence[Pull]) -> None:
         self._partial, self._wanted, self._pulls = partial, wanted, pulls
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -230,7 +230,7 @@ class _Stopped(GpurunError):
         super().__init__("fetch.stopped", "The fetching was ended.", hint="Nothing to do.")
 
 
-def _cannot_store(target: Path, wanted: Wanted, error: OSError) -> StoreFull:
+def _cannot_store(target: Path, wanted: WantedFile, error: OSError) -> StoreFull:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(
             "collect.disk_full",
@@ -317,7 +317,7 @@ class Gets(Protocol):
         ...
 
 
-def pull(far: Gets, name: str, offset: int, most: int, take: Take) -> None:
+def fetch_part(far: Gets, name: str, offset: int, most: int, take: Take) -> None:
     """Have a part of a file of the manifest handed over as it comes; fewer bytes than asked for may."""
     sink = Arriving(name, offset, most, take)
     options = ("--name", name, "--offset", str(offset), "--most", str(most))

@@ -16,13 +16,13 @@ Words = Annotated[str, Field(max_length=500), AfterValidator(safe_line)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class Said(BaseModel):
+class MachineAnswer(BaseModel):
     """One answer: strict types, known keys only, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
-class Gpu(Said):
+class Gpu(MachineAnswer):
     """One CUDA device; `error` is what a small kernel on it ended with."""
 
     name: Text
@@ -33,7 +33,7 @@ class Gpu(Said):
     error: Words | None = None
 
 
-class Card(Said):
+class CardFacts(MachineAnswer):
     """One GPU as nvidia-smi tells it; `ecc_errors` are those that nothing corrected since the driver was loaded.
 
     `used_bytes` were used before anything of ours was on it, by `holders`, as far as they can be seen from there.
@@ -49,7 +49,7 @@ class Card(Said):
     holders: Annotated[tuple[Words, ...], FailFast(), Field(max_length=8)] = ()
 
 
-class Look(Said):
+class FailedTorchLook(MachineAnswer):
     """A Python that was asked for torch in vain, and its last words; `answered` is false where it ran to the limit."""
 
     python: Words
@@ -57,14 +57,14 @@ class Look(Said):
     words: Words
 
 
-class Packages(Said):
+class Packages(MachineAnswer):
     """How many distributions a Python has, and the sha256 of their sorted lines NAME==VERSION."""
 
     count: Count
     sha256: Sha256
 
 
-class Torch(Said):
+class Torch(MachineAnswer):
     """The Python that has torch; `cuda` is torch's CUDA version, or None where no device can be used.
 
     `built_for` is the CUDA that it was made for, `archs` the cards; `error` is what it said of them. `packages` are
@@ -81,13 +81,13 @@ class Torch(Said):
     packages: Packages | None = None
     archs: Annotated[tuple[Text, ...], FailFast(), Field(max_length=64)] = ()
     error: Words | None = None
-    looks: Annotated[tuple[Look, ...], FailFast(), Field(max_length=64)] = ()
+    looks: Annotated[tuple[FailedTorchLook, ...], FailFast(), Field(max_length=64)] = ()
 
 
 _Names = Annotated[tuple[Words, ...], FailFast(), Field(max_length=256)]
 
 
-class Exported(Said):
+class Exported(MachineAnswer):
     """The names of what a login there exports: what the job gets, what it does not, and what of that is like a key."""
 
     passed: _Names = ()
@@ -96,18 +96,18 @@ class Exported(Said):
     note: Words = ""
 
 
-class _Waiting(Said):
+class _Waiting(MachineAnswer):
     seconds: Count
     waits_for: Text
 
 
-class Looking(Said):
+class Looking(MachineAnswer):
     """How long a look around takes so far, and which Pythons it waits for."""
 
     looking: _Waiting
 
 
-class Missing(Said):
+class Missing(MachineAnswer):
     """The modules that the Python of the job does not find; `note` says what could not be found out."""
 
     python: Words
@@ -115,7 +115,7 @@ class Missing(Said):
     note: Words = ""
 
 
-class Facts(Said):
+class MachineFacts(MachineAnswer):
     """What the machine is and has."""
 
     v: Literal[1]
@@ -128,21 +128,21 @@ class Facts(Said):
     wall: Wall
     boot_id: Text
     shipped_sha256: Sha256 | None
-    gpus: Annotated[tuple[Card, ...], FailFast(), Field(max_length=256)] = ()
+    gpus: Annotated[tuple[CardFacts, ...], FailFast(), Field(max_length=256)] = ()
     torch: Torch
     shm_bytes: Count | None = None
     driver_words: Words | None = None
     exported: Exported = Exported()
 
 
-class Node(Said):
+class Node(MachineAnswer):
     """One node of a job, and the CUDA devices that torch can use there."""
 
     name: Text
     devices: Annotated[tuple[Gpu, ...], FailFast(), Field(max_length=256)]
 
 
-class Measured(Said):
+class LinkSpeed(MachineAnswer):
     """What an all-reduce over all nodes of a job showed: the bytes that each process moved, in GB/s.
 
     None where a node has fewer devices than processes: nothing was measured then.

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from gpurun.core.artifact_names import ANY_NAME, MOST_PATH_BYTES, path_of, raw_name
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.machine_facts import Count, Sha256, Text, Wall
-from gpurun.remote.machine_facts import Said as _Said
+from gpurun.remote.machine_facts import MachineAnswer as _Said
 
 MOST_LINE_BYTES = 1 << 20
 MOST_MANIFEST_BYTES = 256 << 20
@@ -31,7 +31,7 @@ ANY_NAME_BELOW = tuple(f"{folder}/" for folder in ANY_NAME)
 _DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
 
-class Begun(_Said):
+class BeginAnswer(_Said):
     """What the far side has of a pack that is to come: `bytes` of lines follow, about parts or about whole files."""
 
     codecs: Annotated[tuple[Literal["zstd", "gzip"], ...], FailFast(), Field(min_length=1, max_length=2)]
@@ -138,20 +138,20 @@ class Polled(_Said):
     chunks: Annotated[tuple[Piece, ...], FailFast(), Field(max_length=16)]
 
 
-class Lease(_Said):
+class LeaseAnswer(_Said):
     """When the keeper stops the trainer, and when it kills it."""
 
     soft_stop_wall: Wall
     hard_stop_wall: Wall
 
 
-class Asked(_Said):
+class StopAnswer(_Said):
     """Whether there was anybody to ask."""
 
     asked: bool
 
 
-class Ended(_Said):
+class EndAnswer(_Said):
     """Whether the machine's dead-man timer goes by the time that it was given, or by an earlier one.
 
     `deadline` is the timer's own word, in whole seconds by the machine's clock; `message` says what could not be done.
@@ -162,7 +162,7 @@ class Ended(_Said):
     message: Text
 
 
-class Left(_Said):
+class FarewellAnswer(_Said):
     """How many processes of the run were ended; nothing of it is there any more, but what was to be kept."""
 
     killed: Count
@@ -303,7 +303,7 @@ def check_name(name: str) -> None:
         raise FarRefusal("bad_manifest", f"The instance's manifest has the name {name[:100]!r}.")
 
 
-def place_of(folder: Path, name: str) -> Path:
+def locate_file(folder: Path, name: str) -> Path:
     """Where a file of that name lies below a folder; FarRefusal as `check_name`."""
     check_name(name)
     return path_of(folder, name) if name.startswith(ANY_NAME_BELOW) else folder / name

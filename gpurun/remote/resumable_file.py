@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gpurun.core.clock import SystemClock, boot_id, ticks
-from gpurun.core.filelock import taken
+from gpurun.core.filelock import take_lock
 from gpurun.core.paths import fsync_file
 from gpurun.remote.interface import MachineLost
 
@@ -43,7 +43,7 @@ class Partial:
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._path = path
-        self._list_path = notes_of(path)
+        self._list_path = locate_notes(path)
         self._size_bytes = size_bytes
         self._lock = threading.Lock()
         self._content, self._list = -1, -1
@@ -159,7 +159,7 @@ def _boot_line() -> bytes:
     return f"boot {boot_id()}\n".encode()
 
 
-def notes_of(path: Path) -> Path:
+def locate_notes(path: Path) -> Path:
     """Where it is noted what has arrived of the content at `path`."""
     return path.with_name(f"{path.name}.parts")
 
@@ -172,7 +172,7 @@ def forget_others(folder: Path, digests: Collection[str]) -> None:
             continue
         descriptor = _tried_alone(path)
         if descriptor >= 0:
-            notes_of(path).unlink(missing_ok=True)
+            locate_notes(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
             os.close(descriptor)
 
@@ -197,7 +197,7 @@ def _tried_alone(path: Path) -> int:
     try:
         with suppress(FileNotFoundError):
             # Who held it may have given it its name meanwhile: it is finished then, and must not be written to.
-            is_free = taken(descriptor)
+            is_free = take_lock(descriptor)
             if is_free and os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False)):
                 alone, descriptor = descriptor, -1
                 return alone

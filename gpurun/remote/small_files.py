@@ -18,7 +18,7 @@ _GATHER_S = 300.0
 TakeFile = Callable[[ManifestFile, bytes], None]
 
 
-def batches(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
+def group_files(files: Sequence[ManifestFile]) -> list[list[ManifestFile]]:
     """The files as they travel together."""
     found: list[list[ManifestFile]] = []
     size = 0
@@ -59,7 +59,7 @@ class Cutter:
 
 
 class Gathering:
-    """What `gather` answers, as it comes: its line, and then the files one after the other."""
+    """What `fetch_small_files` answers, as it comes: its line, and then the files one after the other."""
 
     def __init__(self, files: Sequence[ManifestFile], take: TakeFile) -> None:
         self.line = bytearray()
@@ -96,7 +96,7 @@ class Gathers(Protocol):
         ...
 
 
-def gather(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
+def fetch_small_files(far: Gathers, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
     """Have many files handed over as they come; those that are not there any more as their list has them."""
     sink = Gathering(files, take)
     names = "".join(f"{file.bytes} {file.name}\n" for file in files).encode("ascii")

@@ -15,10 +15,10 @@ from typing import Protocol, TypeVar
 
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.records import canonical
-from gpurun.remote.archive import Codec, Pack, PackedFile, blocks, demand_unchanged
+from gpurun.remote.archive import Codec, Pack, PackedFile, demand_unchanged, read_blocks
 from gpurun.remote.chunks import END_OF_PARTS, PART_HEAD, Part, Parts, compressed
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import Begun, Received, Shipped, understood
+from gpurun.remote.messages import BeginAnswer, Received, Shipped, understood
 
 # Two lanes keep two cores busy, however short the way is.
 LEAST_LANES = 2
@@ -62,7 +62,7 @@ class Asks(Protocol):
         ...
 
 
-def send(
+def send_pack(
     far: Asks,
     pack: Pack,
     codec: Codec,
@@ -90,7 +90,7 @@ def _not_held(pack: Pack, held: set[str]) -> list[PackedFile]:
     for file in pack.survey.files:
         if file.name not in pack.known:
             digest = hashlib.sha256()
-            for block in blocks(file):
+            for block in read_blocks(file):
                 digest.update(block)
             pack.known[file.name] = digest.hexdigest()
     return [file for file in pack.survey.files if pack.known[file.name] not in held]
@@ -141,13 +141,13 @@ class _Upload:
             self._codec = "gzip"
         return set()
 
-    def _announce(self, held: str) -> tuple[Begun, list[tuple[bytes, bytes]]]:
+    def _announce(self, held: str) -> tuple[BeginAnswer, list[tuple[bytes, bytes]]]:
         """The answer to `begin`, which may take minutes, and its lines in two words each: parts, or files held."""
         options = ("--held", held, "--sha256", self._parts.layout_sha256)
         line, content = self._far.ask(
             "begin", *options, stdin=[self._parts.layout], site=True, timeout_s=self._left_s()
         )
-        begun = understood(Begun, line)
+        begun = understood(BeginAnswer, line)
         if begun.sha256 != hashlib.sha256(content).hexdigest():
             raise FarRefusal("nonsense", "The instance's list of what it has did not arrive whole.")
         found = [_LINE.fullmatch(one) for one in content.splitlines()]

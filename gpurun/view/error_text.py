@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Line, Span, hang, line, render, width_of, wrap
+from gpurun.view.styled_text import Line, Span, count_cells, hang, line, render, wrap
 
 
 def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> list[Line]:
@@ -17,7 +17,7 @@ def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int
     lines = [*hang(Span("✗", "bad"), first, style, indent=0), *(line("  ", Span(words, "dim")) for words in quoted)]
     lines += wrap(advice, style, indent=2)
     lines += [line("  ", words) for words in copied]
-    if not copied and width_of(lines[-1]) + width_of(tail) <= style.width and len(lines) > 1:
+    if not copied and count_cells(lines[-1]) + count_cells(tail) <= style.width and len(lines) > 1:
         lines[-1] = (*lines[-1], *tail)
     else:
         lines.append(tail)

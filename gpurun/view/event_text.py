@@ -43,15 +43,15 @@ from gpurun.core.journal_records import Record
 from gpurun.core.money import Micros, format_rate, format_usd
 from gpurun.core.records import Teardown
 from gpurun.core.trainer_events import (
-    Alert,
-    Checkpoint,
-    CoreScore,
-    Evaluation,
-    Outputs,
-    Sample,
-    Start,
-    Step,
-    Stop,
+    AlertEvent,
+    CheckpointEvent,
+    CoreScoreEvent,
+    EvaluationEvent,
+    OutputsEvent,
+    SampleEvent,
+    StartEvent,
+    StepEvent,
+    StopEvent,
     TrainerEvent,
 )
 from gpurun.core.untrusted import number, safe_line, whole
@@ -299,10 +299,10 @@ def _collected(brought: FilesBrought) -> str:
 
 def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
     """One line for a trainer's event; an unknown kind is named and nothing more."""
-    if isinstance(event, Start):
+    if isinstance(event, StartEvent):
         return _start(event)
-    steps = (event.steps if isinstance(event, Step) else None) or steps
-    of = f"/{format_whole(steps)}" if steps and isinstance(event, Step) else ""
+    steps = (event.steps if isinstance(event, StepEvent) else None) or steps
+    of = f"/{format_whole(steps)}" if steps and isinstance(event, StepEvent) else ""
     at = "" if event.step is None else f"step {format_whole(event.step)}{of}  "
     return at + _told(event, steps)
 
@@ -310,25 +310,25 @@ def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
 def _told(event: TrainerEvent, steps: int | None) -> str:
     """Return what an event says, without its step."""
     match event:
-        case Step():
+        case StepEvent():
             return metrics(event, steps)
-        case Evaluation() if event.val_loss is None and event.bits_per_byte is not None:
+        case EvaluationEvent() if event.val_loss is None and event.bits_per_byte is not None:
             return f"val {event.bits_per_byte:.4f} bits a byte"
-        case Evaluation():
+        case EvaluationEvent():
             return f"val loss {format_loss(event.val_loss)}"
-        case CoreScore():
+        case CoreScoreEvent():
             over = "" if event.core_items is None else f" over {format_whole(event.core_items)} items"
             return f"CORE {format_loss(event.core)}{over}"
-        case Checkpoint():
+        case CheckpointEvent():
             return f"checkpoint {format_bytes(event.bytes or 0)} saved on the machine"
-        case Sample():
+        case SampleEvent():
             return f"sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
-        case Alert():
+        case AlertEvent():
             return f"warning {event.code}: {_line(event.message)}"
-        case Outputs():
+        case OutputsEvent():
             left = event.published
             return f"left {format_files(left.files)} ({format_bytes(left.bytes)})" if left.files else "left no files"
-        case Stop():
+        case StopEvent():
             ended = _STOPS.get(event.reason, f"stopped: {event.reason}")
             return f"{ended}: {_line(event.message)}" if event.message else ended
     if event.kind == "output":
@@ -343,7 +343,7 @@ def _line(text: str) -> str:
     return safe_line(text.replace("\n", " "))
 
 
-def metrics(event: Step, steps: int | None) -> str:
+def metrics(event: StepEvent, steps: int | None) -> str:
     """The figures of a step, with what is missing left out."""
     parts = [] if event.loss is None and "loss" not in event.said else [f"loss {format_loss(event.loss)}"]
     if event.lr is not None:
@@ -357,7 +357,7 @@ def metrics(event: Step, steps: int | None) -> str:
     return "  ".join(parts)
 
 
-def _start(event: Start) -> str:
+def _start(event: StartEvent) -> str:
     named = f" ({event.cuda_name})" if event.cuda_name else ""
     parts = [f"device {event.device}{named}" if event.device else "started"]
     if event.parameters is not None:

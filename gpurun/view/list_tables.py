@@ -124,7 +124,7 @@ def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
 
 
 @dataclass(frozen=True)
-class PackedFile:
+class PackRow:
     """One file of a pack; a file with a refusal is not shipped."""
 
     name: str
@@ -133,7 +133,7 @@ class PackedFile:
     refusal: str = ""
 
 
-def pack_listing(files: Sequence[PackedFile], style: Style, *, packed_bytes: int | None = None) -> list[Line]:
+def pack_listing(files: Sequence[PackRow], style: Style, *, packed_bytes: int | None = None) -> list[Line]:
     """Exactly what would be shipped, then what is refused and why, then the totals."""
     kept, refused = [f for f in files if not f.refusal], [f for f in files if f.refusal]
     columns = (Column("FILE", least=20), Column("SIZE", right=True), Column("SHA256", leaves=1))

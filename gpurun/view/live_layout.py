@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpurun.core.clock import local_minute, local_time
 from gpurun.core.money import Micros, format_usd, percent_of
 from gpurun.core.places import place_facts
-from gpurun.core.trainer_events import Step
+from gpurun.core.trainer_events import StepEvent
 from gpurun.view.event_text import PHASES
 from gpurun.view.live_state import PhaseTime, Screen
 from gpurun.view.number_format import (
@@ -22,7 +22,7 @@ from gpurun.view.number_format import (
 )
 from gpurun.view.progress_line import moving_line
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Line, Span, clip, clip_line, flow, line, pad, spread, width_of, wrap
+from gpurun.view.styled_text import Line, Span, clip, clip_line, count_cells, flow, line, pad, spread, wrap
 from gpurun.view.terminal_charts import Scale, bar, line_chart, sparkline
 
 _LABEL = 8
@@ -167,14 +167,14 @@ def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> lis
     share, eta = min(1.0, step / steps), screen.eta_s()
     parts = [line(Span(format_whole(step), "title"), f" / {format_whole(steps)}"), line(format_percent(share, 1))]
     parts += [line(f"eta {format_duration(eta)}")] if eta is not None else []
-    room = style.width - _LABEL - sum(width_of(part) + len(_APART) for part in parts) - 1
+    room = style.width - _LABEL - sum(count_cells(part) + len(_APART) for part in parts) - 1
     if room >= 8:
         full, empty = bar(share, min(60, room))
         parts.insert(1, line(Span(full, "accent"), Span(empty, "dim")))
     return flow(parts, style, gap=_APART, indent=_LABEL, first=label)
 
 
-def _figures(step: Step | None, screen: Screen, style: Style) -> list[Line]:
+def _figures(step: StepEvent | None, screen: Screen, style: Style) -> list[Line]:
     """The figures that were told, and no others."""
     evaluation = screen.evaluation
     parts = [line(Span(format_loss(step.loss), "title"))] if step is not None and "loss" in step.said else []

@@ -22,7 +22,15 @@ from gpurun.core.journal_events import (
     TrainObserved,
 )
 from gpurun.core.money import Micros
-from gpurun.core.trainer_events import Alert, Checkpoint, Evaluation, Start, Step, Stop, TrainerEvent
+from gpurun.core.trainer_events import (
+    AlertEvent,
+    CheckpointEvent,
+    EvaluationEvent,
+    StartEvent,
+    StepEvent,
+    StopEvent,
+    TrainerEvent,
+)
 from gpurun.core.untrusted import safe_line, whole
 from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
 from gpurun.view.terminal_charts import Point
@@ -89,10 +97,10 @@ class Screen:
         self.queued: Lease | None = None
         """The lease of what is not known to have left its queue: it counts from there."""
         self.pace, self.is_too_slow = "", False
-        self.start: Start | None = None
-        self.step: Step | None = None
-        self.evaluation: Evaluation | None = None
-        self.checkpoint: Checkpoint | None = None
+        self.start: StartEvent | None = None
+        self.step: StepEvent | None = None
+        self.evaluation: EvaluationEvent | None = None
+        self.checkpoint: CheckpointEvent | None = None
         self.outcome = ""
         self.output: tuple[str, int] | None = None  # The name and the bytes of the last one that was finished.
         self.home_step: int | None = None
@@ -206,22 +214,22 @@ class Screen:
 
     def _event(self, event: TrainerEvent) -> None:
         match event:
-            case Start():
+            case StartEvent():
                 self.start = event
-            case Step(step=int(step)):
+            case StepEvent(step=int(step)):
                 self.step = event
                 self._point(self.losses, step, event.loss)
                 if event.tokens_per_s is not None:
                     self.speeds.append(event.tokens_per_s)
-            case Evaluation():
+            case EvaluationEvent():
                 self.evaluation = event
                 if event.step is not None:
                     self._point(self.validation, event.step, event.val_loss)
-            case Checkpoint(step=int()):
+            case CheckpointEvent(step=int()):
                 self.checkpoint = event
-            case Alert():
+            case AlertEvent():
                 self.alarm = tell_event(event)
-            case Stop() if event.reason not in ("done", "signal"):
+            case StopEvent() if event.reason not in ("done", "signal"):
                 self.alarm = tell_event(event)
             case TrainerEvent(kind="output"):
                 self.output = safe_line(str(event.said.get("name", "a file"))), whole(event.said.get("bytes")) or 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpurun.core.clock import utc
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.journal_events import Incident
-from gpurun.core.trainer_events import Start, Step, Stop, TrainerEvent
+from gpurun.core.trainer_events import StartEvent, StepEvent, StopEvent, TrainerEvent
 from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, HEARD, SILENT, is_alarming, tell_event, tell_record
 from gpurun.view.number_format import format_duration
 from gpurun.view.progress_line import moving_words
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _BURST = 40
 _LINES_PER_S = 1.0
 # How training began and ended is told of any history, though not of a flood of such words.
-_ALWAYS = (Start, Stop)
+_ALWAYS = (StartEvent, StopEvent)
 # A transfer that is over sooner is told by its end alone.
 _WORTH_S = 5.0
 
@@ -65,7 +65,7 @@ class PlainView:
         lines: list[str] = []
         self._refill(now)
         events = list(events)
-        others = sum(not isinstance(event, (Step, *_ALWAYS)) for event in events)
+        others = sum(not isinstance(event, (StepEvent, *_ALWAYS)) for event in events)
         self._to_skip = max(0, others - max(0, int(self._allowance)))
         told = ((record.wall, partial(self._tell, record)) for record in records)
         heard = ((_wall(event, now), partial(self._hear, event, now)) for event in events)
@@ -105,13 +105,13 @@ class PlainView:
 
     def _hear(self, event: TrainerEvent, now: float) -> list[str]:
         """Steps are held for `_metric`; a stop lets the held one out first, so that the last figures are never lost."""
-        if isinstance(event, Step):
+        if isinstance(event, StepEvent):
             self._held = event
             return []
-        if isinstance(event, Start):
+        if isinstance(event, StartEvent):
             self._steps = event.steps
         lines: list[str] = []
-        if isinstance(event, Stop):
+        if isinstance(event, StopEvent):
             lines += self._release(now)
         is_always = isinstance(event, _ALWAYS)
         if self._allowance <= -_BURST if is_always else self._to_skip:

@@ -6,7 +6,7 @@ from gpurun.core.transfer_progress import Moving
 from gpurun.core.untrusted import safe_line
 from gpurun.view.number_format import format_bytes, format_duration
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Line, Span, clip, line, pad, width_of
+from gpurun.view.styled_text import Line, Span, clip, count_cells, line, pad
 from gpurun.view.terminal_charts import bar
 
 _LABELS = {"stage": "stage", "boot": "wait", "setup": "set-up", "look": "look", "ship": "send", "collect": "fetch"}
@@ -34,6 +34,6 @@ def _how_far(told: Moving) -> str:
 def moving_line(told: Moving, style: Style, *, label: int) -> Line:
     """The same with a bar, where there is room for one."""
     before, after = pad(Span(f" {_LABELS[told.what]}", "dim"), label), line(f"  {moving_words(told)}")
-    room = style.width - label - width_of(after) - 1
+    room = style.width - label - count_cells(after) - 1
     full, empty = bar(told.done / told.total, min(_BAR_CELLS, room)) if room >= 8 else ("", "")
     return (*before, Span(full, "accent"), Span(empty, "dim"), *after)

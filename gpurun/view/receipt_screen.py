@@ -14,12 +14,12 @@ from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of
 from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import Machine, Predicate, Receipt, Runtime, on_gpu
+from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, Runtime, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
 from gpurun.view.receipt_files import cells_home, files_missing
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Cell, Line, Span, fold, line, spell, spread, width_of, wrap
+from gpurun.view.styled_text import Cell, Line, Span, count_cells, fold, line, spell, spread, wrap
 from gpurun.view.table import fields
 
 _SIGNED = {"ok": "signed", "unsigned": "unsigned"}
@@ -96,7 +96,7 @@ def cost_label(told: Predicate) -> str:
 
 def _headed(title: Line, right: Line, style: Style) -> list[Line]:
     """Title and number in a line, or in two where the name would be cut."""
-    if width_of(title) + 2 + width_of(spell(span, style) for span in right) <= style.width:
+    if count_cells(title) + 2 + count_cells(spell(span, style) for span in right) <= style.width:
         return [spread(title, right, style)]
     return [title, (Span("  "), *right)]
 
@@ -200,7 +200,7 @@ def _sent(told: Predicate) -> list[Cell]:
     return [f"{format_bytes(sent)} {way}" for sent, way in ways if sent is not None]
 
 
-def _instance(told: Machine | None) -> str:
+def _instance(told: ReceiptMachine | None) -> str:
     if told is None:
         return "none was made"
     gpu = format_cards(told["gpu"], told["gpu_count"], told.get("nodes", 1))

@@ -79,7 +79,7 @@ def _cells_of(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
-def width_of(spans: Iterable[Span]) -> int:
+def count_cells(spans: Iterable[Span]) -> int:
     """The cells of a line."""
     return sum(cells(span.text) for span in spans)
 
@@ -103,11 +103,11 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
 def clip_line(spans: Line, width: int, style: Style) -> Line:
     """A line cut to a width, styles kept."""
     spelled = tuple(spell(span, style) for span in spans)
-    if width_of(spelled) <= width:
+    if count_cells(spelled) <= width:
         return spelled
     kept: list[Span] = []
     for span in spelled:
-        room = width - width_of(kept)
+        room = width - count_cells(kept)
         if room <= 0:
             break
         kept.append(Span(clip(span.text, room, "…" if style.unicode else "..."), span.look))
@@ -123,31 +123,31 @@ def pad(span: Span, width: int, *, right: bool = False) -> Line:
 def spread(left: Line, right: Line, style: Style) -> Line:
     """Left and right at the two edges; the left one is clipped when both do not fit."""
     end = tuple(spell(span, style) for span in right)
-    start = clip_line(left, style.width - width_of(end) - 2, style)
-    return (*start, Span(" " * (style.width - width_of(start) - width_of(end))), *end)
+    start = clip_line(left, style.width - count_cells(end) - 2, style)
+    return (*start, Span(" " * (style.width - count_cells(start) - count_cells(end))), *end)
 
 
 def flow(parts: Sequence[Line], style: Style, *, gap: str = "  ", indent: int = 0, first: Line = ()) -> list[Line]:
     """Put parts behind one another and break only between them; `first` stands before, in the width of the indent."""
     space = spell(Span(gap, "dim"), style)
     head = tuple(spell(span, style) for span in first)
-    current: list[Span] = [*head, Span(" " * max(0, indent - width_of(head)))]
+    current: list[Span] = [*head, Span(" " * max(0, indent - count_cells(head)))]
     done: list[Line] = []
     started = False
     for part in parts:
         spelled = tuple(spell(span, style) for span in part)
-        needed = width_of(current) + (cells(space.text) if started else 0) + width_of(spelled)
+        needed = count_cells(current) + (cells(space.text) if started else 0) + count_cells(spelled)
         if started and needed > style.width:
             done.append(tuple(current))
             current, started = [Span(" " * indent)], False
         if started:
             current.append(space)
-        current.extend(clip_line(spelled, style.width - width_of(current), style))
+        current.extend(clip_line(spelled, style.width - count_cells(current), style))
         started = True
     return [*done, tuple(current)] if started or head else done
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """A text in parts that must not be broken: words, and figures with their units (`3 h`, `4 768`, `2.5 B`)."""
     return [word.replace("\xa0", " ") for word in _GLUED.sub("\xa0", text).split(" ") if word]
 
@@ -157,7 +157,7 @@ def wrap(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Li
     lines: list[Line] = []
     room = max(20, style.width - indent)
     current = ""
-    for word in words_of(spell(text, style).text):
+    for word in split_words(spell(text, style).text):
         if current and cells(current) + 1 + cells(word) > room:
             lines.append(line(" " * indent, Span(current, look)))
             current = word

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpurun.view.number_format import UNKNOWN
 from gpurun.view.style import Style
-from gpurun.view.styled_text import Cell, Line, Span, cells, clip, pad, spell, to_ascii, width_of, words_of
+from gpurun.view.styled_text import Cell, Line, Span, cells, clip, count_cells, pad, spell, split_words, to_ascii
 
 _GAP = 2
 _INDENT = 2
@@ -104,7 +104,7 @@ def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: 
             cell = spell(part, style)
             if not cell.text:
                 continue
-            if started and width_of(spans) + cells(dot.text) + cells(cell.text) > style.width:
+            if started and count_cells(spans) + cells(dot.text) + cells(cell.text) > style.width:
                 lines.append(tuple(spans))
                 spans, started = [Span(" " * label)], False
             if started:
@@ -123,7 +123,7 @@ def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: 
 def _broken(cell: Span, room: int) -> list[Span]:
     """A part that is too long for a line of its own, broken at blanks; a single long word stays whole."""
     pieces: list[str] = []
-    for word in words_of(cell.text):
+    for word in split_words(cell.text):
         if pieces and cells(pieces[-1]) + 1 + cells(word) <= room:
             pieces[-1] += f" {word}"
         else:

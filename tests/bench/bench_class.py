@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from gpurun.core.installed_files import recipe_file  # noqa: E402
-from gpurun.data.prepare import Order, prepare  # noqa: E402
+from gpurun.data.prepare import PrepareOrder, prepare  # noqa: E402
 from gpurun.jobs.training.recipe import load_recipe, resolve  # noqa: E402
 
 TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows "
@@ -67,7 +67,7 @@ def main() -> None:
         base = resolve(load_recipe(given.recipe), "full").record
         table, base["sample"] = base["data"], {**base["sample"], "prompts": []}
         prepare(
-            Order(str(work / "text.txt"), table["tokenizer"], work / "data", val_fraction=table["val_fraction"]),
+            PrepareOrder(str(work / "text.txt"), table["tokenizer"], work / "data", val_fraction=table["val_fraction"]),
             lambda _: None,
         )
         steps = base["train"]["steps"]

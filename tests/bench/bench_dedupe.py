@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from gpurun.data.dedupe import signatures
 from gpurun.data.dedupe.fingerprint import PERMUTATIONS
 from gpurun.data.dedupe.signatures import Dedupe, SignatureWriter
-from gpurun.data.dedupe.stage import Signer, drop_filter, find_duplicates
+from gpurun.data.dedupe.stage import FingerprintWriter, drop_filter, find_duplicates
 from gpurun.data.documents import Document
 from tests.memory import forget_own_peak, own_peak_bytes
 
@@ -119,7 +119,7 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     size = sum(len(text.text.encode("utf-8", "replace")) for task in tasks for text in task)
     begun = time.process_time()
     for index, task in enumerate(tasks):
-        Signer(folder, dedupe, "", "text").do(index, task, lambda count: None)
+        FingerprintWriter(folder, dedupe, "", "text").do(index, task, lambda count: None)
     signed = time.process_time()
     find_duplicates(folder, len(tasks), dedupe, identity="")
     searched = time.process_time()

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from trainer.recipe_file import read_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def main() -> int:
     given = parser.parse_args()
     work, names = given.work.absolute(), given.only.split(",")
     work.mkdir(parents=True, exist_ok=True)
-    prepare(Order("stdlib", "char", work / "data", limit_bytes=12_000_000), lambda _: None)
+    prepare(PrepareOrder("stdlib", "char", work / "data", limit_bytes=12_000_000), lambda _: None)
     rates, seeds = [float(rate) for rate in given.rates.split(",")], range(1, given.seeds + 1)
     wanted = [(name, rate, seed) for name in names for rate in rates for seed in seeds]
     # Each training has a process of its own: the loop sets up signals, threads and the garbage collector for itself.

@@ -40,9 +40,9 @@ ROOT = Path(__file__).parents[2]
 VAL_FRACTION = 0.005
 _TWO_PROCESSES = """
 import pathlib, sys
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 few = {"least_train_tokens": 0, "least_val_tokens": 0}
-prepare(Order(sys.argv[1], "gpt2", pathlib.Path(sys.argv[2]), **few), print, workers=2)
+prepare(PrepareOrder(sys.argv[1], "gpt2", pathlib.Path(sys.argv[2]), **few), print, workers=2)
 """
 
 

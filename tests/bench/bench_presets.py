@@ -30,7 +30,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from tests.bench.recipes import measured_recipe
 from trainer.recipe import Recipe
 
@@ -88,7 +88,7 @@ class Lab:
         work.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
-        prepare(Order("stdlib", "char", self.work / "data", limit_bytes=TEXT_BYTES), lambda _: None)
+        prepare(PrepareOrder("stdlib", "char", self.work / "data", limit_bytes=TEXT_BYTES), lambda _: None)
 
     def command(self, module: str, *words: str) -> None:
         argv = [sys.executable, "-m", module, *words]

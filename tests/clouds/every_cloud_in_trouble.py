@@ -29,7 +29,7 @@ from gpurun.providers.base import Provider
 from gpurun.providers.catalog import rows_for
 from gpurun.providers.lambdalabs import LambdaProvider
 from gpurun.providers.runpod import RunPodProvider
-from gpurun.remote.messages import Ended
+from gpurun.remote.messages import EndAnswer
 from tests.changed_plan import changed_plan
 from tests.emulators import aws, lambda_cloud, runpod
 from tests.emulators.fake import FakeCloud
@@ -171,9 +171,9 @@ class Box(ScriptedFar):
         super().__init__(cast(FakeCloud, account))
         self.card_name = f"NVIDIA {account.need.name}"
 
-    def end(self, folder: str, at_wall: float = 0.0) -> Ended:
+    def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
         """Its timer lives, as is read back before anything is shipped; it ends nothing here."""
-        return Ended(taken=at_wall >= NEVER_WALL, deadline=None, message="no timer is simulated here")
+        return EndAnswer(taken=at_wall >= NEVER_WALL, deadline=None, message="no timer is simulated here")
 
 
 class Rental:

@@ -88,7 +88,7 @@ def forbid(cloud: Cloud, *, now: bool) -> None:
             cloud.emulator.rules.denied = {"ec2:TerminateInstances"} if now else set()
 
 
-def test_a_second_machine_that_shows_itself_late_is_ended_and_its_cost_is_within_the_cap(user: User) -> None:
+def test_a_second_machine_seen_late_is_ended_within_the_cap(user: User) -> None:
     faults = {"runpod": ("create", runpod.Fault.TWICE), "lambda": ("launch", lambda_cloud.Fault.TWICE)}
     if user.cloud.name not in faults:
         return  # AWS makes one machine of any number of requests under one client token.
@@ -103,9 +103,7 @@ def test_a_second_machine_that_shows_itself_late_is_ended_and_its_cost_is_within
 
 
 @pytest.mark.parametrize("attack", [revoke, forbid])
-def test_a_key_that_may_end_nothing_any_more_costs_no_more_than_the_machines_own_end(
-    user: User, attack: Callable[..., None]
-) -> None:
+def test_a_dead_key_costs_no_more_than_the_machines_own_end(user: User, attack: Callable[..., None]) -> None:
     if attack is forbid and user.cloud.name == "lambda":
         return  # Its keys may do everything or nothing.
     training(user)
@@ -123,7 +121,7 @@ def test_a_key_that_may_end_nothing_any_more_costs_no_more_than_the_machines_own
     over(user)
 
 
-def test_a_client_that_is_killed_right_after_the_launch_leaves_an_armed_machine(user: User) -> None:
+def test_a_client_killed_after_launch_leaves_an_armed_machine(user: User) -> None:
     """Only the wait for its deadline is cut short, by the machine's own folder: nobody else touches it."""
     begun = user.begins(*FOREVER)
     until(lambda: user.cloud.alive(), user)

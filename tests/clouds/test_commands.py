@@ -82,7 +82,7 @@ def brought(user: User, name: str) -> Path:
     return user.home / "runs" / name / "artifacts" / "outputs" / "out"
 
 
-def test_a_script_gives_its_outputs_home_within_the_cap_and_its_machine_is_proven_gone(user: User) -> None:
+def test_outputs_are_home_within_the_cap_and_the_machine_is_gone(user: User) -> None:
     done = runs(user, "120", name="fox-41")
     assert done.returncode == 0, done.stderr + user.said()
     assert user.cloud.alive() == []
@@ -98,7 +98,7 @@ def test_a_script_gives_its_outputs_home_within_the_cap_and_its_machine_is_prove
 
 
 @pytest.mark.slow
-def test_a_script_is_ended_by_its_hours_with_its_newest_checkpoint_at_home_and_goes_on_elsewhere(user: User) -> None:
+def test_a_script_stopped_by_its_hours_continues_elsewhere(user: User) -> None:
     done = runs(user, "100000", name="owl-1", more=("--hours", "0.002"))
     assert done.returncode == 7, done.stderr + user.said("owl-1")
     step = json.loads((brought(user, "owl-1") / "ckpt.json").read_text())["step"]
@@ -134,7 +134,7 @@ BROUGHT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROUGHT)
-def test_what_people_bring_runs_as_it_is_and_its_outputs_come_home(user: User, name: str, tmp_path: Path) -> None:
+def test_real_world_scripts_run_unchanged_and_bring_outputs_home(user: User, name: str, tmp_path: Path) -> None:
     text, words, outputs = BROUGHT[name]
     (tmp_path / name).write_text(text)
     run = f"yak-{len(name)}"
@@ -171,7 +171,7 @@ def test_on_a_box_of_ones_own_nothing_of_it_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_of_any_name_and_very_many_come_home_though_the_supervisor_is_killed(user: User, tmp_path: Path) -> None:
+def test_files_of_any_name_and_number_come_home_despite_a_kill(user: User, tmp_path: Path) -> None:
     files = possible([*NASTY, *(b"frames/%d/img %04d.png" % (number % 3, number) for number in range(1_500))])
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "train.py").write_text(f"{script(files)}\nimport time\ntime.sleep(4)\n")
@@ -197,7 +197,7 @@ echo started
 """
 
 
-def test_on_a_box_what_trains_in_the_background_is_exit_6_and_what_lies_elsewhere_stays(tmp_path: Path) -> None:
+def test_background_training_on_a_box_is_exit_6_and_strays_stay(tmp_path: Path) -> None:
     keys = make_keys(tmp_path / "identity")
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "run.sh").write_text(BACKGROUND)
@@ -249,9 +249,7 @@ def until(true: Any, limit_s: float = 120.0) -> None:
         time.sleep(0.2)
 
 
-def test_results_outside_of_its_folder_are_named_and_held_until_they_are_saved_by_hand(
-    user: User, tmp_path: Path
-) -> None:
+def test_results_outside_the_folder_are_named_and_held(user: User, tmp_path: Path) -> None:
     begun = elsewhere(user, "elk-1", "--detach")
     assert begun.returncode == 0, begun.stderr + user.said("elk-1")
     until(lambda: state_of(user, "elk-1")["phase"] == "held")
@@ -300,7 +298,7 @@ rm -f fill.log; echo "the disk is full" > out/last.txt; exit 0
 
 
 @pytest.mark.xdist_group("command on runpod")
-def test_a_disk_that_the_command_fills_loses_nothing_that_is_finished(tmp_path: Path) -> None:
+def test_a_disk_filled_by_the_command_loses_nothing_finished(tmp_path: Path) -> None:
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "run.sh").write_text(FULL)
     with (

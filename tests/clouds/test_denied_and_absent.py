@@ -65,18 +65,14 @@ def codes(rental: Rental) -> list[str]:
     return [one["code"] for one in rental.all_of(Event.INCIDENT)]
 
 
-def test_a_living_machine_that_is_denied_for_38_s_is_ended_once_it_is_known_again(
-    rental: Rental, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_denied_for_38_s_is_ended_once_known_again(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
     denies_from_the_end_on(rental.account, monkeypatch, 38.0)
     assert rental.drive() is ExitCode.DONE
     assert dict.fromkeys(codes(rental)) == dict.fromkeys(["death.denied", "machine.back"])
     assert rental.ended()
 
 
-def test_one_that_is_denied_for_good_stays_red_and_reap_ends_it_once_it_is_listed(
-    rental: Rental, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_denied_for_good_stays_red_and_reap_ends_it(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
     account = rental.account
     admit = denies_from_the_end_on(account, monkeypatch, 3600.0)
     red = rental.drive()
@@ -89,7 +85,7 @@ def test_one_that_is_denied_for_good_stays_red_and_reap_ends_it_once_it_is_liste
     assert account.alive == []
 
 
-def test_a_machine_that_its_list_shows_after_its_proof_is_put_on_record_and_ended(
+def test_a_machine_listed_after_its_proof_is_recorded_and_ended(
     rental: Rental, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was silent while it was denied, as behind a line that was down."""
@@ -147,9 +143,7 @@ def capped_at(rental: Rental, dollars: str) -> None:
     rental.folder.plan.write_text(changed_plan(made, {"cap_micros": usd(dollars)}).to_json())
 
 
-def test_an_id_that_never_was_ends_the_wait_after_the_settling_time(
-    rental: Rental, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_that_never_existed_is_given_up_after_settling(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
     account = rental.account
     begun = account.clock.monotonic()
     after_create(rental, monkeypatch, lambda name: forgets(account, name))
@@ -170,9 +164,7 @@ def test_where_the_cap_pays_for_both_the_next_region_is_taken(rental: Rental, mo
     assert rental.ended()
 
 
-def test_what_ended_at_its_launch_is_passed_over_with_the_clouds_reason(
-    rental: Rental, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_at_launch_is_passed_over_in_the_clouds_words(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
     account = rental.account
     capped_at(rental, "6")
     after_create(rental, monkeypatch, lambda name: ends(account, name))

@@ -32,9 +32,7 @@ def test_a_quiet_rental_is_the_measure_of_all_others(rental: Rental) -> None:
 
 @pytest.mark.parametrize("hidden_s", [0.0, 60.0])
 @pytest.mark.parametrize("how", ["lost", "ERROR_AFTER"])
-def test_a_create_that_was_done_and_not_answered_is_taken_on_and_makes_no_second(
-    rental: Rental, how: str, hidden_s: float
-) -> None:
+def test_a_create_done_but_unanswered_is_adopted_not_repeated(rental: Rental, how: str, hidden_s: float) -> None:
     account = rental.account
     account.hide(hidden_s)
     account.fail("create", account.lost if how == "lost" else account.faults[how])
@@ -45,7 +43,7 @@ def test_a_create_that_was_done_and_not_answered_is_taken_on_and_makes_no_second
     assert rental.ended()
 
 
-def test_killed_between_the_send_and_the_record_the_same_machine_is_taken_on(
+def test_killed_between_send_and_record_adopts_the_same_machine(
     rental: Rental, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = rental.account.provider
@@ -63,7 +61,7 @@ def test_killed_between_the_send_and_the_record_the_same_machine_is_taken_on(
     assert rental.ended()
 
 
-def test_of_two_machines_for_one_create_one_ends_before_anything_is_shipped(rental: Rental) -> None:
+def test_a_duplicate_machine_ends_before_anything_is_shipped(rental: Rental) -> None:
     account = rental.account
     if account.provider.name == "aws":
         return  # Its client token makes one machine of any number of creates.
@@ -84,7 +82,7 @@ def test_being_told_to_wait_again_and_again_unwinds_nothing(rental: Rental, verb
     assert rental.ended()
 
 
-def test_what_was_sold_meanwhile_is_rented_in_the_next_region_under_the_same_cap(rental: Rental) -> None:
+def test_a_sold_out_region_gives_way_to_the_next_under_the_cap(rental: Rental) -> None:
     account = rental.account
     account.full()
     assert rental.drive() is ExitCode.DONE
@@ -94,7 +92,7 @@ def test_what_was_sold_meanwhile_is_rented_in_the_next_region_under_the_same_cap
     assert rental.ended()
 
 
-def test_a_machine_that_boots_slower_than_the_lease_plans_is_used_all_the_same(rental: Rental) -> None:
+def test_a_machine_that_boots_slower_than_planned_is_still_used(rental: Rental) -> None:
     account = rental.account
     slow = {"runpod": "start_s", "lambda": "boot_s", "aws": "pending_s"}[account.provider.name]
     setattr(account.emulator.world, slow, 1.5 * LEASE.boot_s)
@@ -112,14 +110,14 @@ def test_a_machine_that_never_boots_is_given_up_and_ended(rental: Rental) -> Non
     assert rental.ended()
 
 
-def test_an_end_that_was_granted_and_did_not_happen_is_asked_for_again(rental: Rental) -> None:
+def test_an_end_that_was_granted_but_did_not_happen_is_repeated(rental: Rental) -> None:
     rental.account.lies()
     assert rental.drive() is ExitCode.DONE
     assert len(rental.all_of(Event.DESTROY_ASKED)) == 2
     assert rental.ended()
 
 
-def test_a_key_that_is_revoked_in_mid_run_leaves_the_run_red_until_it_is_back(rental: Rental) -> None:
+def test_a_key_revoked_in_mid_run_leaves_the_run_red_until_back(rental: Rental) -> None:
     account = rental.account
     rental.far.during = lambda: account.revoke(True)
     red = rental.drive()

@@ -56,9 +56,7 @@ def user(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[User]:
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
-def test_killed_at_a_random_moment_and_only_reaped_nothing_lives_and_the_cap_holds(
-    user: User, tmp_path: Path, moment: int
-) -> None:
+def test_killed_anywhere_and_reaped_nothing_lives_and_cap_holds(user: User, tmp_path: Path, moment: int) -> None:
     chance = random.Random(f"{user.cloud.name} {moment}")
     begun = user.begins("--set", "train.steps=100000", "--hours", "0.1")
     time.sleep(chance.uniform(0.0, LONGEST_S))

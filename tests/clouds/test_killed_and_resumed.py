@@ -103,9 +103,7 @@ def told(user: User, event: Event) -> dict[str, Any]:
     return next(dict(record.data) for record in reversed(records) if record.event is event)
 
 
-def test_killed_in_upload_training_and_collect_and_resumed_all_is_at_home_and_nothing_was_sent_twice(
-    far: tuple[User, Ways], tmp_path: Path
-) -> None:
+def test_killed_in_any_phase_and_resumed_nothing_is_sent_twice(far: tuple[User, Ways], tmp_path: Path) -> None:
     user, ways = far
     text = tmp_path / "text.txt"
     text.write_bytes(base64.encodebytes(random.Random(5).randbytes(TEXT_BYTES * 3 // 4)))

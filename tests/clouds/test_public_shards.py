@@ -21,7 +21,7 @@ TINY = ("--set", "model.layers=1", "--set", "model.heads=1", "--set", "model.wid
         "--set", "schedule.warmup_steps=2")  # fmt: skip
 
 
-def test_a_rental_under_its_cap_without_a_bucket_or_an_upload_of_shards(tmp_path: Path) -> None:
+def test_public_shards_need_neither_a_bucket_nor_an_upload(tmp_path: Path) -> None:
     tokens = bytes(range(250)) * 20
     shards = {"finewebedu_train_000001.bin": shard(tokens), "finewebedu_val_000000.bin": shard(tokens[1:])}
     with HubEmulator(shards) as hub, runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:

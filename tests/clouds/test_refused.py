@@ -123,7 +123,7 @@ LONG = ("a key of aws that may not rent", "nothing left on aws")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LATER if name in LONG else ()) for name in REFUSALS])
-def test_what_a_cloud_refuses_is_told_with_what_to_do_and_nothing_is_billed(name: str, tmp_path: Path) -> None:
+def test_a_clouds_refusal_says_what_to_do_and_nothing_is_billed(name: str, tmp_path: Path) -> None:
     refusal = REFUSALS[name]
     (tmp_path / "text.txt").write_text("to be, or not to be.\n" * 2000)
     with OPENED[refusal.cloud]() as cloud:
@@ -145,7 +145,7 @@ def test_what_a_cloud_refuses_is_told_with_what_to_do_and_nothing_is_billed(name
             assert user.tells("ps")[0] == 0
 
 
-def test_a_changed_trainer_that_fails_its_rehearsal_here_rents_nothing(tmp_path: Path) -> None:
+def test_a_changed_trainer_that_fails_rehearsal_rents_nothing(tmp_path: Path) -> None:
     mine = shutil.copytree(bundle_root() / "trainer", tmp_path / "mine", ignore=shutil.ignore_patterns("__pycache__"))
     with (mine / "loss.py").open("a") as module:
         module.write('\nraise RuntimeError("not on paid time")\n')

@@ -45,7 +45,7 @@ def told(user: User, event: Event, name: str) -> dict[str, object]:
     return next(dict(record.data) for record in reversed(records) if record.event is event)
 
 
-def test_shards_are_pulled_checkpoints_pushed_and_a_second_run_uploads_nothing(user: User, s3: S3Emulator) -> None:
+def test_a_staged_run_pulls_and_pushes_and_the_next_uploads_none(user: User, s3: S3Emulator) -> None:
     done = user.trains(*STAGE)
     assert done.returncode == 0, done.stderr + user.said()
     assert "s3://shards/lab" in user.types("receipt", "fox-41").stdout
@@ -90,9 +90,7 @@ def taken_away(user: User, s3: S3Emulator) -> str:
     return "bee-3"
 
 
-def test_a_laptop_that_was_closed_while_the_machine_was_taken_away_finds_its_checkpoints_in_the_bucket(
-    user: User, taken_away: str
-) -> None:
+def test_a_closed_laptop_finds_a_lost_machines_work_in_a_bucket(user: User, taken_away: str) -> None:
     assert told(user, Event.SALVAGE_OBSERVED, taken_away)["brought"], user.said(taken_away)
     home = user.home / "runs" / taken_away / "artifacts"
     assert list(Path(home).rglob("*.safetensors"))
@@ -107,9 +105,7 @@ def place(user: User, s3: S3Emulator, name: str) -> str:
     return found if f"{found}/head" in s3.keys(found) else ""
 
 
-def test_what_came_home_of_a_machine_that_was_taken_away_is_gone_on_from_in_another_rental(
-    user: User, taken_away: str
-) -> None:
+def test_a_new_rental_continues_what_a_lost_machine_brought_home(user: User, taken_away: str) -> None:
     asked = ("--max-cost", "5", "--hours", "0.005", "--provider", "runpod", "--accept-cpu", *STAGE)
     done = user.types("train", "--from", taken_away, *asked, "--yes", "--json", "--name", "cow-5")
     assert done.returncode == 7, done.stderr + user.said("cow-5")
@@ -136,9 +132,7 @@ for step in range(100000):
 """
 
 
-def test_of_a_command_whose_machine_was_taken_the_newest_checkpoint_is_in_the_bucket(
-    user: User, s3: S3Emulator, tmp_path: Path
-) -> None:
+def test_a_lost_commands_newest_checkpoint_is_in_the_bucket(user: User, s3: S3Emulator, tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(COMMAND)
     started = user.types(
         "run", "--provider", "runpod", *user.cloud.asks, "--max-cost", "5", *STAGE, "--yes", "--name", "ram-2",

@@ -110,7 +110,7 @@ def paid(user: User) -> bool:
     return True
 
 
-def test_a_lost_answer_a_late_sshd_cut_lines_and_a_frozen_machine_lose_nothing(tmp_path: Path) -> None:
+def test_lost_answers_cuts_late_sshd_and_a_freeze_lose_nothing(tmp_path: Path) -> None:
     with runpod(tmp_path / "cloud", Faults(sshd_delay_s=4.0, zstd_missing=True)) as cloud:
         cloud.emulator.fail("create", Fault.ERROR_AFTER)
         cloud.emulator.fail("list", Fault.TOO_MANY, Fault.TOO_MANY)
@@ -147,7 +147,7 @@ def kept_by(home: Path) -> list[str]:
     return [str(path) for path in files if any(form in path.read_bytes() for form in FORMS)]
 
 
-def test_a_key_on_the_machine_is_no_argument_there_and_in_none_of_our_files(tmp_path: Path) -> None:
+def test_a_key_on_the_machine_is_in_no_argument_and_no_file(tmp_path: Path) -> None:
     (tmp_path / "install.sh").write_text("ls agent >set-up 2>&1\ntrue\n")
     with CLOUDS["lambda"](tmp_path / "cloud") as cloud:
         cloud.emulator.fail("launch", lambda_cloud.Fault.DROP_RESPONSE)
@@ -175,7 +175,7 @@ def test_a_key_on_the_machine_is_no_argument_there_and_in_none_of_our_files(tmp_
             assert not any(form in (done.stdout + done.stderr).encode() for form in FORMS)
 
 
-def test_a_client_killed_right_after_the_launch_leaves_a_machine_that_ends_itself_within_the_cap(
+def test_a_machine_whose_client_dies_at_launch_ends_in_the_cap(
     tmp_path: Path,
 ) -> None:
     """It is never reached by anybody: what is brought forward by hand is the deadline that it was born with."""
@@ -200,7 +200,7 @@ def test_a_client_killed_right_after_the_launch_leaves_a_machine_that_ends_itsel
         assert kept_by(user.home) == []
 
 
-def test_an_answer_that_was_lost_and_a_supervisor_that_was_killed_are_one_machine_and_exit_0(tmp_path: Path) -> None:
+def test_a_lost_answer_and_a_killed_supervisor_make_one_machine(tmp_path: Path) -> None:
     with CLOUDS["aws"](tmp_path / "cloud") as cloud:
         cloud.emulator.fail("RunInstances", aws.Fault.DROP_ANSWER)
         with somebody(cloud, tmp_path / "home") as user:
@@ -237,7 +237,7 @@ def test_a_box_of_ones_own_is_trained_on_and_left_as_it_was(tmp_path: Path) -> N
         raise AssertionError(f"left there: {set(box.pids) - before}")
 
 
-def test_a_box_behind_a_bastion_is_trained_on_with_a_key_that_only_an_agent_has(tmp_path: Path) -> None:
+def test_a_box_behind_a_bastion_trains_with_an_agents_key_alone(tmp_path: Path) -> None:
     keys, other = make_keys(tmp_path / "identity"), make_keys(tmp_path / "bastion")
     bastion = sshd.Sshd(
         tmp_path / "sshd", host_keys=[tmp_path / "bastion" / "host"], authorized_keys=[keys.client_public]
@@ -264,7 +264,7 @@ def test_a_box_behind_a_bastion_is_trained_on_with_a_key_that_only_an_agent_has(
 
 
 @LATER
-def test_a_key_that_is_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> None:
+def test_a_key_revoked_in_mid_run_is_exit_9_until_it_is_back(tmp_path: Path) -> None:
     """What gpurun says is enough to end it by hand, should the machine's own timer fail, too."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         routes = ("create", "list", "read", "delete", "action")

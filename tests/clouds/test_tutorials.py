@@ -60,7 +60,7 @@ def test_the_course_lab_ends_with_what_a_learner_hands_in(tmp_path: Path) -> Non
     assert "steps 0 to 300 are the same to the bit" in checked
 
 
-def test_a_class_is_made_handed_in_and_checked_as_the_teachers_page_says(tmp_path: Path) -> None:
+def test_the_class_tutorial_works_as_the_teachers_page_says(tmp_path: Path) -> None:
     environment = child_environment({"GPURUN_HOME": str(tmp_path / "teacher"), "HOME": str(tmp_path)})
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question: whether 'tis nobler to suffer. " * 5)
     *made, folder, check = commands("TEACHING.md")
@@ -75,7 +75,7 @@ def test_a_class_is_made_handed_in_and_checked_as_the_teachers_page_says(tmp_pat
     assert "Ada,ada.zip," in (tmp_path / "class.csv").read_text()
 
 
-def test_two_changes_of_the_trainer_are_made_trained_resumed_and_planned_as_the_page_says(tmp_path: Path) -> None:
+def test_both_trainer_changes_of_the_tutorial_work_as_written(tmp_path: Path) -> None:
     environment = child_environment({"GPURUN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
     shutil.copytree(DOCS.parent / "trainer", tmp_path / "trainer")
     page, said = (DOCS / "YOUR-TRAINER.md").read_text(), []
@@ -98,7 +98,7 @@ def test_two_changes_of_the_trainer_are_made_trained_resumed_and_planned_as_the_
     assert "it is rehearsed here before anything is rented, and resumes once" in " ".join(planned.split())
 
 
-def test_gpt_2_is_rehearsed_and_planned_under_its_cap_as_the_page_says(tmp_path: Path) -> None:
+def test_the_gpt_2_tutorial_rehearses_and_plans_under_its_cap(tmp_path: Path) -> None:
     environment = child_environment({"GPURUN_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)})
     rehearsed, planned = (typed(line, tmp_path, environment) for line in commands("GPT-2.md"))
     assert "closed, exit 0" in rehearsed
@@ -106,7 +106,7 @@ def test_gpt_2_is_rehearsed_and_planned_under_its_cap_as_the_page_says(tmp_path:
 
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
-def test_the_first_dollar_is_spent_on_an_emulated_runpod_and_proven_spent(tmp_path: Path) -> None:
+def test_the_first_dollar_tutorial_spends_and_proves_a_dollar(tmp_path: Path) -> None:
     """A container without CUDA is taken, and the training is shorter; all else is as the page has it."""
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         environment = user.environment()

@@ -82,9 +82,7 @@ def test_a_bill_that_is_minutes_late_is_read_until_it_stands(account: Account, o
     assert bill["spread_s"] >= 600
 
 
-def test_a_start_that_failed_costs_what_it_lived_and_nothing_left_it(
-    rental: Rental, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_costs_its_lifetime_and_no_egress(rental: Rental, monkeypatch: pytest.MonkeyPatch) -> None:
     """$2.03 was booked for $0.03."""
     provider = rental.account.provider
     create = provider.create

@@ -41,7 +41,7 @@ def done(user: User) -> Done:
     return done
 
 
-def test_a_run_ends_trained_collected_destroyed_proven_and_paid_within_the_cap(user: User, done: Done) -> None:
+def test_a_run_trains_comes_home_is_proven_gone_and_in_the_cap(user: User, done: Done) -> None:
     assert user.cloud.alive() == []
     folder = user.home / "runs" / "fox-41"
     told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]

@@ -156,7 +156,7 @@ def after(name: str) -> pytest.MarkDecorator:
 
 
 @after("host key")
-def test_another_host_key_than_the_one_that_was_sent_with_the_order_is_told_nothing(end: End) -> None:
+def test_a_host_key_other_than_the_ordered_one_is_sent_nothing(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (1, "ssh.host_key_mismatch")
     assert "Accepted" not in end.console
     assert "authenticating" not in end.console, "not even the user's name was told"
@@ -171,13 +171,13 @@ def test_an_image_without_python_is_refused_by_that_name(end: End) -> None:
 
 
 @after("small disk")
-def test_a_disk_that_is_too_small_is_refused_with_the_size_to_ask_for(end: End) -> None:
+def test_a_disk_that_is_too_small_is_refused_with_the_size(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (4, "box.disk_small")
     assert "--set hardware.disk_gb=" in end.error["hint"]
 
 
 @after("torch without CUDA")
-def test_a_gpu_that_the_driver_sees_and_torch_cannot_use_is_refused_with_words_of_both(end: End) -> None:
+def test_a_gpu_that_torch_cannot_use_is_refused_quoting_both(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (4, "box.driver_mismatch")
     assert "can use 0 of that" in end.error["message"]
     assert "nvidia-smi sees 1 (driver 570.195.03)" in end.error["message"]
@@ -190,7 +190,7 @@ def test_a_machine_without_the_gpu_that_was_ordered_is_refused(end: End) -> None
 
 
 @after("another GPU")
-def test_a_machine_with_another_gpu_than_was_ordered_is_refused_by_both_names(end: End) -> None:
+def test_a_gpu_other_than_ordered_is_refused_naming_both(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (5, "box.other_gpu")
     assert "A100" in end.error["message"]
     assert "Tesla T4" in end.error["message"]
@@ -202,21 +202,21 @@ def test_a_card_whose_memory_has_lost_bits_is_refused(end: End) -> None:
 
 
 @after("no kernels")
-def test_a_torch_without_kernels_for_the_card_is_refused_with_what_it_is_made_for(end: End) -> None:
+def test_a_torch_built_for_other_cards_is_refused_naming_them(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (4, "box.no_kernels")
     assert "sm_80 (it has them for sm_90, sm_100)" in end.error["message"]
     assert "--image" in end.error["hint"]
 
 
 @after("old torch")
-def test_an_image_with_an_old_torch_is_refused_with_the_version_that_is_needed(end: End) -> None:
+def test_an_old_torch_is_refused_with_the_version_needed(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (4, "box.old_torch")
     assert "2.4.1" in end.error["message"]
     assert "2.8" in end.error["message"]
 
 
 @after("set-up fails")
-def test_the_users_own_script_runs_before_the_machine_is_judged_and_its_failure_is_told_in_its_words(
+def test_the_users_script_runs_before_the_machine_is_judged(
     end: End,
 ) -> None:
     assert (end.exit_code, end.error["code"]) == (4, "setup.failed")
@@ -224,7 +224,7 @@ def test_the_users_own_script_runs_before_the_machine_is_judged_and_its_failure_
 
 
 @after("dearer")
-def test_a_machine_that_costs_more_than_was_agreed_to_is_refused_with_both_prices(end: End) -> None:
+def test_a_machine_dearer_than_agreed_is_refused_by_both_prices(end: End) -> None:
     assert (end.exit_code, end.error["code"]) == (5, "price.rose")
     assert end.error["message"].count("$") == 2
 

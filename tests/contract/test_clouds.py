@@ -26,7 +26,7 @@ def mark(provider: Provider) -> str:
     return provider.account_mark()
 
 
-def test_an_account_has_one_mark_and_another_customers_has_another(customers: Customers) -> None:
+def test_each_account_has_a_mark_of_its_own(customers: Customers) -> None:
     mine = mark(customers.mine)
     assert re.fullmatch("(account|key):[0-9a-f]{16}", mine)
     assert mark(customers.mine) == mark(customers.again()) == mine
@@ -54,7 +54,7 @@ def test_every_offer_is_in_a_region_that_the_cloud_names(customers: Customers) -
     assert {one.region for one in offers} - {"any"} <= set(known)
 
 
-def test_a_region_that_is_nowhere_is_refused_with_the_nearest_and_with_all_of_them() -> None:
+def test_an_unknown_region_is_refused_with_the_nearest_and_all() -> None:
     refused = no_such_region("us-ks-3", {"runpod": ("US-KS-2", "EU-RO-1"), "lambda": ("us-east-1",)})
     assert "'us-ks-3' at runpod or lambda" in refused.what
     assert refused.hint == "Did you mean US-KS-2? runpod has EU-RO-1, US-KS-2; lambda has us-east-1."

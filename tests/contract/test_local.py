@@ -17,7 +17,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import InstanceState
 from gpurun.providers import local, local_guard, processes
 from gpurun.providers.base import Provider, Rejected, Unknown
-from gpurun.providers.processes import MARK, kill_all, processes_of
+from gpurun.providers.processes import MARK, kill_instance, processes_of
 from gpurun.providers.registry import open_provider
 from tests.contract.orders import order, wait_for
 
@@ -29,7 +29,7 @@ def provider(tmp_path: Path) -> Iterator[Provider]:
     made = open_provider("local", Home(tmp_path), CLOCK)
     yield made
     for instance in made.find(None):
-        kill_all(instance.token)
+        kill_instance(instance.token)
 
 
 def test_the_deadline_ends_it_without_anybody(provider: Provider) -> None:
@@ -57,7 +57,7 @@ def test_local_destroy_kills_processes_that_left_the_session(provider: Provider)
 
 def test_local_instance_whose_guard_died_is_not_called_running(provider: Provider) -> None:
     created = provider.create(order(provider))
-    kill_all(created.token)
+    kill_instance(created.token)
     wait_for(provider, created, InstanceState.STOPPED)
     assert [one.id for one in provider.find(None)] == [created.id]
 
@@ -78,7 +78,7 @@ def test_local_calls_gone_what_was_never_made(provider: Provider) -> None:
     assert provider.read("gr-never-00000000").state is InstanceState.GONE
 
 
-def test_a_second_guard_of_the_same_instance_leaves_it_to_the_first(provider: Provider, tmp_path: Path) -> None:
+def test_a_second_guard_leaves_the_instance_to_the_first(provider: Provider, tmp_path: Path) -> None:
     created = provider.create(order(provider))
     assert created.address is not None
     folder = (tmp_path / created.address.folder).parent
@@ -87,7 +87,7 @@ def test_a_second_guard_of_the_same_instance_leaves_it_to_the_first(provider: Pr
     assert (folder / local_guard.INSTANCE_FILE).read_bytes() == facts
 
 
-def test_a_guard_that_ended_at_once_is_a_refusal_only_when_nothing_of_it_is_left(
+def test_a_guard_ended_at_once_is_refused_only_if_all_is_gone(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "sys", SimpleNamespace(executable="/bin/false"))
@@ -141,7 +141,7 @@ def test_on_a_mac_a_living_instance_is_seen_and_its_end_is_seen(
     assert provider.read(created.id).state is InstanceState.GONE
 
 
-def test_where_no_environment_is_shown_nothing_is_made_and_no_living_process_is_called_gone(
+def test_a_hidden_environment_makes_nothing_and_calls_none_gone(
     provider: Provider, mac: Callable[[bool], None]
 ) -> None:
     created = provider.create(order(provider))

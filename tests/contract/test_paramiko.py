@@ -43,7 +43,7 @@ def test_what_is_called_is_there_and_takes_what_it_is_given(name: str) -> None:
     assert list(inspect.signature(taken(name)).parameters) == {**PRIVATE, **UNDOCUMENTED}[name]
 
 
-def test_the_table_of_what_comes_for_a_channel_has_both_kinds_of_data() -> None:
+def test_the_channel_handler_table_has_both_kinds_of_data() -> None:
     table = paramiko.Transport._channel_handler_table  # type: ignore[attr-defined]
     assert table[transport.MSG_CHANNEL_DATA] is paramiko.Channel._feed  # type: ignore[attr-defined]
     assert table[transport.MSG_CHANNEL_EXTENDED_DATA] is paramiko.Channel._feed_extended  # type: ignore[attr-defined]

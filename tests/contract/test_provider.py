@@ -15,7 +15,7 @@ from gpurun.core.records import InstanceState
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.base import LeavesThings, Provider
 from gpurun.providers.catalog import offers_for, rows_for
-from gpurun.providers.processes import kill_all
+from gpurun.providers.processes import kill_instance
 from gpurun.providers.registry import PROVIDERS, open_provider
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.providers.ssh import SshBox, SshProvider
@@ -31,7 +31,7 @@ def _local(folder: Path) -> Iterator[Provider]:
     made = open_provider("local", Home(folder), CLOCK)
     yield made
     for instance in made.find(None):
-        kill_all(instance.token)
+        kill_instance(instance.token)
 
 
 @contextmanager
@@ -85,7 +85,7 @@ def test_offers_are_read_only_and_carry_what_a_plan_needs(provider: Provider) ->
     assert provider.find(None) == []
 
 
-def test_a_created_instance_is_found_by_its_token_with_its_run_and_deadline(provider: Provider) -> None:
+def test_a_created_instance_is_found_by_its_token_with_all_facts(provider: Provider) -> None:
     asked = order(provider)
     created = provider.create(asked)
     assert (created.token, created.run) == (asked.token, "fox-41")
@@ -96,7 +96,7 @@ def test_a_created_instance_is_found_by_its_token_with_its_run_and_deadline(prov
     assert [one.id for one in provider.find(None)] == [created.id]
 
 
-def test_a_running_instance_is_what_was_ordered_and_can_be_reached(provider: Provider) -> None:
+def test_a_running_instance_is_as_ordered_and_reachable(provider: Provider) -> None:
     asked = order(provider)
     created = provider.create(asked)
     for _ in ticks(CLOCK, 0.05, 30):
@@ -128,7 +128,7 @@ def test_destroy_is_idempotent_and_can_be_read_back(provider: Provider) -> None:
     assert all(one.state is InstanceState.GONE for one in provider.find(created.token))
 
 
-def test_what_lies_beside_a_machine_is_found_by_its_token_and_can_be_removed(provider: Provider) -> None:
+def test_leftovers_are_found_by_the_token_and_can_be_removed(provider: Provider) -> None:
     if not isinstance(provider, LeavesThings):
         return  # Nothing is ever left beside its machines.
     created = provider.create(order(provider))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.clock import ticks
-from gpurun.core.cluster import NoAnswer, Said
+from gpurun.core.cluster import LoginNodeResult, NoAnswer
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.planning.own_box import LoginHere
@@ -19,7 +19,7 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.slurm import provider as provider_module
-from gpurun.providers.slurm.jobs import jobs_in, refusal_in
+from gpurun.providers.slurm.jobs import jobs_in, sbatch_refusal
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import CLOCK, TOKEN, order, wait_for
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
@@ -55,9 +55,7 @@ def provider(slurm: ScriptedSlurm) -> SlurmProvider:
     return SlurmProvider([Site(slurm.cluster, LoginHere())], CLOCK)
 
 
-def test_a_create_whose_answer_was_lost_is_found_and_a_second_one_never_runs_beside_it(
-    slurm: ScriptedSlurm, provider: SlurmProvider
-) -> None:
+def test_a_lost_create_is_found_and_a_second_never_runs_with_it(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
     slurm.set("lose")
     with pytest.raises(Unknown, match="timed out"):
         provider.create(order(provider))
@@ -89,7 +87,7 @@ def test_a_controller_that_is_away_says_nothing_about_any_job(slurm: ScriptedSlu
     assert slurm.jobs == ["1"]
 
 
-def test_a_job_that_ends_is_not_gone_before_it_has_let_its_node_go(provider: SlurmProvider) -> None:
+def test_an_ended_job_is_not_gone_before_it_releases_its_node(provider: SlurmProvider) -> None:
     made = wait_for(provider, provider.create(order(provider)), InstanceState.RUNNING)
     provider.destroy(made.id)
     wait_for(provider, made, InstanceState.STOPPING)
@@ -98,9 +96,7 @@ def test_a_job_that_ends_is_not_gone_before_it_has_let_its_node_go(provider: Slu
     assert gone.ended_wall == pytest.approx(CLOCK.wall(), abs=5)
 
 
-def test_the_time_limit_is_rounded_down_and_a_limit_of_the_partition_is_kept(
-    slurm: ScriptedSlurm, provider: SlurmProvider
-) -> None:
+def test_the_time_limit_rounds_down_and_keeps_to_the_partitions(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
     provider.create(order(provider, lease_s=179))
     assert {"--time=2", "--dependency=singleton", "--no-requeue"} <= set(slurm.options_of("1"))
     slurm.set("sinfo", "main*|up|1:00:00|idle|1|(null)")
@@ -111,7 +107,7 @@ def test_the_time_limit_is_rounded_down_and_a_limit_of_the_partition_is_kept(
     assert slurm.jobs == ["1"]
 
 
-def test_a_job_that_nobody_calls_gives_its_node_back_unless_it_trains(
+def test_an_uncalled_job_frees_its_node_unless_it_trains(
     slurm: ScriptedSlurm, provider: SlurmProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_module, "IDLE_S", 1)
@@ -132,7 +128,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("words", "cure"), REFUSED.items())
-def test_what_slurm_refuses_leaves_nothing_behind_and_is_told_with_its_own_cure(
+def test_a_slurm_refusal_leaves_nothing_and_says_its_own_cure(
     slurm: ScriptedSlurm, provider: SlurmProvider, words: str, cure: str
 ) -> None:
     slurm.set("refuse", words)
@@ -152,14 +148,12 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
 @pytest.mark.parametrize(
     ("code", "cure"), [("QOSMaxWallDurationPerJobLimit", "--hours"), ("QOSMaxCpuPerJobLimit", "--gpu")]
 )
-def test_a_limit_is_told_by_its_code_as_its_sentence_is_the_same_for_all(code: str, cure: str) -> None:
-    words, hint = refusal_in(f"sbatch: error: {code}\nsbatch: error: Batch job submission failed: {POLICY}\n")
+def test_a_limit_is_known_by_its_code_as_all_share_one_sentence(code: str, cure: str) -> None:
+    words, hint = sbatch_refusal(f"sbatch: error: {code}\nsbatch: error: Batch job submission failed: {POLICY}\n")
     assert (words, cure in hint) == (f"{POLICY}: {code}", True)
 
 
-def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
-    slurm: ScriptedSlurm, provider: SlurmProvider
-) -> None:
+def test_a_queued_job_is_waited_for_unless_it_can_never_start(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
     slurm.set("hold", "Priority")
     queued = provider.create(order(provider))
     assert (queued.state, queued.said, queued.started_wall) == (InstanceState.PENDING, "PENDING: Priority", None)
@@ -171,9 +165,7 @@ def test_a_job_that_queues_is_waited_for_unless_it_can_never_start(
     assert running.started_wall == pytest.approx(CLOCK.wall(), abs=3)
 
 
-def test_where_a_job_stands_in_its_queue_is_told_and_changes_as_it_does(
-    slurm: ScriptedSlurm, provider: SlurmProvider
-) -> None:
+def test_a_jobs_place_in_the_queue_is_shown_and_kept_current(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
     slurm.set("hold", "Priority")
     queued = provider.create(order(provider))
     assert provider.queue_words(queued) == "Priority · place 3 of 3 in main"
@@ -187,7 +179,7 @@ def test_where_a_job_stands_in_its_queue_is_told_and_changes_as_it_does(
 
 
 @pytest.mark.parametrize(("reason", "cure"), NOT_ADMITTED.items())
-def test_a_job_that_is_not_admitted_is_told_with_slurms_reason_and_its_own_cure(
+def test_a_job_not_admitted_gets_slurms_reason_and_its_own_cure(
     slurm: ScriptedSlurm, provider: SlurmProvider, reason: str, cure: str
 ) -> None:
     slurm.set("hold", reason)
@@ -230,7 +222,7 @@ def test_a_set_up_that_fails_ends_the_job_and_its_words_are_told(
     assert "[slurm.lab]" in error.hint
 
 
-def test_a_set_up_runs_in_a_login_shell_and_what_it_exports_reaches_the_job(slurm: ScriptedSlurm) -> None:
+def test_a_set_up_uses_a_login_shell_and_exports_reach_the_job(slurm: ScriptedSlurm) -> None:
     with slurm.profile.open("a") as profile:
         profile.write("module() { export NCCL_SOCKET_IFNAME=$2; }\n")
     provider = SlurmProvider([Site(replace(slurm.cluster, setup="module load 'ib \"0\"'"), LoginHere())], CLOCK)
@@ -249,14 +241,12 @@ class Refusing:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> Said:
+    def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         raise self._error
 
 
 @pytest.mark.parametrize("error", [SetupError("ssh.changed", "Another host key", hint="Look"), NoAnswer("Silent")])
-def test_one_cluster_that_cannot_be_asked_hides_no_job_and_no_folder_of_another(
-    slurm: ScriptedSlurm, error: Exception
-) -> None:
+def test_an_unreachable_cluster_hides_nothing_of_another(slurm: ScriptedSlurm, error: Exception) -> None:
     dark = Site(replace(slurm.cluster, name="dark"), Refusing(error))
     provider = SlurmProvider([Site(slurm.cluster, LoginHere()), dark], CLOCK, faults=["slurm.third has no host"])
     made = provider.create(order(provider))
@@ -279,9 +269,7 @@ def test_cards_are_counted_on_one_node_that_works(slurm: ScriptedSlurm, provider
         provider.partition()
 
 
-def test_several_nodes_are_one_job_that_asks_for_the_cards_of_each(
-    slurm: ScriptedSlurm, provider: SlurmProvider
-) -> None:
+def test_several_nodes_are_one_job_that_asks_for_each_ones_cards(slurm: ScriptedSlurm, provider: SlurmProvider) -> None:
     need = GpuNeed(count=8, name="A100", nodes=2)
     (offer,) = provider.offers(need, rows_for(need))
     asked = order(provider).model_copy(update={"offer": offer})
@@ -317,6 +305,6 @@ def test_a_hostile_line_of_squeue_is_no_job() -> None:
     assert len(jobs_in("\n".join((*lines, f"9|RUNNING|1|1:00|1|None|{TOKEN}|")))) == 1
 
 
-def test_a_state_that_nobody_knows_is_unknown_and_a_comment_of_any_kind_is_harmless() -> None:
+def test_a_foreign_state_is_unknown_and_any_comment_is_harmless() -> None:
     (job,) = jobs_in(f"9|TELEPORTED|N/A|INVALID|N/A|None|{TOKEN}|a|b ../x 99999999 -1\r")
     assert (job.state, job.run, job.deadline_wall, job.gpu_count) == (InstanceState.UNKNOWN, "fox-41", None, 0)

@@ -62,7 +62,7 @@ def test_the_page_of_flags_is_what_the_command_line_declares() -> None:
     assert PAGE.read_text(encoding="utf-8") == drawn()
 
 
-def test_each_flag_of_a_panel_is_one_that_some_verb_takes_and_has_words() -> None:
+def test_each_flag_of_a_panel_is_taken_and_has_words() -> None:
     taken = {}
     for name, verb in verbs_of(typer.main.get_command(build_app())).items():
         for option in verb.get_params(typer.Context(verb, info_name=name)):

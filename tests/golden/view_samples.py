@@ -13,10 +13,10 @@ from gpurun.core.orphans import Orphan, Owner
 from gpurun.core.receipt_record import Receipt, Signature
 from gpurun.core.records import Instance, InstanceState, Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
-from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.core.trainer_events import TrainerEvent, make_event
 from gpurun.ledger.audit import AuditReport, AuditRow
 from gpurun.ledger.spending import spent_by
-from gpurun.view.list_tables import Finding, PackedFile, RecipeRow, RunRow
+from gpurun.view.list_tables import Finding, PackRow, RecipeRow, RunRow
 from gpurun.view.live_state import Screen
 from tests import whole_records
 
@@ -188,7 +188,7 @@ def ending(begun: float) -> list[Record]:
 
 def told(*events: dict[str, Any]) -> list[TrainerEvent]:
     """Events as they are read from lines that say this."""
-    return [event for one in events if (event := event_of(one)) is not None]
+    return [event for one in events if (event := make_event(one)) is not None]
 
 
 def loss_at(step: int) -> float:
@@ -287,10 +287,10 @@ ORPHANS = (
            Owner("supervisor", "3fa9c1", "fox-41")),
 )  # fmt: skip
 PACKED = (
-    PackedFile("bundle/recipe.json", 1_204, SHA),
-    PackedFile("bundle/trainer/model.py", 9_120, SHA),
-    PackedFile("data/train_000001.bin", 200_001_024, SHA),
-    PackedFile("data/.env", 120, refusal="looks like a secret; name it with --allow data/.env if it is none"),
+    PackRow("bundle/recipe.json", 1_204, SHA),
+    PackRow("bundle/trainer/model.py", 9_120, SHA),
+    PackRow("data/train_000001.bin", 200_001_024, SHA),
+    PackRow("data/.env", 120, refusal="looks like a secret; name it with --allow data/.env if it is none"),
 )
 SETTINGS = (
     ("recipe", "gpt2-124m", "built in"),

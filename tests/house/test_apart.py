@@ -49,7 +49,7 @@ def test_nothing_imports_what_runs_code_when_it_is_read() -> None:
     assert importers(unsafe, "gpurun", "trainer") == {"gpurun/data/nanogpt_meta.py", "trainer/foreign_weights.py"}
 
 
-def test_no_checkpoint_is_read_by_torch_whose_own_format_is_a_pickle() -> None:
+def test_no_checkpoint_is_read_by_torch_and_its_pickle_format() -> None:
     """So none of its holes counts here, whatever version an image has (CVE-2025-32434, CVE-2026-24747)."""
     loads = [
         source.at(node)

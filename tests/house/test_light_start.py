@@ -23,7 +23,7 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_plan_from_the_catalogue_loads_no_wing_that_it_does_not_need(tmp_path: Path) -> None:
+def test_a_catalogue_plan_loads_no_package_it_does_not_need(tmp_path: Path) -> None:
     """It is asked again and again while somebody chooses, and should answer at once."""
     code = (
         "import atexit, sys\n"

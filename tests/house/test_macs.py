@@ -61,14 +61,14 @@ def of_linux(source: Source) -> list[str]:
     return found
 
 
-def test_what_linux_alone_has_is_asked_for_only_where_something_stands_for_it_on_a_mac() -> None:
+def test_linux_calls_are_made_only_where_a_mac_has_a_substitute() -> None:
     named = {**ON_A_MAC, **OF_A_MACHINE}
     here = [source for source in sources("gpurun", "trainer") if not source.path.startswith(FAR_SIDE)]
     asked = {source.path: found for source in here if (found := of_linux(source))}
     assert not {path: found for path, found in asked.items() if path not in named}
 
 
-def test_no_file_is_named_that_asks_for_nothing_of_linux_any_more() -> None:
+def test_no_file_is_listed_that_no_longer_needs_linux() -> None:
     assert [
         path for path in {**ON_A_MAC, **OF_A_MACHINE} if not of_linux(Source(path, (ROOT / path).read_text()))
     ] == []

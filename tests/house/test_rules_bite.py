@@ -10,8 +10,8 @@ from house_sources import Source
 
 WING, FAR = "gpurun/view/new.py", "gpurun/remote/agent/new.py"
 DOWN = "test_floors.test_imports_go_down_a_floor_or_stay_in_their_room"
-MACS = "test_macs.test_what_linux_alone_has_is_asked_for_only_where_something_stands_for_it_on_a_mac"
-STEP = "from gpurun.lifecycle.steps.close_run import settle\n"
+MACS = "test_macs.test_linux_calls_are_made_only_where_a_mac_has_a_substitute"
+STEP = "from gpurun.lifecycle.steps.close_run import settle_run\n"
 BROKEN = [
     (DOWN, "gpurun/ledger/new.py", "def f():\n    import gpurun.view\n"),
     (DOWN, WING, "from gpurun.cli import app\n"),

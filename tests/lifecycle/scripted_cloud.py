@@ -17,19 +17,19 @@ from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState, Order, Teardown
 from gpurun.core.run_plan import Lease, Mode, Plan
 from gpurun.ledger.journal import Journal, read_journal
-from gpurun.ledger.run_state import replay
+from gpurun.ledger.run_state import replay_journal
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.driver import Driver
 from gpurun.providers.base import Traits
 from gpurun.remote import messages
 from gpurun.remote.archive import Codec, Pack
 from gpurun.remote.client import Chunk, FarSide, Poll
-from gpurun.remote.download import Wanted, fetch
+from gpurun.remote.download import WantedFile, fetch
 from gpurun.remote.interface import MachineLost
-from gpurun.remote.machine_facts import Facts, Gpu, Torch
+from gpurun.remote.machine_facts import Gpu, MachineFacts, Torch
 from gpurun.remote.messages import (
     Best,
-    Ended,
+    EndAnswer,
     Manifest,
     ManifestFile,
     SetUp,
@@ -168,11 +168,11 @@ class ScriptedFar(FarSide):
     def install_agent(self) -> None:
         self._call("install_agent")
 
-    def hello(self, python: str | None = None, **_: Any) -> Facts:
+    def hello(self, python: str | None = None, **_: Any) -> MachineFacts:
         self._call("hello")
         card = Gpu(name=self.card_name, memory_bytes=80 << 30)
         torch = Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))
-        return Facts(
+        return MachineFacts(
             v=1, python="3.12", platform="Linux", cpus=8, memory_bytes=1 << 36, disk_free_bytes=1 << 40,
             codecs=("zstd", "gzip"), wall=self.clock.wall(), boot_id="far", shipped_sha256=None, torch=torch,
         )  # fmt: skip
@@ -228,17 +228,17 @@ class ScriptedFar(FarSide):
         self.stopped = reason
         return True
 
-    def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> messages.Lease:
+    def shorten(self, soft_stop_wall: float, hard_stop_wall: float) -> messages.LeaseAnswer:
         self._call("shorten")
         self.shortened.append((soft_stop_wall, hard_stop_wall))
-        return messages.Lease(soft_stop_wall=soft_stop_wall, hard_stop_wall=hard_stop_wall)
+        return messages.LeaseAnswer(soft_stop_wall=soft_stop_wall, hard_stop_wall=hard_stop_wall)
 
-    def end(self, folder: str, at_wall: float = 0.0) -> Ended:
+    def end(self, folder: str, at_wall: float = 0.0) -> EndAnswer:
         self._call("end")
         ends_wall = self.cloud.bring_forward(self._box(), at_wall)
         taken = ends_wall is not None
         message = "" if taken else f"no timer has written to {folder}"
-        return Ended(taken=taken, deadline=int(ends_wall) if ends_wall is not None else None, message=message)
+        return EndAnswer(taken=taken, deadline=int(ends_wall) if ends_wall is not None else None, message=message)
 
     def _box(self) -> str:
         """The box that this is the way to: the first that lives."""
@@ -277,7 +277,7 @@ class ScriptedFar(FarSide):
                 return part[:-1] + bytes([part[-1] ^ 1])
             return part
 
-        wanted = Wanted(name, size_bytes, sha256, on_progress, aside)
+        wanted = WantedFile(name, size_bytes, sha256, on_progress, aside)
         return fetch(wanted, into, lambda offset, most, take: take(get(offset, most)))
 
     @property
@@ -353,7 +353,7 @@ class World:
 
     @property
     def state(self) -> RunState:
-        return replay(self.folder.name, self.records)
+        return replay_journal(self.folder.name, self.records)
 
     def all_of(self, event: Event) -> list[dict[str, Any]]:
         return [record.data for record in self.records if record.event is event]

@@ -85,7 +85,7 @@ def kept(market: Market) -> bool:
     return True
 
 
-def test_an_id_that_never_was_is_doubted_for_the_settling_time_and_the_next_offer_is_taken(market: Market) -> None:
+def test_an_id_that_never_existed_yields_to_the_next_offer(market: Market) -> None:
     never_was(market)
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second"]
@@ -93,7 +93,7 @@ def test_an_id_that_never_was_is_doubted_for_the_settling_time_and_the_next_offe
     assert gone(market) == ["local shows i-local-1 as gone before it was ready; the next offer is taken"]
 
 
-def test_what_ended_at_its_launch_is_passed_over_with_the_providers_reason(market: Market) -> None:
+def test_an_end_at_launch_is_passed_over_with_its_reason(market: Market) -> None:
     ended_at_launch(market)
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second"]
@@ -102,7 +102,7 @@ def test_what_ended_at_its_launch_is_passed_over_with_the_providers_reason(marke
     assert kept(market)
 
 
-def test_where_the_cap_pays_for_one_a_silence_ends_the_run_and_no_second_is_asked_for(market: Market) -> None:
+def test_silence_ends_the_run_where_the_cap_pays_for_one_machine(market: Market) -> None:
     never_was(market)
     capped_at(market, 1.5)
     assert market.supervise() is ExitCode.NO_OFFER
@@ -112,7 +112,7 @@ def test_where_the_cap_pays_for_one_a_silence_ends_the_run_and_no_second_is_aske
     assert "does not pay for a second machine" in failed["hint"]
 
 
-def test_where_its_provider_lists_its_end_the_cap_has_to_pay_only_for_what_it_cost(market: Market) -> None:
+def test_a_listed_end_takes_only_its_real_cost_from_the_cap(market: Market) -> None:
     ended_at_launch(market)
     capped_at(market, 1.5)
     assert market.supervise() is ExitCode.DONE
@@ -150,7 +150,7 @@ def test_one_that_was_denied_for_a_hundred_seconds_is_used(market: Market) -> No
     assert kept(market)
 
 
-def test_killed_before_its_end_is_proven_the_next_supervisor_moves_on_too(market: Market) -> None:
+def test_killed_before_the_end_is_proven_it_still_moves_on(market: Market) -> None:
     ended_at_launch(market)
     market.cloud.killing = "before destroy"
     with pytest.raises(Killed):

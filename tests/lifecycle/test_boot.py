@@ -82,7 +82,7 @@ def test_lateness_moves_neither_the_deadline_nor_the_worst_case(home: Home, tmp_
     assert kept == pytest.approx([LEASE.collect_s + LEASE.destroy_s] * 2)
 
 
-def test_a_machine_that_never_comes_is_given_up_when_patience_is_over_and_ended(home: Home) -> None:
+def test_a_machine_that_never_comes_is_given_up_and_ended(home: Home) -> None:
     world = Slow(home, 1e9)
     assert world.drive() is ExitCode.NO_OFFER
     assert world.state.failure.code == "boot.timeout"
@@ -92,7 +92,7 @@ def test_a_machine_that_never_comes_is_given_up_when_patience_is_over_and_ended(
     assert kept(world)
 
 
-def test_nobody_waits_so_long_that_there_is_no_time_left_to_train(home: Home) -> None:
+def test_the_wait_always_leaves_time_to_train(home: Home) -> None:
     world = Slow(home, 1e9, train_s=600)
     assert world.drive() is ExitCode.NO_OFFER
     lease = world.lease
@@ -103,7 +103,7 @@ def test_nobody_waits_so_long_that_there_is_no_time_left_to_train(home: Home) ->
     assert kept(world)
 
 
-def test_the_last_machine_that_is_waited_for_still_trains_and_ends_in_time(home: Home) -> None:
+def test_the_last_machine_waited_for_still_trains_in_time(home: Home) -> None:
     """It stops early and brings home what there is: a kept promise."""
     world = Slow(home, 1.0, train_s=600)
     world.cloud.profile = replace(world.cloud.profile, boot_s=world.lease.total_s - 360.0)
@@ -125,7 +125,7 @@ def obey(world: World) -> None:
         world.far.stopped = "lease"
 
 
-def test_a_machine_that_stopped_while_it_booted_is_not_waited_for(home: Home) -> None:
+def test_a_machine_that_stopped_in_its_boot_is_not_waited_for(home: Home) -> None:
     """A spot pod that was taken back comes up no more, and was paid for through the whole planned boot."""
     world = Slow(home, 1e9)
     read = world.cloud.read
@@ -142,7 +142,7 @@ def test_a_machine_that_stopped_while_it_booted_is_not_waited_for(home: Home) ->
     assert kept(world)
 
 
-def test_a_provider_that_says_nothing_while_it_boots_is_waited_for_too(home: Home) -> None:
+def test_a_provider_that_is_silent_during_boot_is_waited_for(home: Home) -> None:
     world = Slow(home, 10.0)
     world.cloud.outages = [(5.0, 5.0 + 1.5 * PLANNED_S)]
     assert world.drive() is ExitCode.DONE
@@ -159,9 +159,7 @@ def test_an_sshd_that_comes_late_is_waited_for_too(home: Home) -> None:
 
 @pytest.mark.parametrize("boot_s", [10.0, 1.5 * PLANNED_S])
 @pytest.mark.parametrize("setup_s", [240, 0])
-def test_a_script_of_ones_own_has_its_limit_for_itself_however_long_the_machine_took(
-    home: Home, boot_s: float, setup_s: int
-) -> None:
+def test_the_users_script_has_its_whole_limit_after_a_slow_boot(home: Home, boot_s: float, setup_s: int) -> None:
     """A plan of an older gpurun knows no such limit: there it is the planned boot once more."""
     world = Slow(home, boot_s, setup_s=setup_s)
     setting_up(world.folder, "pip install something")
@@ -169,7 +167,7 @@ def test_a_script_of_ones_own_has_its_limit_for_itself_however_long_the_machine_
     assert world.far.setup_limits_s == [setup_s or PLANNED_S]
 
 
-def test_a_machine_that_comes_too_late_to_be_set_up_and_train_is_given_up(home: Home) -> None:
+def test_a_machine_too_late_to_set_up_and_train_is_given_up(home: Home) -> None:
     world = Slow(home, 1e9, train_s=600, setup_s=900)
     setting_up(world.folder, "pip install something")
     assert world.drive() is ExitCode.NO_OFFER

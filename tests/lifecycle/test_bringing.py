@@ -17,7 +17,7 @@ import pytest
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle.artifacts.downloader import STUCK_S
 from gpurun.lifecycle.artifacts.inventory import Inventory, spare, wanted
 from gpurun.lifecycle.steps import watch_training
@@ -81,7 +81,7 @@ def after(world: World, seconds: float, do: Callable[[], object]) -> None:
 # Order
 
 
-def test_the_latest_comes_first_then_the_best_and_the_one_before_stays_there(world: World) -> None:
+def test_latest_comes_first_then_best_and_the_one_before_stays(world: World) -> None:
     names = fetched(world)
     assert world.drive() is ExitCode.DONE
     assert names == [LATEST, OPTIMIZER, BEST]
@@ -120,7 +120,7 @@ def test_what_is_worth_most_is_wanted_first(latest: int | None, best: int | None
     assert " ".join(file.name for file in spare(manifest)) == left
 
 
-def test_of_checkpoints_that_are_to_be_kept_no_more_come_home_than_were_planned() -> None:
+def test_kept_checkpoints_come_home_only_as_far_as_planned() -> None:
     manifest = listing(*SEVERAL, latest=30, best=None)
     assert " ".join(file.name for file in wanted(manifest, keep=1)) == "t30 w30 o30 s3 c s1 t10 w10"
     assert " ".join(file.name for file in spare(manifest, keep=1)) == "o20 w20"
@@ -137,7 +137,7 @@ def damage(world: World, *damaged: str) -> None:
     world.far.fetch = refusing  # type: ignore[method-assign]
 
 
-def test_where_the_latest_is_damaged_the_one_before_comes_in_its_place(world: World) -> None:
+def test_the_one_before_replaces_a_damaged_latest(world: World) -> None:
     damage(world, LATEST)
     assert world.drive() is ExitCode.COLLECT_FAILED
     assert SPARE[0] in {file["name"] for file in collected(world)["files"]}
@@ -146,14 +146,14 @@ def test_where_the_latest_is_damaged_the_one_before_comes_in_its_place(world: Wo
     assert kept(world)
 
 
-def test_where_both_are_damaged_both_are_missing_and_nothing_is_called_left_over_there(world: World) -> None:
+def test_both_damaged_are_missing_and_never_called_left_there(world: World) -> None:
     damage(world, LATEST, SPARE[0])
     assert world.drive() is ExitCode.COLLECT_FAILED
     assert sorted(collected(world)["missing"]) == sorted([LATEST, SPARE[0]])
     assert "left" not in collected(world)
 
 
-def test_where_only_the_best_is_damaged_the_one_before_the_latest_is_no_help(world: World) -> None:
+def test_the_one_before_does_not_replace_a_damaged_best(world: World) -> None:
     damage(world, BEST)
     assert world.drive() is ExitCode.COLLECT_FAILED
     assert (collected(world)["missing"], collected(world)["left"]) == ([BEST], [SPARE[0]])
@@ -169,7 +169,7 @@ def test_what_came_home_early_of_the_one_before_is_on_record(world: World) -> No
     assert kept(world)
 
 
-def test_nobody_pays_to_wait_for_room_for_the_rest_of_the_one_before(
+def test_there_is_no_paid_wait_for_the_rest_of_the_one_before(
     world: World, room: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of it came home early, the other half has no room; the latest and the best have, and are all that is due."""
@@ -185,7 +185,7 @@ def test_nobody_pays_to_wait_for_room_for_the_rest_of_the_one_before(
     assert kept(world)
 
 
-def test_of_a_machine_that_vanished_with_the_latest_at_home_the_one_before_is_not_missed(world: World) -> None:
+def test_with_the_latest_at_home_the_one_before_is_not_missed(world: World) -> None:
     def vanish() -> None:
         if world.far.polls == 3:
             Inventory(world.folder).remember(world.far.manifest(MOST_ANNOUNCED_BYTES))
@@ -235,7 +235,7 @@ def test_what_fits_comes_home_and_the_rest_once_there_is_room(world: World, room
     assert kept(world)
 
 
-def test_what_fits_is_on_record_though_there_is_never_room_for_the_rest(world: World, room: dict[str, int]) -> None:
+def test_what_fits_is_recorded_though_the_rest_never_has_room(world: World, room: dict[str, int]) -> None:
     assert world.drive() is ExitCode.COLLECT_FAILED
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
     assert [file["name"] for file in collected(world)["files"]] == [LATEST, OPTIMIZER]
@@ -270,7 +270,7 @@ def test_a_disk_that_takes_no_new_folder_is_waited_for_too(world: World, monkeyp
     assert kept(world)
 
 
-def test_a_disk_that_was_not_mounted_when_training_ended_is_waited_for_too(world: World) -> None:
+def test_a_disk_unmounted_at_the_end_of_training_is_waited_for(world: World) -> None:
     """`artifacts` is a link to a larger disk; without that nothing can be stored, and the machine has it still."""
     disk = world.home.root / "disk"
     world.folder.artifacts.symlink_to(disk)
@@ -302,7 +302,7 @@ def test_a_folder_that_sudo_has_left_to_root_is_waited_for_too(world: World, mon
 
 
 @pytest.mark.parametrize("copied", ["run.log", "events.jsonl"])
-def test_a_copy_that_is_out_of_reach_for_a_while_ends_no_training_and_has_nothing_twice(
+def test_an_unreachable_copy_ends_no_training_nor_is_made_twice(
     world: World, monkeypatch: pytest.MonkeyPatch, copied: str
 ) -> None:
     """The home is on another machine's disk, whose server was restarted, or `sudo` has left the folder to root."""
@@ -317,15 +317,13 @@ def test_a_copy_that_is_out_of_reach_for_a_while_ends_no_training_and_has_nothin
     assert kept(world)
 
 
-def test_a_supervisor_that_is_started_again_needs_no_look_at_the_copies(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_supervisor_needs_no_look_at_the_copies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a journal has lost a machine is asked only where one would be rented next."""
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     stat = os.stat
     monkeypatch.setattr(os, "stat", stale("events.jsonl"))
-    assert look(world.home, world.folder.name).state.may_be_billing
+    assert look_at_run(world.home, world.folder.name).state.may_be_billing
     after(world, world.clock.monotonic() + 50.0, lambda: monkeypatch.setattr(os, "stat", stat))
     assert world.drive() is ExitCode.DONE
     assert kept(world)
@@ -341,9 +339,7 @@ def test_events_that_stay_out_of_reach_leave_the_time_to_collect(world: World, m
     assert kept(world)
 
 
-def test_what_came_home_early_and_cannot_be_read_any_more_is_fetched_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_file_that_became_unreadable_is_fetched_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.folder.artifacts / "checkpoints").mkdir(parents=True)
     (world.folder.artifacts / LATEST).write_bytes(WEIGHTS[1][1])
     digest = hashlib.file_digest
@@ -383,7 +379,7 @@ def test_more_than_any_disk_takes_is_refused_with_the_list(world: World) -> None
     assert MOST_ANNOUNCED_BYTES < 2**60
 
 
-def test_what_is_larger_than_the_planned_model_can_make_it_stays_there_and_the_rest_comes(world: World) -> None:
+def test_a_file_too_large_for_the_model_stays_and_the_rest_comes(world: World) -> None:
     """300 MB "of text" came from a hostile machine of a model of half a megabyte."""
     large = {"name": "samples/000040-0.txt", "bytes": 300 << 20, "sha256": "0" * 64, "kind": "sample", "step": 40}
     names, manifest = fetched(world), world.far.manifest
@@ -415,9 +411,7 @@ def held(world: World, content: bytes) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def test_a_file_that_a_stopped_collect_holds_comes_last_and_past_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_a_stopped_collect_holds_comes_last_despite_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`gpurun collect` was stopped with ^Z: it holds its file for as long as nobody goes on with it."""
     monkeypatch.setattr(resumable_file, "WAIT_S", 0.01)
     names = fetched(world)
@@ -431,9 +425,7 @@ def test_a_file_that_a_stopped_collect_holds_comes_last_and_past_it(
     assert kept(world)
 
 
-def test_a_file_that_somebody_brings_home_just_now_is_left_to_him(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_another_process_is_fetching_is_left_to_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resumable_file, "WAIT_S", 0.01)
     names, sleep = fetched(world), world.clock.sleep
     with held(world, WEIGHTS[1][1]) as place:
@@ -441,7 +433,7 @@ def test_a_file_that_somebody_brings_home_just_now_is_left_to_him(
         def goes_on(seconds: float) -> None:
             sleep(seconds)
             if world.clock.monotonic() < 100 + 3 * STUCK_S:
-                with resumable_file.notes_of(place).open("ab") as notes:
+                with resumable_file.locate_notes(place).open("ab") as notes:
                     notes.write(b"0 1\n")
             elif place.exists():
                 place.write_bytes(WEIGHTS[1][1])

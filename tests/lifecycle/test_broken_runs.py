@@ -18,7 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Order
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.planning import trainer_proposal as planning
 from gpurun.providers.local import LocalProvider
 from tests.command_line import gpurun
@@ -26,7 +26,7 @@ from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.tiny_runs import drive, events_of, make_run, start
 
 
-def test_a_torn_last_line_is_repaired_with_a_record_and_the_run_goes_on(own: Home) -> None:
+def test_a_recorded_repair_of_a_torn_last_line_lets_it_continue(own: Home) -> None:
     folder = make_run(own)
     assert drive(own, GPURUN_CRASH_AT="after ship.intended").returncode == -9
     with folder.journal.open("ab") as journal:
@@ -36,9 +36,7 @@ def test_a_torn_last_line_is_repaired_with_a_record_and_the_run_goes_on(own: Hom
     assert read_journal(folder.journal).damage is None
 
 
-def test_damage_in_the_middle_makes_the_run_read_only_but_destroy_still_works(
-    own: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_in_the_middle_makes_it_read_only_except_destroy(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(own)
     assert drive(own, GPURUN_CRASH_AT="after train.intended").returncode == -9
     lines = folder.journal.read_bytes().splitlines(keepends=True)
@@ -56,7 +54,7 @@ def test_damage_in_the_middle_makes_the_run_read_only_but_destroy_still_works(
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_wherever_a_journal_is_damaged_its_living_machine_may_be_billing(
+def test_damage_anywhere_in_a_journal_means_it_may_be_billing(
     own: Home, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     world = World(own)
@@ -70,9 +68,7 @@ def test_wherever_a_journal_is_damaged_its_living_machine_may_be_billing(
         assert gpurun(*verb).returncode == 9, verb
 
 
-def test_an_instance_whose_journal_is_gone_is_found_and_ended_by_its_tag(
-    own: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instance_without_its_journal_is_ended_by_its_tag(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, provider = SystemClock(), LocalProvider(own, SystemClock())
     offer = provider.offers(GpuNeed(count=0, name="cpu"), ())[0]
     order = Order(
@@ -130,11 +126,11 @@ def test_a_disk_that_fills_up_anywhere_loses_nothing(small_disk: Home, free_kb: 
         first.wait(4)  # One that lives on has paused: its disk is full, and its instance is kept.
     ballast.unlink()
     _, words = first.communicate(timeout=60)
-    state = look(small_disk, "fox-41").state
+    state = look_at_run(small_disk, "fox-41").state
     if first.returncode:
         assert words or state.failure or state.outcome == "failed", "a full disk is told, never passed over"
     second = drive(small_disk)
-    sight = look(small_disk, "fox-41")
+    sight = look_at_run(small_disk, "fox-41")
     assert not sight.unfinished, second.stderr
     assert sight.damage is None
     assert LocalProvider(small_disk, SystemClock()).find(None) == []

@@ -16,25 +16,23 @@ from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.steps import stage_shards
 from gpurun.remote.archive import PackedFile
-from gpurun.remote.download import Wanted
+from gpurun.remote.download import WantedFile
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.remote.s3.objects import Index
 from gpurun.remote.s3.pushed_files import Pushed
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
-from gpurun.remote.s3.s3_upload import Digests
+from gpurun.remote.s3.s3_upload import FileDigests
 
 HOUR_S = 3600.0
 
 
-def test_a_file_that_takes_hours_to_stage_survives_a_line_that_breaks_each_hour(
-    own: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hours_of_staging_survive_a_line_that_breaks_each_hour(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tries = VirtualClock(), 5
     done = Index(sha256="0" * 64, bytes=1, part_bytes=1, sent=(1,), etag="")
 
-    def hours(_: Bucket, __: PackedFile, ___: Digests, ____: Path, on_sent: Callable[[int], None]) -> Index:
+    def hours(_: Bucket, __: PackedFile, ___: FileDigests, ____: Path, on_sent: Callable[[int], None]) -> Index:
         nonlocal tries
         clock.sleep(HOUR_S)
         on_sent(1)
@@ -44,14 +42,14 @@ def test_a_file_that_takes_hours_to_stage_survives_a_line_that_breaks_each_hour(
         return done
 
     monkeypatch.setattr(stage_shards, "stage_file", hours)
-    monkeypatch.setattr(stage_shards, "find", lambda *_: None)
+    monkeypatch.setattr(stage_shards, "find_staged", lambda *_: None)
     context = SimpleNamespace(clock=clock, home=own, raise_if_stopped=lambda _: None)
     staging = stage_shards._Staging(cast(RunState, None), cast(Context, context), cast(Bucket, None), lambda _: None)
-    told = staging.stage(PackedFile("data/a.bin", 1, b""), Digests("0" * 64, 1, ("0" * 64,)))
+    told = staging.stage(PackedFile("data/a.bin", 1, b""), FileDigests("0" * 64, 1, ("0" * 64,)))
     assert (told.sha256, staging.sent_bytes) == ("0" * 64, 5)
 
 
-def test_a_file_that_takes_hours_to_come_home_survives_a_line_that_breaks_each_hour(
+def test_hours_of_fetching_survive_a_line_that_breaks_each_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, folder = VirtualClock(), RunFolder(tmp_path / "fox-41")
@@ -60,7 +58,7 @@ def test_a_file_that_takes_hours_to_come_home_survives_a_line_that_breaks_each_h
     have = list[str]()
     folder.push_key.write_text("key")
 
-    def hours(_: Bucket, place: str, pushed: Pushed, wanted: Wanted, into: Path) -> Path:
+    def hours(_: Bucket, place: str, pushed: Pushed, wanted: WantedFile, into: Path) -> Path:
         wanted.tell(len(have))
         clock.sleep(HOUR_S)
         have.append(place)

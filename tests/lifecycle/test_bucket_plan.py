@@ -50,9 +50,7 @@ def seen(plan: Plan) -> Survey:
     return survey(plan.job.workload(plan, TINY / "trainer", cpus=1).uploads)
 
 
-def test_a_plan_says_what_is_there_what_is_uploaded_first_and_what_that_saves(
-    s3: S3Emulator, plan: Plan, tmp_path: Path
-) -> None:
+def test_a_plan_says_what_is_staged_and_what_that_saves(s3: S3Emulator, plan: Plan, tmp_path: Path) -> None:
     bucket = Bucket(parse_address("s3://shards/gpt"), SystemClock())
     first = next(file for file in seen(plan).files if file.name == "data/train_000002.bin")
     stage_file(bucket, first, digests_of(first, lambda: None), tmp_path, lambda _: None)
@@ -74,7 +72,7 @@ def test_a_plan_without_a_bucket_asks_no_bucket(plan: Plan) -> None:
     assert with_stage(without, seen(plan), SystemClock()) == without
 
 
-def test_a_plan_whose_upload_costs_much_says_what_a_bucket_would_save(plan: Plan) -> None:
+def test_a_plan_with_a_dear_upload_says_what_a_bucket_saves(plan: Plan) -> None:
     without = plan.model_copy(update={"choices": plan.choices.model_copy(update={"stage": ""})})
     large = Survey((PackedFile("data/train_000001.bin", 10**9, b""),), ())
     told = with_stage(without, large, SystemClock()).notes[-1]
@@ -85,13 +83,13 @@ def test_a_plan_whose_upload_costs_much_says_what_a_bucket_would_save(plan: Plan
     assert with_stage(free, large, SystemClock()) == free
 
 
-def test_trouble_with_the_bucket_is_told_before_anything_is_asked_for(s3: S3Emulator, plan: Plan) -> None:
+def test_bucket_trouble_is_reported_before_anything_is_rented(s3: S3Emulator, plan: Plan) -> None:
     s3.denied.add("s3:GetObject")
     with pytest.raises(GpurunError, match="may not s3:GetObject"):
         with_stage(plan, seen(plan), SystemClock())
 
 
-def test_a_run_on_this_machine_has_nothing_to_stage_and_a_rehearsal_says_so(s3: S3Emulator, plan: Plan) -> None:
+def test_a_local_run_stages_nothing_and_a_rehearsal_says_so(s3: S3Emulator, plan: Plan) -> None:
     with pytest.raises(UsageError, match="machines elsewhere"):
         with_stage(plan.model_copy(update={"mode": Mode.LOCAL}), None, SystemClock())
     told = with_stage(plan.model_copy(update={"mode": Mode.REHEARSAL}), None, SystemClock())
@@ -116,7 +114,7 @@ AWS = "https://s3.eu-west-1.amazonaws.com"
         ("aws", "https://x.r2.cloudflarestorage.com", "it pushes 18 GB at most"),
     ],
 )
-def test_a_plan_says_what_the_bucket_costs_and_whether_the_cap_covers_it(
+def test_a_plan_says_if_the_cap_covers_the_buckets_cost(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, provider: str, endpoint: str, said: str
 ) -> None:
     monkeypatch.setattr(Bucket, "look", lambda _: None)
@@ -142,7 +140,7 @@ def test_a_plan_says_what_the_bucket_costs_and_whether_the_cap_covers_it(
         ("https://1.1.1.1", "runpod", False),
     ],
 )
-def test_a_bucket_in_a_network_of_ones_own_is_said_to_be_out_of_a_rented_machines_reach(
+def test_a_bucket_in_a_private_network_is_called_unreachable(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, endpoint: str, provider: str, is_told: bool
 ) -> None:
     monkeypatch.setattr(Bucket, "look", lambda _: None)
@@ -160,7 +158,7 @@ def test_a_machine_beside_the_bucket_is_told_of_no_traffic(plan: Plan, monkeypat
     assert "stays there" in told
 
 
-def test_the_advice_to_take_a_bucket_says_what_aws_would_bill_for_it(plan: Plan) -> None:
+def test_advice_to_use_a_bucket_says_what_aws_would_bill(plan: Plan) -> None:
     offer = plan.offer.model_copy(update={"provider": "runpod"})
     choices = plan.choices.model_copy(update={"stage": ""})
     large = Survey((PackedFile("data/train_000001.bin", 10**10, b""),), ())

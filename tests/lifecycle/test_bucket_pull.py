@@ -14,10 +14,10 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.journal_records import Phase, RunState
 from gpurun.core.run_plan import Choices
 from gpurun.core.uplink import Uplink
-from gpurun.lifecycle.connect import lost
+from gpurun.lifecycle.connect import make_lost_error
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.steps import upload_files as room
-from gpurun.lifecycle.steps.upload_files import pull
+from gpurun.lifecycle.steps.upload_files import pull_staged
 from gpurun.remote.archive import Pack, survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.s3.objects import Index
@@ -64,7 +64,7 @@ def pulled(
             came.sent_bytes += int(at(int(clock.monotonic() - begun_mono)) / 8)
             on_progress()
             if clock.monotonic() - begun_mono > timeout_s:
-                raise lost("It took too long.")
+                raise make_lost_error("It took too long.")
         came.files.add(FILE.sha256)
 
     monkeypatch.setattr(room, "_staged_of", lambda *_: [FILE])
@@ -76,7 +76,9 @@ def pulled(
     plan = SimpleNamespace(choices=Choices(stage="s3://shards/gpt"), lease=lease, uplink=Uplink())
     context = cast(Context, SimpleNamespace(plan=plan, clock=clock, raise_if_stopped=lambda _: None))
     came = Pulled()
-    notes = list(pull(RunState(run="fox-41", phase=Phase.READY), context, cast(FarSide, None), cast(Pack, None), came))
+    notes = list(
+        pull_staged(RunState(run="fox-41", phase=Phase.READY), context, cast(FarSide, None), cast(Pack, None), came)
+    )
     return came, notes
 
 
@@ -97,7 +99,7 @@ def test_a_bucket_that_is_away_for_half_a_minute_is_waited_for(monkeypatch: pyte
     assert (came.files, came.missing_bytes, notes) == ({FILE.sha256}, 0, [])
 
 
-def test_a_bucket_that_stays_away_is_given_up_after_a_minute_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_given_up_after_a_minute_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tries = VirtualClock(), 0
     told = NotPulled(sha256=FILE.sha256, code="unreachable", message="the bucket broke off")
 
@@ -126,7 +128,7 @@ def test_what_no_patience_mends_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     assert clock.monotonic() == begun
 
 
-def test_a_bucket_that_is_slower_than_was_counted_is_not_left_for_what_is_slower_still(
+def test_a_slow_bucket_is_kept_when_ssh_would_be_slower_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ten times as slow as in the plan, and still five times as fast as SSH."""
@@ -138,9 +140,7 @@ def test_a_bucket_that_is_slower_than_was_counted_is_not_left_for_what_is_slower
 
 
 @pytest.mark.parametrize("bits_per_s", [0.0, 19e6], ids=["nothing", "slow"])
-def test_a_bucket_that_brings_less_than_ssh_would_is_left_after_a_minute(
-    monkeypatch: pytest.MonkeyPatch, bits_per_s: float
-) -> None:
+def test_a_bucket_slower_than_ssh_is_left_after_a_minute(monkeypatch: pytest.MonkeyPatch, bits_per_s: float) -> None:
     clock = VirtualClock()
     begun = clock.monotonic()
     came, notes = pulled(monkeypatch, clock, at=lambda second: 1e9 if second < 30 else bits_per_s)
@@ -162,7 +162,7 @@ def test_a_lid_that_was_closed_while_it_came_is_no_slow_bucket(monkeypatch: pyte
     assert (came.files, notes) == ({FILE.sha256}, [])
 
 
-def test_what_was_only_touched_since_it_was_staged_is_pulled_and_what_was_changed_is_not(tmp_path: Path) -> None:
+def test_a_touched_file_is_pulled_and_a_changed_one_is_not(tmp_path: Path) -> None:
     """A machine may be waited for through a night in which a disk is mounted again."""
     data, staged = tmp_path / "data", tmp_path / "staged.json"
     data.mkdir()

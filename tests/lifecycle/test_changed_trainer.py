@@ -35,7 +35,7 @@ def told(home: Path, run: str) -> dict[str, Any]:
     return predicate
 
 
-def test_a_trainer_changed_in_one_line_trains_is_named_and_goes_on(own_home: Path, copy: Path) -> None:
+def test_a_trainer_changed_in_one_line_trains_and_is_named(own_home: Path, copy: Path) -> None:
     loop = copy / "train.py"
     loop.write_text(loop.read_text().replace('"lr": lr, "grad_norm"', '"lr": 0.125, "grad_norm"'))
     begun = gpurun("train", "mini-gpt", *QUICK, *SMALL, "--set", "steps=2", "--trainer", str(copy), "--name", "fox-1")
@@ -56,7 +56,7 @@ def test_a_trainer_changed_in_one_line_trains_is_named_and_goes_on(own_home: Pat
     assert f"fox-2: changed trainer, sha256 {first['digests']['trainer']}" in audited.stdout
 
 
-def test_a_copy_in_which_nothing_is_changed_is_the_official_trainer(own_home: Path, copy: Path) -> None:
+def test_an_unchanged_copy_is_the_official_trainer(own_home: Path, copy: Path) -> None:
     planned = gpurun("plan", "mini-gpt", "--provider", "local", "--trainer", str(copy), "--json")
     assert json.loads(planned.stdout.splitlines()[-1])["data"]["trainer"] == f"official trainer {__version__}"
 
@@ -91,7 +91,7 @@ def _latin_1(copy: Path) -> None:
         (_latin_1, "trainer.not_text"),
     ],
 )
-def test_what_is_no_trainer_or_holds_a_secret_is_refused_in_words(
+def test_a_folder_with_no_trainer_or_with_a_secret_is_refused(
     own_home: Path, copy: Path, spoil: Any, code: str
 ) -> None:
     spoil(copy)

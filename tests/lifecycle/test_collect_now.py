@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from gpurun.cli import collect_checkpoints
 from gpurun.cli.app import build_app
 from gpurun.cli.commands.collect import collect
-from gpurun.cli.run_control import find
+from gpurun.cli.run_control import find_meant_run
 from gpurun.cli.session import Session
 from gpurun.core.clock import SystemClock, VirtualClock
 from gpurun.core.errors import CollectFailed, GpurunError, SetupError, StoreFull, UsageError, VerificationFailed
@@ -29,7 +29,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Choices, Plan
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.lifecycle.artifacts import on_demand
-from gpurun.lifecycle.artifacts.downloader import STUCK_S, Background
+from gpurun.lifecycle.artifacts.downloader import STUCK_S, BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.on_demand import (
     OVER_PLAN,
@@ -71,7 +71,7 @@ def bring(instance: Instance, folder: RunFolder, only: Only) -> Brought:
 
 
 @pytest.mark.slow
-def test_the_newest_comes_home_while_training_goes_on_and_training_goes_on(own: Home) -> None:
+def test_the_newest_comes_home_while_training_continues(own: Home) -> None:
     folder, session = make_run(own, steps=500, step_s=0.1), Session(home=own, quiet=True)
     child = start(own)
     try:
@@ -98,9 +98,7 @@ def test_the_newest_comes_home_while_training_goes_on_and_training_goes_on(own: 
     assert "collect.observed" in events_of(folder), "and its own collect goes on as ever"
 
 
-def test_only_what_was_asked_for_comes_home_and_the_rest_is_told_as_only_there(
-    instance: Instance, folder: RunFolder
-) -> None:
+def test_only_requested_files_come_home_and_the_rest_are_named(instance: Instance, folder: RunFolder) -> None:
     names = instance.save(10, 20, 30, best=20)
     assert {file.step for file in bring(instance, folder, "best").here} == {20}
     assert at_home(folder) == set(names[2:4])
@@ -139,16 +137,14 @@ def test_what_is_not_finished_yet_cannot_be_brought(
     assert refused.value.code == "checkpoint.none"
 
 
-def test_what_a_person_has_asked_for_is_not_replaced_by_the_next_checkpoint(
-    instance: Instance, folder: RunFolder
-) -> None:
+def test_the_next_checkpoint_does_not_replace_a_requested_copy(instance: Instance, folder: RunFolder) -> None:
     first = instance.save(10)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     bring(instance, folder, "last")
     second = instance.save(20)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     third = instance.save(30)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert at_home(folder) == {*first, *third}
     assert not set(second) & at_home(folder)
 
@@ -201,7 +197,7 @@ def test_a_file_that_a_stopped_collect_holds_is_brought_past_it(
     assert len(waited) * RETRY_S >= STUCK_S
 
 
-def test_a_machine_that_does_not_answer_is_given_up_in_a_minute_and_says_so(
+def test_a_silent_machine_is_given_up_in_a_minute_and_says_so(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = VirtualClock()
@@ -243,7 +239,7 @@ def test_a_disk_that_takes_nothing_more_is_told_as_that(
     assert refused.value.code == "collect.cannot_store"
 
 
-def test_what_was_replaced_while_it_was_asked_for_is_not_insisted_on(
+def test_a_checkpoint_replaced_during_the_fetch_is_let_go(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.save(10)
@@ -272,7 +268,7 @@ def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None
     assert "step 120 (the newest and the best" in told.text
     nothing = Manifest()
     with pytest.raises(UsageError, match=r"finished no checkpoint\."):
-        on_demand.chosen(nothing, "last", "fox-41", is_over=True)
+        on_demand.select_files(nothing, "last", "fox-41", is_over=True)
     assert [file["name"] for file in told.data["here"]] == [WEIGHTS, "checkpoints/000120.state.json"]
     (folder.artifacts / WEIGHTS).write_bytes(b"changed since")
     with pytest.raises(VerificationFailed) as refused:
@@ -284,7 +280,7 @@ def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None
     ("key", "told_as", "words"),
     [("missing", "lost", "Lost with it"), ("left", "left", "Left on it, as newer ones came home")],
 )
-def test_of_a_run_that_is_over_it_names_what_was_lost_and_what_was_left(
+def test_after_the_end_it_names_what_was_lost_and_what_was_left(
     session: Session, monkeypatch: pytest.MonkeyPatch, key: str, told_as: str, words: str
 ) -> None:
     run, name = opened_run(session.home, "fox-41"), "checkpoints/000110.model.safetensors"
@@ -312,7 +308,7 @@ def test_of_a_run_that_is_over_it_names_what_was_lost_and_what_was_left(
         (("000030.model", "000030.optim", "000020.optim"), "all", [20]),
     ],
 )
-def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
+def test_after_the_end_the_newest_is_the_newest_whole_one_here(
     session: Session, lost: tuple[str, ...], only: Only, told: list[int] | str
 ) -> None:
     """An optimiser's state without its weights is no checkpoint, and a finished one that was lost was finished."""
@@ -325,7 +321,7 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
         if name not in lost
     ]  # fmt: skip
     finished_run(session.home, "fox-41")
-    sight = find(session, "fox-41")
+    sight = find_meant_run(session, "fox-41")
     for file in files:
         (sight.folder.artifacts / file.name).write_bytes(b"x")
     collected = CollectObserved(
@@ -341,13 +337,13 @@ def test_of_a_run_that_is_over_the_newest_is_the_newest_that_came_home_whole(
         assert [file["step"] for file in collect_checkpoints._at_home(sight, only, collected).data["here"]] == told
 
 
-def test_what_the_end_of_training_brings_and_what_it_leaves_there_are_told_apart(
+def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     session: Session, instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint before the latest comes home only when it is asked for, so nothing else is promised of it."""
     pushed_run(session, monkeypatch)
     state = RunState(run="fox-41", phase=Phase.TRAINING, instance=None)
-    sight = replace(find(session, "fox-41"), folder=folder, state=state)
+    sight = replace(find_meant_run(session, "fox-41"), folder=folder, state=state)
     texts = {}
     for only in ("last", "best", "all"):
         instance.save(10, 20, 30, best=10)
@@ -381,7 +377,7 @@ def test_what_was_asked_for_is_copied_to_a_folder_once(session: Session, tmp_pat
     assert refused.value.code == "collect.in_the_way", "a link is no copy"
 
 
-def test_a_file_that_is_in_the_way_is_not_replaced_and_nothing_else_is_copied(session: Session, tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_kept_and_nothing_else_is_copied(session: Session, tmp_path: Path) -> None:
     finished_run(session.home, "fox-41")
     other = tmp_path / "to" / "checkpoints" / "000120.state.json"
     other.parent.mkdir(parents=True)
@@ -413,7 +409,7 @@ def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path:
     assert not [path for path in to.rglob("*") if path.is_file()]
 
 
-def test_two_who_copy_into_one_folder_at_once_do_not_spoil_each_others_copies(
+def test_two_collects_into_one_folder_do_not_spoil_each_other(
     folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, to, sync, names = b"good" * 1000, tmp_path / "out", os.fsync, list[set[str]]()
@@ -470,7 +466,7 @@ def pushed_run(session: Session, monkeypatch: pytest.MonkeyPatch, *parts: str, *
 
 
 @pytest.mark.parametrize("collected", [{"missing": [WEIGHTS]}, {"missing": [], "remembered": True}])
-def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
+def test_a_gone_machines_missing_files_come_from_the_bucket(
     session: Session, monkeypatch: pytest.MonkeyPatch, collected: dict[str, Any]
 ) -> None:
     """Also where all that is remembered of it is here: the bucket may have newer checkpoints."""
@@ -488,13 +484,15 @@ def test_of_a_machine_that_is_gone_what_did_not_come_home_comes_from_the_bucket(
         UsageError(OVER_PLAN, "Each byte that leaves this machine is charged.", hint="Wait."),
     ],
 )
-def test_of_a_machine_that_cannot_be_reached_or_has_no_bytes_left_what_it_pushed_comes_from_the_bucket(
+def test_an_unreachable_machines_pushes_come_from_the_bucket(
     session: Session, monkeypatch: pytest.MonkeyPatch, refusal: GpurunError, unheard: str
 ) -> None:
     folder = pushed_run(session, monkeypatch, "through_training", missing=[])
     lines = folder.journal.read_bytes().splitlines(keepends=True)
     folder.journal.write_bytes(b"".join(takewhile(lambda line: f'"event":"{unheard}"'.encode() not in line, lines)))
-    monkeypatch.setattr(collect_checkpoints, "Reach", lambda *_: lambda __: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(
+        collect_checkpoints, "MachineConnector", lambda *_: lambda __: SimpleNamespace(close=lambda: None)
+    )
 
     def unreachable(*_: object) -> Brought:
         raise refusal
@@ -517,7 +515,7 @@ def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> 
 
 
 @pytest.mark.parametrize("only", ["last", "best"])
-def test_an_older_checkpoint_of_the_bucket_is_not_called_the_newest_where_a_newer_one_came_home(
+def test_the_bucket_is_not_the_newest_where_home_has_a_newer(
     session: Session, monkeypatch: pytest.MonkeyPatch, only: str
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
@@ -527,9 +525,7 @@ def test_an_older_checkpoint_of_the_bucket_is_not_called_the_newest_where_a_newe
     assert "step 120 (the newest and the best" in told.text
 
 
-def test_all_of_a_run_is_what_came_home_and_what_is_in_the_bucket(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_of_a_run_is_what_is_at_home_and_in_the_bucket(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["samples/000060.txt"])
     old = older_bucket(monkeypatch)
     told = collect(session, "fox-41", only="all")
@@ -539,7 +535,7 @@ def test_all_of_a_run_is_what_came_home_and_what_is_in_the_bucket(
     assert "step 120 (the newest and the best" in told.text
 
 
-def test_where_the_newest_did_not_come_home_whole_the_older_one_of_the_bucket_is_taken(
+def test_a_broken_newest_at_home_yields_to_the_buckets_older_one(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed_run(session, monkeypatch, "through_training", "death", missing=["checkpoints/000120.optimizer"])

@@ -31,7 +31,7 @@ def person(own_home: Path, tmp_path: Path) -> Person:
     return Person(own_home, tmp_path / "lab")
 
 
-def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_secret_to_nobody(person: Person) -> None:
+def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) -> None:
     (person.folder / "mini_gpt2_train.py").write_text(COURSE)
     done = person.runs("--secret", "MY_TOKEN", "mini_gpt2_train.py", MY_TOKEN="canary-77")
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_the_labs_own_file_unchanged_gives_its_log_and_checkpoint_home_and_its_s
     assert person.holds()
 
 
-def test_a_script_that_was_stopped_goes_on_from_its_newest_checkpoint(person: Person) -> None:
+def test_a_stopped_script_continues_from_its_newest_checkpoint(person: Person) -> None:
     """nanoGPT's own flags: a stop lets it save, what it saved comes home, and the next run finds it where it lay."""
     (person.folder / "train.py").write_text(NANOGPT)
     words = ("--checkpoint-glob", "out-*/ckpt.pt", "--resume-arg", "--init_from=resume", "--idle", "2h", "--")
@@ -262,7 +262,7 @@ def test_what_would_fail_on_paid_time_is_refused_before(person: Person, words: l
         assert str(person.folder / "keyed" / ".env") in done.stdout, "by the path that its user knows"
 
 
-def test_how_fast_a_command_is_and_when_it_ends_is_told_after_fifty_steps(person: Person) -> None:
+def test_a_commands_pace_and_end_are_shown_after_fifty_steps(person: Person) -> None:
     (person.folder / "train.py").write_text(NANOGPT)
     done = person.runs("--total-steps", "200", "--", "python", "train.py", "--max_iters=200")
     assert done.returncode == 0, done.stderr
@@ -276,7 +276,7 @@ def test_how_fast_a_command_is_and_when_it_ends_is_told_after_fifty_steps(person
 
 
 @pytest.mark.slow
-def test_trackers_get_the_figures_while_it_runs_and_read_them_back(person: Person) -> None:
+def test_trackers_get_the_figures_live_and_can_read_them_back(person: Person) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
     from wandb.proto import wandb_internal_pb2
@@ -303,15 +303,13 @@ def test_trackers_get_the_figures_while_it_runs_and_read_them_back(person: Perso
 
 
 @pytest.mark.parametrize(("trackers", "code"), [("wandb", "log_to.no_login"), ("comet", "usage.log_to")])
-def test_a_tracker_that_would_not_take_it_is_told_before_anything_is_rented(
-    person: Person, trackers: str, code: str
-) -> None:
+def test_a_tracker_that_would_fail_is_reported_before_renting(person: Person, trackers: str, code: str) -> None:
     done = person.runs("--log-to", trackers, "--", "true", HOME=str(person.folder), WANDB_MODE="online")
     assert json.loads(done.stdout)["errors"][0]["code"] == code
 
 
 @pytest.mark.slow
-def test_a_script_of_the_hugging_face_trainer_goes_on_from_its_newest_folder(person: Person) -> None:
+def test_a_hugging_face_script_continues_from_its_newest_folder(person: Person) -> None:
     (person.folder / "hf.py").write_text(HUGGING_FACE)
     words = ("--checkpoint-glob", "out/checkpoint-*", "--resume-arg", "{}")
     done = person.runs(*words, "hf.py", "30")
@@ -332,7 +330,7 @@ def test_a_script_of_the_hugging_face_trainer_goes_on_from_its_newest_folder(per
 
 
 @pytest.mark.slow
-def test_a_script_that_prints_a_flood_and_writes_nothing_ends_in_time_and_as_one_without_outputs(
+def test_a_script_that_floods_and_writes_nothing_ends_in_time(
     person: Person,
 ) -> None:
     (person.folder / "flood.sh").write_text(

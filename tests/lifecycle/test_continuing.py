@@ -115,7 +115,7 @@ def _go_on(home: Home, request: Request, recipe: ResolvedRecipe, data: DataSumma
     )
 
 
-def test_what_the_earlier_run_was_asked_is_asked_again_but_for_the_cap_and_the_consents(home: Home) -> None:
+def test_a_continued_run_repeats_all_but_the_cap_and_consents(home: Home) -> None:
     stopped_run(home)
     asked = training_as_before(FROM.model_copy(update={"overrides": ("eval.every=50",)}), home)
     assert asked.recipe == "gpt2-124m"
@@ -133,13 +133,13 @@ def test_another_challenge_is_another_training(home: Home) -> None:
         with_earlier_checkpoint(resolved, training_as_before(other, home), home)
 
 
-def test_elsewhere_the_image_and_the_set_up_of_the_other_place_mean_nothing(home: Home) -> None:
+def test_another_place_drops_the_old_places_image_and_set_up(home: Home) -> None:
     stopped_run(home)
     asked = training_as_before(FROM.model_copy(update={"providers": ("aws",)}), home)
     assert (asked.providers, asked.choices) == (("aws",), Choices())
 
 
-def test_the_newest_checkpoint_lies_beside_the_shards_and_counts_as_shipped(home: Home) -> None:
+def test_the_newest_checkpoint_lies_beside_the_shards_to_ship(home: Home) -> None:
     run = stopped_run(home)
     resolved = with_earlier_checkpoint(RECIPE, training_as_before(FROM, home), home)
     into = home.staged_data("owl-07")
@@ -151,7 +151,7 @@ def test_the_newest_checkpoint_lies_beside_the_shards_and_counts_as_shipped(home
     assert data.bytes == shards().bytes + sum(map(len, found.values()))
 
 
-def test_the_plan_counts_only_the_steps_that_are_left_and_says_what_was_spent(home: Home) -> None:
+def test_the_plan_counts_the_steps_left_and_says_what_was_spent(home: Home) -> None:
     stopped_run(home)
     going = with_earlier_checkpoint(RECIPE, training_as_before(FROM, home), home)
     steps = RECIPE.tables.train.steps
@@ -229,14 +229,14 @@ def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
     assert with_earlier_checkpoint(RECIPE, FROM, home).first_step == 60
 
 
-def test_other_values_and_other_shards_than_before_are_refused_before_anything_is_rented(home: Home) -> None:
+def test_other_values_or_shards_are_refused_before_renting(home: Home) -> None:
     stopped_run(home)
     other = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
     assert refusal(home, recipe=other) == "continue.changed"
     assert refusal(home, data=shards(sha256="1" * 64)) == "continue.other_data"
 
 
-def test_a_run_may_go_further_than_it_was_planned_to_and_never_less_far(home: Home) -> None:
+def test_a_run_may_be_planned_further_but_never_less_far(home: Home) -> None:
     planned = RECIPE.tables.train.steps
     stopped_run(home, steps=(planned,))
     longer = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.001", f"train.steps={planned + 500}"), 1)
@@ -250,7 +250,7 @@ def test_a_run_may_go_further_than_it_was_planned_to_and_never_less_far(home: Ho
     assert refusal(home, recipe=shorter) == "continue.changed"
 
 
-def test_what_was_changed_is_told_with_the_flags_that_change_it_back(home: Home) -> None:
+def test_changes_are_listed_with_the_flags_that_undo_them(home: Home) -> None:
     """A rehearsal's form differs from the full one in what nobody typed, and so does a recipe that was edited since."""
     stopped_run(home)
     edited = ("optim.lr=0.002", 'data.source="my texts"', "train.batch_tokens=524288")
@@ -269,7 +269,7 @@ def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: st
     assert refusal(home) == "continue.altered"
 
 
-def test_what_lies_there_from_another_run_is_replaced_and_not_written_into(home: Home) -> None:
+def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> None:
     """It is a second name of that run's checkpoint, which was paid for."""
     first, into = stopped_run(home), home.staged_data("owl-07")
     kept = {path: path.read_bytes() for path in first.folder.artifacts.rglob("*.*")}
@@ -307,7 +307,7 @@ def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
     assert again == asked.model_copy(update={"continues": "owl-07"})
 
 
-def test_a_run_without_a_receipt_of_this_home_is_not_gone_on_from(home: Home) -> None:
+def test_a_run_without_a_receipt_of_this_home_is_not_continued(home: Home) -> None:
     run = stopped_run(home)
     receipt = run.folder.receipt.read_bytes()
     run.folder.receipt.unlink()
@@ -346,7 +346,7 @@ def went_on(home: Home, name: str, before: Earlier, claims: Earlier | None = Non
     return problems(home, name)
 
 
-def test_the_receipt_names_the_checkpoint_and_the_audit_holds_it_against_the_plan(home: Home) -> None:
+def test_the_receipt_names_the_checkpoint_for_the_audit_to_check(home: Home) -> None:
     stopped_run(home)
     receipt = hashlib.sha256(home.run("fox-41").receipt.read_bytes()).hexdigest()
     before = Earlier(run="fox-41", step=120, steps=500, bytes=1, receipt_sha256=receipt)
@@ -357,7 +357,7 @@ def test_the_receipt_names_the_checkpoint_and_the_audit_holds_it_against_the_pla
     assert found == ["the run was not opened with the checkpoint that its plan goes on from"]
 
 
-def test_the_audit_wants_the_receipt_that_a_run_goes_on_from_before_it_in_the_chain(home: Home) -> None:
+def test_the_audit_wants_the_earlier_receipt_first_in_the_chain(home: Home) -> None:
     wanted = "the receipt of {}, which it goes on from, is not before it in the chain"
     none = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256="a" * 64)
     assert went_on(home, "owl-07", none) == [wanted.format("fox-41")], "no such run"
@@ -386,7 +386,7 @@ def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
     assert refusal(home) == "continue.no_receipt"
 
 
-def test_in_a_home_that_was_moved_the_shards_of_an_earlier_run_are_found(tmp_path: Path) -> None:
+def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -> None:
     """Those of a run that had gone on itself are the first one's."""
 
     class Second(StoppedRun):
@@ -426,7 +426,7 @@ def asked_of(home: Home, **changes: Any) -> None:
     ("before", "typed", "then"),
     [(("local",), [], ("local",)), ((), [], ("runpod",)), (("local",), ["aws"], ("aws",))],
 )
-def test_a_setting_rents_nothing_for_a_run_that_was_somewhere_else(
+def test_a_setting_rents_nothing_for_a_run_from_elsewhere(
     home: Home, before: tuple[str, ...], typed: list[str], then: tuple[str, ...]
 ) -> None:
     asked_of(home, providers=before)
@@ -440,7 +440,7 @@ def test_a_setting_rents_nothing_for_a_run_that_was_somewhere_else(
     ("typed", "then"),
     [({}, (7200, 1800)), ({"idle": "off", "silent": "45m"}, (0, 2700)), ({"silent": "off"}, (7200, 0))],
 )
-def test_the_limits_of_an_idle_and_a_silent_job_are_kept_unless_others_are_typed(
+def test_idle_and_silence_limits_are_kept_unless_typed_anew(
     home: Home, typed: dict[str, str], then: tuple[int, int]
 ) -> None:
     asked_of(home, choices=Choices(idle_s=7200, silent_s=1800))
@@ -449,7 +449,7 @@ def test_the_limits_of_an_idle_and_a_silent_job_are_kept_unless_others_are_typed
     assert (choices.idle_s, choices.silent_s) == then
 
 
-def test_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(home: Home) -> None:
+def test_another_box_gets_neither_the_old_host_key_nor_its_price(home: Home) -> None:
     box = {"host": "me@lab", "host_key": "SHA256:abc", "identity": "~/.ssh/lab", "price_micros_per_hour": usd(2)}
     asked_of(home, providers=("ssh",), **box)
     same = training_as_before(FROM, home)
@@ -459,7 +459,7 @@ def test_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(ho
     assert (other.host_key, other.price_micros_per_hour) == ("", None)
 
 
-def test_a_command_on_another_box_has_neither_the_host_key_nor_the_price_of_the_one_before(home: Home) -> None:
+def test_a_command_on_another_box_gets_no_old_host_key_or_price(home: Home) -> None:
     box = {"host": "me@lab", "host_key": "SHA256:abc", "identity": "~/.ssh/lab", "price_micros_per_hour": usd(2)}
     asked_of(home, providers=("ssh",), command=Command(argv=("python", "train.py"), outputs=EVERYTHING), **box)
     same = command_as_before(FROM, home, ())
@@ -518,7 +518,7 @@ def test_a_bucket_that_the_earlier_run_went_by_is_named(home: Home) -> None:
     ]
 
 
-def test_without_its_request_the_plan_says_what_there_is_to_go_on_from(home: Home) -> None:
+def test_without_a_request_the_plan_says_what_can_be_continued(home: Home) -> None:
     """A file that went lost is no reason to pay for the same steps again; what is not in the plan is said again."""
     stopped_run(home).folder.request.unlink()
     asked = training_as_before(FROM, home)

@@ -29,7 +29,7 @@ def data_of(*words: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_core_is_taken_at_the_end_signed_with_its_bundles_digest_and_again(own_home: Path, tmp_path: Path) -> None:
+def test_core_is_scored_at_the_end_signed_and_repeatable(own_home: Path, tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle.zip")
     digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
     asked = ("mini-gpt", "--provider", "local", *SMALL, "--set", "eval.core=4", "--core-bundle", str(bundle))
@@ -61,7 +61,7 @@ def test_core_is_taken_at_the_end_signed_with_its_bundles_digest_and_again(own_h
         (("--set", "eval.core=-1"), "recipe.bad_value"),
     ],
 )
-def test_a_score_without_its_tasks_and_tasks_without_a_score_are_refused(
+def test_a_core_score_without_tasks_and_tasks_alone_are_refused(
     own_home: Path, words: tuple[str, ...], error: str
 ) -> None:
     refused = data_of("plan", "mini-gpt", "--provider", "local", *words, code=2)

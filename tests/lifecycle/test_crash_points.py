@@ -97,7 +97,7 @@ def test_killed_anywhere_and_resumed_the_run_ends_the_same(points: list[str], gr
 
 
 @pytest.mark.slow
-def test_killed_at_its_fourteenth_point_again_and_again_the_run_ends(tmp_path: Path) -> None:
+def test_killed_at_its_fourteenth_point_each_time_the_run_ends(tmp_path: Path) -> None:
     """It makes progress each time, and never a second instance: to prove a death is the most that one life must do."""
     home = Home(tmp_path / "home")
     folder = make_run(home, steps=STEPS)

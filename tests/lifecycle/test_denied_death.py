@@ -49,7 +49,7 @@ def codes(world: World) -> list[str]:
     return [one["code"] for one in world.all_of(Event.INCIDENT)]
 
 
-def test_a_machine_that_answers_is_not_proven_gone_and_ends_once_its_provider_knows_it_again(world: World) -> None:
+def test_a_machine_that_answers_is_not_gone_and_ends_once_known(world: World) -> None:
     deny(world, 38.0)
     assert str(world.drive()) == "0"
     (box,) = world.cloud.boxes
@@ -62,7 +62,7 @@ def test_a_machine_that_answers_is_not_proven_gone_and_ends_once_its_provider_kn
     assert [row.problems for row in audit(world.home).rows] == [()]
 
 
-def test_one_that_is_denied_for_good_stays_red_with_both_facts_told(world: World) -> None:
+def test_a_machine_denied_for_good_stays_red_with_both_facts(world: World) -> None:
     deny(world, 1e6)
     assert world.drive() == "destroy.not_gone"
     asked = world.records[[r.event for r in world.records].index(Event.DESTROY_INTENDED)]

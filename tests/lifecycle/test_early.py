@@ -20,14 +20,14 @@ from gpurun.core.errors import UsageError
 from gpurun.core.paths import RunFolder
 from gpurun.core.trainer_events import EventLines
 from gpurun.lifecycle.artifacts import downloader
-from gpurun.lifecycle.artifacts.downloader import Background
+from gpurun.lifecycle.artifacts.downloader import BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.remote.client import FarSide
 from gpurun.remote.download import PARTIAL_FOLDER
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest
-from gpurun.remote.resumable_file import notes_of
+from gpurun.remote.resumable_file import locate_notes
 from tests.lifecycle.early import FREE, Instance, at_home, until
 
 
@@ -53,10 +53,8 @@ def newest(folder: RunFolder) -> Any:
     return json.loads(path.read_bytes())["step"] if path.exists() else None
 
 
-def test_a_checkpoint_is_home_while_training_goes_on_and_the_next_one_replaces_it(
-    instance: Instance, folder: RunFolder
-) -> None:
-    with Background(instance.far, folder, FREE, SystemClock()) as early:
+def test_a_checkpoint_comes_home_in_training_and_is_replaced(instance: Instance, folder: RunFolder) -> None:
+    with BackgroundDownload(instance.far, folder, FREE, SystemClock()) as early:
         early.look([])
         first = instance.save(10)
         early.look(TOLD)
@@ -67,22 +65,20 @@ def test_a_checkpoint_is_home_while_training_goes_on_and_the_next_one_replaces_i
         until(lambda: newest(folder) == 20 and at_home(folder) == set(second))
 
 
-def test_what_an_earlier_supervisor_has_brought_is_let_go_too_and_nothing_else_is(
-    instance: Instance, folder: RunFolder
-) -> None:
+def test_an_earlier_supervisors_copies_are_let_go_and_no_others(instance: Instance, folder: RunFolder) -> None:
     instance.save(10)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     (folder.artifacts / "mine.txt").write_bytes(b"of the user")
     second = instance.save(20)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert at_home(folder) == {*second, "mine.txt"}
 
 
-def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
+def test_an_older_checkpoint_stays_until_the_newer_is_here_whole(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = instance.save(10)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     instance.save(20)
     fetch = instance.far.fetch
 
@@ -93,7 +89,7 @@ def test_an_older_checkpoint_stays_until_the_newer_one_is_here_whole(
 
     monkeypatch.setattr(instance.far, "fetch", breaks)
     with pytest.raises(MachineLost):
-        Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+        BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert set(first) <= at_home(folder)
     assert newest(folder) == 10
 
@@ -111,11 +107,11 @@ def test_what_was_replaced_makes_room_before_the_next_one_comes(
     monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
     for steps in ((10,), (10, 20), (20, 30), (30, 40)):
         names = instance.save(*steps)
-        Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+        BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
         assert at_home(folder) == set(names)
 
 
-def test_what_arrived_of_a_file_that_was_replaced_gives_its_room_back(
+def test_a_partial_copy_of_a_replaced_file_gives_back_its_room(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     partials = folder.artifacts / PARTIAL_FOLDER
@@ -124,7 +120,7 @@ def test_what_arrived_of_a_file_that_was_replaced_gives_its_room_back(
     def begun(step: int) -> Path:
         place = partials / hashlib.sha256(b"w%d" % step * 50_000).hexdigest()
         place.write_bytes(b"half of it")
-        notes_of(place).write_bytes(b"0 10 0\n")
+        locate_notes(place).write_bytes(b"0 10 0\n")
         return place
 
     replaced, held, wanted = begun(10), begun(20), begun(30)
@@ -133,22 +129,20 @@ def test_what_arrived_of_a_file_that_was_replaced_gives_its_room_back(
         fcntl.flock(file, fcntl.LOCK_EX)
         Inventory(folder).remember(instance.far.manifest(MOST_ANNOUNCED_BYTES))
     assert not replaced.exists()
-    assert not notes_of(replaced).exists()
+    assert not locate_notes(replaced).exists()
     assert held.exists(), "somebody has it open"
     assert wanted.exists(), "it is gone on with"
 
 
-def test_a_supervisor_that_was_started_again_brings_what_the_one_before_did_not_come_to(
-    instance: Instance, folder: RunFolder
-) -> None:
+def test_a_restarted_supervisor_brings_what_was_still_to_come(instance: Instance, folder: RunFolder) -> None:
     """It hears of a checkpoint only once, and the next one may be an hour away."""
     folder.events.write_bytes(LINE)
     instance.save(10)
-    with Background(instance.far, folder, FREE, SystemClock()):
+    with BackgroundDownload(instance.far, folder, FREE, SystemClock()):
         until(lambda: newest(folder) == 10)
 
 
-def test_events_that_cannot_be_looked_at_keep_nobody_from_watching(
+def test_unreadable_events_do_not_stop_the_watch(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a home whose file server was restarted."""
@@ -161,18 +155,18 @@ def test_events_that_cannot_be_looked_at_keep_nobody_from_watching(
 
     monkeypatch.setattr(os, "stat", stale)
     instance.save(10)
-    with Background(instance.far, folder, FREE, SystemClock()) as early:
+    with BackgroundDownload(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         until(lambda: newest(folder) == 10)
 
 
 def test_without_a_machine_elsewhere_it_does_nothing(folder: RunFolder) -> None:
-    with Background(None, folder, FREE, SystemClock()) as early:
+    with BackgroundDownload(None, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
     assert not folder.artifacts.exists()
 
 
-def test_the_end_of_the_watch_does_not_wait_for_what_is_under_way(
+def test_the_watch_ends_without_waiting_for_a_fetch(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.save(10)
@@ -185,13 +179,13 @@ def test_the_end_of_the_watch_does_not_wait_for_what_is_under_way(
             on_progress(1)
 
     monkeypatch.setattr(FarSide, "fetch", slow)
-    with Background(instance.far, folder, FREE, SystemClock()) as early:
+    with BackgroundDownload(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         assert begun.wait(10)
     assert newest(folder) is None
 
 
-def test_a_checkpoint_whose_files_were_not_all_brought_is_not_called_the_newest(
+def test_a_checkpoint_that_is_not_complete_is_not_the_newest(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instance.save(10)
@@ -205,7 +199,7 @@ def test_a_checkpoint_whose_files_were_not_all_brought_is_not_called_the_newest(
         return fetch(name, *rest, **more)
 
     monkeypatch.setattr(instance.far, "fetch", refuses)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     assert newest(folder) is None
 
 
@@ -222,13 +216,13 @@ def test_a_disk_that_refuses_is_told_and_tried_again(
 
     monkeypatch.setattr(Inventory, "remember", full)
     instance.save(10)
-    with Background(instance.far, folder, FREE, SystemClock()) as early:
+    with BackgroundDownload(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         until(lambda: newest(folder) == 10)
     assert "No space left" in caplog.text
 
 
-def test_where_each_byte_is_charged_no_more_comes_home_than_was_paid_for_spread_over_the_training(
+def test_where_bytes_cost_only_paid_ones_come_home_spread_out(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch, left_bytes, limit_bytes = instance.far.fetch, dict[str, int](), 900_000
@@ -241,15 +235,15 @@ def test_where_each_byte_is_charged_no_more_comes_home_than_was_paid_for_spread_
     for step in range(1, 21):
         instance.save(*{max(1, step - 1), step}, best=1)
         for _ in range(2):  # Another life of the supervisor asks for nothing twice.
-            Background(instance.far, folder, EgressBudget(folder, limit_bytes, 20), SystemClock()).bring(instance.far)
+            BackgroundDownload(instance.far, folder, EgressBudget(folder, limit_bytes, 20), SystemClock()).bring(
+                instance.far
+            )
         assert sum(left_bytes.values()) <= limit_bytes * step / 20
     assert sum(left_bytes.values()) > limit_bytes / 2
     assert newest(folder) >= 15
 
 
-def test_what_a_person_asks_for_counts_too_and_is_refused_where_the_plan_does_not_pay(
-    instance: Instance, folder: RunFolder
-) -> None:
+def test_a_users_fetch_counts_and_is_refused_beyond_the_plan(instance: Instance, folder: RunFolder) -> None:
     allowance = EgressBudget(folder, 200_000, 20)
     instance.save(10)
     for _ in range(2):
@@ -260,9 +254,7 @@ def test_what_a_person_asks_for_counts_too_and_is_refused_where_the_plan_does_no
     assert refused.value.code == "collect.over_plan"
 
 
-def test_what_an_earlier_gpurun_has_noted_in_four_files_is_known_and_stands_in_one_after_the_next_note(
-    instance: Instance, folder: RunFolder
-) -> None:
+def test_an_older_gpuruns_four_notes_are_read_and_become_one(instance: Instance, folder: RunFolder) -> None:
     names = instance.save(10)
     manifest = instance.far.manifest(MOST_ANNOUNCED_BYTES)
     (folder.path / "manifest.json").write_text(manifest.model_dump_json())
@@ -284,11 +276,11 @@ def test_a_damaged_list_of_what_has_left_counts_as_all_of_it(instance: Instance,
     """Also where it was another thing that was noted last."""
     instance.save(10)
     (folder.path / name).write_bytes(b"\0\0")
-    Background(instance.far, folder, EgressBudget(folder, 900_000, 20), SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, EgressBudget(folder, 900_000, 20), SystemClock()).bring(instance.far)
     assert at_home(folder) == set()
 
 
-def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
+def test_a_watch_that_leaves_a_fetch_leaves_no_connection_open(
     instance: Instance, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloader, "JOIN_S", 0.05)
@@ -301,7 +293,7 @@ def test_a_watch_that_did_not_wait_for_the_fetching_leaves_no_connection_open(
 
     monkeypatch.setattr(FarSide, "fetch", deaf)
     monkeypatch.setattr(FarSide, "close", lambda self: closed.append(threading.current_thread().name))
-    with Background(instance.far, folder, FREE, SystemClock()) as early:
+    with BackgroundDownload(instance.far, folder, FREE, SystemClock()) as early:
         early.look(TOLD)
         assert begun.wait(10)
     before = len(closed)

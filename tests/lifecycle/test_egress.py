@@ -32,7 +32,7 @@ def offer_at(world: World, provider: str, region: str) -> Offer:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["each byte once", "one file twice"])
-def test_the_receipt_has_what_left_and_a_twentieth_more_and_not_what_was_planned(tmp_path: Path, again: bool) -> None:
+def test_the_receipt_has_what_left_plus_a_twentieth_not_the_plan(tmp_path: Path, again: bool) -> None:
     world = World(Home(tmp_path))
     offer = offer_at(world, "aws", "us-east-1")
     name, content, _ = WEIGHTS[0]
@@ -50,7 +50,7 @@ def test_the_receipt_has_what_left_and_a_twentieth_more_and_not_what_was_planned
     assert audit(world.home).problems == ()
 
 
-def test_a_machine_that_ran_for_seconds_costs_the_minute_that_aws_bills_and_nothing_left_it(tmp_path: Path) -> None:
+def test_a_machine_of_seconds_costs_awss_minute_and_no_egress(tmp_path: Path) -> None:
     """The receipt was below the bill as soon as the planned way home no longer covered it; that is not charged here."""
     world = World(Home(tmp_path))
     offer_at(world, "aws", "us-east-1")
@@ -71,7 +71,7 @@ def test_where_nothing_is_charged_nothing_is_counted(tmp_path: Path) -> None:
 
 
 @given(left_bytes=st.integers(min_value=0, max_value=10**14), region=st.sampled_from(["us-east-1", "af-south-1"]))
-def test_it_is_never_below_the_bill_and_never_ten_megabytes_above(left_bytes: int, region: str) -> None:
+def test_egress_is_at_least_the_bill_and_at_most_10_mb_above(left_bytes: int, region: str) -> None:
     offer = Offer(
         provider="aws", type_id="p4d", gpu="A100", gpu_count=8, vram_gb=40, region=region, billing_unit_s=1, boot_s=1,
         rate_micros_per_hour=Micros(1), price_source="", dies_by_itself="",

@@ -19,7 +19,7 @@ from gpurun.core.money import cost_of, total, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.ledger.runs import gave_up, look
+from gpurun.ledger.runs import gave_up, look_at_run
 from gpurun.lifecycle.job_spec import ends_unwatched, job_of
 from gpurun.lifecycle.steps.destroy_machine import ANSWER_S
 from gpurun.remote.interface import MachineLost
@@ -51,7 +51,7 @@ def incidents(world: World) -> list[str]:
     return [one["code"] for one in world.all_of(Event.INCIDENT)]
 
 
-def test_with_a_dead_key_the_machine_ends_itself_once_its_files_are_here(world: World) -> None:
+def test_with_a_dead_key_the_machine_ends_once_files_are_home(world: World) -> None:
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
     trained_s = next(one.mono for one in world.records if one.event is Event.COLLECT_OBSERVED)
@@ -80,7 +80,7 @@ def test_what_it_is_said_to_cost_at_most_has_the_price_that_rose(world: World) -
     assert total(cost_of(RATE, 20), cost_of(usd(4), lasts_s - 20)) <= most
 
 
-def test_a_user_who_asks_for_the_end_gets_it_without_the_provider(world: World) -> None:
+def test_a_user_can_end_a_machine_without_its_provider(world: World) -> None:
     def stops() -> None:
         deaf(world.cloud)
         ask_to_stop(world.folder, "destroy", by="user", reason="a test")
@@ -117,7 +117,7 @@ def test_train_ps_and_audit_say_the_same_of_it(
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
     session = Session(home=world.home)
-    seen = look(world.home, "fox-41")
+    seen = look_at_run(world.home, "fox-41")
     train, listed = abandoned(seen, session.clock.wall()), ps(session, all_runs=False)
     monkeypatch.setattr("sys.argv", ["gpurun", "audit", "--json", "--home", str(world.home.root)])
     assert run_app(build_app()) == 9
@@ -128,12 +128,12 @@ def test_train_ps_and_audit_say_the_same_of_it(
     assert (train.exit_code, listed.exit_code) == (9, 9)
 
 
-def test_that_it_will_end_itself_is_a_plan_that_names_who_must_grant_it_until_its_time_is_over(world: World) -> None:
+def test_a_coming_self_end_is_a_plan_that_names_who_grants_it(world: World) -> None:
     """It said "It ends at 01:22:35, at most $1.31 in all" five minutes later, of a machine that lived."""
     world.far.during = lambda: deaf(world.cloud)
     assert world.drive() == "destroy.not_gone"
     (ends_wall,) = [one["ends_wall"] for one in world.all_of(Event.INCIDENT) if one["code"] == "machine.ends_itself"]
-    seen = look(world.home, "fox-41")
+    seen = look_at_run(world.home, "fox-41")
     before, after = gave_up(seen, ends_wall - 1), gave_up(seen, ends_wall)
     assert f"it will ask {world.cloud.name} to end it; if that is granted, it costs at most $" in before
     assert after == f"{before} That time is over, and it was not seen to end: it may be billing."
@@ -149,7 +149,7 @@ def test_a_machines_own_timer_bounds_no_cost(world: World) -> None:
 
 
 @pytest.mark.parametrize("since", [True, False])
-def test_a_timer_that_asks_with_the_refused_key_is_not_said_to_end_it(world: World, since: bool) -> None:
+def test_a_timer_that_uses_the_refused_key_is_not_promised(world: World, since: bool) -> None:
     """Lambda's, where no key of its own was stored for it, or only since: the machine has the one of its launch."""
     world.cloud.guard_shares_key = True
 
@@ -164,7 +164,7 @@ def test_a_timer_that_asks_with_the_refused_key_is_not_said_to_end_it(world: Wor
     assert "at most $" not in told
 
 
-def test_a_timer_is_armed_once_it_was_read_back_and_ps_says_so_no_sooner(world: World) -> None:
+def test_a_timer_is_armed_and_shown_only_once_it_is_read_back(world: World) -> None:
     session = Session(home=world.home)
 
     def said() -> str:
@@ -181,7 +181,7 @@ def test_a_timer_is_armed_once_it_was_read_back_and_ps_says_so_no_sooner(world: 
     assert world.drive() == 0
 
 
-def test_what_should_end_itself_and_shows_no_timer_is_ended_before_anything_is_sent(world: World) -> None:
+def test_a_machine_without_its_timer_is_ended_before_sending(world: World) -> None:
     world.cloud.creates = [Fault.NO_TIMER]
     assert world.drive() == 5
     assert world.cloud.alive == []
@@ -190,7 +190,7 @@ def test_what_should_end_itself_and_shows_no_timer_is_ended_before_anything_is_s
     assert failed["code"] == "timer.not_armed"
 
 
-def test_where_that_was_accepted_it_trains_and_no_timer_is_claimed(world: World) -> None:
+def test_an_accepted_weak_lease_trains_and_claims_no_timer(world: World) -> None:
     world.cloud.creates = [Fault.NO_TIMER]
     plan = world.plan.model_copy(update={"choices": Choices(weak_lease=True)})
     world.folder.plan.write_text(plan.to_json())
@@ -206,7 +206,7 @@ def lost_in_training(world: World) -> None:
     world.clock.sleep(LEASE.total_s + 600)
 
 
-def test_checkpoints_that_nobody_came_for_were_kept_to_the_deadline_and_the_receipt_says_so(world: World) -> None:
+def test_the_receipt_says_that_files_were_kept_to_the_deadline(world: World) -> None:
     lost_in_training(world)
     assert world.drive() == 7
     assert "machine.unwatched" in incidents(world)
@@ -216,7 +216,7 @@ def test_checkpoints_that_nobody_came_for_were_kept_to_the_deadline_and_the_rece
     assert "kept its files to its deadline" in said
 
 
-def test_a_machine_that_pushes_is_told_how_long_to_wait_for_a_client_that_is_lost(world: World) -> None:
+def test_a_pushing_machine_knows_how_long_to_await_a_lost_client(world: World) -> None:
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     job = job_of(world.state, world.context)

@@ -41,7 +41,7 @@ SILENT = Unknown("504 Gateway Timeout")
 GONE, RUNNING = InstanceState.GONE, InstanceState.RUNNING
 
 
-def test_a_paid_run_trains_comes_home_and_costs_what_its_receipt_says(world: World) -> None:
+def test_a_paid_run_comes_home_and_costs_what_its_receipt_says(world: World) -> None:
     assert world.drive() is ExitCode.DONE
     assert len(world.at_home) == 3
     assert kept(world)
@@ -71,14 +71,14 @@ def test_killed_around_the_send_there_is_one_instance_in_the_end(world: World, p
 
 @pytest.mark.parametrize("how", ["made, answer lost", "made, answer of another"])
 @pytest.mark.parametrize("list_lag_s", [0.0, 100.0])
-def test_an_answer_that_is_lost_or_strange_is_looked_up_and_adopted(world: World, how: str, list_lag_s: float) -> None:
+def test_a_lost_or_strange_answer_is_looked_up_and_adopted(world: World, how: str, list_lag_s: float) -> None:
     world.cloud.creates, world.cloud.list_lag_s = [how], list_lag_s
     assert world.drive() is ExitCode.DONE
     assert (world.cloud.created, len(world.cloud.boxes)) == (1, 1)
     assert kept(world)
 
 
-def test_what_the_readable_part_of_a_list_shows_is_adopted_at_once(world: World) -> None:
+def test_the_readable_part_of_a_list_is_adopted_at_once(world: World) -> None:
     """The answer to create is lost, and for an hour the second page of every list is broken: the first has it."""
     world.cloud.creates = ["made, answer lost"]
     find = world.cloud.find
@@ -97,14 +97,14 @@ def test_what_the_readable_part_of_a_list_shows_is_adopted_at_once(world: World)
 
 
 @pytest.mark.parametrize("how", ["made, answer broken", "made, key revoked"])
-def test_a_create_that_fails_after_making_is_looked_up_and_destroyed(world: World, how: str) -> None:
+def test_a_create_that_fails_after_making_is_found_and_destroyed(world: World, how: str) -> None:
     world.cloud.creates = [how]
     assert world.drive() in (ExitCode.BUG, ExitCode.SETUP)
     assert len(world.cloud.boxes) == 1
     assert kept(world)
 
 
-def test_a_request_that_was_dropped_is_sent_again_only_after_two_minutes_of_steady_lists(world: World) -> None:
+def test_a_dropped_request_waits_two_minutes_of_steady_lists(world: World) -> None:
     world.cloud.creates = ["dropped"]
     assert world.drive() is ExitCode.DONE
     intents = [record for record in world.records if record.event is Event.CREATE_INTENDED]
@@ -122,7 +122,7 @@ def no_list_since_the_create(world: World, error: Exception) -> None:
     world.cloud.create = created  # type: ignore[method-assign]
 
 
-def test_one_clear_list_after_silence_is_not_two_minutes_of_absence(world: World) -> None:
+def test_one_clear_list_after_silence_is_not_two_clear_minutes(world: World) -> None:
     world.cloud.creates, world.cloud.list_lag_s = ["made, answer lost"], 200.0
     no_list_since_the_create(world, SILENT)
     real_sleep = world.clock.sleep
@@ -159,7 +159,7 @@ def test_a_definite_no_costs_nothing(world: World, how: str) -> None:
     assert kept(world)
 
 
-def test_of_two_instances_for_one_token_the_second_ends_before_anything_is_shipped(world: World) -> None:
+def test_a_duplicate_ends_before_anything_is_shipped(world: World) -> None:
     world.cloud.creates = ["made twice"]
     ends: list[int] = []
     world.far.during = lambda: ends.append(len(world.cloud.alive))
@@ -183,7 +183,7 @@ def test_a_higher_rate_is_refused_whenever_it_is_told(world: World, verb: str, k
     assert kept(world)
 
 
-def test_killed_right_after_a_higher_rate_was_recorded_it_is_still_refused(world: World) -> None:
+def test_a_recorded_price_rise_is_still_refused_after_a_kill(world: World) -> None:
     world.cloud.rate, world.cloud.told_rate = usd(3), lambda verb: usd(3)
     world.cloud.killing = "before find"  # The first call after create.observed.
     world.drive()
@@ -202,7 +202,7 @@ def test_another_gpu_than_the_one_agreed_to_is_destroyed(world: World) -> None:
 
 @pytest.mark.parametrize("verbs", [("create", "find", "read"), ("read",)])
 @pytest.mark.parametrize(("wanted", "told"), [("EU-RO-1", "US-KS-2"), ("EU-RO-1", ""), ("any", "US-KS-2")])
-def test_a_machine_in_another_place_than_the_one_asked_for_is_sent_nothing(
+def test_a_machine_in_another_place_than_ordered_is_sent_nothing(
     world: World, wanted: str, told: str, verbs: tuple[str, ...]
 ) -> None:
     """RunPod's document calls a data centre preferred; a user who names one may be bound to it."""
@@ -222,14 +222,14 @@ def test_a_machine_in_another_place_than_the_one_asked_for_is_sent_nothing(
     assert kept(world)
 
 
-def test_an_agent_that_never_answers_is_given_up_within_the_boot_limit(world: World) -> None:
+def test_a_silent_agent_is_given_up_within_the_boot_limit(world: World) -> None:
     world.far.broken["hello"] = MachineLost("refused")
     assert world.drive() is ExitCode.NO_OFFER
     assert world.clock.monotonic() < LEASE.boot_s + 60
     assert kept(world)
 
 
-def test_a_machine_that_died_at_its_birth_is_told_with_the_providers_reason(world: World) -> None:
+def test_a_death_at_birth_is_reported_in_the_providers_words(world: World) -> None:
     """EC2 takes a launch, and ends the machine a second later, for want of room for its disk or of a key for that."""
     why, read = "terminated · Client.VolumeLimitExceeded: Volume limit exceeded", world.cloud.read
 
@@ -258,7 +258,7 @@ def test_one_answer_that_makes_no_sense_ends_no_training(world: World) -> None:
     assert kept(world)
 
 
-def test_an_agent_that_answers_nonsense_for_ever_is_left_after_a_minute_and_what_there_is_comes_home(
+def test_an_agent_of_endless_nonsense_is_left_and_files_come(
     world: World,
 ) -> None:
     world.far.broken["poll"] = FarRefusal("nonsense", "what?")
@@ -267,13 +267,13 @@ def test_an_agent_that_answers_nonsense_for_ever_is_left_after_a_minute_and_what
     assert kept(world)
 
 
-def test_a_far_file_that_claims_to_be_longer_than_it_gives_holds_nobody_up(world: World) -> None:
+def test_a_far_file_that_overstates_its_length_blocks_nothing(world: World) -> None:
     world.far.behind = 1000
     assert world.drive() is ExitCode.DONE
     assert kept(world)
 
 
-def test_unreachable_for_a_while_is_not_dead_even_when_one_read_says_gone(world: World) -> None:
+def test_an_unreachable_machine_is_not_dead_by_one_read_of_gone(world: World) -> None:
     world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
     world.far.during = lambda: world.cloud.reads.extend([GONE] * (not world.cloud.reads))
     assert world.drive() is ExitCode.DONE
@@ -281,7 +281,7 @@ def test_unreachable_for_a_while_is_not_dead_even_when_one_read_says_gone(world:
     assert kept(world)
 
 
-def test_a_key_that_is_revoked_while_the_line_is_down_ends_no_training(world: World) -> None:
+def test_a_key_revoked_while_the_line_is_down_ends_no_training(world: World) -> None:
     world.far.broken, world.far.broken_times = {"poll": MachineLost("no route")}, {"poll": 5}
 
     def revoke_for_a_while() -> None:
@@ -292,7 +292,7 @@ def test_a_key_that_is_revoked_while_the_line_is_down_ends_no_training(world: Wo
     assert kept(world)
 
 
-def test_lost_for_ever_but_running_it_is_destroyed_by_its_deadline_and_not_called_done(world: World) -> None:
+def test_a_lost_running_machine_is_destroyed_and_not_called_done(world: World) -> None:
     world.far.broken["poll"] = MachineLost("no route")
     assert world.drive() is ExitCode.BUDGET_STOP
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
@@ -300,7 +300,7 @@ def test_lost_for_ever_but_running_it_is_destroyed_by_its_deadline_and_not_calle
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
-def test_a_wall_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World, jump_s: float) -> None:
+def test_a_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World, jump_s: float) -> None:
     world.far.train_s = 1e9
     world.far.during = lambda: world.clock.jump_wall(jump_s) if world.far.polls == 3 else None
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -309,7 +309,7 @@ def test_a_wall_clock_that_jumps_an_hour_never_lengthens_the_lease(world: World,
 
 
 @pytest.mark.parametrize("killing", ["before far.hello", "before far.unpack", "before far.poll"])
-def test_a_clock_that_is_hours_slow_after_a_restart_never_lengthens_the_lease(
+def test_a_slow_clock_after_a_restart_never_lengthens_the_lease(
     world: World, monkeypatch: pytest.MonkeyPatch, killing: str
 ) -> None:
     """No clock of this machine tells what was; the provider's answers do, whatever ours is set to afterwards."""
@@ -332,9 +332,7 @@ def test_a_clock_that_is_hours_slow_after_a_restart_never_lengthens_the_lease(
     assert world.cloud.alive == []
 
 
-def test_a_provider_whose_time_cannot_be_asked_keeps_no_machine_past_its_lease(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_provider_without_a_clock_keeps_no_machine_overdue(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart, by a failure that nobody foresaw: the lease ends by this machine's clock."""
 
     def odd() -> None:
@@ -349,7 +347,7 @@ def test_a_provider_whose_time_cannot_be_asked_keeps_no_machine_past_its_lease(
     assert kept(world)
 
 
-def test_what_a_provider_told_after_a_restart_ends_no_machine_that_was_rented_later(world: World) -> None:
+def test_a_provider_time_from_a_restart_ends_no_later_machine(world: World) -> None:
     context = replace(world.context, ends_mono=world.clock.monotonic())
     assert Driver(context, Journal.open(world.folder.journal, world.clock)).drive() is ExitCode.DONE
 
@@ -373,7 +371,7 @@ def test_a_laptop_whose_clock_is_wrong_rents_for_the_same_time(world: World, wro
 
 
 @pytest.mark.parametrize("place", ["far.unpack", "far.poll", "far.manifest"])
-def test_a_laptop_that_sleeps_past_the_deadline_destroys_at_once_and_says_7(world: World, place: str) -> None:
+def test_a_laptop_asleep_past_the_deadline_destroys_with_exit_7(world: World, place: str) -> None:
     world.cloud.killing = f"before {place}"
     assert world.drive() == "killed"
     world.clock.sleep(4 * 3600)
@@ -382,7 +380,7 @@ def test_a_laptop_that_sleeps_past_the_deadline_destroys_at_once_and_says_7(worl
     assert ended(world)
 
 
-def test_once_over_the_lease_stays_over_though_the_clock_is_set_back(world: World) -> None:
+def test_a_lease_that_is_over_stays_over_if_the_clock_goes_back(world: World) -> None:
     world.cloud.killing = "before far.poll"
     world.drive()
     world.clock.jump_wall(3600)
@@ -404,7 +402,7 @@ def test_a_stop_is_heard_in_every_phase(world: World, place: str, how: Any) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"how": "banana", "by": "x", "reason": ""}', b"\0\0\0"])
-def test_a_control_file_that_cannot_be_understood_stops_the_run_mildly(world: World, content: bytes) -> None:
+def test_an_unreadable_control_file_stops_the_run_gently(world: World, content: bytes) -> None:
     world.far.train_s = 1e9
     world.far.during = lambda: world.folder.control.write_bytes(content) if world.far.polls == 3 else None
     assert world.drive() is ExitCode.DONE
@@ -425,7 +423,7 @@ def test_one_file_that_is_refused_takes_no_other_with_it(world: World) -> None:
     assert kept(world)
 
 
-def test_what_came_home_before_the_line_was_lost_is_on_the_receipt(world: World) -> None:
+def test_files_home_before_the_line_was_lost_are_on_the_receipt(world: World) -> None:
     world.far.broken["get checkpoints/000030.model.safetensors"] = MachineLost("no route")
     assert world.drive() is ExitCode.COLLECT_FAILED
     (collected,) = world.all_of(Event.COLLECT_OBSERVED)
@@ -433,7 +431,7 @@ def test_what_came_home_before_the_line_was_lost_is_on_the_receipt(world: World)
     assert kept(world)
 
 
-def test_killed_right_after_an_incomplete_collect_the_run_is_no_success(world: World) -> None:
+def test_killed_after_an_incomplete_collect_it_never_succeeds(world: World) -> None:
     world.far.broken["get checkpoints/000020.model.safetensors"] = FarRefusal("no_such_file", "gone")
     world.cloud.killing = "before find"
     assert world.drive() == "killed"
@@ -448,7 +446,7 @@ def test_a_hostile_manifest_brings_nothing_home_and_is_exit_11(world: World) -> 
     assert kept(world)
 
 
-def test_an_instance_that_gives_a_byte_a_minute_cannot_hold_on_to_its_lease(world: World) -> None:
+def test_an_instance_of_a_byte_a_minute_cannot_hold_its_lease(world: World) -> None:
     world.far.get_s, world.far.get_most = 60.0, 1
     assert world.drive() is ExitCode.COLLECT_FAILED
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s + LEASE.kill_allowance_s
@@ -465,7 +463,7 @@ def test_a_destroy_that_says_ok_and_does_nothing_is_asked_again(world: World) ->
     assert kept(world)
 
 
-def test_an_instance_that_does_not_die_is_red_after_five_minutes_and_ends_with_the_next_command(world: World) -> None:
+def test_an_undying_instance_is_red_and_ends_with_the_next_verb(world: World) -> None:
     world.cloud.deaf_destroys = 1000
     assert world.drive() == "destroy.not_gone"
     assert world.state.may_be_billing
@@ -493,9 +491,7 @@ def test_an_instance_that_comes_back_voids_the_proof(world: World) -> None:
 
 @pytest.mark.parametrize("error", [SILENT, REVOKED, KeyError("state")])
 @pytest.mark.parametrize("verb", ["find", "read", "destroy"])
-def test_a_provider_that_fails_while_destroying_leaves_the_run_red_not_closed(
-    world: World, verb: str, error: Exception
-) -> None:
+def test_a_provider_that_fails_to_destroy_leaves_the_run_red(world: World, verb: str, error: Exception) -> None:
     world.cloud.killing = "before destroy"
     assert world.drive() == "killed"
     world.cloud.broken[verb] = error
@@ -520,7 +516,7 @@ def test_an_asking_that_takes_long_is_no_part_of_the_proof(world: World) -> None
     assert reads[-1] - reads[0] >= world.cloud.traits.death_spread_s
 
 
-def test_a_second_instance_that_shows_only_at_the_end_is_ended_and_is_on_the_receipt(world: World) -> None:
+def test_a_second_instance_seen_last_is_ended_and_on_the_receipt(world: World) -> None:
     world.cloud.creates = ["made twice"]
     world.cloud.list_lag_s = 70.0
     assert world.drive() is ExitCode.DONE
@@ -544,9 +540,7 @@ def reaped(world: World) -> list[str]:
     return [orphan.fate for orphan in found]
 
 
-def test_an_instance_of_a_closed_run_that_lives_again_is_really_ended(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instance_of_a_closed_run_that_lives_again_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.lifecycle.supervisor.open_provider", lambda *_, **__: world.cloud)
     assert world.drive() is ExitCode.DONE
     world.cloud.boxes[0].died_s = None
@@ -555,7 +549,7 @@ def test_an_instance_of_a_closed_run_that_lives_again_is_really_ended(
 
 
 @pytest.mark.parametrize("file", ["plan", "request"])
-def test_an_instance_whose_run_cannot_be_read_is_ended_by_its_token(world: World, file: str) -> None:
+def test_an_instance_of_an_unreadable_run_is_ended_by_its_token(world: World, file: str) -> None:
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     getattr(world.folder, file).write_text("{}")

@@ -18,7 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Lease
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.journal import Journal
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.supervisor import keep_on, supervise
 from gpurun.remote.interface import FarRefusal
@@ -116,9 +116,7 @@ def died_s(world: World) -> float:
 
 
 @pytest.mark.parametrize("has_lock", [True, False])
-def test_a_supervisor_that_starts_after_the_lease_ends_the_machine_and_records_the_proof_once_there_is_room(
-    world: World, disk: Disk, has_lock: bool
-) -> None:
+def test_past_the_lease_a_starting_supervisor_ends_then_records(world: World, disk: Disk, has_lock: bool) -> None:
     killed_and_overdue(world)
     if has_lock:
         world.folder.lock.touch()
@@ -132,7 +130,7 @@ def test_a_supervisor_that_starts_after_the_lease_ends_the_machine_and_records_t
     assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
 
 
-def test_an_outage_at_the_end_of_the_lease_delays_the_end_by_no_more_than_itself(world: World, disk: Disk) -> None:
+def test_an_outage_at_the_lease_end_delays_only_by_its_length(world: World, disk: Disk) -> None:
     world.far.train_s, world.far.during = 1e9, lambda: setattr(disk, "is_full", True)
     start_s = LEASE.total_s - LEASE.destroy_s - 30
     world.cloud.outages = [(start_s, start_s + MINUTES_S)]
@@ -142,7 +140,7 @@ def test_an_outage_at_the_end_of_the_lease_delays_the_end_by_no_more_than_itself
     assert world.state.phase is Phase.CLOSED
 
 
-def test_within_the_lease_a_supervisor_that_starts_waits_for_room_and_loses_nothing(world: World, disk: Disk) -> None:
+def test_within_the_lease_a_starting_supervisor_waits_for_room(world: World, disk: Disk) -> None:
     killed_in_training(world)
     disk.is_full = True
     give_room(world, disk, world.clock.monotonic() + 120)
@@ -151,7 +149,7 @@ def test_within_the_lease_a_supervisor_that_starts_waits_for_room_and_loses_noth
     assert ended(world)
 
 
-def test_a_wish_to_destroy_that_stands_is_done_at_once_by_a_supervisor_that_starts(world: World, disk: Disk) -> None:
+def test_a_starting_supervisor_does_a_standing_destroy_at_once(world: World, disk: Disk) -> None:
     leased_for_an_hour(world)
     killed_in_training(world)
     ask_to_stop(world.folder, "destroy", by="user", reason="test")
@@ -165,7 +163,7 @@ def test_a_wish_to_destroy_that_stands_is_done_at_once_by_a_supervisor_that_star
     assert ended(world)
 
 
-def test_a_machine_that_may_have_been_made_is_looked_for_and_ended(world: World, disk: Disk) -> None:
+def test_a_machine_that_may_exist_is_looked_for_and_ended(world: World, disk: Disk) -> None:
     """The answer to the create never came, its user wants it gone, and the list shows it only after a while."""
     world.cloud.killing, world.cloud.list_lag_s = "after create", 100.0
     assert world.drive() == "killed"
@@ -177,7 +175,7 @@ def test_a_machine_that_may_have_been_made_is_looked_for_and_ended(world: World,
     assert died_s(world) < 200
 
 
-def test_a_wish_to_destroy_is_heard_while_a_supervisor_that_starts_waits_for_room(world: World, disk: Disk) -> None:
+def test_a_destroy_is_heard_while_a_supervisor_waits_for_room(world: World, disk: Disk) -> None:
     leased_for_an_hour(world)
     killed_in_training(world)
     disk.is_full, began_s = True, world.clock.monotonic()
@@ -215,7 +213,7 @@ def full_from(event: Event, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None
     [Event.COLLECT_OBSERVED, Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ, Event.DEATH_PROVEN],
 )
 @pytest.mark.parametrize("room_s", [900.0, 4500.0])
-def test_once_all_is_at_home_the_machine_ends_and_only_the_proof_waits_for_room(
+def test_with_all_at_home_it_ends_and_only_the_proof_waits(
     world: World, disk: Disk, event: Event, room_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased_for_an_hour(world)
@@ -233,7 +231,7 @@ def test_once_all_is_at_home_the_machine_ends_and_only_the_proof_waits_for_room(
 
 
 @pytest.mark.parametrize("event", [Event.DESTROY_ASKED, Event.DEATH_READ, Event.DEATH_PROVEN])
-def test_whoever_waits_for_the_proof_hears_soon_that_it_is_not_on_record(
+def test_who_waits_for_the_proof_soon_hears_it_is_not_recorded(
     world: World, disk: Disk, event: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_from(event, disk, monkeypatch)
@@ -259,7 +257,7 @@ def test_what_the_user_wants_destroyed_waits_for_no_record(
     assert ended(world)
 
 
-def test_a_machine_that_could_not_be_used_waits_for_no_record_either(
+def test_an_unusable_machine_waits_for_no_record_either(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased_for_an_hour(world)
@@ -272,7 +270,7 @@ def test_a_machine_that_could_not_be_used_waits_for_no_record_either(
     assert ended(world)
 
 
-def test_a_machine_that_shows_itself_late_is_ended_though_it_cannot_be_recorded(
+def test_a_late_machine_is_ended_though_it_cannot_be_recorded(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that the journal has would tell of it; and just then the provider is silent."""
@@ -294,7 +292,7 @@ def test_a_machine_that_shows_itself_late_is_ended_though_it_cannot_be_recorded(
     assert receipt_of(world)["cost"]["upper_bound_micros"] >= world.cloud.metered()
 
 
-def test_a_late_machine_that_is_on_record_is_ended_by_a_supervisor_that_starts(
+def test_a_recorded_late_machine_is_ended_by_a_new_supervisor(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late_machine(world)
@@ -325,7 +323,7 @@ def test_what_is_still_to_come_home_is_waited_for(world: World, disk: Disk, monk
     assert ended(world)
 
 
-def test_a_wish_to_destroy_ends_the_wait_for_what_is_still_to_come_home(
+def test_a_destroy_ends_the_wait_for_files_still_to_come(
     world: World, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leased_for_an_hour(world)
@@ -359,9 +357,7 @@ def test_reap_goes_on_past_a_run_that_it_fails_on(world: World, monkeypatch: pyt
     assert world.cloud.alive == []
 
 
-def test_reap_ends_what_is_overdue_though_the_files_of_its_run_are_another_users(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reap_ends_what_is_overdue_despite_another_users_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_and_overdue(world)
 
     def refused(path: Path) -> None:
@@ -383,10 +379,10 @@ def test_a_wish_that_cannot_be_written_says_what_to_do(world: World, disk: Disk)
 def verb(world: World, how: Any) -> Any:
     """`gpurun stop` and `gpurun destroy`, after the question."""
     session: Any = Session(home=world.home, clock=world.clock)
-    return run_control.stop_run(session, look(world.home, world.folder.name), how, "test")
+    return run_control.stop_run(session, look_at_run(world.home, world.folder.name), how, "test")
 
 
-def test_destroy_ends_the_machine_though_its_wish_cannot_be_written(world: World, disk: Disk) -> None:
+def test_destroy_ends_the_machine_though_no_request_is_written(world: World, disk: Disk) -> None:
     leased_for_an_hour(world)
     killed_in_training(world)
     disk.is_full = True
@@ -397,9 +393,7 @@ def test_destroy_ends_the_machine_though_its_wish_cannot_be_written(world: World
 
 
 @pytest.mark.parametrize("verb_of_cloud", ["find", "destroy"])
-def test_destroy_says_that_it_may_be_billing_where_neither_wish_nor_end_came_through(
-    world: World, disk: Disk, verb_of_cloud: str
-) -> None:
+def test_destroy_says_may_be_billing_when_nothing_came_through(world: World, disk: Disk, verb_of_cloud: str) -> None:
     killed_in_training(world)
     disk.is_full = True
     world.cloud.broken[verb_of_cloud] = SetupError("key.revoked", "The key is not accepted.", hint="Make a new one.")
@@ -430,9 +424,7 @@ def test_stop_says_that_nobody_was_asked(world: World, disk: Disk) -> None:
     assert len(world.cloud.alive) == 1
 
 
-def test_a_log_that_cannot_be_opened_keeps_no_supervisor_from_starting(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_cannot_be_opened_stops_no_supervisor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
 
     def begin(command: list[str], **named: Any) -> Any:

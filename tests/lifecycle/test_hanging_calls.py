@@ -114,7 +114,7 @@ def test_a_second_machine_is_ended_although_a_call_hangs(own: Home, monkeypatch:
     assert world.cloud.alive == []
 
 
-def test_while_a_create_is_unanswered_the_destroy_follows_its_answer(own: Home) -> None:
+def test_a_destroy_during_an_open_create_follows_its_answer(own: Home) -> None:
     world = RealWorld(own, "after create")
     driven = Background(world.drive)
     assert world.hangs.wait(20)
@@ -129,7 +129,7 @@ def test_while_a_create_is_unanswered_the_destroy_follows_its_answer(own: Home) 
     assert world.cloud.alive == []
 
 
-def test_a_supervisor_that_does_not_answer_keeps_no_machine_from_its_end(
+def test_a_silent_supervisor_keeps_no_machine_from_its_end(
     own: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is frozen, as by SIGSTOP: the command itself sends the request, and says why the receipt must wait."""
@@ -149,9 +149,7 @@ def test_a_supervisor_that_does_not_answer_keeps_no_machine_from_its_end(
     assert tiny_runs.drive(own).returncode == int(ExitCode.INTERRUPTED)
 
 
-def test_what_is_gone_while_the_answer_to_its_destroy_hangs_is_billed_no_longer(
-    own: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_gone_in_a_hanging_destroy_is_billed_no_more(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request for an end that hung for a minute was billed with that minute."""
     monkeypatch.setattr(terminate, "LOOK_EVERY_S", 0.1)
     world = RealWorld(own, "after destroy")

@@ -75,7 +75,7 @@ def collect(world: World) -> None:
     bring_now(world.far, world.folder, "all", world.clock, lambda *_: None, budget)
 
 
-def test_a_file_whose_digest_fails_is_exit_11_and_holds_the_machine_within_its_lease(world: World) -> None:
+def test_a_failed_digest_is_exit_11_and_holds_within_the_lease(world: World) -> None:
     assert world.drive() == ExitCode.COLLECT_FAILED
     (intent,) = world.all_of(Event.HOLD_INTENDED)
     assert (intent["files"], intent["bytes"], intent["first"]) == (1, 5000, [DAMAGED])
@@ -94,7 +94,7 @@ def test_a_file_whose_digest_fails_is_exit_11_and_holds_the_machine_within_its_l
     proven_and_audited(world)
 
 
-def test_what_a_later_collect_brings_ends_the_hold_and_counts_as_if_it_had_come_at_first(world: World) -> None:
+def test_a_later_collect_ends_the_hold_and_counts_as_the_first(world: World) -> None:
     while_held(world, lambda: collect(world))
     assert world.drive() == ExitCode.DONE
     assert world.all_of(Event.HOLD_OBSERVED)[-1]["how"] == "home"
@@ -119,7 +119,7 @@ def test_what_could_not_even_be_listed_may_come_while_it_is_held(home: Home) -> 
     proven_and_audited(world)
 
 
-def test_a_supervisor_that_is_killed_in_the_hold_holds_until_the_same_moment(world: World) -> None:
+def test_a_killed_supervisors_hold_lasts_to_the_same_moment(world: World) -> None:
     while_held(world, lambda: setattr(world.cloud, "killing", "before far.poll"))
     assert world.drive() == "killed"
     assert world.state.phase is Phase.HELD
@@ -133,7 +133,7 @@ def test_a_supervisor_that_is_killed_in_the_hold_holds_until_the_same_moment(wor
     proven_and_audited(world)
 
 
-def test_a_supervisor_that_comes_back_after_the_hold_ends_the_machine_at_once(world: World) -> None:
+def test_a_supervisor_back_after_the_hold_ends_the_machine(world: World) -> None:
     while_held(world, lambda: setattr(world.cloud, "killing", "before far.poll"))
     assert world.drive() == "killed"
     world.clock.sleep(3600)
@@ -191,7 +191,7 @@ def outputs(world: World, **more: Any) -> None:
     world.far._events = events  # type: ignore[method-assign]
 
 
-def test_results_that_lie_elsewhere_are_exit_6_named_and_held_though_all_else_is_at_home(home: Home) -> None:
+def test_results_elsewhere_are_exit_6_named_and_held(home: Home) -> None:
     world = World(home)
     outputs(world, elsewhere=ELSEWHERE)
     assert world.drive() == ExitCode.TRAINING_FAILED
@@ -204,7 +204,7 @@ def test_results_that_lie_elsewhere_are_exit_6_named_and_held_though_all_else_is
     proven_and_audited(world)
 
 
-def test_what_the_machine_finished_and_could_not_list_is_exit_11_and_held(home: Home) -> None:
+def test_finished_but_unlisted_files_are_exit_11_and_held(home: Home) -> None:
     world = World(home)
     outputs(world, unpublished={"files": 31, "bytes": 9_000, "first": [{"name": "outputs/a.pt", "bytes": 300}]})
     assert world.drive() == ExitCode.COLLECT_FAILED
@@ -223,7 +223,7 @@ def test_what_the_machine_finished_and_could_not_list_is_exit_11_and_held(home: 
         ({"unmatched": ["--outputs out/**"]}, "no_outputs", "--outputs out/**"),
     ],
 )
-def test_a_command_that_did_nothing_is_exit_6_and_holds_no_machine(
+def test_a_command_that_did_nothing_is_exit_6_and_is_not_held(
     home: Home, told: dict[str, Any], reason: str, words: str
 ) -> None:
     world = World(home)
@@ -235,7 +235,7 @@ def test_a_command_that_did_nothing_is_exit_6_and_holds_no_machine(
     proven_and_audited(world)
 
 
-def test_who_wants_notices_hears_that_a_machine_is_held_and_what_to_do(world: World) -> None:
+def test_a_notice_says_that_a_machine_is_held_and_what_to_do(world: World) -> None:
     world.drive()
     told = {notice: message for notice, message, _ in Noticed(world.folder, 0).news(world.records, world.clock.wall())}
     assert "gpurun collect fox-41" in told["held"]

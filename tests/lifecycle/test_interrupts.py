@@ -17,7 +17,7 @@ import pytest
 from gpurun.cli.app import build_app, run_app
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle.supervisor import start_supervisor
 from gpurun.providers.local import LocalProvider
 
@@ -60,7 +60,7 @@ def nothing_is_left(home: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_while_training_it_asks_and_detach_leaves_it_running_and_stop_ends_it(own_home: Path) -> None:
+def test_in_training_it_asks_detach_leaves_it_and_stop_ends_it(own_home: Path) -> None:
     first = Terminal(*LONG)
     first.until("step 0050")
     first.type("\x03")
@@ -93,7 +93,7 @@ def test_a_question_mark_explains_and_q_leaves_it_running(own_home: Path) -> Non
 
 
 @pytest.mark.slow
-def test_before_training_there_is_nothing_to_lose_and_it_is_destroyed(own_home: Path) -> None:
+def test_before_training_nothing_is_lost_and_it_is_destroyed(own_home: Path) -> None:
     terminal = Terminal(*LONG)
     terminal.until("provision ●")
     terminal.type("\x03")
@@ -114,7 +114,7 @@ def test_while_the_supervisor_starts_it_is_destroyed_too(
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", start)
     monkeypatch.setattr(sys, "argv", ["gpurun", *LONG, "--yes"])
     assert run_app(build_app()) == 128 + number
-    run = look(Home(own_home), "fox-41")
+    run = look_at_run(Home(own_home), "fox-41")
     assert run.owner is None
     assert not run.unfinished
     assert nothing_is_left(own_home)

@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 from gpurun.cli.commands.ps import ps
-from gpurun.cli.run_control import find, stop_run
+from gpurun.cli.run_control import find_meant_run, stop_run
 from gpurun.cli.session import Session
 from gpurun.cli.unfinished import note_unfinished
 from gpurun.core.errors import ExitCode, SetupError
@@ -104,7 +104,7 @@ def test_one_list_that_does_not_show_it_makes_it_not_forgotten(world: World, ans
     assert settled(world)
 
 
-def test_killed_while_its_end_is_being_proven_the_next_supervisor_proves_it(world: World) -> None:
+def test_killed_in_the_proof_the_next_supervisor_proves_it(world: World) -> None:
     passing, died = world.cloud.passing, []
 
     def dying(place: str) -> None:
@@ -165,7 +165,7 @@ def test_one_that_will_not_go_keeps_no_other_alive(world: World) -> None:
     assert settled(world)
 
 
-def test_what_only_a_part_of_a_list_shows_has_come_late_all_the_same(world: World) -> None:
+def test_a_machine_in_only_part_of_a_list_still_came_late(world: World) -> None:
     find = world.cloud.find
 
     def in_part(token: str | None) -> list[Instance]:
@@ -222,7 +222,7 @@ def test_every_later_command_tries_again(
 def test_destroy_ends_it_and_then_it_is_red_no_more(closed_red: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "start_supervisor", lambda *_: closed_red.drive())
     session = Session(home=closed_red.home, clock=closed_red.clock)
-    result = stop_run(session, find(session, "fox-41"), "destroy", "destroyed by the user")
+    result = stop_run(session, find_meant_run(session, "fox-41"), "destroy", "destroyed by the user")
     assert closed_red.cloud.alive == []
     assert result.exit_code is ExitCode.DONE
     assert closed_red.state.exit_code == 0

@@ -17,7 +17,7 @@ from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
 from gpurun.core.records import Leftover, Order
 from gpurun.ledger.audit import audit
-from gpurun.ledger.runs import gave_up, look
+from gpurun.ledger.runs import gave_up, look_at_run
 from gpurun.lifecycle import supervisor
 from gpurun.lifecycle.context import Context
 from gpurun.lifecycle.supervisor import keep_on
@@ -70,7 +70,7 @@ def test_everybody_who_is_asked_says_9_meanwhile(
     left: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session, started = Session(home=left.home, clock=left.clock), list[str]()
-    assert abandoned(look(left.home, "fox-41")).exit_code is ExitCode.MAY_BE_BILLING
+    assert abandoned(look_at_run(left.home, "fox-41")).exit_code is ExitCode.MAY_BE_BILLING
     listed = ps(session, all_runs=False)
     assert listed.exit_code is ExitCode.MAY_BE_BILLING
     assert "MAY BE BILLING" in listed.text
@@ -88,7 +88,7 @@ def test_its_own_deadline_is_nobodys(left: World) -> None:
     assert "OVERDUE" not in ps(Session(home=left.home, clock=left.clock), all_runs=False).text
 
 
-def test_what_it_was_billed_besides_leaves_no_bound_in_the_receipt(left: World) -> None:
+def test_a_billed_leftover_leaves_the_receipt_without_a_bound(left: World) -> None:
     assert left.drive() is ExitCode.DONE
     cost = receipt_of(left)["cost"]
     assert (cost["upper_bound_micros"], cost["cap_kept"], cost["is"]) == (None, None, "unknown")
@@ -104,9 +104,7 @@ def test_a_provider_that_falls_silent_does_not_make_it_free(left: World) -> None
     assert settled(left)
 
 
-def test_it_was_seen_and_one_empty_list_before_the_silence_is_no_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_empty_list_before_silence_does_not_end_a_leftover(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [world.cloud.leftovers, lambda _: []]
 
     def leftovers(token: str | None) -> list[Leftover]:
@@ -123,7 +121,7 @@ def test_it_was_seen_and_one_empty_list_before_the_silence_is_no_end(
 
 
 @pytest.mark.parametrize("asked", ["account:1111", "key:1111"])
-def test_another_accounts_key_does_not_see_it_which_means_nothing(
+def test_a_leftover_unseen_by_another_accounts_key_remains(
     world: World, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     world.cloud.account = asked
@@ -159,11 +157,11 @@ def test_it_is_told_once_however_often_it_is_tried(left: World, monkeypatch: pyt
     assert (codes.count("leftover"), codes.count("leftover_gone")) == (1, 1)
 
 
-def test_a_supervisor_whose_last_word_is_a_note_was_killed_and_is_started_again(left: World) -> None:
-    assert gave_up(look(left.home, "fox-41"))
+def test_a_supervisor_whose_last_word_is_a_note_is_restarted(left: World) -> None:
+    assert gave_up(look_at_run(left.home, "fox-41"))
     lines = left.folder.journal.read_bytes().splitlines(keepends=True)
     left.folder.journal.write_bytes(b"".join(lines[:-1]))
-    assert not gave_up(look(left.home, "fox-41"))
+    assert not gave_up(look_at_run(left.home, "fox-41"))
 
 
 def test_what_cannot_go_yet_keeps_nothing_that_is_billed(world: World) -> None:

@@ -14,7 +14,7 @@ from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.core.transfer_progress import read_moving
 from gpurun.jobs.command import CommandJob
-from gpurun.remote.machine_facts import Exported, Facts, Missing
+from gpurun.remote.machine_facts import Exported, MachineFacts, Missing
 from gpurun.view.event_text import tell_record
 from gpurun.view.progress_line import moving_words
 from tests.lifecycle.scripted_cloud import World
@@ -29,7 +29,7 @@ def looks(world: World, **changes: Any) -> list[str]:
     """Have the machine wait for a Python while it is looked at, and say this of itself; what was shown meanwhile."""
     hello, shown = world.far.hello, list[str]()
 
-    def told(python: str | None = None, on_wait: Any = None) -> Facts:
+    def told(python: str | None = None, on_wait: Any = None) -> MachineFacts:
         on_wait(12, "waits for ~/conda/bin/python to import torch")
         moving = read_moving(world.folder, world.clock.wall())
         assert moving is not None
@@ -66,7 +66,7 @@ def test_a_stop_while_it_waits_ends_the_machine(world: World) -> None:
     looks(world)
     inner = world.far.hello
 
-    def stopped(python: str | None = None, on_wait: Any = None) -> Facts:
+    def stopped(python: str | None = None, on_wait: Any = None) -> MachineFacts:
         ask_to_stop(world.folder, "destroy", by="user", reason="a test")
         return inner(python, on_wait=on_wait)
 
@@ -76,7 +76,7 @@ def test_a_stop_while_it_waits_ends_the_machine(world: World) -> None:
     assert not world.cloud.alive
 
 
-def test_a_module_that_is_nowhere_ends_the_rental_before_the_upload_and_names_pip(world: World) -> None:
+def test_a_missing_module_ends_the_rental_early_and_names_pip(world: World) -> None:
     asked = runs_a_command(world, "torch", "mingpt", "cv2", missing=("mingpt", "cv2"))
     assert world.drive() is ExitCode.SETUP
     failure = world.state.failure
@@ -88,7 +88,7 @@ def test_a_module_that_is_nowhere_ends_the_rental_before_the_upload_and_names_pi
     assert not world.cloud.alive
 
 
-def test_what_the_job_does_not_get_of_the_login_is_told_once_by_name_and_a_key_is_a_warning(world: World) -> None:
+def test_withheld_login_variables_are_named_once_and_keys_warn(world: World) -> None:
     exported = Exported(passed=("HF_HOME",), withheld=("HF_TOKEN", "VLLM_MODE"), keys=("HTTPS_PROXY",))
     choices = world.plan.choices.model_copy(update={"pass_env": ("VLLM_*",)})
     world.folder.plan.write_text(world.plan.model_copy(update={"choices": choices}).to_json())

@@ -110,7 +110,7 @@ def begins_again(home: Home) -> None:
 
 
 @pytest.mark.parametrize("happens", [found_late, closed_red, begins_again])
-def test_a_closed_run_that_may_be_billed_after_all_is_red_everywhere(
+def test_a_closed_run_that_may_still_be_billed_is_red_everywhere(
     happens: Callable[[Home], None], finished: Home, types: Types
 ) -> None:
     happens(finished)
@@ -136,7 +136,7 @@ def test_a_closing_line_that_something_follows_is_no_last_line(rest: bytes, fini
     assert not finished.run(RUN).is_closed
 
 
-def test_what_was_forged_before_the_closing_line_is_for_the_audit_to_find(finished: Home, types: Types) -> None:
+def test_forgery_before_the_closing_line_is_left_to_the_audit(finished: Home, types: Types) -> None:
     edit_lines(finished.run(RUN).journal, lambda lines: [*lines[:5], *lines[6:]])
     assert types("ps")[0] == 0
     code, said = types("audit")

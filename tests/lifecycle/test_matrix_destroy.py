@@ -14,7 +14,7 @@ from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.ledger.run_lock import RunLock
 from gpurun.lifecycle import driver
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
-from gpurun.lifecycle.instance.readings import Reading, proves
+from gpurun.lifecycle.instance.readings import InstanceReading, proves
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.steps import collect_bucket
 from gpurun.remote.messages import Manifest
@@ -50,7 +50,7 @@ def test_only_gone_is_dead_even_where_the_list_is_empty(world: World, state: Ins
     assert not world.folder.receipt.exists()
 
 
-def test_what_is_still_listed_is_not_dead_whatever_reading_it_says(world: World) -> None:
+def test_a_listed_machine_is_not_dead_whatever_a_read_says(world: World) -> None:
     """The 404 of a machine that the list still has is no proof."""
     read = world.cloud.read
 
@@ -67,7 +67,7 @@ def test_what_is_still_listed_is_not_dead_whatever_reading_it_says(world: World)
     assert kept(world)
 
 
-def test_the_proof_takes_three_reads_over_thirty_seconds_with_their_answers_kept(world: World) -> None:
+def test_the_proof_takes_three_kept_reads_over_thirty_seconds(world: World) -> None:
     assert world.drive() is ExitCode.DONE
     reads = world.all_of(Event.DEATH_READ)
     assert len(reads) == 3
@@ -77,15 +77,15 @@ def test_the_proof_takes_three_reads_over_thirty_seconds_with_their_answers_kept
 
 
 def test_three_reads_in_one_breath_are_no_proof(world: World) -> None:
-    def reads(*at_s: float) -> list[Reading]:
-        return [Reading(one, GONE, listed=False, answer_sha256="0" * 64) for one in at_s]
+    def reads(*at_s: float) -> list[InstanceReading]:
+        return [InstanceReading(one, GONE, listed=False, answer_sha256="0" * 64) for one in at_s]
 
     assert not proves(world.cloud, reads(0.0, 0.1, 0.2))
     assert not proves(world.cloud, reads(0.0, 60.0))
     assert proves(world.cloud, reads(0.0, 15.0, 30.0))
 
 
-def test_a_cloud_that_lists_its_dead_for_an_hour_is_believed_about_them(world: World) -> None:
+def test_a_cloud_that_lists_its_dead_is_believed_about_them(world: World) -> None:
     find = world.cloud.find
 
     def with_the_dead(token: str | None) -> list[Instance]:
@@ -113,9 +113,7 @@ def lost(world: World) -> Order:
     return world.cloud.boxes[0].order
 
 
-def test_a_laptop_that_never_returns_is_reaped_elsewhere_once_the_deadline_is_over_and_not_before(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_lost_laptops_machine_is_reaped_only_past_its_deadline(world: World, tmp_path: Path) -> None:
     order, elsewhere = lost(world), Home(tmp_path / "elsewhere")
     assert [one.fate for one in swept(world, elsewhere)] == ["within lease"]
     assert len(world.cloud.alive) == 1
@@ -124,7 +122,7 @@ def test_a_laptop_that_never_returns_is_reaped_elsewhere_once_the_deadline_is_ov
     assert world.cloud.alive == []
 
 
-def test_all_that_is_overdue_is_asked_to_end_before_the_end_of_any_is_proven(world: World) -> None:
+def test_all_overdue_are_asked_to_end_before_any_end_is_proven(world: World) -> None:
     """A proof takes half a minute, and one that is not given takes five: nobody pays for the others meanwhile."""
     order, others = lost(world), 3
     for number in range(others):
@@ -144,7 +142,7 @@ def test_a_young_machine_is_spared_by_older_than(world: World) -> None:
     assert len(world.cloud.alive) == 1
 
 
-def test_a_machine_that_a_supervisor_here_drives_is_not_reaped_even_past_its_deadline(world: World) -> None:
+def test_an_overdue_machine_driven_here_is_not_reaped(world: World) -> None:
     order = lost(world)
     world.clock.sleep(order.deadline_wall - world.clock.wall() + 1)
     with RunLock(world.folder.lock):
@@ -152,7 +150,7 @@ def test_a_machine_that_a_supervisor_here_drives_is_not_reaped_even_past_its_dea
     assert len(world.cloud.alive) == 1
 
 
-def test_a_machine_of_another_home_that_is_overdue_takes_no_run_of_this_one_with_it(world: World) -> None:
+def test_an_overdue_machine_of_another_home_takes_no_run_along(world: World) -> None:
     """Two homes may have a run of one name: each machine is judged by its token."""
     ours = lost(world)
     theirs = world.cloud.create(ours.model_copy(update={"token": "gr-fox-41-ffffffff", "deadline_wall": 1.0}))
@@ -165,9 +163,7 @@ def test_a_machine_of_another_home_that_is_overdue_takes_no_run_of_this_one_with
 # What lies beside a machine -------------------------------------------------------------------------------------------
 
 
-def test_what_a_living_machine_needs_is_left_to_it_even_where_all_is_to_be_removed(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_full_removal_leaves_a_living_machine_what_it_needs(world: World, tmp_path: Path) -> None:
     beside(world, billed=False)
     lost(world)
     strays = sweep_leftovers([world.cloud], Home(tmp_path / "elsewhere"), world.clock, remove_all=True, look_only=False)
@@ -175,9 +171,7 @@ def test_what_a_living_machine_needs_is_left_to_it_even_where_all_is_to_be_remov
     assert not [verb for _, verb, _ in world.cloud.history if verb == "remove"]
 
 
-def test_what_is_billed_beside_the_machine_goes_before_anything_comes_from_a_bucket(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_billed_leftovers_go_before_anything_comes_from_a_bucket(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten gigabytes over a home line take an hour, and the volume would be billed for it."""
     beside(world, billed=True)
     with monkeypatch.context() as patch:
@@ -190,14 +184,12 @@ def test_what_is_billed_beside_the_machine_goes_before_anything_comes_from_a_buc
         return Salvaged(Manifest(), (), {}, (), 0)
 
     monkeypatch.setattr(collect_bucket, "bring_pushed", bring)
-    list(driver.salvage(world.state.model_copy(update={"pushed": "runs/fox-41"}), world.context))
+    list(driver.salvage_all(world.state.model_copy(update={"pushed": "runs/fox-41"}), world.context))
     assert left == [0]
 
 
 @pytest.mark.parametrize("billed", [True, False])
-def test_what_cannot_be_removed_is_exit_9_where_it_is_billed_and_a_line_on_the_receipt_where_not(
-    world: World, billed: bool
-) -> None:
+def test_an_unremovable_thing_is_exit_9_only_where_it_is_billed(world: World, billed: bool) -> None:
     beside(world, billed=billed)
     world.cloud.remove = lambda leftover: None  # type: ignore[method-assign]
     outcome = world.drive()

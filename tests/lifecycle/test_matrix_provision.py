@@ -18,7 +18,7 @@ from gpurun.ledger.audit import audit
 from gpurun.lifecycle import supervisor
 from gpurun.providers.base import Unknown
 from gpurun.remote.interface import MachineLost
-from gpurun.remote.machine_facts import Card, Facts, Gpu, Torch
+from gpurun.remote.machine_facts import CardFacts, Gpu, MachineFacts, Torch
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import TINY
@@ -35,7 +35,7 @@ def tells(world: World, **changes: Any) -> None:
     """The machine's own word about itself, other than it was ordered."""
     hello = world.far.hello
 
-    def told(python: str | None = None, **_: Any) -> Facts:
+    def told(python: str | None = None, **_: Any) -> MachineFacts:
         return hello(python).model_copy(update=changes)
 
     world.far.hello = told  # type: ignore[method-assign]
@@ -46,7 +46,7 @@ def one_card(name: str, gigabytes: int) -> Torch:
     return Torch(found=True, python="/py", version="2.13", numpy="2.1", cuda="13.0", devices=(card,))
 
 
-def test_an_sshd_that_refuses_at_first_is_waited_for_within_the_boot_limit(world: World) -> None:
+def test_an_sshd_that_refuses_at_first_is_waited_for(world: World) -> None:
     world.far.broken, world.far.broken_times = {"install_agent": MachineLost("refuses")}, {"install_agent": 6}
     assert world.drive() is ExitCode.DONE
     (ready,) = world.all_of(Event.READY_OBSERVED)
@@ -54,7 +54,7 @@ def test_an_sshd_that_refuses_at_first_is_waited_for_within_the_boot_limit(world
     assert kept(world)
 
 
-def test_another_host_key_ends_the_rental_at_once_and_nothing_is_sent(world: World) -> None:
+def test_another_host_key_ends_the_rental_with_nothing_sent(world: World) -> None:
     world.far.broken["install_agent"] = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
     assert world.drive() is ExitCode.BUG
     assert world.state.failure.code == "ssh.host_key_mismatch"
@@ -68,16 +68,14 @@ WRONG = {
     "another card": ({"torch": one_card("Tesla T4", 16)}, "box.other_gpu"),
     "a slice of the card": ({"torch": one_card("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 10)}, "box.less_memory"),
     "lost bits": (
-        {"gpus": (Card(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30, driver="570", ecc_errors=3),)},
+        {"gpus": (CardFacts(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30, driver="570", ecc_errors=3),)},
         "box.ecc_errors",
     ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_machine_that_is_not_what_was_ordered_by_its_own_word_is_refused_before_the_upload(
-    world: World, wrong: str
-) -> None:
+def test_a_machine_not_as_ordered_is_refused_before_the_upload(world: World, wrong: str) -> None:
     changes, code = WRONG[wrong]
     offer = world.plan.offer.model_copy(update={"vram_gb": 80})
     world.folder.plan.write_text(changed_plan(world.plan, {"offer": offer}).to_json())
@@ -88,7 +86,7 @@ def test_a_machine_that_is_not_what_was_ordered_by_its_own_word_is_refused_befor
     assert kept(world)
 
 
-def test_what_is_read_under_another_token_is_not_taken_for_the_machine(world: World) -> None:
+def test_a_read_under_another_token_is_not_taken_for_the_machine(world: World) -> None:
     """The id of another machine in an answer must neither be shipped to nor be ended."""
     read = world.cloud.read
 
@@ -120,7 +118,7 @@ def test_the_next_of_kin_in_a_list_is_neither_adopted_nor_ended(world: World) ->
 
 
 @pytest.mark.parametrize("broken", ["fsync", "lock"])
-def test_where_nothing_can_be_written_for_good_nothing_is_asked_for(
+def test_where_nothing_can_ever_be_written_nothing_is_asked_for(
     world: World, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network disk that takes every lock and forgets every line would forget a machine."""
@@ -132,16 +130,14 @@ def test_where_nothing_can_be_written_for_good_nothing_is_asked_for(
 
         monkeypatch.setattr("os.fsync", refuses)
     else:
-        monkeypatch.setattr("gpurun.ledger.fsync.taken", lambda descriptor: True)
+        monkeypatch.setattr("gpurun.ledger.fsync.take_lock", lambda descriptor: True)
     with pytest.raises(SetupError) as refused:
         supervisor.supervise(world.home, "fox-41", world.clock, reach=lambda _: world.far, trainer=TINY / "trainer")
     assert refused.value.code == "home.not_durable"
     assert world.cloud.history == []
 
 
-def test_a_create_that_was_intended_before_the_laptop_slept_is_not_sent_hours_later(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_create_intended_before_sleep_is_not_sent_hours_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline that is in it would be over: the machine would end itself at birth, or live past its cap."""
     real = journal.crashpoint
 
@@ -177,7 +173,7 @@ def answers_the_second_time(world: World, *, after_s: float = 0.0) -> list[str]:
     return sent
 
 
-def test_a_request_that_makes_no_second_machine_is_sent_again_at_once(world: World) -> None:
+def test_an_idempotent_request_is_sent_again_at_once(world: World) -> None:
     sent = answers_the_second_time(world)
     assert world.drive() is ExitCode.DONE
     assert sent == [world.all_of(Event.CREATE_INTENDED)[0]["token"]]
@@ -186,7 +182,7 @@ def test_a_request_that_makes_no_second_machine_is_sent_again_at_once(world: Wor
 
 
 @pytest.mark.parametrize("why", ["a minute later", "a stop was asked for", "on resume"])
-def test_it_is_not_sent_again_a_minute_later_after_a_stop_or_on_resume(
+def test_it_is_not_sent_again_late_after_a_stop_or_on_resume(
     world: World, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = answers_the_second_time(world, after_s=61.0 if why == "a minute later" else 0.0)
@@ -206,7 +202,7 @@ def test_it_is_not_sent_again_a_minute_later_after_a_stop_or_on_resume(
     assert ended(world)
 
 
-def test_one_lost_answer_among_steady_lists_begins_the_two_minutes_anew(world: World) -> None:
+def test_one_lost_answer_restarts_the_two_minutes_of_absence(world: World) -> None:
     world.cloud.creates = ["dropped"]
     find, silent_s = world.cloud.find, 100.0
 
@@ -224,7 +220,7 @@ def test_one_lost_answer_among_steady_lists_begins_the_two_minutes_anew(world: W
     assert kept(world)
 
 
-def test_a_duplicate_that_takes_long_to_die_is_waited_for_before_anything_is_shipped(world: World) -> None:
+def test_a_slowly_dying_duplicate_is_waited_for_before_shipping(world: World) -> None:
     world.cloud.profile = replace(world.cloud.profile, dying_s=40.0)
     world.cloud.creates = ["made twice"]
     alive: list[int] = []
@@ -240,7 +236,7 @@ def test_a_duplicate_that_takes_long_to_die_is_waited_for_before_anything_is_shi
     assert kept(world)
 
 
-def test_a_duplicate_that_is_listed_long_after_its_death_holds_nothing_up(world: World) -> None:
+def test_a_duplicate_listed_long_after_death_delays_nothing(world: World) -> None:
     world.cloud.profile = replace(world.cloud.profile, tomb_s=3600.0)
     world.cloud.creates = ["made twice"]
     assert world.drive() is ExitCode.DONE
@@ -248,7 +244,7 @@ def test_a_duplicate_that_is_listed_long_after_its_death_holds_nothing_up(world:
     assert kept(world)
 
 
-def test_a_machine_that_is_found_dead_by_its_token_has_cost_and_no_second_is_made(world: World) -> None:
+def test_a_machine_found_dead_by_token_costs_and_gets_no_second(world: World) -> None:
     """Some clouds list their dead for an hour: not an absence, after which another would be rented."""
     world.cloud.profile = replace(world.cloud.profile, tomb_s=3600.0)
     world.cloud.killing = "after create"

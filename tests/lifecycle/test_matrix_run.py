@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import finished
+from gpurun.cli.viewer import show_finished
 from gpurun.core.errors import CollectFailed, ExitCode, StoreFull
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.core.records import InstanceState
 from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.run_state import _EFFECTS
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.log_copy import MOST_DRAIN_S
-from gpurun.lifecycle.instance.job_signs import last_words
+from gpurun.lifecycle.instance.job_signs import read_last_events
 from gpurun.lifecycle.steps.watch_training import POLL_S
 from gpurun.remote.client import Chunk, Poll
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.machine_facts import Facts
+from gpurun.remote.machine_facts import MachineFacts
 from gpurun.remote.messages import Manifest, Shipped, Started
 from gpurun.remote.ssh import HostKeyMismatch
 from tests.lifecycle.faults import ended, kept, receipt_of
@@ -43,7 +43,7 @@ def world(tmp_path: Path) -> World:
 # ship
 
 
-def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: World) -> None:
+def test_a_far_disk_that_is_too_small_is_refused_before_sending(world: World) -> None:
     hello = world.far.hello
     world.far.hello = lambda python=None, **_: hello(python).model_copy(update={"disk_free_bytes": 100})  # type: ignore
     world.far.broken["unpack"] = AssertionError("nothing may be sent")  # type: ignore[assignment]
@@ -56,9 +56,7 @@ def test_a_far_disk_that_is_too_small_is_refused_before_a_byte_is_sent(world: Wo
 
 @pytest.mark.parametrize("call", ["install_agent", "unpack", "start"])
 @pytest.mark.parametrize(("reason", "hint"), [("disk_full", "disk_gb="), ("os_error", "see to its disk")])
-def test_a_far_disk_that_fills_up_or_fails_ends_the_rental_with_its_words(
-    world: World, call: str, reason: str, hint: str
-) -> None:
+def test_a_far_disk_that_fills_or_fails_ends_it_in_its_words(world: World, call: str, reason: str, hint: str) -> None:
     world.far.broken[call] = FarRefusal(reason, "no room for 7,000,000,000 bytes", needed_bytes=7_000_000_000)
     assert world.drive() is ExitCode.SETUP, "it is the machine's trouble, and no bug of gpurun"
     failure = world.state.failure
@@ -68,7 +66,7 @@ def test_a_far_disk_that_fills_up_or_fails_ends_the_rental_with_its_words(
     assert kept(world)
 
 
-def test_shards_of_ones_own_that_were_moved_away_before_they_were_sent_are_named(world: World) -> None:
+def test_own_shards_moved_away_before_sending_are_named(world: World) -> None:
     own, mine = Path(world.plan.data.folder), world.home.root / "mine"
     (own / "data.json").write_text(json.dumps({"train": [{"name": "train_000001.bin"}], "val": []}))
     data = world.plan.data.model_copy(update={"folder": str(mine), "beside": str(own)})
@@ -81,7 +79,7 @@ def test_shards_of_ones_own_that_were_moved_away_before_they_were_sent_are_named
     assert kept(world)
 
 
-def test_a_lid_that_is_closed_while_it_is_sent_costs_its_time_and_no_more_than_the_lease(world: World) -> None:
+def test_a_closed_lid_during_sending_costs_its_time_in_the_lease(world: World) -> None:
     unpack = world.far.unpack
 
     def dozing(*given: object, **named: object) -> object:
@@ -99,13 +97,11 @@ def test_a_lid_that_is_closed_while_it_is_sent_costs_its_time_and_no_more_than_t
 
 
 @pytest.mark.parametrize(("shift_s", "torch_s"), [(0, 0), (3600, 0), (-3600, 0), (-110, 0), (0, 100)])
-def test_how_long_a_machine_trains_does_not_hang_on_the_clock_that_it_told(
-    world: World, shift_s: float, torch_s: float
-) -> None:
+def test_training_time_does_not_depend_on_the_machines_clock(world: World, shift_s: float, torch_s: float) -> None:
     """It may be put right before the job is there; so the job says in seconds when to stop, by no clock of theirs."""
     hello, start, jobs = world.far.hello, world.far.start, []
 
-    def told(python: str | None = None, **_: Any) -> Facts:
+    def told(python: str | None = None, **_: Any) -> MachineFacts:
         facts = hello(python).model_copy(update={"wall": world.clock.wall() + shift_s})
         world.clock.sleep(torch_s)
         return facts
@@ -122,7 +118,7 @@ def test_how_long_a_machine_trains_does_not_hang_on_the_clock_that_it_told(
     assert job["hard_stop_wall"] - job["soft_stop_wall"] == pytest.approx(job["hard_stop_s"] - job["soft_stop_s"])
 
 
-def test_a_flood_of_log_costs_neither_the_rest_of_the_lease_nor_the_checkpoint(world: World) -> None:
+def test_a_flood_of_log_costs_neither_lease_nor_checkpoint(world: World) -> None:
     """Two hundred megabytes were written in a minute, and the line brings four in ten seconds."""
     poll, size = world.far.poll, 200_000_000
 
@@ -141,9 +137,7 @@ def test_a_flood_of_log_costs_neither_the_rest_of_the_lease_nor_the_checkpoint(w
 
 @pytest.mark.parametrize("name", ["events.jsonl", "trainer.log"])
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["left alone", "stopped meanwhile"])
-def test_twenty_gigabytes_that_an_ended_trainer_has_hold_no_machine_and_a_stop_begins_nothing_again(
-    world: World, name: str, is_stopped: bool
-) -> None:
+def test_a_20_gb_log_holds_no_machine_and_no_stop_restarts_it(world: World, name: str, is_stopped: bool) -> None:
     poll, size, ended_s = world.far.poll, 20 << 30, list[float]()
 
     def flooded(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -168,7 +162,7 @@ def test_twenty_gigabytes_that_an_ended_trainer_has_hold_no_machine_and_a_stop_b
 
 
 @pytest.mark.parametrize("state", ["idle", "running"])
-def test_whatever_an_agent_says_of_the_end_there_is_time_to_bring_home_what_it_has(world: World, state: str) -> None:
+def test_whatever_an_agent_says_there_is_time_to_collect(world: World, state: str) -> None:
     """It beats and never tells that the training has ended: the watch leaves what collecting takes of the lease."""
     poll = world.far.poll
 
@@ -183,9 +177,7 @@ def test_whatever_an_agent_says_of_the_end_there_is_time_to_bring_home_what_it_h
 
 
 @pytest.mark.parametrize("ending_s", [0.7, 3.0, 400.0])
-def test_after_the_last_step_the_end_is_seen_no_later_than_a_tenth_of_what_it_takes(
-    world: World, ending_s: float
-) -> None:
+def test_the_end_is_seen_within_a_tenth_of_the_training_time(world: World, ending_s: float) -> None:
     """The last save and the samples follow it: until the end is seen, a machine is paid for that has nothing to do."""
     poll, steps, seen = world.far.poll, world.context.plan.job.resolved["train"]["steps"], list[float]()
     world.far.train_s = 60.0 + ending_s
@@ -205,9 +197,7 @@ def test_after_the_last_step_the_end_is_seen_no_later_than_a_tenth_of_what_it_ta
 
 
 @pytest.mark.parametrize("is_reached", [True, False])
-def test_a_lid_that_opens_when_only_the_time_to_collect_is_left_finds_out_how_it_ended(
-    world: World, is_reached: bool
-) -> None:
+def test_a_lid_opened_with_time_only_to_collect_learns_the_end(world: World, is_reached: bool) -> None:
     """Training had ended long before: a run that was done is not told as stopped by its lease."""
     poll = world.far.poll
 
@@ -227,12 +217,12 @@ def test_a_lid_that_opens_when_only_the_time_to_collect_is_left_finds_out_how_it
     assert kept(world)
 
 
-def test_one_line_of_events_that_is_a_tree_of_millions_takes_no_memory(tmp_path: Path) -> None:
+def test_one_event_line_with_a_tree_of_millions_takes_no_memory(tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     events.write_bytes(b"[" + b"{}," * 1_000_000 + b'{}]\n{"kind": "stop", "reason": "done"}\n')
     tracemalloc.start()
     try:
-        stop, _ = last_words(events)
+        stop, _ = read_last_events(events)
         assert stop is not None
         assert stop.reason == "done"
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
@@ -240,7 +230,7 @@ def test_one_line_of_events_that_is_a_tree_of_millions_takes_no_memory(tmp_path:
         tracemalloc.stop()
 
 
-def test_a_machine_that_is_taken_away_in_mid_training_is_proven_gone_and_its_receipt_is_partial(world: World) -> None:
+def test_a_machine_taken_in_training_is_proven_gone_and_partial(world: World) -> None:
     def taken_away() -> None:
         if world.far.polls == 3:
             world.cloud.boxes[0].died_s = world.cloud.now
@@ -250,14 +240,16 @@ def test_a_machine_that_is_taken_away_in_mid_training_is_proven_gone_and_its_rec
     assert world.state.outcome == "lost"
     assert len(world.all_of(Event.DEATH_READ)) >= world.cloud.traits.death_reads
     assert receipt_of(world)["training"]["outcome"] == "lost"
-    (error,) = finished(Session(home=world.home, quiet=True, clock=world.clock), look(world.home, "fox-41")).errors
+    (error,) = show_finished(
+        Session(home=world.home, quiet=True, clock=world.clock), look_at_run(world.home, "fox-41")
+    ).errors
     assert error.code == "machine.lost"
     assert error.what.startswith("The instance runs no more: it was ended by somebody else")
     assert f"{world.cloud.name} says" in error.what
     assert kept(world)
 
 
-def test_a_machine_that_is_taken_before_it_trains_is_told_in_its_providers_words(world: World) -> None:
+def test_a_machine_taken_before_training_has_its_providers_words(world: World) -> None:
     def taken_away(*_: object, **__: object) -> Shipped:
         world.cloud.boxes[0].died_s = world.cloud.now
         raise MachineLost("the line was cut")
@@ -269,7 +261,7 @@ def test_a_machine_that_is_taken_before_it_trains_is_told_in_its_providers_words
     assert failure.message.startswith("The instance runs no more: it was ended by somebody else")
 
 
-def test_an_agent_that_hangs_is_left_after_a_minute_and_what_there_is_comes_home(world: World) -> None:
+def test_a_hanging_agent_is_left_after_a_minute_and_files_come(world: World) -> None:
     poll, frozen_wall = world.far.poll, []
 
     def hanging(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -285,7 +277,7 @@ def test_an_agent_that_hangs_is_left_after_a_minute_and_what_there_is_comes_home
     assert kept(world)
 
 
-def test_a_lid_that_is_closed_while_an_answer_is_on_its_way_ends_no_training(world: World) -> None:
+def test_a_lid_closed_during_an_answer_ends_no_training(world: World) -> None:
     """The answer repeats the beat before, as every second one does, and is read five minutes after it was given."""
     poll, beats = world.far.poll, list[float]()
 
@@ -305,7 +297,7 @@ def test_a_lid_that_is_closed_while_an_answer_is_on_its_way_ends_no_training(wor
 
 
 @pytest.mark.parametrize("between", ["a line that is down", "a lid that is closed"])
-def test_two_refusals_with_an_outage_between_them_are_no_minute_of_refusals(world: World, between: str) -> None:
+def test_two_refusals_around_an_outage_are_not_a_minute_of_them(world: World, between: str) -> None:
     poll, begun_mono = world.far.poll, world.clock.monotonic()
 
     def troubled(wants: Mapping[str, tuple[int, int]]) -> Poll:
@@ -350,9 +342,7 @@ def test_a_stop_that_is_refused_is_said_again(world: World, refusal: tuple[str, 
 
 @pytest.mark.parametrize("how", ["save", "now"])
 @pytest.mark.parametrize("unheard", [MachineLost("the lid was closed"), Killed("before the answer was on record")])
-def test_a_stop_after_a_start_whose_answer_was_lost_brings_home_what_was_trained_meanwhile(
-    world: World, unheard: BaseException, how: How
-) -> None:
+def test_a_stop_after_a_lost_start_brings_home_what_was_trained(world: World, unheard: BaseException, how: How) -> None:
     """The trainer runs on while nobody here knows that it was started: what it has saved is paid for."""
     start = world.far.start
 
@@ -373,9 +363,7 @@ def test_a_stop_after_a_start_whose_answer_was_lost_brings_home_what_was_trained
 
 
 @pytest.mark.parametrize(("reason", "words"), [("hang", "stood still"), ("preempted", "takes the machine back")])
-def test_a_trainer_that_the_agent_had_to_end_is_a_failure_and_what_it_saved_comes_home(
-    world: World, reason: str, words: str
-) -> None:
+def test_a_trainer_ended_by_the_agent_fails_and_comes_home(world: World, reason: str, words: str) -> None:
     """What the trainer's own end would have said does not count."""
     poll = world.far.poll
 
@@ -392,7 +380,7 @@ def test_a_trainer_that_the_agent_had_to_end_is_a_failure_and_what_it_saved_come
     assert kept(world)
 
 
-def test_a_training_that_was_stopped_and_nobody_here_asked_for_it_is_no_success(world: World) -> None:
+def test_a_training_stopped_without_our_request_is_not_a_success(world: World) -> None:
     told = world.far._events
 
     def by_another() -> list[dict[str, Any]]:
@@ -429,7 +417,7 @@ def test_unreachable_and_in_no_clear_state_is_not_dead(world: World, state: str)
         ({"exit_code": None}, "it has ended; how was not seen, as after a restart of the machine"),
     ],
 )
-def test_a_trainer_that_ended_without_a_word_is_told_as_it_was_seen(
+def test_a_trainer_that_ended_silently_is_reported_as_seen(
     world: World, end: dict[str, int | None], words: str
 ) -> None:
     poll = world.far.poll
@@ -444,7 +432,7 @@ def test_a_trainer_that_ended_without_a_word_is_told_as_it_was_seen(
 
 
 @pytest.mark.parametrize("call", ["unpack", "start", "poll", "manifest"])
-def test_another_host_at_the_address_of_a_machine_that_was_reached_is_no_end_of_it(world: World, call: str) -> None:
+def test_another_host_at_a_reached_address_does_not_end_it(world: World, call: str) -> None:
     """The laptop is behind a firewall that answers SSH itself, or in another network that has this address, too."""
     elsewhere = HostKeyMismatch("203.0.113.9:22", "SHA256:ours", "SHA256:theirs")
     world.far.broken, world.far.broken_times = {call: elsewhere}, {call: 20}
@@ -458,7 +446,7 @@ def test_another_host_at_the_address_of_a_machine_that_was_reached_is_no_end_of_
 # collect
 
 
-def test_a_laptop_disk_that_is_full_while_collecting_is_waited_for_and_nothing_is_lost(world: World) -> None:
+def test_collecting_waits_for_a_full_laptop_disk_losing_nothing(world: World) -> None:
     full = StoreFull("collect.disk_full", "There is no room.", hint="Free some space.")
     world.far.broken, world.far.broken_times = {f"get {HALF}": full}, {f"get {HALF}": 4}
     assert world.drive() is ExitCode.DONE
@@ -467,7 +455,7 @@ def test_a_laptop_disk_that_is_full_while_collecting_is_waited_for_and_nothing_i
     assert kept(world)
 
 
-def test_a_laptop_disk_that_stays_full_keeps_the_machine_no_longer_than_its_lease(world: World) -> None:
+def test_a_disk_that_stays_full_keeps_no_machine_past_its_lease(world: World) -> None:
     world.far.broken[f"get {HALF}"] = StoreFull("collect.disk_full", "There is no room.", hint="Free some space.")
     assert isinstance(world.drive(), ExitCode)
     assert (world.cloud.boxes[0].died_s or 0) <= LEASE.total_s
@@ -499,7 +487,7 @@ def test_whatever_breaks_a_collect_off_no_connection_stays_open(world: World, en
     assert {lane.closed for lane in opened} == {1}
 
 
-def test_of_a_machine_that_vanished_what_came_home_early_is_on_record_and_the_rest_is_named(world: World) -> None:
+def test_a_vanished_machines_early_files_count_the_rest_is_named(world: World) -> None:
     told: list[Manifest] = []
 
     def vanish() -> None:
@@ -522,7 +510,7 @@ def test_of_a_machine_that_vanished_what_came_home_early_is_on_record_and_the_re
     assert kept(world)
 
 
-def test_a_file_whose_digest_never_holds_is_named_as_missing_and_the_rest_is_at_home(world: World) -> None:
+def test_a_never_matching_file_is_missing_and_the_rest_is_home(world: World) -> None:
     fetch = world.far.fetch
 
     def damaged(name: str, size_bytes: int, sha256: str, into: Path, **more: object) -> Path:
@@ -540,7 +528,7 @@ def test_a_file_whose_digest_never_holds_is_named_as_missing_and_the_rest_is_at_
     assert kept(world)
 
 
-def test_what_is_only_remembered_of_a_lost_machine_keeps_nobody_from_asking_the_bucket(world: World) -> None:
+def test_the_bucket_is_asked_beside_a_lost_machines_old_list(world: World) -> None:
     """The laptop was closed for hours: what it remembers is at home, and the bucket has newer checkpoints."""
     assert world.drive() is ExitCode.DONE
     (record,) = [one for one in world.records if one.event is Event.COLLECT_OBSERVED]

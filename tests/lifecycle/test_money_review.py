@@ -20,9 +20,9 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Address, Instance
 from gpurun.ledger.journal import Journal
 from gpurun.ledger.run_lock import RunLock
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle import supervisor
-from gpurun.lifecycle.connect import Reach
+from gpurun.lifecycle.connect import MachineConnector
 from gpurun.lifecycle.reaper import sweep, sweep_run
 from gpurun.providers.base import Rejected, Unknown
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -54,9 +54,7 @@ def test_a_list_that_cannot_be_read_keeps_no_known_machine_alive(world: World) -
     assert world.cloud.alive == []
 
 
-def test_a_full_disk_at_the_end_of_the_lease_keeps_no_machine_alive(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_lease_end_keeps_no_machine_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written down is still to be asked for: an end that nobody recorded costs nothing."""
     full = SetupError("disk.full", "There is no space left.", hint="Free some.")
 
@@ -69,9 +67,7 @@ def test_a_full_disk_at_the_end_of_the_lease_keeps_no_machine_alive(
     assert world.cloud.alive == []
 
 
-def test_a_home_that_can_no_longer_be_written_keeps_no_machine_alive(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_home_keeps_no_machine_alive(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = SetupError("ledger.unwritable", "It cannot be written: I/O error.", hint="Mend it.")
 
     def refuse(*_: object) -> None:
@@ -84,9 +80,7 @@ def test_a_home_that_can_no_longer_be_written_keeps_no_machine_alive(
 
 @pytest.mark.parametrize("left", [0, 1])
 @pytest.mark.parametrize("killing", ["before far.manifest", ""])
-def test_a_journal_that_has_lost_its_records_is_no_reason_to_rent_a_second_machine(
-    world: World, killing: str, left: int
-) -> None:
+def test_a_journal_without_its_records_rents_no_second_machine(world: World, killing: str, left: int) -> None:
     """Put back from an old copy, or removed: what lies beside it shows that there was a machine, which may live."""
     world.cloud.killing = killing
     assert world.drive() == ("killed" if killing else ExitCode.DONE)
@@ -95,7 +89,7 @@ def test_a_journal_that_has_lost_its_records_is_no_reason_to_rent_a_second_machi
     assert world.drive() == "journal.damaged"
     assert world.cloud.created == 1
     assert world.folder.journal.read_bytes() == b"".join(lines[:left])
-    sight = look(world.home, world.folder.name)
+    sight = look_at_run(world.home, world.folder.name)
     assert sight.damage is not None
     assert "lost" in sight.damage
 
@@ -115,9 +109,7 @@ def test_a_firewall_that_cannot_be_opened_anew_ends_no_training(world: World) ->
     assert calls
 
 
-def test_a_key_of_an_offer_that_was_passed_over_is_not_needed_to_end_the_machine(
-    market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passed_over_offers_key_is_not_needed_for_the_end(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     market.cloud.script["create"] = [Fault.FULL]
     second = market.plan.offer.model_copy(update={"provider": "lambda"})
     market.set_plan(candidates=(market.candidate(market.plan.offer), market.candidate(second)))
@@ -167,22 +159,20 @@ def killed_on_the_second_offer(market: Market, provider: str) -> None:
     assert len(market.cloud.alive) == 1
 
 
-def test_a_damaged_journal_is_swept_at_every_provider_that_the_run_may_have_asked(
-    market: Market, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_journal_is_swept_at_every_possible_provider(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_on_the_second_offer(market, "lambda")
     damaged(market)
     empty = ScriptedCloud(market.clock)
     monkeypatch.setattr(
         "gpurun.providers.registry.open_provider", lambda name, *_, **__: market.cloud if name == "lambda" else empty
     )
-    sight = look(market.home, market.folder.name)
+    sight = look_at_run(market.home, market.folder.name)
     assert sight.damage
     run_control.sweep_damaged(Session(home=market.home, clock=market.clock), sight)  # type: ignore[arg-type]
     assert market.cloud.alive == []
 
 
-def test_a_damaged_journal_ends_no_machine_of_another_home_that_bears_the_same_run_name(
+def test_a_damaged_journal_ends_no_other_homes_run_of_its_name(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.cloud.killing = "before far.poll"
@@ -195,28 +185,26 @@ def test_a_damaged_journal_ends_no_machine_of_another_home_that_bears_the_same_r
     assert theirs.drive() == "killed"
     damaged(world)
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
-    sight = look(world.home, world.folder.name)
+    sight = look_at_run(world.home, world.folder.name)
     run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
     assert [box.order.token for box in world.cloud.alive] == [theirs.state.token]
 
 
-def test_a_machine_whose_token_the_damage_covers_is_told_and_never_called_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_with_a_damaged_token_is_never_called_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be another home's of the same name, so it is not ended; but it carries this run's name, and it lives."""
     world.cloud.killing = "before far.poll"
     world.drive()
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
     world.folder.journal.write_bytes(lines[0] + b"\0" * sum(map(len, lines[1:-1])) + b"\n{}\n")
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
-    sight = look(world.home, world.folder.name)
+    sight = look_at_run(world.home, world.folder.name)
     assert sight.damage
     told = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight)  # type: ignore[arg-type]
     assert told.exit_code is ExitCode.MAY_BE_BILLING
     assert world.cloud.alive[0].id in told.errors[0].what
 
 
-def test_what_the_readable_part_of_a_list_shows_is_ended_for_a_damaged_journal_too(world: World) -> None:
+def test_a_damaged_journal_also_ends_the_readable_part_of_a_list(world: World) -> None:
     world.cloud.killing = "before far.poll"
     world.drive()
     damaged(world)
@@ -233,15 +221,13 @@ def test_what_the_readable_part_of_a_list_shows_is_ended_for_a_damaged_journal_t
     assert world.cloud.alive == []
 
 
-def test_a_damaged_journal_and_a_refused_key_are_told_as_may_be_billing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_journal_and_a_refused_key_are_may_be_billing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.cloud.killing = "before far.poll"
     world.drive()
     damaged(world)
     world.cloud.broken["find"] = SetupError("auth.refused", "The key is refused.", hint="Give another.")
     monkeypatch.setattr("gpurun.providers.registry.open_provider", lambda *_, **__: world.cloud)
-    sight = look(world.home, world.folder.name)
+    sight = look_at_run(world.home, world.folder.name)
     try:
         code = run_control.sweep_damaged(Session(home=world.home, clock=world.clock), sight).exit_code  # type: ignore[arg-type]
     except GpurunError as error:
@@ -249,7 +235,7 @@ def test_a_damaged_journal_and_a_refused_key_are_told_as_may_be_billing(
     assert code is ExitCode.MAY_BE_BILLING
 
 
-def test_a_machine_of_another_home_is_not_owned_because_a_run_here_has_its_name(world: World, tmp_path: Path) -> None:
+def test_sharing_a_runs_name_does_not_make_a_machine_ours(world: World, tmp_path: Path) -> None:
     """Two homes, one account, one run name: the supervisor here drives its own token alone."""
     world.cloud.killing = "before far.poll"
     world.drive()
@@ -262,7 +248,7 @@ def test_a_machine_of_another_home_is_not_owned_because_a_run_here_has_its_name(
     assert world.cloud.alive == []
 
 
-def test_what_an_earlier_asking_made_late_is_seen_before_the_receipt(world: World) -> None:
+def test_a_late_first_machine_is_seen_before_the_receipt(world: World) -> None:
     """Absence was believed after two minutes; the machine shows after three, while the second attempt trains."""
     world.cloud.script["create"] = [Fault.LATE]
     world.cloud.profile = replace(world.cloud.profile, late_s=180.0)
@@ -272,9 +258,7 @@ def test_what_an_earlier_asking_made_late_is_seen_before_the_receipt(world: Worl
     assert world.cloud.alive == []
 
 
-def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_that_hangs_at_the_end_leaves_time_to_destroy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ends = VirtualClock(), list[float]()
 
     def hangs(_: RemoteMachine, end_mono: float) -> None:
@@ -286,7 +270,7 @@ def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(
     make_keys(folder.ssh)
     deadline_wall, ask_mono = clock.wall() + 500, clock.monotonic() + 500 - world.plan.lease.destroy_s
     instance: Any = SimpleNamespace(id="x", provider="fake", token="gr-x", address=address, deadline_wall=deadline_wall)
-    far = Reach(folder, world.plan, clock)(instance)
+    far = MachineConnector(folder, world.plan, clock)(instance)
     for _ in range(2):
         with pytest.raises(MachineLost, match="no answer"):
             far.hello()
@@ -296,7 +280,7 @@ def test_a_call_that_hangs_at_the_end_of_the_lease_leaves_time_to_destroy(
     )
 
 
-def test_what_may_have_lived_while_nobody_looked_is_paid_for_and_counts_against_the_cap(world: World) -> None:
+def test_a_possible_unwatched_life_counts_against_the_cap(world: World) -> None:
     """The supervisor dies after the send; hours later the machine is gone again (a spot machine, taken away)."""
     world.cloud.killing = "after create"
     assert world.drive() == "killed"
@@ -322,20 +306,20 @@ def test_older_than_spares_a_machine_whose_age_is_not_told(world: World) -> None
     assert len(world.cloud.alive) == 1
 
 
-def test_reap_is_not_content_while_a_run_here_may_be_billed_by_a_cloud_that_it_has_no_key_for(
+def test_reap_is_not_content_without_the_key_of_a_billing_cloud(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LAMBDA_API_KEY", "RUNPOD_API_KEY", "AWS_PROFILE", "AWS_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(market.home.root))
     killed_on_the_second_offer(market, "lambda")
-    assert look(market.home, market.folder.name).state.may_be_billing
+    assert look_at_run(market.home, market.folder.name).state.may_be_billing
     monkeypatch.setenv("GPURUN_HOME", str(market.home.root))
     monkeypatch.setattr("sys.argv", ["gpurun", "reap"])
     assert run_app(build_app()) == ExitCode.MAY_BE_BILLING
 
 
-def test_a_machine_that_lost_its_deadline_is_not_told_to_be_within_its_lease(world: World) -> None:
+def test_a_machine_without_its_deadline_is_not_within_its_lease(world: World) -> None:
     """The journal here still knows the deadline."""
     world.cloud.killing = "before far.poll"
     world.drive()
@@ -348,9 +332,7 @@ def test_a_machine_that_lost_its_deadline_is_not_told_to_be_within_its_lease(wor
     assert told.fate == "overdue"
 
 
-def test_a_milder_wish_that_was_decided_at_the_same_moment_does_not_undo_destroy(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simultaneous_milder_request_does_not_undo_destroy(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     read = wishes.read_stop_request
 
     def destroy() -> None:
@@ -373,7 +355,7 @@ def test_a_milder_wish_that_was_decided_at_the_same_moment_does_not_undo_destroy
     assert standing.how == "destroy"
 
 
-def test_a_machine_that_cannot_be_ended_does_not_save_its_duplicate(world: World) -> None:
+def test_an_undying_machine_does_not_save_its_duplicate(world: World) -> None:
     world.cloud.killing = "before far.poll"
     world.drive()
     first = world.cloud.boxes[0]
@@ -390,7 +372,7 @@ def test_a_machine_that_cannot_be_ended_does_not_save_its_duplicate(world: World
     assert world.cloud.alive == [first]
 
 
-def test_an_agent_that_is_busy_for_a_moment_while_it_boots_loses_no_machine(world: World) -> None:
+def test_an_agent_busy_for_a_moment_in_boot_loses_no_machine(world: World) -> None:
     """What a killed supervisor had begun there still holds the agent's lock."""
     world.far.broken["hello"] = FarRefusal("busy", "another call holds the lock")
     world.far.broken_times["hello"] = 1

@@ -16,7 +16,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, cost_of, times, total, usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState, Order
-from gpurun.ledger.runs import gave_up, look
+from gpurun.ledger.runs import gave_up, look_at_run
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.providers.base import Throttled
 from tests.emulators.fake import Fault
@@ -49,7 +49,7 @@ def kept(world: World) -> bool:
     return True
 
 
-def test_a_second_machine_that_the_list_shows_late_is_ended_while_the_first_one_trains(world: World) -> None:
+def test_a_second_machine_seen_late_ends_while_the_first_trains(world: World) -> None:
     """One create made two, the list lags a minute, and the first is ready after twelve seconds."""
     world.cloud.creates = ["made twice"]
     world.cloud.list_lag_s = 60.0
@@ -66,7 +66,7 @@ def test_a_second_machine_that_the_list_shows_late_is_ended_while_the_first_one_
     assert kept(world)
 
 
-def test_a_machine_that_shows_after_its_absence_was_believed_is_ended_within_minutes(world: World) -> None:
+def test_a_machine_back_after_believed_absence_ends_in_minutes(world: World) -> None:
     """The answer was lost, and the list lags for longer than the provider is known to hide a machine."""
     capped(world, 2)
     world.cloud.creates = ["made, answer lost"]
@@ -79,7 +79,7 @@ def test_a_machine_that_shows_after_its_absence_was_believed_is_ended_within_min
     assert kept(world)
 
 
-def test_where_the_cap_does_not_pay_for_both_no_second_one_is_asked_for(world: World) -> None:
+def test_no_second_is_asked_for_where_the_cap_does_not_pay_both(world: World) -> None:
     world.cloud.creates = ["made, answer lost"]
     world.cloud.list_lag_s = 150.0
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -89,7 +89,7 @@ def test_where_the_cap_does_not_pay_for_both_no_second_one_is_asked_for(world: W
     assert kept(world)
 
 
-def test_a_third_one_is_asked_for_only_where_the_cap_pays_for_all_that_may_exist(world: World) -> None:
+def test_a_third_is_asked_for_only_if_the_cap_pays_for_all(world: World) -> None:
     capped(world, 2)
     world.cloud.creates = [str(Fault.DROPPED)] * 3
     assert world.drive() is ExitCode.NO_OFFER
@@ -97,7 +97,7 @@ def test_a_third_one_is_asked_for_only_where_the_cap_pays_for_all_that_may_exist
     assert incidents(world) == ["create.unseen"]
 
 
-def test_a_create_that_never_arrived_is_looked_for_until_its_deadline_and_costs_nothing(world: World) -> None:
+def test_a_lost_create_is_sought_to_its_deadline_at_no_cost(world: World) -> None:
     world.cloud.creates = [str(Fault.DROPPED)]
     assert world.drive() is ExitCode.NO_OFFER
     assert world.cloud.created == 1
@@ -119,7 +119,7 @@ def test_a_price_that_rose_is_reckoned_with_at_once(world: World) -> None:
     assert paid > (world.plan.cap_micros or 0) * 0.45, "it is not ended before it has to be"
 
 
-def test_a_machine_that_a_list_shows_and_a_read_does_not_is_ended_only_once_a_second_list_shows_it(
+def test_a_machine_listed_but_not_read_ends_after_a_second_list(
     world: World,
 ) -> None:
     """Where two answers differ, one of them is old: nothing is ended by a single one."""
@@ -146,7 +146,7 @@ def test_what_carries_no_token_of_this_run_is_left_alone(world: World) -> None:
     assert incidents(world) == []
 
 
-def test_a_second_machine_that_will_not_go_ends_the_run_while_the_cap_still_holds(world: World) -> None:
+def test_a_second_machine_that_stays_ends_the_run_within_the_cap(world: World) -> None:
     capped(world, 2)
     world.cloud.creates = ["made twice"]
     destroy = world.cloud.destroy
@@ -187,7 +187,7 @@ def gaps(cloud: Busy, since_s: float) -> list[float]:
     return [later - earlier for earlier, later in pairwise(seen)]
 
 
-def test_it_looks_every_twenty_seconds_at_first_and_every_two_minutes_then(tmp_path: Path) -> None:
+def test_it_looks_each_twenty_seconds_then_each_two_minutes(tmp_path: Path) -> None:
     world = World(Home(tmp_path), lease=LEASE.model_copy(update={"train_s": 7200}))
     world.far.train_s = 1200.0
     cloud = busy(world, float("inf"))
@@ -239,7 +239,7 @@ def test_hours_that_the_user_named_are_not_made_more(tmp_path: Path) -> None:
     assert job["soft_stop_wall"] - began_wall == pytest.approx(200, abs=1)
 
 
-def test_checkpoints_that_come_home_slower_than_planned_are_begun_with_earlier(world: World) -> None:
+def test_checkpoints_slower_than_planned_are_begun_earlier(world: World) -> None:
     """Two of 12,000 bytes each, at a hundred bytes a second, take four minutes: two and a half are kept for them."""
 
     def slow() -> None:
@@ -253,7 +253,7 @@ def test_checkpoints_that_come_home_slower_than_planned_are_begun_with_earlier(w
     assert kept(world)
 
 
-def test_a_home_that_was_copied_before_its_create_rents_no_second_machine(tmp_path: Path) -> None:
+def test_a_home_copied_before_its_create_rents_no_second_machine(tmp_path: Path) -> None:
     """Hours may lie between the plan and the create, with a bucket in between: the copy has the same run."""
     first = World(Home(tmp_path / "home"))
     assert first.home.id
@@ -275,21 +275,21 @@ def test_the_same_run_of_another_home_is_no_twin(tmp_path: Path) -> None:
     assert other.drive() is ExitCode.DONE
 
 
-def test_a_run_that_another_machine_opened_is_gone_on_with_only_where_that_is_said(
+def test_a_run_another_machine_opened_continues_only_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A home that is synced between two laptops: the other one's supervisor may drive the run still."""
     world = World(Home(tmp_path))
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
-    sight = look(world.home, "fox-41")
+    sight = look_at_run(world.home, "fox-41")
     demand_here(Session(home=world.home), sight)
     monkeypatch.setattr("gpurun.cli.run_control.machine_id", lambda: "another")
     with pytest.raises(UsageError, match="opened on another machine"):
         demand_here(Session(home=world.home), sight)
 
 
-def test_a_price_that_rose_twice_is_paid_at_each_for_as_long_as_it_stood(world: World) -> None:
+def test_a_twice_risen_price_is_paid_for_as_long_as_each_stood(world: World) -> None:
     prices = ((0.0, RATE), (60.0, usd(3)), (130.0, usd(4)))
 
     def told(verb: str) -> Micros:
@@ -311,7 +311,7 @@ def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
 
     def look_in() -> None:
         if world.records[-1].event is Event.INCIDENT:
-            seen.append(gave_up(look(world.home, "fox-41")))
+            seen.append(gave_up(look_at_run(world.home, "fox-41")))
 
     world.far.during = look_in
     assert world.drive() is ExitCode.BUDGET_STOP
@@ -319,7 +319,7 @@ def test_an_incident_of_a_run_at_work_is_no_failed_end(world: World) -> None:
     assert set(seen) == {""}
 
 
-def test_a_look_that_got_no_answer_is_no_reason_to_ship_beside_a_second_machine(world: World) -> None:
+def test_an_unanswered_look_ships_nothing_beside_a_duplicate(world: World) -> None:
     """The one look at which both could be seen was dropped, and the machine was ready before the next."""
     capped(world, 2)
     world.cloud.creates, world.cloud.list_lag_s = ["made twice"], 15.0

@@ -47,7 +47,7 @@ def test_a_run_is_held_at_its_worst_and_settled_at_what_it_cost(world: Limited) 
     assert world.cloud.metered() <= spent < world.plan.worst_micros
 
 
-def test_a_supervisor_that_is_killed_before_it_has_settled_does_so_when_it_is_started_again(
+def test_a_supervisor_killed_before_settling_settles_on_restart(
     world: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: object) -> None:
@@ -62,9 +62,7 @@ def test_a_supervisor_that_is_killed_before_it_has_settled_does_so_when_it_is_st
     assert spent < world.plan.worst_micros
 
 
-def test_what_a_proven_end_leaves_is_free_before_the_receipt_is_written(
-    world: Limited, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proven_end_frees_its_money_before_the_receipt(world: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bill may take half an hour to be read; the money of a machine that is gone is not held meanwhile."""
 
     def killed(*_: object) -> None:

@@ -70,14 +70,14 @@ def run(clone: Path, *flags: str, command: tuple[str, ...] = ("nano-speedrun",))
 
 
 @pytest.mark.parametrize("name", named_commands())
-def test_each_names_a_commit_of_a_public_repository_and_brings_outputs_home(name: str) -> None:
+def test_each_names_a_public_commit_and_brings_outputs_home(name: str) -> None:
     named = read_named(name)
     assert named.repository.startswith("https://github.com/")
     assert named.outputs
     assert named.hours is not None, "no public run is paid for a day because it hangs"
 
 
-def test_it_runs_in_its_clone_and_the_receipt_has_its_losses_and_its_core(own_home: Path, clone: Path) -> None:
+def test_it_runs_in_its_clone_its_receipt_has_losses_and_core(own_home: Path, clone: Path) -> None:
     assert run(clone, "--name", "fox-1")["ok"]
     told = envelope("receipt", "fox-1", "--json")["data"]["statement"]["predicate"]
     assert told["asked"]["command"]["argv"] == ["bash", "runs/speedrun.sh"]

@@ -19,14 +19,14 @@ from gpurun.core.paths import Home, RunFolder, read_regular
 from gpurun.core.records import Instance, Order
 from gpurun.core.stop_request import StopRequest, read_stop_request
 from gpurun.ledger.audit import audit
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.lifecycle import driver, supervisor
-from gpurun.lifecycle.instance.terminate import end
+from gpurun.lifecycle.instance.terminate import prove_termination
 from gpurun.lifecycle.reaper import sweep, sweep_run
 from gpurun.lifecycle.steps import close_run
 from gpurun.lifecycle.supervisor import keep_on
 from gpurun.providers.base import Unknown
-from gpurun.remote.machine_facts import Facts
+from gpurun.remote.machine_facts import MachineFacts
 from tests.emulators.fake import Fault
 from tests.lifecycle.faults import ended, kept, receipt_of
 from tests.lifecycle.never_gives_up import killed_and_overdue, late_machine, supervised, swept
@@ -38,7 +38,7 @@ def world(tmp_path: Path) -> World:
     return World(Home(tmp_path))
 
 
-def test_a_provider_that_hears_nothing_for_half_an_hour_is_asked_until_it_does(world: World) -> None:
+def test_a_provider_deaf_for_half_an_hour_is_still_asked(world: World) -> None:
     world.cloud.deaf_destroys = 60
     began_s = world.clock.monotonic()
     assert keep_on(supervised(world), lambda: world.state.may_be_billing, world.clock) is ExitCode.DONE
@@ -55,12 +55,10 @@ def test_what_cannot_be_billed_is_not_tried_for_ever(world: World) -> None:
         keep_on(refused, lambda: False, world.clock)
 
 
-def test_why_nobody_drives_a_run_any_more_is_not_told_by_what_was_noted_on_its_way(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_a_run_is_undriven_is_not_read_from_an_earlier_note(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     hello, why = world.far.hello, SetupError("ledger.unwritable", "ledger.jsonl cannot be written.", hint="Mend it.")
 
-    def nightly(python: str | None = None, **_: Any) -> Facts:
+    def nightly(python: str | None = None, **_: Any) -> MachineFacts:
         facts = hello(python)
         return facts.model_copy(update={"torch": facts.torch.model_copy(update={"version": "nightly"})})
 
@@ -72,7 +70,7 @@ def test_why_nobody_drives_a_run_any_more_is_not_told_by_what_was_noted_on_its_w
     assert world.drive() == "ledger.unwritable"
     assert [one["code"] for one in world.all_of(Event.INCIDENT)] == ["box.warning"]
     world.folder.supervisor_log.write_text(f"ERROR {why.code}: {why.what} {why.hint}\n")
-    (error,) = abandoned(look(world.home, world.folder.name)).errors
+    (error,) = abandoned(look_at_run(world.home, world.folder.name)).errors
     assert why.what in error.what
 
 
@@ -107,7 +105,7 @@ def raising(error: Exception) -> Callable[..., ExitCode]:
 def test_what_cannot_be_looked_at_may_be_billed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not supervisor._is_billing(world.home, "fox-41")
     monkeypatch.setattr(
-        supervisor, "look", raising(SetupError("journal.unreadable", "It cannot be read.", hint="Wait."))
+        supervisor, "look_at_run", raising(SetupError("journal.unreadable", "It cannot be read.", hint="Wait."))
     )
     assert supervisor._is_billing(world.home, "fox-41")
 
@@ -123,9 +121,7 @@ def unreadable(world: World, monkeypatch: pytest.MonkeyPatch, *, number: int) ->
     monkeypatch.setattr("gpurun.core.stop_request.read_regular", refused)
 
 
-def test_a_wish_that_only_another_user_can_read_stops_the_run_mildly(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_only_another_user_can_read_stops_it_gently(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sudo gpurun stop` leaves a file that is root's; whatever it says, somebody wanted a stop."""
     world.far.train_s = 1e9
     world.far.during = lambda: world.folder.control.touch() if world.far.polls == 4 else None
@@ -164,9 +160,7 @@ def test_a_failure_between_two_steps_is_told_once_and_waited_out(world: World, m
     assert kept(world)
 
 
-def test_a_failure_between_two_steps_that_stays_keeps_no_machine_past_its_lease(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lasting_failure_between_steps_ends_with_the_lease(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     failing_between_steps(world, monkeypatch, until_s=2 * LEASE.total_s)
     assert world.drive() == "bug"
     (box,) = world.cloud.boxes
@@ -190,7 +184,7 @@ def test_a_trace_that_cannot_be_written_ends_no_supervisor(world: World, monkeyp
     assert kept(world)
 
 
-def test_what_part_of_a_provider_shows_is_ended_while_the_rest_is_silent(world: World, tmp_path: Path) -> None:
+def test_what_part_of_a_provider_shows_is_ended_despite_silence(world: World, tmp_path: Path) -> None:
     """One region of many does not answer: the overdue machine in another one is no less overdue."""
     killed_and_overdue(world)
     find = world.cloud.find
@@ -206,7 +200,7 @@ def test_what_part_of_a_provider_shows_is_ended_while_the_rest_is_silent(world: 
     assert world.cloud.alive == []
 
 
-def test_a_machine_whose_id_nobody_told_is_ended_by_the_part_of_a_list_that_shows_it(world: World) -> None:
+def test_a_machine_of_unknown_id_is_ended_from_a_partial_list(world: World) -> None:
     """The answer to create was lost, and the second page of every list is broken: the first page has the machine."""
     find = world.cloud.find
 
@@ -217,12 +211,12 @@ def test_a_machine_whose_id_nobody_told_is_ended_by_the_part_of_a_list_that_show
     order = Order(run="fox-41", token="gr-fox-41-0", attempt=1, offer=world.plan.offer, deadline_wall=9e9)
     world.cloud.create(order)
     with pytest.raises(MayBeBilling):
-        list(end(world.cloud, world.clock, "", order.token, run=order.run))
+        list(prove_termination(world.cloud, world.clock, "", order.token, run=order.run))
     assert world.cloud.alive == []
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
-def test_a_laptop_whose_clock_is_wrong_ends_nobodys_machine_early_and_none_late(
+def test_a_wrong_laptop_clock_ends_no_machine_early_or_late(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
 ) -> None:
     world.cloud.killing = "before far.poll"
@@ -257,7 +251,7 @@ class _Wrong(VirtualClock):
         self.right.sleep(seconds)
 
 
-def test_a_run_with_a_damaged_journal_is_not_swept_by_one_list_that_may_be_old(world: World) -> None:
+def test_one_possibly_old_list_does_not_sweep_a_damaged_journal(world: World) -> None:
     killed_and_overdue(world)
     find, lists = world.cloud.find, []
 
@@ -270,7 +264,7 @@ def test_a_run_with_a_damaged_journal_is_not_swept_by_one_list_that_may_be_old(w
     assert world.cloud.alive == []
 
 
-def test_what_came_after_its_absence_was_believed_is_counted_from_its_request_to_its_end(world: World) -> None:
+def test_a_late_machine_counts_from_its_request_to_its_end(world: World) -> None:
     late_machine(world)
     world.drive()
     cost = receipt_of(world)["cost"]

@@ -145,7 +145,7 @@ def test_nothing_is_rented_on_an_event_that_it_does_not_know(
 @pytest.mark.parametrize(
     "event", [event for event in CLASSES if may_be_damage(event, {}) and event is not Event.RUN_OPENED]
 )
-def test_a_record_that_lacks_what_is_read_of_it_is_that_runs_damage_alone(
+def test_a_record_that_lacks_a_read_field_damages_its_run_alone(
     own: Home, event: Event, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was a KeyError out of every verb, for every run."""
@@ -162,7 +162,7 @@ def test_a_record_that_lacks_what_is_read_of_it_is_that_runs_damage_alone(
         assert all(error["code"] != "bug" for error in told["errors"]), (words, told)
 
 
-def test_every_field_of_an_events_class_is_told_in_the_journals_page() -> None:
+def test_the_journal_page_documents_every_field_of_each_event() -> None:
     rows = Path("docs/JOURNAL.md").read_text().splitlines()
     for kind in (*CLASSES.values(), *INCIDENTS.values()):
         (row,) = [row for row in rows if row.startswith(f"| `{kind.event}` |")]
@@ -170,7 +170,7 @@ def test_every_field_of_an_events_class_is_told_in_the_journals_page() -> None:
         assert {key for key in kind.model_fields if f"`{key}`" not in row} <= of_all, kind
 
 
-def test_every_key_that_is_written_is_a_field_of_its_events_class(world: World) -> None:
+def test_every_key_written_is_a_field_of_its_event_class(world: World) -> None:
     assert world.drive() is ExitCode.DONE
     assert read_journal(world.folder.journal).damage is None
     for record in world.records:
@@ -185,13 +185,13 @@ def test_every_key_that_is_written_is_a_field_of_its_events_class(world: World) 
         (Event.RATE_OBSERVED, {"finishes": "yes", "step": 60}, "finishes"),
     ],
 )
-def test_what_readers_can_do_without_is_no_damage_where_it_is_odd(event: Event, data: dict[str, Any], key: str) -> None:
+def test_an_odd_optional_field_does_not_count_as_damage(event: Event, data: dict[str, Any], key: str) -> None:
     record = Record(seq=1, prev="", wall=0, mono=0, boot_id="", event=event, data=data)
     assert record.typed.as_data() == {name: value for name, value in data.items() if name != key}
 
 
 @pytest.mark.parametrize("broken", [b"not json", b"", None], ids=["nonsense", "empty", "gone"])
-def test_a_machine_whose_plan_is_damaged_is_destroyed_proven_and_no_longer_red(
+def test_a_machine_with_a_damaged_plan_is_destroyed_and_proven(
     own: Home, broken: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`destroy` refused with exit 10 while the machine lived, and its supervisor gave up."""
@@ -216,7 +216,7 @@ def test_a_machine_whose_plan_is_damaged_is_destroyed_proven_and_no_longer_red(
     assert gpurun("ps", "--all").returncode == 10, "the plan is still damaged"
 
 
-def test_stop_keeps_the_checkpoints_of_a_run_whose_plan_is_damaged(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_keeps_the_checkpoints_of_a_run_with_a_damaged_plan(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(own, steps=2000)
     assert drive(own, GPURUN_CRASH_AT="after train.started").returncode == -9
     folder.plan.write_text("not json")

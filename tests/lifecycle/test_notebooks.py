@@ -42,7 +42,7 @@ def imported(folder: Path, name: str, *words: str) -> None:
 
 @pytest.mark.torch
 @pytest.mark.process
-def test_the_cells_run_in_a_plain_python_and_their_evidence_is_a_run(tmp_path: Path) -> None:
+def test_notebook_cells_run_in_plain_python_and_import_as_a_run(tmp_path: Path) -> None:
     told = json.loads(written(tmp_path, "colab").read_text())
     cells = ["".join(cell["source"]) for cell in told["cells"] if cell["cell_type"] == "code"]
     script = tmp_path / "cells.py"

@@ -25,7 +25,7 @@ def market(tmp_path: Path) -> Market:
     return Market(Home(tmp_path))
 
 
-def test_no_capacity_takes_the_next_approved_offer_with_a_token_of_its_own(market: Market) -> None:
+def test_no_capacity_takes_the_next_approved_offer_and_new_token(market: Market) -> None:
     market.cloud.script["create"] = [Fault.FULL, Fault.FULL]
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second", "third"]
@@ -41,7 +41,7 @@ def test_no_capacity_anywhere_makes_nothing_and_costs_nothing(market: Market) ->
     assert market.cloud.metered() == 0
 
 
-def test_a_refusal_for_another_reason_is_not_answered_with_another_offer(market: Market) -> None:
+def test_a_refusal_for_another_reason_takes_no_other_offer(market: Market) -> None:
     market.cloud.script["create"] = [Fault.REFUSED]
     assert market.supervise() is ExitCode.NO_OFFER
     assert market.regions == ["here"]
@@ -72,7 +72,7 @@ def test_a_refusal_of_this_offer_alone_takes_the_next_one(market: Market) -> Non
     assert len(market.cloud.boxes) == 1
 
 
-def test_a_doubt_after_a_refusal_is_looked_into_and_no_further_offer_is_asked(market: Market) -> None:
+def test_a_doubt_after_a_refusal_is_checked_and_no_offer_asked(market: Market) -> None:
     refusing(market, Rejected("HTTP 400", of_offer=True))
     market.cloud.script["create"] = [Fault.LOST]
     assert market.supervise() is ExitCode.DONE
@@ -80,7 +80,7 @@ def test_a_doubt_after_a_refusal_is_looked_into_and_no_further_offer_is_asked(ma
     assert len(market.cloud.boxes) == 1
 
 
-def test_where_every_offer_is_refused_the_reasons_are_told_and_the_last_one_names_the_exit(market: Market) -> None:
+def test_refusals_of_every_offer_are_listed_and_the_last_decides(market: Market) -> None:
     refusing(market, no_rights(), NoCapacity("sold out"), Rejected("HTTP 400: no such rule", of_offer=True))
     assert market.supervise() is ExitCode.NO_OFFER
     (failed,) = market.all_of(Event.STEP_FAILED)
@@ -108,7 +108,7 @@ def test_a_key_without_rights_stays_a_matter_of_setup(market: Market, offers: in
     assert len(market.regions) == offers
 
 
-def test_killed_after_a_refusal_of_this_offer_the_next_one_is_asked(market: Market) -> None:
+def test_killed_after_a_refusal_it_asks_the_next_offer(market: Market) -> None:
     refusing(market, Rejected("HTTP 400", of_offer=True))
     market.cloud.killing = "before create"
     with pytest.raises(Killed):
@@ -119,7 +119,7 @@ def test_killed_after_a_refusal_of_this_offer_the_next_one_is_asked(market: Mark
     assert len(market.cloud.boxes) == 1
 
 
-def test_an_answer_that_was_lost_is_looked_for_on_the_offer_that_it_was_about(market: Market) -> None:
+def test_a_lost_answer_is_looked_for_at_the_offer_it_was_about(market: Market) -> None:
     market.cloud.script["create"] = [Fault.FULL, Fault.LOST]
     assert market.supervise() is ExitCode.DONE
     assert market.regions == ["here", "second"]
@@ -134,7 +134,7 @@ def test_each_attempt_stays_within_the_cap_by_itself(market: Market) -> None:
     assert all(intent["worst_micros"] <= cap for intent in market.all_of(Event.CREATE_INTENDED))
 
 
-def test_another_machine_type_than_the_one_agreed_to_is_destroyed(market: Market) -> None:
+def test_a_machine_type_other_than_agreed_is_destroyed(market: Market) -> None:
     market.set_plan(offer=market.plan.offer.model_copy(update={"type_id": "gpu_8x_a100"}), candidates=())
     market.cloud.gpu = "T4"
     assert market.supervise() is ExitCode.NO_OFFER
@@ -142,9 +142,7 @@ def test_another_machine_type_than_the_one_agreed_to_is_destroyed(market: Market
 
 
 @pytest.mark.parametrize(("age_s", "sent"), [(STALE_S - 1, True), (STALE_S + 1, False)])
-def test_a_price_that_rose_while_the_plan_lay_there_is_refused_before_anything_is_asked_for(
-    market: Market, age_s: float, sent: bool
-) -> None:
+def test_a_price_risen_since_the_plan_is_refused_before_asking(market: Market, age_s: float, sent: bool) -> None:
     market.set_plan(quoted_wall=market.clock.wall())
     market.clock.sleep(age_s)
     dearer = market.plan.offer.model_copy(update={"rate_micros_per_hour": times(rate_of(market), 2)})
@@ -157,9 +155,7 @@ def test_a_price_that_rose_while_the_plan_lay_there_is_refused_before_anything_i
 @pytest.mark.parametrize(
     "other", [{"tier": "community"}, {"spot": True}, {"type_id": "other"}, {"region": "elsewhere"}]
 )
-def test_a_price_that_rose_is_not_hidden_by_another_offer_that_costs_less(
-    market: Market, other: dict[str, object]
-) -> None:
+def test_a_price_rise_is_not_hidden_by_a_cheaper_offer(market: Market, other: dict[str, object]) -> None:
     market.set_plan(quoted_wall=market.clock.wall())
     market.clock.sleep(STALE_S + 1)
     dearer = market.plan.offer.model_copy(update={"rate_micros_per_hour": times(rate_of(market), 2)})
@@ -183,7 +179,7 @@ def test_what_lies_beside_the_machine_is_gone_before_the_receipt(market: Market)
     assert all(thing.removed_s is not None for thing in market.cloud.things)
 
 
-def test_a_machine_whose_clock_is_an_hour_ahead_trains_as_long_as_one_whose_clock_is_right(market: Market) -> None:
+def test_a_machine_clock_an_hour_ahead_takes_no_training_time(market: Market) -> None:
     jobs = []
     start = market.far.start
     market.far.start = lambda job: (jobs.append(job), start(job))[1]  # type: ignore[method-assign]
@@ -200,7 +196,7 @@ def rate_of(market: Market) -> Micros:
     return market.plan.offer.rate_micros_per_hour or usd(1)
 
 
-def test_a_provider_that_takes_no_create_is_quoted_when_it_is_given_up(tmp_path: Path) -> None:
+def test_a_provider_that_takes_no_create_is_quoted_at_the_end(tmp_path: Path) -> None:
     world = World(Home(tmp_path))
 
     def busy(order: Order) -> Instance:

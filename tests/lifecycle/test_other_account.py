@@ -13,7 +13,7 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.paths import Home
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 from tests.lifecycle.faults import receipt_of
@@ -61,14 +61,12 @@ def new_key(cloud: ScriptedCloud, mark: str) -> None:
     cloud.mark = mark
 
 
-def test_the_intent_names_the_account_before_anything_is_asked_for(world: World) -> None:
+def test_the_intent_names_the_account_before_anything_is_asked(world: World) -> None:
     assert world.drive() is ExitCode.DONE
     assert world.all_of(Event.CREATE_INTENDED)[0]["account"] == "key:1111"
 
 
-def test_nothing_is_asked_for_while_nobody_says_whose_account_it_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_asked_for_while_the_account_is_unknown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.cloud, "account_mark", silent)
     assert world.drive() is ExitCode.NO_OFFER
     assert world.all_of(Event.CREATE_INTENDED) == []
@@ -105,7 +103,7 @@ def test_absence_under_another_accounts_key_is_no_refusal_either(world: World) -
     assert (right.created, right.alive) == (1, [])
 
 
-def test_a_new_key_of_the_same_account_that_sees_the_machine_needs_nobodys_word(world: World) -> None:
+def test_a_new_key_that_sees_the_machine_needs_no_confirmation(world: World) -> None:
     cloud = killed_while_it_trained(world)
     new_key(cloud, "key:3333")
     assert world.drive() is ExitCode.DONE
@@ -113,7 +111,7 @@ def test_a_new_key_of_the_same_account_that_sees_the_machine_needs_nobodys_word(
     assert world.all_of(Event.INCIDENT) == []
 
 
-def test_a_new_key_that_sees_nothing_needs_the_users_word_which_the_receipt_repeats(world: World) -> None:
+def test_a_new_key_that_sees_nothing_needs_the_users_word(world: World) -> None:
     cloud = killed_while_it_trained(world)
     for box in cloud.alive:
         box.died_s = world.clock.monotonic()
@@ -139,9 +137,7 @@ def test_nobody_can_vouch_for_an_account_that_its_provider_names(world: World) -
     assert world.state.may_be_billing
 
 
-def test_a_machine_is_asked_to_end_at_once_although_nobody_says_whose_the_key_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_account_does_not_delay_a_machines_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is billed by the second while that is asked; and what carries the token needs nobody's word."""
     cloud = killed_while_it_trained(world)
     ask_to_stop(world.folder, "destroy", by="user", reason="")
@@ -153,9 +149,7 @@ def test_a_machine_is_asked_to_end_at_once_although_nobody_says_whose_the_key_is
     assert world.state.phase is Phase.CLOSED
 
 
-def test_what_shows_nothing_is_no_death_while_nobody_says_whose_the_key_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_view_proves_no_death_for_an_unknown_account(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = killed_while_it_trained(world)
     world.cloud = other(world, "key:1111")
     ask_to_stop(world.folder, "destroy", by="user", reason="")
@@ -168,9 +162,7 @@ def test_what_shows_nothing_is_no_death_while_nobody_says_whose_the_key_is(
     assert cloud.alive == []
 
 
-def test_a_machine_whose_create_was_cut_is_adopted_although_nobody_says_whose_the_key_is(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cut_create_is_adopted_for_an_unknown_account(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.cloud.killing = "after create"
     assert world.drive() == "killed"
     monkeypatch.setattr(world.cloud, "account_mark", silent)
@@ -187,7 +179,7 @@ def reaped(world: World, patch: pytest.MonkeyPatch) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("mark", ["key:2222", "account:2222"])
-def test_a_sweep_with_another_accounts_key_is_no_all_clear_for_a_run_of_this_home(
+def test_another_accounts_sweep_gives_this_home_no_all_clear(
     world: World, monkeypatch: pytest.MonkeyPatch, mark: str
 ) -> None:
     right = killed_while_it_trained(world)
@@ -201,13 +193,11 @@ def test_a_sweep_with_another_accounts_key_is_no_all_clear_for_a_run_of_this_hom
     assert reaped(world, monkeypatch) == (0, ""), "it is shown all, so it is the same account's"
 
 
-def test_a_damaged_run_that_another_accounts_key_does_not_show_was_not_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_run_unseen_by_another_account_was_not_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     right = killed_while_it_trained(world)
     lines = world.folder.journal.read_bytes().splitlines(keepends=True)
     world.folder.journal.write_bytes(b"".join([*lines[:-2], b"damage\n", lines[-1]]))
-    sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
+    sight, session = look_at_run(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
     assert sight.damage
     monkeypatch.setattr(registry, "open_provider", lambda *_, **__: world.cloud)
     world.cloud = other(world, "key:2222")
@@ -219,15 +209,13 @@ def test_a_damaged_run_that_another_accounts_key_does_not_show_was_not_nothing(
     assert right.alive == []
 
 
-def test_whoever_vouches_for_the_key_of_a_damaged_run_is_believed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_who_vouches_for_a_damaged_runs_key_is_believed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     right = killed_while_it_trained(world)
     for box in right.boxes:
         box.died_s = right.now
     world.folder.journal.write_bytes(world.folder.journal.read_bytes() + b"damage\n{}\n")
     new_key(right, "key:2222")
     monkeypatch.setattr(registry, "open_provider", lambda *_, **__: world.cloud)
-    sight, session = look(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
+    sight, session = look_at_run(world.home, "fox-41"), Session(home=world.home, clock=world.clock)
     assert run_control.sweep_damaged(session, sight).exit_code is ExitCode.MAY_BE_BILLING
     assert run_control.sweep_damaged(session, sight, same_account=True).exit_code is ExitCode.DONE

@@ -81,7 +81,7 @@ def test_while_it_will_not_go_every_list_says_so(risen: World) -> None:
     assert listed(risen) is ExitCode.DONE
 
 
-def test_a_list_that_shows_what_a_read_denies_ends_and_records_nothing(risen: World) -> None:
+def test_a_list_that_contradicts_a_read_ends_and_records_nothing(risen: World) -> None:
     read = risen.cloud.read
     risen.cloud.read = lambda name: read(name).model_copy(update={"state": "GONE"})  # type: ignore[method-assign]
     assert reap(risen) == (9, ["closed here"])
@@ -89,7 +89,7 @@ def test_a_list_that_shows_what_a_read_denies_ends_and_records_nothing(risen: Wo
     assert len(risen.cloud.alive) == 1
 
 
-def test_another_id_under_the_same_token_is_told_and_ended_only_on_purpose(risen: World) -> None:
+def test_another_id_with_the_same_token_ends_only_on_purpose(risen: World) -> None:
     """A copy of this home may have made it, and train there."""
     risen.cloud.boxes[0].id = "i-another"
     assert reap(risen) == (9, ["closed here"])
@@ -98,7 +98,7 @@ def test_another_id_under_the_same_token_is_told_and_ended_only_on_purpose(risen
     assert codes(risen) == ["create.late", "create.late_gone"]
 
 
-def test_what_came_late_is_left_to_the_supervisor_that_drives_its_run(world: World) -> None:
+def test_a_late_machine_is_left_to_its_runs_own_supervisor(world: World) -> None:
     late_machine(world)
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
@@ -122,7 +122,7 @@ def renamed(world: World, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "gpurun-abcdef-4000000000-c4deb1-owl-7"])
-def test_what_a_journal_here_waits_for_is_found_by_its_id_whatever_its_name(world: World, name: str) -> None:
+def test_a_machine_a_journal_waits_for_is_found_by_id_not_name(world: World, name: str) -> None:
     world.cloud.killing = "before far.poll"
     assert world.drive() == "killed"
     renamed(world, name)
@@ -135,7 +135,7 @@ def test_what_a_journal_here_waits_for_is_found_by_its_id_whatever_its_name(worl
 
 
 @pytest.mark.parametrize(("later_s", "fate"), [(-7200.0, "within lease"), (7200.0, "no deadline")])
-def test_a_name_that_promises_more_than_the_longest_lease_is_not_believed(
+def test_a_name_beyond_the_longest_lease_is_not_believed(
     world: World, tmp_path: Path, later_s: float, fate: str
 ) -> None:
     world.cloud.killing = "before far.poll"
@@ -159,9 +159,7 @@ def test_the_intent_of_a_run_of_days_is_believed_in_its_own_home(world: World) -
     assert reap(world) == (0, ["within lease"])
 
 
-def test_a_bill_that_grows_beyond_the_proof_is_told_with_the_machine_that_lives(
-    risen: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bill_that_outgrows_the_proof_names_the_living_machine(risen: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def charges(instance_id: str, from_wall: float, to_wall: float) -> Charge:
         return Charge(provider="local", instance_id=instance_id, micros=usd("5.61"), settled=False)
 

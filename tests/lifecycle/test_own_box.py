@@ -33,7 +33,7 @@ def told(world: World) -> list[str]:
     return [incident["code"] for incident in world.all_of(Event.INCIDENT)]
 
 
-def test_what_did_not_come_home_from_a_box_of_ones_own_stays_there_and_is_told(world: World) -> None:
+def test_what_stayed_on_a_box_of_the_users_is_named(world: World) -> None:
     """The lid is closed while it trains and opened an hour after the lease, at whose end the agent has stopped it."""
 
     def asleep() -> None:
@@ -68,9 +68,7 @@ def test_what_cannot_be_listed_stays_there_too(world: World) -> None:
     ],
     ids=lambda why: why.code,
 )
-def test_a_box_that_was_made_anew_or_has_no_key_any_more_keeps_no_run_open_for_ever(
-    world: World, why: GpurunError
-) -> None:
+def test_a_reinstalled_or_keyless_box_holds_no_run_open_forever(world: World, why: GpurunError) -> None:
     """Nobody will ever log in there again; the run says so and ends, as with one that does not answer."""
     world.far.broken["manifest"] = why
     world.drive()
@@ -79,7 +77,7 @@ def test_a_box_that_was_made_anew_or_has_no_key_any_more_keeps_no_run_open_for_e
     assert why.what.rstrip(".") in left["message"]
 
 
-def test_the_words_of_a_box_that_runs_nothing_are_one_sentence_in_another(world: World) -> None:
+def test_a_box_that_runs_nothing_is_quoted_inside_one_sentence(world: World) -> None:
     def never(**_: object) -> int:
         raise MachineLost("lab:22 runs no programs: Read-only file system.")
 

@@ -67,7 +67,7 @@ def doze_in(world: World, verb: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("verb", ["manifest", "fetch"])
 @pytest.mark.parametrize("happens", [dead_for, doze_in])
-def test_two_minutes_without_a_line_while_collecting_lose_nothing(
+def test_two_minutes_without_a_line_in_collect_lose_nothing(
     world: World, verb: str, happens: Callable[[World, str, float], Any]
 ) -> None:
     happens(world, verb, 120.0)
@@ -77,7 +77,7 @@ def test_two_minutes_without_a_line_while_collecting_lose_nothing(
     assert kept(world)
 
 
-def test_a_night_with_the_lid_closed_while_collecting_loses_nothing_either(world: World) -> None:
+def test_a_night_with_the_lid_closed_in_collect_loses_nothing(world: World) -> None:
     """Asleep it tries nothing, so that is not held against the machine."""
     doze_in(world, "fetch", 8 * 3600.0)
     assert world.drive() is ExitCode.DONE
@@ -87,7 +87,7 @@ def test_a_night_with_the_lid_closed_while_collecting_loses_nothing_either(world
 
 @pytest.mark.parametrize("verb", ["unpack", "start"])
 @pytest.mark.parametrize("happens", [dead_for, doze_in])
-def test_minutes_without_a_line_before_training_are_taken_from_it(
+def test_minutes_offline_before_training_are_taken_from_it(
     world: World, verb: str, happens: Callable[[World, str, float], Any]
 ) -> None:
     happens(world, verb, 300.0)
@@ -96,7 +96,7 @@ def test_minutes_without_a_line_before_training_are_taken_from_it(
     assert kept(world)
 
 
-def test_a_line_that_is_too_slow_to_send_is_given_up_at_the_limit_all_the_same(world: World) -> None:
+def test_a_line_too_slow_to_send_is_given_up_at_the_limit(world: World) -> None:
     def slow(*_: object, on_progress: Callable[[int], None], timeout_s: float, **__: object) -> None:
         end_mono, sent_bytes = world.clock.monotonic() + timeout_s, 0
         while world.clock.monotonic() < end_mono:
@@ -122,7 +122,7 @@ def test_a_machine_that_dies_while_collecting_is_not_waited_for(world: World) ->
     assert kept(world)
 
 
-def test_a_machine_that_runs_and_is_never_reached_again_is_paid_as_long_again_and_no_longer(world: World) -> None:
+def test_an_unreachable_machine_is_paid_just_as_long_again(world: World) -> None:
     """It may be hung for good; waiting for it may cost what making its result again would cost, and no more."""
     world.far.broken["manifest"] = NO_ROUTE
     world.far.train_s = trains_s = 1800.0
@@ -132,7 +132,7 @@ def test_a_machine_that_runs_and_is_never_reached_again_is_paid_as_long_again_an
     assert kept(world)
 
 
-def test_a_machine_that_is_silent_at_its_new_address_too_is_not_paid_until_its_lease_is_over(world: World) -> None:
+def test_a_machine_silent_at_its_new_address_is_given_up_early(world: World) -> None:
     """A pod gets another port by a restart; where nothing answers there either, it is given up as any other."""
     read, calls = world.cloud.read, dead_for(world, "poll", float("inf"))
 
@@ -146,7 +146,7 @@ def test_a_machine_that_is_silent_at_its_new_address_too_is_not_paid_until_its_l
     assert kept(world)
 
 
-def test_while_nobody_is_reached_from_here_nothing_would_be_saved_by_giving_up(world: World) -> None:
+def test_without_any_network_giving_up_would_save_nothing(world: World) -> None:
     """Four hours without any network, after five minutes of training: the provider could not be told to end it."""
     calls = dead_for(world, "fetch", 4 * 3600.0)
     read = world.cloud.read
@@ -163,7 +163,7 @@ def test_while_nobody_is_reached_from_here_nothing_would_be_saved_by_giving_up(w
     assert kept(world)
 
 
-def test_what_is_in_the_bucket_anyhow_is_worth_a_quarter_of_an_hour(world: World) -> None:
+def test_what_the_bucket_has_is_waited_for_a_quarter_hour(world: World) -> None:
     world.cloud.killing = "before far.manifest"
     assert world.drive() == "killed"
     pushed = world.state.model_copy(update={"pushed": "runs/fox-41"})
@@ -187,7 +187,7 @@ def test_an_agent_that_was_killed_a_few_times_is_asked_again(world: World, verb:
     assert kept(world)
 
 
-def test_an_agent_that_is_killed_every_time_is_left_after_a_minute_or_two(world: World) -> None:
+def test_an_agent_killed_every_time_is_left_within_minutes(world: World) -> None:
     world.far.broken["manifest"] = KILLED
     assert world.drive() is ExitCode.COLLECT_FAILED
     held = next(record for record in world.records if record.event is Event.HOLD_INTENDED)
@@ -203,7 +203,7 @@ def told_of(world: World) -> list[tuple[str, str]]:
     return [(one["code"], one["message"]) for one in world.all_of(Event.INCIDENT) if one["code"] in (SILENT, HEARD)]
 
 
-def test_a_silent_machine_is_told_of_once_with_since_when_what_its_provider_says_and_what_it_costs(
+def test_a_silent_machine_is_reported_once_with_time_and_cost(
     world: World,
 ) -> None:
     dead_for(world, "poll", 600.0)
@@ -221,13 +221,13 @@ def test_a_silent_machine_is_told_of_once_with_since_when_what_its_provider_says
     }  # Its last try may have been at 10 m.
 
 
-def test_a_line_that_is_cut_for_a_minute_and_a_lid_that_was_closed_are_no_silence(world: World) -> None:
+def test_a_minutes_cut_and_a_closed_lid_do_not_count_as_silence(world: World) -> None:
     doze_in(world, "poll", 3600.0)
     assert world.drive() is ExitCode.DONE
     assert told_of(world) == []
 
 
-def test_a_machine_that_stays_silent_is_given_up_as_the_user_said(
+def test_a_silent_machine_is_given_up_after_the_users_limit(
     world: World,
 ) -> None:
     """Ten hours of lease were paid for, by a person who slept."""

@@ -85,15 +85,13 @@ def failing(code: str, times: int) -> Callable[[VirtualClock, Pulled, Callable[[
     return order
 
 
-def test_a_machine_with_the_line_that_was_planned_with_has_the_shards_in_that_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_line_as_planned_downloads_the_shards_in_planned_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     came, seconds = downloaded(monkeypatch, tmp_path, at(5e8))
     assert (came, seconds) == (FILE.bytes, pytest.approx(download_s(FILE.bytes), abs=1))
     assert downloaded(monkeypatch, tmp_path, at(2.6e8))[0] >= FILE.bytes
 
 
-def test_what_takes_more_than_twice_the_planned_time_ends_the_run_with_bytes_and_rate(
+def test_a_download_over_twice_its_time_ends_with_bytes_and_rate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     with pytest.raises(
@@ -103,9 +101,7 @@ def test_what_takes_more_than_twice_the_planned_time_ends_the_run_with_bytes_and
     assert (ended.value.code, ended.value.exit_code) == ("data.slow", ExitCode.NO_OFFER)
 
 
-def test_a_hub_that_is_away_for_a_moment_is_waited_for_and_one_that_refuses_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_hub_briefly_away_is_waited_for_and_a_refusal_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     assert downloaded(monkeypatch, tmp_path, failing("unreachable", 3))[1] < 60
     for code, tries in (("altered", 1), ("denied", 1), ("not_public", 1), ("unreachable", 1000)):
         with pytest.raises(NoOffer, match="its words") as ended:

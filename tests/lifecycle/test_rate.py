@@ -62,7 +62,7 @@ def let_it_say(world: World, *, step_s: float, steps: int = 1000) -> None:
     world.far._events = events  # type: ignore[method-assign]
 
 
-def test_a_rate_that_is_quick_enough_is_told_once_with_the_end_and_the_dollars(world: World) -> None:
+def test_a_rate_that_suffices_is_shown_once_with_end_and_dollars(world: World) -> None:
     let_it_say(world, step_s=0.01)
     assert world.drive() is ExitCode.DONE
     told = world.all_of(Event.RATE_OBSERVED)
@@ -91,7 +91,7 @@ def test_a_clock_that_is_set_back_makes_no_run_cheaper(world: World, set_back_s:
     assert told["expected_micros"] > cost_of(RATE, told_at - asked + told["left_s"])
 
 
-def test_a_rate_that_is_too_slow_says_how_far_it_gets_and_what_would_finish_and_spends_no_more(world: World) -> None:
+def test_a_rate_too_slow_says_how_far_and_what_would_finish(world: World) -> None:
     let_it_say(world, step_s=0.6)
     world.far.train_s = 10_000.0
     code = world.drive()
@@ -109,7 +109,7 @@ def test_a_rate_that_is_too_slow_says_how_far_it_gets_and_what_would_finish_and_
     assert kept(world)
 
 
-def test_a_supervisor_that_is_started_again_tells_it_from_what_came_before(world: World) -> None:
+def test_a_restarted_supervisor_finds_the_rate_in_earlier_events(world: World) -> None:
     let_it_say(world, step_s=0.01)
     world.folder.events.write_text("")
     killed: list[bool] = []
@@ -126,7 +126,7 @@ def test_a_supervisor_that_is_started_again_tells_it_from_what_came_before(world
     assert len(world.all_of(Event.RATE_OBSERVED)) == 1
 
 
-def test_of_what_came_while_the_laptop_slept_the_latest_line_counts(world: World) -> None:
+def test_after_a_sleep_the_latest_line_counts_for_the_rate(world: World) -> None:
     let_it_say(world, step_s=0.1)
     rating = Rating(world.state, world.context)
     lines = [{"kind": "step", "step": n, "elapsed_s": n * 0.1} for n in (1, *range(10, 501, 10))]
@@ -139,7 +139,7 @@ def test_of_what_came_while_the_laptop_slept_the_latest_line_counts(world: World
     assert not list(rating.notes(world.state))
 
 
-def test_a_run_that_trained_is_what_later_plans_rest_on_and_settling_twice_adds_one(world: World) -> None:
+def test_a_trained_run_informs_later_plans_once_if_settled_twice(world: World) -> None:
     let_it_say(world, step_s=0.01)
     world.home.priors.write_bytes(b"half a fi")
     world.drive()
@@ -158,7 +158,7 @@ def test_a_run_that_trained_is_what_later_plans_rest_on_and_settling_twice_adds_
 @pytest.mark.parametrize(
     ("provider", "stage", "is_kept"), [("runpod", "", True), ("ssh", "", False), ("runpod", "s3://b/p", False)]
 )
-def test_what_the_upload_to_a_rented_machine_took_is_what_later_plans_know_of_the_line(
+def test_a_measured_upload_informs_later_plans_about_the_line(
     world: World, provider: str, stage: str, is_kept: bool
 ) -> None:
     let_it_say(world, step_s=0.01)
@@ -191,7 +191,7 @@ def test_a_run_that_failed_shows_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("lie", [{"device": "cpu"}, {"micro_batch": "64"}, {"torch": 2}, {"precision": "x" * 300}])
-def test_what_a_machine_says_of_itself_that_cannot_be_is_not_kept(world: World, lie: dict[str, Any]) -> None:
+def test_an_impossible_figure_from_a_machine_is_not_kept(world: World, lie: dict[str, Any]) -> None:
     let_it_say(world, step_s=0.01)
     told = world.far._events
     world.far._events = lambda: [{**one, **lie} for one in told()]  # type: ignore[method-assign]

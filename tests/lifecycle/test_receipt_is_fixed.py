@@ -47,9 +47,7 @@ def late_by_seven_minutes(world: World) -> None:
     world.cloud.profile = replace(world.cloud.profile, late_s=420.0)
 
 
-def test_a_provider_that_is_silent_then_is_a_warning_and_no_accusation(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_provider_then_is_a_warning_and_not_a_problem(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.cloud.profile = replace(world.cloud.profile, leaves=("ssh_key",))
     killed_after_the_line(world, monkeypatch)
     world.cloud.broken["leftovers"] = Unknown("no network yet")
@@ -59,9 +57,7 @@ def test_a_provider_that_is_silent_then_is_a_warning_and_no_accusation(
     assert "no network yet" in row(world).warnings[0]
 
 
-def test_a_machine_that_shows_then_is_ended_and_the_receipts_bound_is_called_void(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_seen_then_is_ended_and_voids_the_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     late_by_seven_minutes(world)
     killed_after_the_line(world, monkeypatch)
     world.clock.sleep(300)
@@ -72,9 +68,7 @@ def test_a_machine_that_shows_then_is_ended_and_the_receipts_bound_is_called_voi
     assert not row(world).may_be_billing
 
 
-def test_killed_once_more_while_that_one_dies_the_run_is_red_until_it_is_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_again_in_that_end_the_run_is_red_until_gone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     late_by_seven_minutes(world)
     killed_after_the_line(world, monkeypatch)
     world.clock.sleep(300)

@@ -44,7 +44,7 @@ def left_in(home: Home) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_recipe_that_learns_passes_and_one_that_does_not_fails_alone(own: Home, tmp_path: Path) -> None:
+def test_a_recipe_that_learns_passes_and_another_fails_alone(own: Home, tmp_path: Path) -> None:
     """Through the real supervisor, agent and trainer; a rate of 50 drives the loss up."""
     good, bad = recipe(tmp_path, "good", "0.003"), recipe(tmp_path, "bad", "50.0")
     result = check(Session(home=own, quiet=True), [good, "no-such-recipe", bad])
@@ -104,7 +104,7 @@ def test_a_check_that_is_interrupted_ends_its_rehearsal_first(
         (CheckRow("a", planned_micros=1, first_loss=4.0, last_loss=None), "recipes.learned_nothing"),
     ],
 )
-def test_what_nobody_can_rent_for_or_learns_nothing_does_not_pass(row: CheckRow, code: str) -> None:
+def test_a_recipe_out_of_reach_or_that_learns_nothing_fails(row: CheckRow, code: str) -> None:
     with pytest.raises(GpurunError) as refused:
         recipe_checks.judge(row, row.recipe)
     assert refused.value.code == code

@@ -43,7 +43,7 @@ def test_the_cap_that_a_refusal_names_is_one_that_does(gpu: str, is_accepted: bo
 
 
 @pytest.mark.parametrize("gpu", ["8xA100", "8xA10G"])
-def test_the_worst_case_at_a_price_that_rose_is_what_the_next_plan_says(gpu: str) -> None:
+def test_the_worst_case_at_a_risen_price_is_the_next_plans(gpu: str) -> None:
     """With disk, address and egress, which AWS bills beside the rate."""
     plan = planned(gpu, "500", weak_lease=True)
     said = f"At the new price the worst case is {format_usd(plan.worst_micros)}"
@@ -52,7 +52,7 @@ def test_the_worst_case_at_a_price_that_rose_is_what_the_next_plan_says(gpu: str
     assert said not in dearer
 
 
-def test_a_worst_case_over_the_cap_is_refused_with_one_that_can_be_typed(
+def test_a_worst_case_over_the_cap_is_refused_with_a_usable_cap(
     tmp_path: Path,
 ) -> None:
     world = World(Home(tmp_path))

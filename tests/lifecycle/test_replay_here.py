@@ -47,9 +47,7 @@ def sign_again(home: Home, folder: RunFolder, name: str) -> None:
 
 
 @pytest.mark.parametrize("moved", [0.0, 1e-3])
-def test_weights_that_were_moved_and_signed_again_are_found_by_replay_alone(
-    own_home: Path, tmp_path: Path, moved: float
-) -> None:
+def test_moved_and_re_signed_weights_are_found_by_replay_alone(own_home: Path, tmp_path: Path, moved: float) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 3)
     asked = ("course-lab", "--data", str(tmp_path / "text.txt"), "--provider", "local", "--challenge", "ml-2026-word")
     assert gpurun("train", *asked, "--yes", "--name", "fox-41", "--no-progress").returncode == 0

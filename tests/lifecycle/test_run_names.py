@@ -23,7 +23,7 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def test_a_second_run_of_a_name_is_refused_before_it_costs_anything(home: Home) -> None:
+def test_a_second_run_of_a_name_is_refused_before_it_costs(home: Home) -> None:
     """It would have been paid for and then got no receipt: that place in the chain is taken."""
     with pytest.raises(RunHeld, match="fox-41 already, whose folder is gone") as refused:
         make_run(home, "fox-41")
@@ -32,7 +32,7 @@ def test_a_second_run_of_a_name_is_refused_before_it_costs_anything(home: Home) 
     make_run(home, "fox-42")
 
 
-def test_a_run_whose_folder_is_there_is_shown_to_whoever_wants_its_name(home: Home) -> None:
+def test_a_name_that_is_taken_shows_the_run_that_has_it(home: Home) -> None:
     finished_run(home, "owl-07")
     with pytest.raises(RunHeld, match="There is a run owl-07 already") as refused:
         make_run(home, "owl-07")

@@ -56,9 +56,7 @@ def lost(own: Home, s3: S3Emulator, request: pytest.FixtureRequest) -> RunFolder
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["after train.started", "before train.started"], indirect=True)
-def test_a_run_whose_laptop_was_closed_and_whose_machine_is_gone_has_its_checkpoints(
-    own: Home, s3: S3Emulator, lost: RunFolder
-) -> None:
+def test_a_closed_laptop_and_a_gone_machine_keep_the_checkpoints(own: Home, s3: S3Emulator, lost: RunFolder) -> None:
     assert tiny_runs.drive(own).returncode == 6, "the training is lost; what it left is not"
     events = tiny_runs.events_of(lost)
     assert events.index("death.proven") < events.index("salvage.observed") < events.index("receipt.observed")
@@ -75,9 +73,7 @@ def test_a_run_whose_laptop_was_closed_and_whose_machine_is_gone_has_its_checkpo
 
 
 @pytest.mark.slow
-def test_what_somebody_else_wrote_into_the_bucket_is_not_taken_for_a_checkpoint(
-    own: Home, s3: S3Emulator, lost: RunFolder
-) -> None:
+def test_a_foreign_file_in_the_bucket_is_not_a_checkpoint(own: Home, s3: S3Emulator, lost: RunFolder) -> None:
     key = f"{place_of(lost)}/head"
     s3.alter(key, s3.content(key).replace(b'"latest": 60', b'"latest": 61'))
     assert tiny_runs.drive(own).returncode == 6
@@ -87,9 +83,7 @@ def test_what_somebody_else_wrote_into_the_bucket_is_not_taken_for_a_checkpoint(
     assert read_journal(lost.journal).damage is None
 
 
-def test_a_run_that_ends_well_leaves_its_checkpoints_in_the_bucket_too_and_fetches_nothing_from_there(
-    own: Home, s3: S3Emulator
-) -> None:
+def test_a_good_end_leaves_its_bucket_checkpoints_unfetched(own: Home, s3: S3Emulator) -> None:
     folder = staged_run(own, steps=40, step_s=0.02)
     assert tiny_runs.drive(own).returncode == 0
     assert "salvage.intended" not in tiny_runs.events_of(folder)
@@ -101,7 +95,7 @@ def test_a_run_that_ends_well_leaves_its_checkpoints_in_the_bucket_too_and_fetch
 
 
 @pytest.mark.slow
-def test_a_bucket_that_takes_no_urls_costs_the_run_nothing_but_the_copy_there(own: Home, s3: S3Emulator) -> None:
+def test_a_bucket_that_takes_no_urls_costs_only_its_copy(own: Home, s3: S3Emulator) -> None:
     folder = staged_run(own)
     assert tiny_runs.drive(own, GPURUN_CRASH_AT="after ship.observed").returncode == -9
     s3.denied.add("s3:ListBucket")
@@ -113,9 +107,7 @@ def test_a_bucket_that_takes_no_urls_costs_the_run_nothing_but_the_copy_there(ow
 @pytest.mark.parametrize(
     ("stop", "reason", "step"), [("", "", "salvage"), ("destroy", "lease", "salvage"), ("destroy", "", "settle")]
 )
-def test_what_was_destroyed_without_bringing_anything_home_stays_in_the_bucket(
-    stop: str, reason: str, step: str
-) -> None:
+def test_a_run_destroyed_uncollected_stays_in_the_bucket(stop: str, reason: str, step: str) -> None:
     state = RunState(run="fox-41", phase=Phase.GONE, pushed="gpt/runs/fox-41/gr-1", stop=stop, reason=reason)
     assert next_step(state) == step
     assert next_step(state.model_copy(update={"pushed": ""})) == "settle"

@@ -75,7 +75,7 @@ def failure(home: Home) -> dict[str, object]:
     return dict(failed.data)
 
 
-def test_it_runs_once_though_the_line_is_lost_twice_and_what_it_said_is_at_home(own: Home) -> None:
+def test_it_runs_once_over_two_lost_lines_and_its_output_comes(own: Home) -> None:
     starts = make(own, "nohup sleep 100 &\nseq 3\nsleep 1\necho done")
     assert drive(own, cuts=2) == 0
     assert starts.read_text() == "begun\n"
@@ -99,7 +99,7 @@ def test_it_runs_once_though_the_line_is_lost_twice_and_what_it_said_is_at_home(
         ("seq 40\necho in red\nsleep 100", 1, "setup.limit", "was still at work at its limit of 1 s, and was ended"),
     ],
 )
-def test_one_that_fails_or_takes_too_long_is_exit_4_with_its_last_words(
+def test_a_failing_or_slow_set_up_is_exit_4_with_its_last_words(
     own: Home, script: str, limit_s: int, code: str, told: str
 ) -> None:
     starts = make(own, script, limit_s)
@@ -114,9 +114,7 @@ def test_one_that_fails_or_takes_too_long_is_exit_4_with_its_last_words(
     assert len(own.run(RUN).setup_log.read_text().splitlines()) == 41
 
 
-def test_a_flood_of_words_is_one_start_and_its_head_and_last_words_are_kept(
-    own: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_words_is_one_start_with_head_and_tail_kept(own: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(set_up, "MOST_LOG_BYTES", 1 << 20)
     starts = make(own, "yes 0123456789abcde | head -n 2500000\necho end")
     assert drive(own) == 0
@@ -136,7 +134,7 @@ def until(true: object, limit_s: float = 30.0) -> None:
     raise AssertionError("it did not become so")
 
 
-def test_a_supervisor_that_was_killed_meanwhile_goes_on_watching_the_same_one(own: Home) -> None:
+def test_a_killed_supervisor_resumes_watching_the_same_set_up(own: Home) -> None:
     starts = make(own, "sleep 4\necho done")
     supervisor = tiny_runs.start(own)
     until(starts.exists)
@@ -147,7 +145,7 @@ def test_a_supervisor_that_was_killed_meanwhile_goes_on_watching_the_same_one(ow
     assert own.run(RUN).setup_log.read_text() == "done\n"
 
 
-def test_it_is_seen_at_work_and_ends_within_ten_seconds_of_the_wish(own: Home) -> None:
+def test_a_working_set_up_ends_within_ten_seconds_of_a_stop(own: Home) -> None:
     make(own, "printf 'half\\rwhole \\033[31mred\\033[0m\\n'\nsleep 100", limit_s=600)
     supervisor = tiny_runs.start(own)
     folder = own.run(RUN)
@@ -178,7 +176,7 @@ def test_what_it_does_not_need_of_its_limit_is_trained_for(own: Home) -> None:
     assert stops == pytest.approx([lease.collect_s + lease.destroy_s] * 2)
 
 
-def test_a_line_that_stays_down_is_not_waited_for_past_what_it_is_worth(own: Home) -> None:
+def test_a_line_that_stays_down_is_waited_for_while_worth_it(own: Home) -> None:
     world = World(own, LEASE.model_copy(update={"setup_s": 120, "train_s": 36_000}))
     tiny_runs.setting_up(world.folder, "pip install something", 120)
     world.far.broken = {"set_up": MachineLost("the line is lost")}

@@ -16,7 +16,7 @@ from gpurun.cli.commands.ps import ps
 from gpurun.cli.session import Session
 from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.journal_records import Event
-from gpurun.core.machine_token import make_token, parse
+from gpurun.core.machine_token import make_token, parse_token
 from gpurun.core.orphans import Orphan
 from gpurun.core.paths import Home
 from gpurun.ledger.journal import Journal
@@ -74,7 +74,7 @@ def told_as(world: World, **changed: object) -> None:
     world.cloud.find = lambda token: [one.model_copy(update=changed) for one in find(token)]  # type: ignore
 
 
-def test_destroy_ends_no_training_of_another_home_and_says_whose_it_is(world: World, other: Home, reap: Reap) -> None:
+def test_destroy_ends_no_training_of_another_home_and_says_whose(world: World, other: Home, reap: Reap) -> None:
     code, answer = reap(other, destroy=True)
     assert (code, only(answer)) == (0, ("within lease", "elsewhere"))
     assert answer["found"][0]["home"] == world.home.id
@@ -83,7 +83,7 @@ def test_destroy_ends_no_training_of_another_home_and_says_whose_it_is(world: Wo
     assert world.drive() is ExitCode.DONE
 
 
-def test_destroy_ends_what_is_this_homes_and_a_copy_of_it_is_this_home(world: World, reap: Reap) -> None:
+def test_destroy_ends_this_homes_machine_also_from_its_copy(world: World, reap: Reap) -> None:
     copy = Home(shutil.copytree(world.home.root, world.home.root.parent / "restored"))
     shutil.rmtree(copy.runs)
     code, answer = reap(copy, destroy=True)
@@ -92,7 +92,7 @@ def test_destroy_ends_what_is_this_homes_and_a_copy_of_it_is_this_home(world: Wo
 
 
 @pytest.mark.parametrize(("confirm", "expected"), [(2, 3), (0, 3), (None, 2)])
-def test_others_machines_end_only_where_their_number_is_confirmed(
+def test_others_machines_end_only_when_their_number_is_confirmed(
     world: World, other: Home, reap: Reap, confirm: int | None, expected: int
 ) -> None:
     code, _ = reap(other, destroy=True, anyones=True, confirm=confirm)
@@ -134,9 +134,7 @@ def test_an_edited_deadline_keeps_no_machine_alive(world: World, other: Home, re
     assert (code, only(answer), world.cloud.alive) == (0, ("destroyed", "elsewhere"), [])
 
 
-def test_an_older_gpuruns_machine_that_tells_no_deadline_is_an_alarm_and_no_lease(
-    world: World, other: Home, reap: Reap
-) -> None:
+def test_an_older_tag_without_a_deadline_is_an_alarm_not_a_lease(world: World, other: Home, reap: Reap) -> None:
     """Three days old, and "left: within its lease", exit 0, for ever."""
     box = world.cloud.boxes[0]
     box.order = box.order.model_copy(update={"token": "gr-fox-41-0a1b2c3d"})
@@ -150,7 +148,7 @@ def test_an_older_gpuruns_machine_that_tells_no_deadline_is_an_alarm_and_no_leas
     assert (code, only(answer), world.cloud.alive) == (0, ("destroyed", "unknown"), [])
 
 
-def test_an_older_gpuruns_machine_ends_by_this_homes_journal_whatever_its_tag_says(world: World) -> None:
+def test_an_older_machine_ends_by_this_homes_journal_not_its_tag(world: World) -> None:
     old = "gr-fox-41-0a1b2c3d"
     journal = world.folder.journal.read_bytes().replace(world.state.token.encode(), old.encode())
     world.folder.journal.write_bytes(journal)
@@ -174,9 +172,7 @@ def test_only_the_current_token_of_a_run_is_driven(world: World) -> None:
     assert (found.fate, found.owner.whose, found.owner.run) == ("within lease", "here", "fox-41")
 
 
-def test_a_second_machine_past_its_deadline_ends_without_the_run_whose_own_is_within_its_lease(
-    world: World, reap: Reap
-) -> None:
+def test_an_overdue_second_machine_ends_without_its_run(world: World, reap: Reap) -> None:
     own, past = world.cloud.boxes[0], world.clock.wall() - 60
     token = make_token(world.home.id, past, "fox-41")
     extra = world.cloud.create(own.order.model_copy(update={"token": token, "deadline_wall": past}))
@@ -186,14 +182,14 @@ def test_a_second_machine_past_its_deadline_ends_without_the_run_whose_own_is_wi
     assert [box.id for box in world.cloud.alive] == [own.id]
 
 
-def test_a_long_runs_machine_without_its_tags_is_found_in_the_journal_of_its_whole_name(tmp_path: Path) -> None:
+def test_a_long_name_without_tags_is_found_in_the_journal(tmp_path: Path) -> None:
     token = make_token("3fa9c1", 1_800_009_000.0, "a-run-with-the-longest-name-that-fits")
     home = Home(tmp_path / "home").prepare()
     folder = home.run("a-run-with-the-longest-name-that-fits")
     folder.path.mkdir()
     folder.journal.write_text(json.dumps({"token": token}) + "\n")
     world = World(Home(tmp_path / "cloud"))
-    order_of = {"run": parse(token).run, "token": token, "deadline_wall": 1_800_009_000.0}  # type: ignore[union-attr]
+    order_of = {"run": parse_token(token).run, "token": token, "deadline_wall": 1_800_009_000.0}  # type: ignore[union-attr]
     world.cloud.killing = "before far.poll"
     world.drive()
     box = world.cloud.boxes[0]
@@ -220,7 +216,7 @@ def test_side_resources_of_another_home_stay_within_their_lease(world: World, ot
     assert fates(world.home, remove_all=True, anyones=True) == ["removed"]
 
 
-def test_a_run_past_its_deadline_is_red_in_ps_though_a_supervisor_holds_it(world: World) -> None:
+def test_an_overdue_run_is_red_in_ps_despite_its_supervisor(world: World) -> None:
     session = Session(home=world.home, clock=world.clock)
     with RunLock(world.folder.lock):
         assert ps(session, all_runs=False).exit_code is ExitCode.DONE

@@ -10,7 +10,7 @@ from gpurun.jobs.trainer import modules_of
 TRAINER = Path(__file__).parents[2] / "trainer"
 
 
-def test_every_module_of_the_trainer_that_training_imports_is_shipped() -> None:
+def test_every_trainer_module_that_training_imports_is_shipped() -> None:
     shipped, left = modules_of(TRAINER), ["train.py"]
     seen: set[str] = set()
     while left:

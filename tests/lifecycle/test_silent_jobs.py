@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpurun.cli.session import Session
-from gpurun.cli.viewer import finished
+from gpurun.cli.viewer import show_finished
 from gpurun.core.clock import SystemClock
 from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode, GpurunError
@@ -19,7 +19,7 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Choices, Request
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.runs import look, open_run
+from gpurun.ledger.runs import create_run, look_at_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.notices import Noticed
 from gpurun.readers.run_status import run_row
@@ -67,7 +67,7 @@ def incidents(world: World) -> list[dict[str, Any]]:
     return [dict(data) for data in world.all_of(Event.INCIDENT) if str(data["code"]).startswith("job.")]
 
 
-def test_a_silence_is_on_record_once_with_what_the_cards_show_and_what_ends_it(world: World) -> None:
+def test_a_silence_is_recorded_once_with_cards_and_its_limit(world: World) -> None:
     silent_between(world, [(2, 6)], percent=100)
     assert world.drive() is ExitCode.DONE
     told, over = incidents(world)
@@ -77,7 +77,7 @@ def test_a_silence_is_on_record_once_with_what_the_cards_show_and_what_ends_it(w
     assert kept(world)
 
 
-def test_a_job_that_writes_now_and_then_is_told_of_only_when_it_is_silent_for_twice_as_long(world: World) -> None:
+def test_a_sparse_writer_is_silent_only_after_twice_its_pause(world: World) -> None:
     silent_between(world, [(2, 6), (8, 14), (16, 50)], percent=0)
     assert world.drive() is ExitCode.DONE
     assert [one["code"] for one in incidents(world)] == ["job.silent", "job.heard"] * 2
@@ -91,7 +91,7 @@ def test_ps_and_a_notice_tell_of_it_while_it_lasts(world: World) -> None:
     def look_on() -> None:
         during()
         if incidents(world) and not seen:
-            sight = look(world.home, "fox-41")
+            sight = look_at_run(world.home, "fox-41")
             seen.append((run_row(sight, world.clock.wall() + 600).state, sight.state.silent_since_wall))
 
     world.far.during = look_on  # type: ignore[method-assign]
@@ -104,9 +104,7 @@ def test_ps_and_a_notice_tell_of_it_while_it_lasts(world: World) -> None:
 
 
 @pytest.mark.parametrize(("reason", "flag"), [("idle", "--idle"), ("silent", "--silent")])
-def test_a_job_that_its_agent_stopped_for_that_has_failed_however_well_it_ended(
-    world: World, reason: str, flag: str
-) -> None:
+def test_a_job_its_agent_stopped_for_silence_has_failed(world: World, reason: str, flag: str) -> None:
     world.far.stopped = reason
     assert world.drive() is ExitCode.TRAINING_FAILED
     observed = world.all_of(Event.TRAIN_OBSERVED)[-1]
@@ -123,12 +121,12 @@ def command_run(home: Home, lab: Path, script: str, **choices: Any) -> Any:
     command = Command(argv=("train.py",), folder=str(lab / "train.py"), outputs=("**",))
     request = Request(recipe="", providers=("local",), command=command, choices=Choices(**choices))
     plan = make_command_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print)
-    open_run(home, request, plan)
+    create_run(home, request, plan)
     driven = drive(home)
-    return driven, look(home, "fox-41")
+    return driven, look_at_run(home, "fox-41")
 
 
-def test_a_command_that_hangs_here_is_stopped_saves_and_comes_home(tmp_path: Path) -> None:
+def test_a_command_that_hangs_here_is_stopped_and_comes_home(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     driven, sight = command_run(home, tmp_path / "lab", HANGS, idle_s=4)
     assert driven.returncode == ExitCode.TRAINING_FAILED, driven.stderr
@@ -143,7 +141,7 @@ def test_a_command_that_hangs_here_is_stopped_saves_and_comes_home(tmp_path: Pat
 
 def error_of(home: Home) -> GpurunError:
     """What a terminal says at the end of the run."""
-    (error,) = finished(Session(home=home, quiet=True, clock=SystemClock()), look(home, "fox-41")).errors
+    (error,) = show_finished(Session(home=home, quiet=True, clock=SystemClock()), look_at_run(home, "fox-41")).errors
     return error
 
 
@@ -186,7 +184,9 @@ def test_a_failure_is_told_with_the_cure_of_its_own_cause_alone(
     assert world.drive() is ExitCode.TRAINING_FAILED
     with world.folder.log.open("a") as log:
         log.write(words + "\n")
-    (error,) = finished(Session(home=world.home, quiet=True, clock=world.clock), look(world.home, "fox-41")).errors
+    (error,) = show_finished(
+        Session(home=world.home, quiet=True, clock=world.clock), look_at_run(world.home, "fox-41")
+    ).errors
     cures = ("more memory", "/dev/shm", "git")
     assert cure in error.hint
     if cure == "more memory":

@@ -26,7 +26,7 @@ from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.ledger.audit import audit
 from gpurun.ledger.signing import payload_of
 from gpurun.planning.own_box import LoginHere
-from gpurun.providers.slurm.jobs import refusal_in
+from gpurun.providers.slurm.jobs import sbatch_refusal
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import order
 from tests.emulators.slurm import missing_books
@@ -72,7 +72,7 @@ def paid(folder: RunFolder) -> tuple[str, float]:
         ("limit", "TIMEOUT", ExitCode.BUDGET_STOP),
     ],
 )
-def test_a_receipt_is_within_three_seconds_of_accounting_however_the_job_ended(
+def test_a_receipt_is_within_three_seconds_of_accounting(
     engine: Engine, tmp_path: Path, how: str, word: str, code: ExitCode
 ) -> None:
     home = Home(tmp_path / "home")
@@ -108,7 +108,7 @@ def at_home(engine: Engine, tmp_path: Path, *lines: str) -> Home:
 
 
 @pytest.mark.skipif(not Path("/usr/share/modules/init").exists(), reason="apt-get install environment-modules")
-def test_module_load_and_a_virtual_environment_work_in_a_set_up_and_are_shown(engine: Engine, tmp_path: Path) -> None:
+def test_modules_and_a_venv_work_in_a_set_up_and_are_shown(engine: Engine, tmp_path: Path) -> None:
     venv = Path(sys.prefix) / "bin" / "activate"
     setup = f"module load null && module list && source {venv} && export PYTHONPATH=/opt/lab"
     home = at_home(engine, tmp_path, f'setup = "{setup}"')
@@ -154,7 +154,7 @@ def test_torchrun_on_two_nodes_meets_and_a_stop_reaches_both(engine: Engine, tmp
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_a_queue_is_told_with_reason_place_and_start_and_a_limit_of_a_qos_with_its_own_cure(engine: Engine) -> None:
+def test_a_queue_has_reason_place_and_start_and_a_qos_its_cure(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     engine.ask("sbatch", "-N2", "--exclusive", "--time=9", "-o", "/dev/null", "--wrap", "sleep 500")
     need = GpuNeed(count=0, name="cpu", nodes=2)
@@ -198,7 +198,7 @@ def test_what_the_scripted_slurm_says_the_real_one_says(engine: Engine) -> None:
         assert words_of(engine, "sbatch", *asked, "--wrap", "true")[-1] == SAYS["sbatch"].format(refusal)
         tried = words_of(engine, "sbatch", "--test-only", *asked, "--wrap", "true")
         assert tried[-1] == SAYS["sbatch --test-only"].format(refusal)
-        assert refusal_in("\n".join(tried))[1], "each has its cure"
+        assert sbatch_refusal("\n".join(tried))[1], "each has its cure"
     engine.controller.send_signal(signal.SIGTERM)
     engine.controller.wait()
     asked_of = {

@@ -23,7 +23,7 @@ from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import InstanceState
 from gpurun.core.run_plan import Plan
-from gpurun.data.prepare import finish, prepare
+from gpurun.data.prepare import finish_preparing, prepare
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.own_box import LoginHere, job_machine, job_step
@@ -57,7 +57,7 @@ def waited(provider: SlurmProvider, instance_id: str, state: InstanceState, with
     raise AssertionError(f"{provider.read(instance_id)} is not {state} after {within_s} s")
 
 
-def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine: Engine) -> None:
+def test_one_job_of_a_name_runs_at_a_time_and_goes_with_its_node(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     assert "(probe)" in provider.verify().identity
     asked = order(provider, lease_s=600)
@@ -74,7 +74,7 @@ def test_one_job_of_a_name_runs_at_a_time_and_is_gone_when_it_has_let_go(engine:
     assert provider.read(second.id).state is InstanceState.GONE
 
 
-def test_what_a_step_of_a_job_is_told_lies_in_no_file_of_the_shared_disk(engine: Engine, tmp_path: Path) -> None:
+def test_a_steps_secrets_are_in_no_file_of_the_shared_disk(engine: Engine, tmp_path: Path) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     made = provider.create(order(provider, lease_s=600))
     waited(provider, made.id, InstanceState.RUNNING, 20)
@@ -86,7 +86,7 @@ def test_what_a_step_of_a_job_is_told_lies_in_no_file_of_the_shared_disk(engine:
     assert [path for path in engine.work.rglob("*") if path.is_file() and b"canary" in path.read_bytes()] == []
 
 
-def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: Engine, tmp_path: Path) -> None:
+def test_an_overdue_job_that_ignores_term_is_ended_by_slurm(engine: Engine, tmp_path: Path) -> None:
     provider, home = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK), Home(tmp_path / "home").prepare()
     made = provider.create(order(provider, lease_s=90))
     waited(provider, made.id, InstanceState.RUNNING, 20)
@@ -103,7 +103,7 @@ def test_a_job_over_its_time_that_ignores_term_is_ended_by_slurm_alone(engine: E
     assert not Path(f"/proc/{pid_file.read_text().strip()}").exists()
 
 
-def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(engine: Engine) -> None:
+def test_a_stopped_controller_says_nothing_and_forgets_nothing(engine: Engine) -> None:
     provider = SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK)
     made = provider.create(order(provider, lease_s=600))
     waited(provider, made.id, InstanceState.RUNNING, 20)
@@ -124,7 +124,7 @@ def test_a_controller_that_is_stopped_says_nothing_and_has_forgotten_nothing(eng
     ("partition", "nodes", "reason"),
     [("shut", 1, "so it can't use this partition (shut allows lab)"), ("small", 2, "PartitionNodeLimit")],
 )
-def test_a_job_that_the_partition_does_not_admit_is_known_by_slurms_own_words(
+def test_a_job_not_admitted_is_known_by_slurms_own_words(
     engine: Engine, partition: str, nodes: int, reason: str
 ) -> None:
     provider = SlurmProvider([Site(replace(engine.cluster, partition=partition), LoginHere())], CLOCK)
@@ -158,9 +158,7 @@ def check_one_job(engine: Engine, home: Home, folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("record", KILLS)
-def test_a_run_on_the_real_engine_whose_supervisor_is_killed_ends_with_its_checkpoints_here_and_one_job(
-    engine: Engine, tmp_path: Path, record: str
-) -> None:
+def test_on_real_slurm_a_killed_supervisor_ends_with_one_job(engine: Engine, tmp_path: Path, record: str) -> None:
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
     assert drive(home, GPURUN_CRASH_AT=f"after {record}").returncode == -9
@@ -174,9 +172,7 @@ PHASES = (Event.CREATE_INTENDED, Event.CREATE_OBSERVED, Event.TRAIN_STARTED, Eve
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_controller_that_is_away_for_a_minute_in_any_phase_loses_nothing(
-    engine: Engine, tmp_path: Path, phase: Event
-) -> None:
+def test_a_controller_away_in_any_phase_loses_nothing(engine: Engine, tmp_path: Path, phase: Event) -> None:
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 30)
     driven = start(home)
@@ -190,7 +186,7 @@ def test_a_controller_that_is_away_for_a_minute_in_any_phase_loses_nothing(
     check_one_job(engine, home, folder)
 
 
-def test_a_node_that_fails_ends_the_run_as_lost_and_its_death_is_proven(engine: Engine, tmp_path: Path) -> None:
+def test_a_failing_node_ends_the_run_as_lost_and_proven_dead(engine: Engine, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     folder = opened(engine, home, 100_000)
     driven = start(home)
@@ -204,7 +200,7 @@ def test_a_node_that_fails_ends_the_run_as_lost_and_its_death_is_proven(engine: 
     assert list(folder.artifacts.rglob("*.safetensors")), "what was finished comes from its folder"
 
 
-def test_shards_that_datatrove_makes_as_jobs_are_those_made_here_to_the_byte(
+def test_datatrove_jobs_make_the_same_shards_byte_for_byte(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizers, "_from_tiktoken", lambda: None)
@@ -221,7 +217,7 @@ def test_shards_that_datatrove_makes_as_jobs_are_those_made_here_to_the_byte(
     for _ in ticks(CLOCK, 0.5, 240):
         if not subprocess.run(["squeue", "-h"], capture_output=True, text=True, check=True).stdout:
             break
-    finish(wanted, begun_of(wanted), print)
+    finish_preparing(wanted, begun_of(wanted), print)
     prepare(order_of(corpus, tmp_path / "ours"), print)
     assert content(engine.work / "shards") == content(tmp_path / "ours")
 
@@ -247,7 +243,7 @@ def last_loss(events: Path) -> float:
     return float(next(one["loss"] for one in reversed(told) if one["kind"] == "step"))
 
 
-def test_one_node_and_two_train_to_the_loss_of_two_processes_here(engine: Engine, tmp_path: Path) -> None:
+def test_one_node_and_two_reach_the_loss_of_two_processes_here(engine: Engine, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     for gpu, run in (("2xcpu", "two-1"), ("cpu", "one-1")):
         assert training(engine, home, gpu, run, 20).wait(timeout=300) == ExitCode.DONE
@@ -266,9 +262,7 @@ def test_one_node_and_two_train_to_the_loss_of_two_processes_here(engine: Engine
     assert [row.problems for row in audit(home).rows] == [(), ()]
 
 
-def test_a_second_node_that_fails_ends_the_run_as_lost_with_its_checkpoints_here(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_a_failing_second_node_is_lost_with_checkpoints_here(engine: Engine, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     training_two, folder = training(engine, home, "2xcpu", "two-1", 2000), home.run("two-1")
     for _ in ticks(CLOCK, 0.2, 180):

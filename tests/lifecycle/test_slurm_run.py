@@ -27,7 +27,7 @@ from gpurun.core.stop_request import ask_to_stop
 from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit, event_sequence
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.runs import look, open_run
+from gpurun.ledger.runs import create_run, look_at_run
 from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
@@ -123,7 +123,7 @@ def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
     assert [event["kind"] for event in trainer_events(folder)].count("start") == 1
 
 
-def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Home, slurm: ScriptedSlurm) -> None:
+def test_a_run_is_one_job_that_trains_comes_home_and_is_gone(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm, price=usd(36))
     slurm.set("hold", "Priority")
     child, begun_mono = begin(home), CLOCK.monotonic()
@@ -133,7 +133,7 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
             break
     assert stat.S_IMODE(next(slurm.work.iterdir()).stat().st_mode) == 0o700
     CLOCK.sleep(1.5)
-    row, waits = run_row(look(home, "fox-41"), CLOCK.wall()), read_moving(folder, CLOCK.wall())
+    row, waits = run_row(look_at_run(home, "fox-41"), CLOCK.wall()), read_moving(folder, CLOCK.wall())
     assert (row.state, row.dies_wall, "after its start" in row.dies_by) == ("queued", None, True)
     assert waits is not None
     assert waits.words == "queued: Priority · place 3 of 3 in main"
@@ -154,9 +154,7 @@ def test_a_run_is_a_job_that_is_trained_in_brought_home_and_proven_gone(home: Ho
     assert told["cost"]["cap_kept"]
 
 
-def test_two_nodes_are_one_job_that_trains_once_both_have_answered_and_saves_when_it_is_to_stop(
-    home: Home, slurm: ScriptedSlurm
-) -> None:
+def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm, nodes=2, steps=3000, step_s=0.02)
     child = begin(home)
     for _ in ticks(CLOCK, 0.05, 30):
@@ -195,9 +193,7 @@ def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: Scripte
 
 
 @pytest.mark.parametrize("record", KILLS)
-def test_a_supervisor_that_is_killed_and_resumed_ends_with_one_job_and_exit_0(
-    home: Home, slurm: ScriptedSlurm, record: str
-) -> None:
+def test_a_supervisor_killed_and_resumed_has_one_job_and_exit_0(home: Home, slurm: ScriptedSlurm, record: str) -> None:
     folder = opened(home, slurm)
     assert drive(home, GPURUN_CRASH_AT=f"after {record}") == -9
     assert drive(home) == ExitCode.DONE
@@ -205,9 +201,7 @@ def test_a_supervisor_that_is_killed_and_resumed_ends_with_one_job_and_exit_0(
 
 
 @pytest.mark.parametrize("hold", ["", "JobHeldAdmin"])
-def test_a_job_that_is_put_back_into_the_queue_is_lost_and_trains_no_second_time(
-    home: Home, slurm: ScriptedSlurm, hold: str
-) -> None:
+def test_a_requeued_job_is_lost_and_trains_no_second_time(home: Home, slurm: ScriptedSlurm, hold: str) -> None:
     folder = opened(home, slurm, steps=100_000)
     child = begin(home)
     for _ in ticks(CLOCK, 0.05, 20):
@@ -245,7 +239,7 @@ def at_home(folder: RunFolder) -> set[str]:
     return {path.name for path in folder.artifacts.rglob("*.safetensors")}
 
 
-def test_a_training_that_was_done_while_the_laptop_slept_comes_home_as_done(
+def test_a_training_done_while_the_laptop_slept_comes_home(
     home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provider_module, "IDLE_S", 1)
@@ -261,7 +255,7 @@ def test_a_training_that_was_done_while_the_laptop_slept_comes_home_as_done(
 
 
 @pytest.mark.parametrize("by", ["resume", "reap"])
-def test_what_was_finished_when_the_time_was_over_comes_home_before_its_folder_goes(
+def test_finished_files_come_home_at_the_limit_before_cleanup(
     home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     folder = away(home, slurm, steps=100_000, until="out/MANIFEST.json")
@@ -277,7 +271,7 @@ def test_what_was_finished_when_the_time_was_over_comes_home_before_its_folder_g
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_a_folder_that_cannot_be_read_is_kept_and_goes_only_where_the_user_says_so(
+def test_an_unreadable_folder_goes_only_when_the_user_says_so(
     home: Home, slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_demand, "PATIENCE_S", 0.5)
@@ -309,7 +303,7 @@ def sweep(home: Home, slurm: ScriptedSlurm, *, remove_all: bool) -> list[str]:
     return [stray.fate for stray in found]
 
 
-def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared_disk(
+def test_a_command_runs_as_a_job_with_its_secret_off_shared_disk(
     home: Home, slurm: ScriptedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (lab := tmp_path / "lab").mkdir()
@@ -321,7 +315,7 @@ def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared
     request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
     plan = make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print)
     assert plan.lease.total_s + plan.lease.kill_allowance_s == 3600
-    folder = open_run(home, request, plan)
+    folder = create_run(home, request, plan)
     assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
     outputs = {path.name: path.read_text() for path in (folder.artifacts / "outputs").iterdir()}
     assert outputs == {"told.txt": "9 letters\n", "found": ""}
@@ -330,9 +324,7 @@ def test_a_command_of_ones_own_runs_as_a_job_and_its_secret_goes_past_the_shared
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_a_command_runs_on_every_node_of_its_job_and_is_told_of_a_stop_on_each(
-    home: Home, slurm: ScriptedSlurm, tmp_path: Path
-) -> None:
+def test_a_command_runs_and_is_told_of_a_stop_on_every_node(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
     (lab := tmp_path / "lab").mkdir()
     (lab / "train.sh").write_text(
         'trap "echo saved >$NODE_RANK.txt; exit 0" USR1\n'
@@ -342,7 +334,7 @@ def test_a_command_runs_on_every_node_of_its_job_and_is_told_of_a_stop_on_each(
     command = Command(argv=("sh", "train.sh"), folder=str(lab), outputs=("*.txt",), stop_signal="USR1")
     choices, need = Choices(accept_cpu=True), GpuNeed(count=0, name="cpu", nodes=2)
     request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices)
-    folder = open_run(home, request, make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print))
+    folder = create_run(home, request, make_command_plan(request, run="fox-41", home=home, clock=CLOCK, say=print))
     child = begin(home)
     for _ in ticks(CLOCK, 0.05, 30):
         if folder.log.exists() and folder.log.read_text().count("node ") == 2:
@@ -391,7 +383,7 @@ def test_a_workdir_that_is_not_shared_is_told_as_what_it_may_be(home: Home, slur
     assert "share" in failed.data["hint"]
 
 
-def test_what_the_queue_was_too_short_to_upload_goes_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
+def test_an_upload_longer_than_the_queue_ends_once_the_job_runs(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "Priority")
     child = begin(home, GPURUN_CRASH_AT="before far.settle")  # All parts are there, and none is in its place.
@@ -417,7 +409,7 @@ def test_a_full_disk_on_the_cluster_ends_the_job_in_its_queue(home: Home, slurm:
     assert list(slurm.work.iterdir()) == []
 
 
-def test_a_job_that_can_never_begin_is_cancelled_and_proven_gone_at_no_cost(home: Home, slurm: ScriptedSlurm) -> None:
+def test_a_job_that_can_never_begin_is_cancelled_at_no_cost(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm, price=usd(36))
     plan = Plan.from_json(folder.plan.read_bytes())
     folder.plan.write_text(changed_plan(plan, {"lease": LEASE.model_copy(update={"boot_s": 1})}).to_json())
@@ -436,9 +428,7 @@ def failure_of(folder: RunFolder) -> dict[str, Any]:
     return next(dict(record.data) for record in records if record.event is Event.STEP_FAILED)
 
 
-def test_a_job_that_the_partition_does_not_admit_ends_at_once_with_slurms_reason(
-    home: Home, slurm: ScriptedSlurm
-) -> None:
+def test_a_job_not_admitted_ends_at_once_with_slurms_reason(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm, price=usd(36))
     slurm.set("hold", "Job's account not permitted to use this partition (gpu allows lab not me)")
     began_s = time.monotonic()
@@ -451,7 +441,7 @@ def test_a_job_that_the_partition_does_not_admit_ends_at_once_with_slurms_reason
     assert [row.problems for row in audit(home).rows] == [()]
 
 
-def test_a_set_up_that_fails_ends_the_run_as_set_up_with_its_last_words(home: Home, slurm: ScriptedSlurm) -> None:
+def test_a_failing_set_up_ends_the_run_with_its_last_words(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     home.config.write_text(home.config.read_text() + "setup = 'echo no such module; module load cuda/12.8'\n")
     assert drive(home) == ExitCode.SETUP
@@ -473,7 +463,7 @@ def test_what_the_set_up_of_a_job_said_is_kept_and_shown(
     assert gpurun("logs", "fox-41", "--setup").stdout == "loaded cuda/12.8\n"
 
 
-def test_a_job_that_the_queue_ends_costs_nothing_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:
+def test_a_job_ended_in_the_queue_costs_and_trains_nothing(home: Home, slurm: ScriptedSlurm) -> None:
     folder = opened(home, slurm)
     slurm.set("hold", "DEADLINE")
     assert drive(home) == ExitCode.NO_OFFER

@@ -11,7 +11,7 @@ from tests.lifecycle import tiny_runs
 from tests.lifecycle.stage import SIZE, incidents, staged_run, told
 
 
-def test_a_second_run_with_the_same_shards_uploads_no_byte_of_them(own: Home, s3: S3Emulator) -> None:
+def test_a_second_run_of_the_same_shards_uploads_no_byte(own: Home, s3: S3Emulator) -> None:
     first = staged_run(own, "fox-41")
     assert tiny_runs.drive(own, "fox-41").returncode == 0
     events = tiny_runs.events_of(first)
@@ -38,9 +38,7 @@ def audit_of(home: Home) -> list[str]:
 
 
 @pytest.mark.parametrize("denied", ["s3:ListBucket", "s3:PutObject"])
-def test_a_bucket_that_refuses_ends_the_run_before_anything_is_asked_for(
-    own: Home, s3: S3Emulator, denied: str
-) -> None:
+def test_a_bucket_that_refuses_ends_the_run_before_renting(own: Home, s3: S3Emulator, denied: str) -> None:
     folder = staged_run(own)
     s3.denied.add(denied)
     assert tiny_runs.drive(own).returncode == 4
@@ -48,7 +46,7 @@ def test_a_bucket_that_refuses_ends_the_run_before_anything_is_asked_for(
     assert denied in told(folder, "step.failed")["message"]
 
 
-def test_a_home_that_takes_no_notes_of_the_upload_is_no_bug_and_nothing_is_asked_for(own: Home, s3: S3Emulator) -> None:
+def test_a_home_that_takes_no_upload_notes_rents_nothing(own: Home, s3: S3Emulator) -> None:
     """As where `sudo gpurun` has made the folder, or the disk is full."""
     folder = staged_run(own)
     own.cache.mkdir(parents=True)
@@ -68,9 +66,7 @@ def test_a_run_that_is_killed_during_the_upload_goes_on_with_it(own: Home, s3: S
 
 
 @pytest.mark.slow
-def test_an_object_that_was_altered_is_refused_sent_over_ssh_and_put_there_again_by_the_next_run(
-    own: Home, s3: S3Emulator
-) -> None:
+def test_an_altered_object_goes_over_ssh_and_is_staged_anew(own: Home, s3: S3Emulator) -> None:
     staged_run(own, "fox-41")
     assert tiny_runs.drive(own, "fox-41").returncode == 0
     key = next(key for key in s3.keys("gpt/files/") if key.endswith(".zst"))
@@ -87,7 +83,7 @@ def test_an_object_that_was_altered_is_refused_sent_over_ssh_and_put_there_again
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_lost_after_renting_costs_the_run_no_more_than_an_upload(own: Home, s3: S3Emulator) -> None:
+def test_a_bucket_lost_after_renting_costs_only_an_upload(own: Home, s3: S3Emulator) -> None:
     folder = staged_run(own)
     assert tiny_runs.drive(own, GPURUN_CRASH_AT="after create.observed").returncode == -9
     s3.denied |= {"s3:ListBucket", "s3:GetObject"}

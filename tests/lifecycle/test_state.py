@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Event, Phase, RunState
-from gpurun.ledger.run_state import Step, exit_code_of, next_step, replay
+from gpurun.ledger.run_state import Step, exit_code_of, next_step, replay_journal
 from tests.whole_records import record
 
 INSTANCE = {"id": "i-1", "provider": "local", "token": "gr-x-1", "run": "x", "state": "RUNNING"}
@@ -38,7 +38,7 @@ NEXT = [
 
 def state_after(count: int, *more: tuple[Event, dict[str, Any]]) -> RunState:
     story = [*STORY[:count], *more]
-    return replay("x", [record(i, e, i, d) for i, (e, d) in enumerate(story)])
+    return replay_journal("x", [record(i, e, i, d) for i, (e, d) in enumerate(story)])
 
 
 @pytest.mark.parametrize("count", range(1, len(STORY) + 1))
@@ -46,7 +46,7 @@ def test_each_record_leads_to_the_next_step(count: int) -> None:
     assert next_step(state_after(count)) is NEXT[count - 1]
 
 
-def test_something_may_be_billing_from_the_intent_until_death_is_proven() -> None:
+def test_it_may_be_billing_from_the_intent_to_the_proven_death() -> None:
     billing = [state_after(count).may_be_billing for count in range(1, len(STORY) + 1)]
     assert billing == [False] + [True] * 8 + [False] * 3
 
@@ -60,7 +60,7 @@ def test_a_failure_before_training_leads_straight_to_destroy(count: int) -> None
     assert next_step(state_after(count, failed(Step.SHIP))) is Step.DESTROY
 
 
-def test_a_failure_while_watching_still_brings_home_what_there_is() -> None:
+def test_a_failure_in_the_watch_still_brings_home_what_exists() -> None:
     assert next_step(state_after(6, failed(Step.WATCH))) is Step.COLLECT
 
 
@@ -68,13 +68,13 @@ def test_a_failed_collect_is_not_tried_for_ever() -> None:
     assert next_step(state_after(7, failed(Step.COLLECT))) is Step.DESTROY
 
 
-def test_an_unanswered_create_is_looked_for_even_when_a_stop_was_asked() -> None:
+def test_an_unanswered_create_is_looked_for_despite_a_stop() -> None:
     asked = (Event.STOP_REQUESTED, {"how": "now", "by": "user", "reason": ""})
     assert next_step(state_after(2, asked)) is Step.CREATE
 
 
 @pytest.mark.parametrize("how", ["save", "now"])
-def test_a_stop_while_training_goes_on_watching_until_the_trainer_has_ended(how: str) -> None:
+def test_a_stop_in_training_watches_on_until_the_trainer_ends(how: str) -> None:
     assert next_step(state_after(6, (Event.STOP_REQUESTED, {"how": how, "by": "user", "reason": ""}))) is Step.WATCH
 
 
@@ -93,7 +93,7 @@ def test_when_the_lease_is_over_only_destroy_comes_next(count: int, extra: list[
 @given(st.lists(st.sampled_from([*STORY, LATE, LATE_GONE]), max_size=30))
 def test_replay_is_total_and_an_open_token_never_ends_quietly(story: list[tuple[Event, dict[str, Any]]]) -> None:
     records = [record(i, e, i, d) for i, (e, d) in enumerate(story)]
-    state = replay("x", records)
+    state = replay_journal("x", records)
     if state.may_be_billing:
         assert exit_code_of(state) is ExitCode.MAY_BE_BILLING
         assert next_step(state) is not None
@@ -107,11 +107,11 @@ def test_the_exit_code_tells_how_training_ended(outcome: str, reason: str, code:
     story = [*STORY]
     story[6] = (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": reason})
     records = [record(i, e, i, d) for i, (e, d) in enumerate(story)]
-    assert exit_code_of(replay("x", records)) == code
+    assert exit_code_of(replay_journal("x", records)) == code
 
 
 @pytest.mark.parametrize("count", [10, 11, 12])
-def test_a_machine_that_came_late_is_settled_before_anything_else_even_in_a_run_that_was_closed(count: int) -> None:
+def test_a_late_machine_is_settled_first_even_in_a_closed_run(count: int) -> None:
     assert state_after(count, LATE).may_be_billing
     assert next_step(state_after(count, LATE)) is Step.SETTLE
     assert next_step(state_after(count, LATE, LATE_GONE)) is NEXT[count - 1]
@@ -126,16 +126,16 @@ def test_what_was_left_is_settled_first_where_it_is_billed(told: dict[str, Any],
     assert next_step(state_after(11, left, gone)) is Step.CLOSE
 
 
-def test_of_two_that_came_late_the_end_of_one_is_not_that_of_the_other() -> None:
+def test_one_late_machines_end_is_not_the_end_of_the_other() -> None:
     other = (Event.INCIDENT, {"code": "create.late", "message": "", "id": "i-2"})
     assert state_after(10, LATE, other, LATE_GONE).late == {"i-2": ""}
 
 
-def test_a_run_that_was_closed_red_gets_its_own_exit_code_once_all_is_gone() -> None:
+def test_a_run_closed_red_gets_its_exit_code_once_all_is_gone() -> None:
     story = [*STORY[:10], LATE, STORY[10], (Event.RUN_CLOSED, {"exit_code": 9}), LATE_GONE]
     records = [record(i, e, i, d) for i, (e, d) in enumerate(story)]
-    assert replay("x", records[:-1]).exit_code == 9
-    assert replay("x", records).exit_code == 0
+    assert replay_journal("x", records[:-1]).exit_code == 9
+    assert replay_journal("x", records).exit_code == 0
 
 
 def test_stopped_before_anything_was_made_is_130() -> None:
@@ -155,9 +155,7 @@ def test_stopped_before_anything_was_made_is_130() -> None:
         ("now", "SIGTERM", "", 143),
     ],
 )
-def test_a_signal_that_stopped_a_training_short_is_the_exit_code_and_a_users_stop_is_none(
-    how: str, by: str, outcome: str, code: int
-) -> None:
+def test_a_signal_sets_the_exit_code_and_a_users_stop_does_not(how: str, by: str, outcome: str, code: int) -> None:
     told = {"signal": by} if by else {}
     stop = (Event.STOP_REQUESTED, {"how": how, "by": "signal" if by else "user", "reason": "", **told})
     ends = [(Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": ""})] if outcome else []

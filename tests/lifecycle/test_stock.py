@@ -14,7 +14,7 @@ from gpurun.core.errors import CollectFailed, ExitCode
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.stop_request import ask_to_stop
-from gpurun.lifecycle.artifacts.downloader import Background
+from gpurun.lifecycle.artifacts.downloader import BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.lifecycle.artifacts.on_demand import Salvaged
 from gpurun.lifecycle.steps import collect_bucket
@@ -63,9 +63,7 @@ def until_the_lease_is_over(world: World) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("destroy", ExitCode.INTERRUPTED), ("closed lid", ExitCode.BUDGET_STOP)])
-def test_what_came_home_before_the_machine_was_destroyed_is_in_the_receipt(
-    world: World, how: str, code: ExitCode
-) -> None:
+def test_files_home_before_a_destroy_are_in_the_receipt(world: World, how: str, code: ExitCode) -> None:
     """`gpurun collect` and then `gpurun destroy`; or a lid that stays closed until the lease is over."""
 
     def act() -> None:
@@ -100,7 +98,7 @@ def test_of_a_run_of_which_nothing_came_home_nothing_is_said(world: World) -> No
     assert kept(world)
 
 
-def test_what_a_collect_had_brought_before_the_laptop_died_is_in_the_receipt(world: World) -> None:
+def test_what_a_collect_brought_before_a_crash_is_in_the_receipt(world: World) -> None:
     """It is opened again when the lease is over; nothing had come home early."""
     world.cloud.killing = f"before far.get {ALL[0]}"
     assert world.drive() == "killed"
@@ -110,7 +108,7 @@ def test_what_a_collect_had_brought_before_the_laptop_died_is_in_the_receipt(wor
     assert kept(world)
 
 
-def test_a_list_that_cannot_be_read_keeps_no_run_from_its_receipt(world: World) -> None:
+def test_an_unreadable_list_keeps_no_run_from_its_receipt(world: World) -> None:
     (world.folder.path / "inventory.json").mkdir()
     ask_to_stop(world.folder, "destroy", by="user", reason="enough")
     world.drive()
@@ -120,12 +118,10 @@ def test_a_list_that_cannot_be_read_keeps_no_run_from_its_receipt(world: World) 
 # A checkpoint that two later ones have replaced over there
 
 
-def test_a_checkpoint_that_came_home_whole_is_remembered_though_no_list_names_it_any_more(
-    tmp_path: Path, folder: RunFolder
-) -> None:
+def test_a_whole_checkpoint_is_remembered_when_no_list_has_it(tmp_path: Path, folder: RunFolder) -> None:
     instance = Instance(tmp_path / "instance")
     first = instance.save(10)
-    Background(instance.far, folder, FREE, SystemClock()).bring(instance.far)
+    BackgroundDownload(instance.far, folder, FREE, SystemClock()).bring(instance.far)
     instance.save(30, 40)
     Inventory(folder).remember(instance.far.manifest(MOST_ANNOUNCED_BYTES))
     known = Inventory(folder).remembered()
@@ -139,7 +135,7 @@ def test_a_checkpoint_that_came_home_whole_is_remembered_though_no_list_names_it
 
 
 @pytest.mark.parametrize("how", ["the machine vanishes", "nothing arrives whole"])
-def test_the_last_that_came_home_whole_is_on_record_where_the_later_ones_are_lost(world: World, how: str) -> None:
+def test_the_last_whole_one_is_recorded_where_later_are_lost(world: World, how: str) -> None:
     """The line is slow: while 15 came home, 25 and 30 were finished."""
 
     def act() -> None:
@@ -166,7 +162,7 @@ def test_the_last_that_came_home_whole_is_on_record_where_the_later_ones_are_los
 # A bucket
 
 
-def test_what_came_home_early_is_counted_beside_what_the_bucket_has(folder: RunFolder) -> None:
+def test_early_files_count_beside_what_the_bucket_has(folder: RunFolder) -> None:
     """Of its list, what the bucket's newer one names no more was replaced, and is missed by nobody."""
     put(folder, WEIGHTS[0])
     files = [listed(*WEIGHTS[0]), listed(*WEIGHTS[1]), listed(*SPARE)]

@@ -63,7 +63,7 @@ def test_mini_gpt_trains_here_and_leaves_all_that_was_promised(own_home: Path) -
 
 
 @pytest.mark.slow
-def test_the_rehearsal_of_the_paid_run_uses_two_processes_and_says_what_it_is(own_home: Path) -> None:
+def test_the_rehearsal_of_the_paid_run_uses_two_processes(own_home: Path) -> None:
     done = gpurun("train", "--gpu", "8xA100", "--max-cost", "25", "--dry-run", "--name", "dry-1")
     assert done.returncode == 0, done.stderr
     assert "smoke test complete, GPU run still pending" in done.stdout
@@ -111,7 +111,7 @@ def test_stop_saves_brings_home_and_destroys(own_home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_however_many_watch_a_run_only_its_supervisor_asks_its_machine(own_home: Path, tmp_path: Path) -> None:
+def test_only_the_supervisor_asks_the_machine_however_many_watch(own_home: Path, tmp_path: Path) -> None:
     trains = ("train", "mini-gpt", "--provider", "local", "--yes", "--name", "cat-2", "--set", "steps=100")
     views = {"train": trains, "attach": ("attach", "cat-2"), "logs": ("logs", "cat-2", "-f")}
     watching, calls = [], {name: tmp_path / name for name in views}
@@ -127,7 +127,7 @@ def test_however_many_watch_a_run_only_its_supervisor_asks_its_machine(own_home:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_in_another_and_ends_as_if_it_had_not_been(own_home: Path) -> None:
+def test_a_stopped_run_continued_ends_as_if_never_stopped(own_home: Path) -> None:
     def trains(*what: str) -> int:
         return gpurun("train", *what, "--provider", "local", "--yes").returncode
 
@@ -188,7 +188,7 @@ def test_a_second_driver_of_a_run_is_refused_with_12(own_home: Path) -> None:
     assert gpurun("destroy", "ant-1", "--yes").returncode == 0
 
 
-def test_the_trainers_failure_is_told_with_its_reason_and_still_destroys(own_home: Path) -> None:
+def test_a_trainers_failure_gives_its_reason_and_still_destroys(own_home: Path) -> None:
     wild = ["--set", "lr=1e30", "--set", "grad_clip=0", "--set", "steps=20", "--set", "checkpoint_every=20"]
     done = gpurun("train", "mini-gpt", "--provider", "local", "--yes", "--json", *wild)
     answer = envelope(done)

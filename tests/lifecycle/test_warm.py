@@ -80,7 +80,7 @@ def sent_along(home: Home, wanted: Request | None = None, recipe: ResolvedRecipe
     return names
 
 
-def test_the_cache_of_a_run_of_the_same_model_on_such_a_card_goes_along(home: Home) -> None:
+def test_the_cache_of_the_same_model_and_card_goes_along(home: Home) -> None:
     run_before(home)
     assert sent_along(home) == {KEY: CACHE}
     plan = plan_of("owl-07").model_copy(update={"choices": Choices(warm=True)})
@@ -113,7 +113,7 @@ def test_it_is_only_done_when_it_was_asked_for(home: Home) -> None:
     ],
     ids=["another card", "two of them", "this laptop", "a rehearsal here", "a box of one's own"],
 )
-def test_what_a_rented_machine_compiled_goes_to_rented_ones_with_such_a_card_alone(home: Home, what: Request) -> None:
+def test_a_rented_compile_cache_goes_only_to_rented_equal_cards(home: Home, what: Request) -> None:
     run_before(home)
     assert sent_along(home, what) == {}
 
@@ -127,13 +127,13 @@ def test_another_model_or_one_that_is_not_compiled_gets_nothing(home: Home) -> N
     assert sent_along(home, recipe=plain) == {}
 
 
-def test_a_cache_that_is_not_the_one_that_the_receipt_names_never_goes(home: Home) -> None:
+def test_a_cache_the_receipt_does_not_name_never_goes(home: Home) -> None:
     run = run_before(home)
     (run.folder.artifacts / KEY).write_bytes(b"evil" * 2000)
     assert sent_along(home) == {}
 
 
-def test_what_a_box_of_ones_own_compiled_goes_to_that_box_and_to_rented_machines(home: Home) -> None:
+def test_a_boxs_cache_goes_to_that_box_and_rented_machines(home: Home) -> None:
     run = run_before(home, provider="ssh", host="me@lab")
     for what, goes in (
         (request(providers=("ssh",), host="me@lab"), True),
@@ -147,7 +147,7 @@ def test_what_a_box_of_ones_own_compiled_goes_to_that_box_and_to_rented_machines
     assert sent_along(home, request(providers=("ssh",), host="me@elsewhere")) == {}, "another request than it was"
 
 
-def test_a_plan_that_is_not_the_one_of_the_receipt_vouches_for_nothing(home: Home) -> None:
+def test_a_plan_other_than_the_receipts_vouches_for_nothing(home: Home) -> None:
     run = run_before(home)
     plan = run.folder.plan.read_text()
     run.folder.plan.write_text(plan + " ")
@@ -155,7 +155,7 @@ def test_a_plan_that_is_not_the_one_of_the_receipt_vouches_for_nothing(home: Hom
 
 
 @pytest.mark.parametrize("how", ["changed", "not in the chain"])
-def test_a_receipt_that_is_not_the_one_in_the_chain_vouches_for_nothing(home: Home, how: str) -> None:
+def test_a_receipt_other_than_the_chains_vouches_for_nothing(home: Home, how: str) -> None:
     run = run_before(home)
     if how == "changed":
         run.folder.receipt.write_text(json.dumps(json.loads(run.folder.receipt.read_bytes())))

@@ -41,7 +41,7 @@ def words_of(world: World) -> str:
     return world.folder.journal.read_text() + world.folder.receipt.read_text()
 
 
-def test_a_supervisor_that_wakes_after_a_destroy_from_here_accuses_nobody(world: World) -> None:
+def test_a_supervisor_awake_after_our_own_destroy_accuses_no_one(world: World) -> None:
     def destroyed_while_frozen() -> None:
         ask_to_stop(world.folder, "destroy", by="user", reason="gpurun destroy")
         take(world)
@@ -53,7 +53,7 @@ def test_a_supervisor_that_wakes_after_a_destroy_from_here_accuses_nobody(world:
     assert world.all_of(Event.TRAIN_OBSERVED) == []
 
 
-def test_one_that_wakes_after_the_machines_own_timer_ended_it_says_that_the_lease_is_over(world: World) -> None:
+def test_a_supervisor_awake_after_the_timer_says_lease_is_over(world: World) -> None:
     def slept_past_the_lease() -> None:
         take(world)
         world.clock.sleep(3600.0)
@@ -96,9 +96,7 @@ def moved(world: World, monkeypatch: pytest.MonkeyPatch, *, survives: bool) -> N
     at_poll(world, 3, move)
 
 
-def test_a_machine_that_is_back_at_another_port_trains_on_to_its_end(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_back_at_another_port_trains_to_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(world, monkeypatch, survives=True)
     assert world.drive() is ExitCode.DONE
     (incident,) = world.all_of(Event.INCIDENT)
@@ -107,9 +105,7 @@ def test_a_machine_that_is_back_at_another_port_trains_on_to_its_end(
     assert [row.problems for row in audit(world.home).rows] == [()]
 
 
-def test_what_a_restarted_machine_had_finished_comes_home_from_its_new_port(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_work_comes_home_from_a_restarts_new_port(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(world, monkeypatch, survives=False)
     manifest, cuts = world.far.manifest, [MachineLost("the line was cut")]
 

@@ -17,7 +17,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import DataSummary, Estimate, Lease, Mode, Plan, Request
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.runs import open_run
+from gpurun.ledger.runs import create_run
 from gpurun.providers.local import LocalProvider
 from tests.changed_plan import changed_plan
 from tests.lifecycle.drive import drive_forked
@@ -66,7 +66,7 @@ def make_run(
         ship_files=3,
         ship_bytes=4096,
     )
-    return open_run(home, Request(recipe="tiny", providers=("local",)), plan)
+    return create_run(home, Request(recipe="tiny", providers=("local",)), plan)
 
 
 def setting_up(folder: RunFolder, script: str, limit_s: int | None = None) -> None:

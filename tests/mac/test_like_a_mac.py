@@ -64,9 +64,7 @@ def scene(mac: Run, name: str) -> dict[str, object]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_the_first_command_of_the_readme_ends_well_and_its_journal_is_through_the_disks_cache(
-    mac: Run, tmp_path: Path
-) -> None:
+def test_the_readmes_first_command_works_and_syncs_its_journal(mac: Run, tmp_path: Path) -> None:
     done = mac([GPURUN, "train", "--gpu", "8xA100", "--max-cost", "25", "--dry-run"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "smoke test complete" in done.stdout
@@ -82,6 +80,6 @@ def test_a_view_in_a_terminal_draws_on_while_no_key_is_pressed(mac: Run) -> None
     assert "RUNNING" in str(seen["drawn"])
 
 
-def test_a_run_whose_supervisor_was_killed_is_resumed_to_a_receipt_that_holds(mac: Run) -> None:
+def test_a_run_resumed_after_a_kill_gets_a_receipt_that_holds(mac: Run) -> None:
     seen = scene(mac, "killed")
     assert (seen["driven"], seen["exit"], seen["audit"]) == (None, 0, 0), seen["said"]

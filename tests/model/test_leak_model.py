@@ -8,7 +8,7 @@ from gpurun.core.journal_records import Event
 from tests.model.leak_model import BROKEN, MOST_STATES, Rules, search
 
 
-def test_while_all_rules_are_kept_no_order_of_events_leaks_a_machine() -> None:
+def test_no_order_of_events_that_keeps_the_rules_leaks_a_machine() -> None:
     states, trace = search(Rules())
     assert trace is None, "\n".join(trace or ())
     assert 10_000 < states <= MOST_STATES, "it explores neither next to nothing nor without end"

@@ -173,7 +173,7 @@ def test_no_verb_shows_or_keeps_a_key_wherever_it_came_from(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("crash_at", [9, *(pytest.param(point, marks=LATER) for point in (2, 6, 14))])
-def test_a_supervisor_that_dies_in_the_middle_leaves_no_key_behind(
+def test_a_supervisor_that_dies_midway_leaves_no_key_behind(
     clouds: Home, crash_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed around the create and after it; then swept from an empty home. The machine never answers SSH."""

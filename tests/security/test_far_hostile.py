@@ -28,7 +28,7 @@ from gpurun.core.errors import ExitCode
 from gpurun.core.paths import Home
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import FarRefusal, Reply, Take
-from gpurun.remote.machine_facts import Facts
+from gpurun.remote.machine_facts import MachineFacts
 from gpurun.remote.messages import Manifest, understood_manifest
 from tests.lifecycle.faults import ended
 from tests.lifecycle.scripted_cloud import ScriptedFar, World
@@ -146,7 +146,7 @@ def bombs() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_no_name_beside_the_plain_ones_is_taken_and_one_spoils_the_whole_manifest(name: str) -> None:
+def test_only_plain_names_are_taken_and_one_other_spoils_it_all(name: str) -> None:
     with pytest.raises(FarRefusal) as refused:
         understood_manifest(manifest(entry("a.bin"), entry(name)), 1 << 40)
     assert refused.value.what.isprintable()
@@ -170,9 +170,7 @@ HOSTILE_RUNS = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_RUNS)
-def test_a_run_with_a_hostile_manifest_collects_nothing_changes_nothing_and_still_destroys(
-    world: World, name: str
-) -> None:
+def test_a_hostile_manifest_collects_nothing_and_still_destroys(world: World, name: str) -> None:
     before = outside(world)
     world.far.lie(manifest=lambda argv: sized(HOSTILE_RUNS[name]))
     assert world.drive() is ExitCode.COLLECT_FAILED
@@ -231,7 +229,7 @@ def test_what_is_served_in_place_of_a_file_never_takes_its_name(world: World, li
     assert ended(world)
 
 
-def test_a_link_that_waits_under_a_files_name_is_replaced_and_not_written_through(world: World, tmp_path: Path) -> None:
+def test_a_link_in_a_files_place_is_replaced_not_written_through(world: World, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     (world.folder.artifacts / "checkpoints").mkdir(parents=True)
@@ -244,7 +242,7 @@ def test_a_link_that_waits_under_a_files_name_is_replaced_and_not_written_throug
     assert ended(world)
 
 
-def test_a_link_to_the_right_bytes_is_still_no_file_that_came_home(tmp_path: Path) -> None:
+def test_a_link_to_the_right_bytes_is_not_a_file_at_home(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(CONTENT)
     target = tmp_path / "artifacts" / GOOD
     target.parent.mkdir(parents=True)
@@ -256,7 +254,7 @@ def test_a_link_to_the_right_bytes_is_still_no_file_that_came_home(tmp_path: Pat
     assert target.read_bytes() == CONTENT
 
 
-def test_a_file_of_the_right_length_with_other_bytes_is_fetched_again(tmp_path: Path) -> None:
+def test_a_file_of_equal_length_with_other_bytes_comes_again(tmp_path: Path) -> None:
     target = tmp_path / GOOD
     target.parent.mkdir(parents=True)
     target.write_bytes(b"?" * len(CONTENT))
@@ -294,7 +292,7 @@ def test_an_agent_that_did_not_arrive_whole_is_not_run() -> None:
     assert refused.value.reason == "agent_damaged"
 
 
-def test_a_manifest_of_another_length_than_was_told_did_not_arrive_whole() -> None:
+def test_a_manifest_of_an_unannounced_length_is_not_whole() -> None:
     content = manifest(entry())
     head = {"bytes": len(content) + 1, "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(FarRefusal, match="did not arrive whole"):
@@ -345,12 +343,12 @@ def typed(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return run_app(build_app())
 
 
-def test_words_of_the_machine_are_kept_byte_for_byte_and_no_reader_sends_one_to_the_terminal_that_it_obeys(
+def test_machine_words_are_kept_whole_and_steer_no_terminal(
     world: World, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hello = world.far.hello
 
-    def odd(python: str | None = None, **_: Any) -> Facts:
+    def odd(python: str | None = None, **_: Any) -> MachineFacts:
         facts = hello(python)
         evil = "Linux \x1b]52;c;eA==\x07\x9b31m\u202e"
         return facts.model_copy(update={"platform": evil, "python": evil, "boot_id": evil})
@@ -375,7 +373,7 @@ def test_words_of_the_machine_are_kept_byte_for_byte_and_no_reader_sends_one_to_
 
 
 @pytest.mark.parametrize("verb", ["install_agent", "hello", "unpack", "start", "poll", "manifest"])
-def test_a_refusal_in_the_machines_words_is_told_without_its_escapes(
+def test_a_refusal_in_the_machines_words_loses_its_escapes(
     world: World, verb: str, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = "no \x1b]52;c;eA==\x07 \x9b2J \u202e [bold]x[/bold] \r\n second line " + "A" * 3000
@@ -422,7 +420,7 @@ def test_nothing_on_this_side_unpickles_whatever_comes_home(world: World, monkey
         typed(monkeypatch, *words)
 
 
-def test_a_line_of_nested_brackets_among_the_events_is_no_bug_of_gpurun(tmp_path: Path) -> None:
+def test_nested_brackets_among_events_are_not_called_a_bug(tmp_path: Path) -> None:
     world = World(Home(tmp_path / "home"))
     world.far = Lying(world.cloud)
     world.far.lie(poll=polled(b"device: cuda\n", b"[" * 50_000 + b"\n" + EVENTS))
@@ -430,7 +428,7 @@ def test_a_line_of_nested_brackets_among_the_events_is_no_bug_of_gpurun(tmp_path
     assert getattr(world.state.failure, "code", None) != "bug"
 
 
-def test_a_manifest_of_a_hundred_thousand_empty_entries_is_refused_at_the_first() -> None:
+def test_a_manifest_of_many_empty_entries_fails_at_the_first() -> None:
     """Errors that are gathered for each entry once took gigabytes of memory for megabytes of manifest."""
     forget_own_peak()
     before_bytes = own_peak_bytes()

@@ -41,7 +41,7 @@ def home(own_home: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a hole", "a folder"])
 @pytest.mark.parametrize("what", FILES)
-def test_no_file_of_a_strangers_home_hangs_a_verb_or_eats_the_memory(what: str, kind: str, home: Path) -> None:
+def test_a_strangers_home_hangs_no_verb_and_eats_no_memory(what: str, kind: str, home: Path) -> None:
     path = home / FILES[what]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)

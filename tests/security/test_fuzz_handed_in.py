@@ -21,8 +21,8 @@ import pytest
 
 from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.paths import Home
-from gpurun.core.records import digest_of
-from gpurun.data.prepare import Order, prepare
+from gpurun.core.records import digest_json
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.readers.evidence.card import INDEX, pack_card
 from gpurun.remote.client import FarSide
@@ -79,7 +79,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of characters, a fifth of them held out."""
     place = tmp_path_factory.mktemp("made")
     (place / "text").write_text("".join(f"The quick brown fox number {n} jumps over the dog.\n" for n in range(400)))
-    prepare(Order(str(place / "text"), "char", place / "shards", val_fraction=0.2), lambda _: None)
+    prepare(PrepareOrder(str(place / "text"), "char", place / "shards", val_fraction=0.2), lambda _: None)
     return place / "shards"
 
 
@@ -96,9 +96,7 @@ def relisted(files: dict[str, bytes], name: str, content: bytes) -> dict[str, by
     return files | {name: content, INDEX: json.dumps(index).encode()}
 
 
-def test_a_nested_state_in_one_card_of_ten_is_that_cards_problem_and_the_others_are_replayed(
-    tmp_path: Path, shards: Path
-) -> None:
+def test_a_nested_state_in_one_card_spoils_only_that_card(tmp_path: Path, shards: Path) -> None:
     roster, cards = a_class(10), tmp_path / "cards"
     for number, student in enumerate(roster.students):
         lab = Whole(tmp_path, number, student.challenge)
@@ -113,7 +111,7 @@ def test_a_nested_state_in_one_card_of_ten_is_that_cards_problem_and_the_others_
     assert [row["file"] for row in rows if row["problems"]] == ["lab-03.zip"]
 
 
-def test_a_nested_state_that_a_machine_sent_is_a_problem_of_its_run_alone(own_home: Path, shards: Path) -> None:
+def test_a_nested_state_from_a_machine_spoils_only_its_run(own_home: Path, shards: Path) -> None:
     home = Home(own_home).prepare()
 
     class Hostile(CloudRun):
@@ -181,7 +179,7 @@ ODDITIES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_each_odd_card_has_a_finding_of_its_own_and_all_others_are_graded(tmp_path: Path, shards: Path) -> None:
+def test_each_odd_card_has_its_own_finding_and_others_are_graded(tmp_path: Path, shards: Path) -> None:
     roster, cards = a_class(2 * len(ODDITIES)), tmp_path / "cards"
     (tmp_path / "ml.roster.json").write_text(roster.to_json())
     names = [""] * len(ODDITIES) + list(ODDITIES)
@@ -256,9 +254,7 @@ def test_no_broken_roster_is_a_trace(many: int, tmp_path: Path) -> None:
 
 
 @many
-def test_no_broken_manifest_of_a_machine_or_of_the_home_is_a_trace(
-    many: int, own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_broken_manifest_shows_a_traceback(many: int, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(own_home).prepare()
     run = opened_run(home, "fox-41")
     run.write(run.opened(), run.intended(), run.created())
@@ -266,7 +262,7 @@ def test_no_broken_manifest_of_a_machine_or_of_the_home_is_a_trace(
         run.write(note)
     said = [b""]
     far = FarSide(Answers(manifest=lambda _: sized(said[0]), get=lambda _: b"half a file"))
-    monkeypatch.setattr("gpurun.cli.collect_checkpoints.Reach", lambda *_, **__: lambda _: far)
+    monkeypatch.setattr("gpurun.cli.collect_checkpoints.MachineConnector", lambda *_, **__: lambda _: far)
     monkeypatch.setattr("gpurun.lifecycle.artifacts.on_demand.PATIENCE_S", 0.0)
     finished_run(home, "owl-07")
     whole = manifest(entry(), entry("samples/000010.txt", kind="sample"))
@@ -297,7 +293,7 @@ def test_no_broken_plan_file_is_a_trace(
             del told["sha256"]
             told |= {"request": altered(told["request"], by)}
             with suppress(ValueError):
-                told["sha256"] = digest_of(told)
+                told["sha256"] = digest_json(told)
         (tmp_path / "own.json").write_bytes(plain(told) if by.random() < 0.7 else broken(whole, by))
         check("train", str(tmp_path / "own.json"), "--no-input")
 

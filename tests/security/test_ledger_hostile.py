@@ -90,7 +90,7 @@ HOSTILE_LINES = [
     events=st.lists(st.sampled_from(HOSTILE_LINES)),
     end=st.sampled_from([b"", b"\n"]),
 )
-def test_no_log_and_no_events_can_stop_the_receipt_or_part_the_audit_from_it(
+def test_no_log_or_events_stop_the_receipt_or_make_audit_differ(
     tmp_path_factory: pytest.TempPathFactory, log: list[bytes], events: list[bytes], end: bytes
 ) -> None:
     home = Home(tmp_path_factory.mktemp("home"))
@@ -118,7 +118,7 @@ def test_a_huge_log_is_read_in_little_memory(home: Home) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["log", "events"])
-def test_the_audit_of_a_machine_that_never_stops_talking_takes_little_memory(home: Home, name: str) -> None:
+def test_auditing_a_machine_that_never_stops_takes_little_memory(home: Home, name: str) -> None:
     """What a machine may say is a gigabyte; kept line by line it would take the audit of all other runs down."""
     run = CloudRun(home)
     words = {"log": "step 0001 | loss 3.9833 | lr 3.00e-04\n", "events": '{"kind": "step", "step": 1, "step_s": 0.1}\n'}
@@ -146,7 +146,7 @@ def test_hostile_facts_are_cut_to_size(home: Home) -> None:
     assert audit(home).sound
 
 
-def test_the_signing_key_and_the_environment_never_reach_a_receipt(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_signing_key_nor_environment_reaches_a_receipt(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "canary-4711")
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)

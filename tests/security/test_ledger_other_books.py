@@ -20,7 +20,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home").prepare()
 
 
-def test_a_journal_that_was_rewritten_whole_is_not_the_one_that_the_receipt_was_made_from(home: Home) -> None:
+def test_a_journal_rewritten_whole_does_not_match_its_receipt(home: Home) -> None:
     folder = finished_run(home)
     records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
     records[0]["data"]["platform"] = "Another machine"
@@ -30,7 +30,7 @@ def test_a_journal_that_was_rewritten_whole_is_not_the_one_that_the_receipt_was_
     assert "the receipt was made from another journal than this one" in row.problems
 
 
-def test_a_shutdown_that_was_stated_for_one_run_confirms_no_other_on_the_same_box(home: Home) -> None:
+def test_one_runs_shutdown_confirms_no_other_on_the_same_box(home: Home) -> None:
     first, second = (BoxRun(home, name).until_gone().settle().folder for name in ("fox-41", "owl-07"))
     tries = [Try(float(at_s), "refused") for at_s in (0, 5, 10)]
     write_confirmation(home, first, read_receipt(home, first), tries, words="", wall=1_800_007_210.0)

@@ -66,7 +66,7 @@ def test_anything_cut_out_is_reported(home: Home, name: str, start: int, length:
 
 
 @pytest.mark.parametrize("name", ["journal", "ledger"])
-def test_every_single_byte_of_the_last_line_which_no_later_line_vouches_for(home: Home, name: str) -> None:
+def test_every_changed_byte_of_the_last_line_is_noticed(home: Home, name: str) -> None:
     path = _PICK[name](home)
     whole = path.read_bytes()
     unseen = []

@@ -71,9 +71,7 @@ def test_keys_of_a_run_are_made_by_one_at_a_time(tmp_path: Path) -> None:
     assert (tmp_path / "ssh" / "client").exists()
 
 
-def test_a_supervisor_does_nothing_to_a_run_that_another_one_drives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisor_does_nothing_to_a_run_another_drives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path)
     folder = make_run(home)
     monkeypatch.setattr(supervisor, "open_provider", lambda name, **_: pytest.fail("it may ask nobody"))
@@ -95,15 +93,15 @@ VERBS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_of_the_agent_is_refused_while_another_call_holds_its_lock(
+def test_an_agent_verb_is_refused_while_another_holds_its_lock(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (receive, s3_pull, finish_upload):
         monkeypatch.setattr(module, "WAIT_S", 0.1)
     monkeypatch.setattr(job_control, "START_WAIT_S", 0.1)
-    monkeypatch.setattr(s3_pull, "listed", lambda _: b'{"files": []}')
-    monkeypatch.setattr(receive, "listed", lambda _: b'{"files": [], "part_bytes": 1}')
-    monkeypatch.setattr(finish_upload, "listed", lambda _: b'[]\n{"files": []}')
+    monkeypatch.setattr(s3_pull, "read_list", lambda _: b'{"files": []}')
+    monkeypatch.setattr(receive, "read_list", lambda _: b'{"files": [], "part_bytes": 1}')
+    monkeypatch.setattr(finish_upload, "read_list", lambda _: b'[]\n{"files": []}')
     monkeypatch.setattr(job_state, "locked", lambda root, name, wait_s: finish_upload.locked(root, name, 0.1))
     (tmp_path / "agent").mkdir()
     lock, call = VERBS[verb]
@@ -128,9 +126,7 @@ def test_a_farewell_says_busy_when_the_keeper_cannot_be_ended(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("what", ["session", "client"])
-def test_threads_that_ask_aws_at_once_share_one_session_and_one_client(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_asking_aws_at_once_share_a_session_and_client(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK's own words: making either is not safe for threads."""
     inside, most, made = 0, 0, []
 
@@ -149,7 +145,7 @@ def test_threads_that_ask_aws_at_once_share_one_session_and_one_client(
     config = SimpleNamespace(Config=lambda **_: None)
     monkeypatch.setitem(sys.modules, "boto3", sdk)
     monkeypatch.setitem(sys.modules, "botocore.config", config)
-    line = wire.Wire(VirtualClock())
+    line = wire.AwsClients(VirtualClock())
     work = line._opened if what == "session" else lambda: line._client("ec2", "us-east-1")
     if what == "client":
         with suppress(Exception):
@@ -164,7 +160,7 @@ def test_threads_that_ask_aws_at_once_share_one_session_and_one_client(
     assert made == [1]
 
 
-def test_threads_that_need_aws_credentials_at_once_ask_for_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_needing_aws_credentials_at_once_ask_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     class SlowCall:
@@ -216,9 +212,7 @@ def test_credentials_that_hang_are_given_up_under_the_lock(monkeypatch: pytest.M
     assert session._asking is None
 
 
-def test_threads_that_need_the_homes_id_at_once_are_given_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_needing_the_homes_id_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of them would make machines that this home takes for somebody else's."""
     write = paths.write_atomic
 

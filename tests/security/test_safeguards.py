@@ -17,7 +17,7 @@ def found() -> list[Safeguard]:
     return list(safeguards())
 
 
-def test_every_safeguard_of_the_list_is_there_and_the_source_without_it_is_still_python(found: list[Safeguard]) -> None:
+def test_every_safeguard_exists_and_the_source_without_it_parses(found: list[Safeguard]) -> None:
     """Words that were changed are a LookupError that says which: then the list has to be mended."""
     for one in found:
         assert one.mutant != (ROOT / one.path).read_text(encoding="utf-8"), one.name

@@ -415,21 +415,19 @@ def test_a_host_gone_bad_costs_its_time_and_no_more(
 def channels(monkeypatch: pytest.MonkeyPatch) -> list[paramiko.Channel]:
     """The channels that are opened on this side, streams with a window of a megabyte."""
     opened: list[paramiko.Channel] = []
-    channel = connection.Connection.channel
+    channel = connection.ParamikoConnection.channel
 
-    def noted(self: connection.Connection, *size: int) -> paramiko.Channel | None:
+    def noted(self: connection.ParamikoConnection, *size: int) -> paramiko.Channel | None:
         opened.append(channel(self, *size))  # type: ignore[arg-type]
         return opened[-1]
 
-    monkeypatch.setattr(connection.Connection, "channel", noted)
+    monkeypatch.setattr(connection.ParamikoConnection, "channel", noted)
     monkeypatch.setattr(program, "STREAM_WINDOW_BYTES", WINDOW_BYTES)
     return opened
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_a_host_sends_on_after_its_answer_was_refused_is_not_kept(
-    keys: Path, channels: list[paramiko.Channel]
-) -> None:
+def test_a_hosts_words_after_a_refused_answer_are_not_kept(keys: Path, channels: list[paramiko.Channel]) -> None:
     server = Server(keys, host := Host(sends_on, GOOD, OPEN))
     one = far(keys, server.port)
 
@@ -475,7 +473,7 @@ def test_a_host_that_asks_for_channels_of_its_own_gets_none(keys: Path) -> None:
         server.close()
 
 
-def test_a_packet_of_four_gigabytes_is_not_waited_for_after_the_login_either(keys: Path) -> None:
+def test_a_huge_packet_is_not_waited_for_after_login_either(keys: Path) -> None:
     """The length of a packet is not encrypted, so that a proxy in between can change it."""
     raised = []
     ours, theirs = socket.socketpair()

@@ -18,7 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.lifecycle.artifacts.on_demand import copy_out
 from gpurun.providers.ssh import SshProvider
 from gpurun.remote.agent import finish_upload, system
-from gpurun.remote.download import Wanted, fetch
+from gpurun.remote.download import WantedFile, fetch
 from gpurun.remote.key_pairs import forget_client_key, make_keys
 from gpurun.remote.messages import ManifestFile
 from gpurun.remote.ssh.program import put_argv
@@ -30,12 +30,12 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 @needs_proc
 def test_a_file_that_came_home_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
-    fetch(Wanted("checkpoints/1.bin", len(CONTENT), SHA256), tmp_path, lambda at, most, take: take(CONTENT[at:]))
+    fetch(WantedFile("checkpoints/1.bin", len(CONTENT), SHA256), tmp_path, lambda at, most, take: take(CONTENT[at:]))
     assert story == ["file", "name", "folder"]
 
 
 @needs_proc
-def test_a_copy_of_it_elsewhere_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+def test_a_copy_elsewhere_is_on_disk_before_it_has_its_name(story: list[str], tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "1.bin").write_bytes(CONTENT)
     file = ManifestFile(name="1.bin", bytes=len(CONTENT), sha256=SHA256, kind="weights", step=1)
@@ -56,7 +56,7 @@ def test_a_heartbeat_costs_no_sync(story: list[str], tmp_path: Path) -> None:  #
 
 
 @needs_proc
-def test_the_list_of_what_was_shipped_is_on_disk_before_it_takes_its_place(story: list[str], tmp_path: Path) -> None:  # noqa: F811
+def test_the_shipped_list_is_on_disk_before_it_takes_its_place(story: list[str], tmp_path: Path) -> None:  # noqa: F811
     folder = tmp_path / ".incoming"
     (folder / "files" / "data").mkdir(parents=True)
     (folder / "files" / "data" / "a.bin").write_bytes(CONTENT)
@@ -67,7 +67,7 @@ def test_the_list_of_what_was_shipped_is_on_disk_before_it_takes_its_place(story
 
 
 @needs_proc
-def test_what_was_shipped_is_on_disk_before_it_counts_after_the_next_boot(
+def test_shipped_files_are_synced_before_they_count_after_a_boot(
     story: list[str],  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,9 +89,7 @@ def test_what_was_shipped_is_on_disk_before_it_counts_after_the_next_boot(
     assert finish_upload.shipped(str(tmp_path)) == record
 
 
-def test_a_pack_that_replaced_another_while_that_was_synced_is_not_taken_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pack_swapped_during_its_sync_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "agent").mkdir()
     finish_upload.note_shipped(str(tmp_path), {"manifest_sha256": SHA256})
     another = {"manifest_sha256": "0" * 64}
@@ -132,9 +130,7 @@ def test_where_boots_have_no_names_it_is_synced_at_once(tmp_path: Path, monkeypa
     assert told == [str(tmp_path)]
 
 
-def test_where_one_file_system_cannot_be_synced_alone_all_of_them_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_file_systems_are_synced_where_one_alone_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr("ctypes.CDLL", lambda name: object())
     monkeypatch.setattr(os, "sync", lambda: told.append("all"))
@@ -184,7 +180,7 @@ def put(path: Path, said_bytes: int, content: bytes, **more: str) -> subprocess.
     )
 
 
-def test_a_file_that_is_put_over_ssh_is_synced_before_it_takes_its_place(tmp_path: Path) -> None:
+def test_a_file_put_over_ssh_is_synced_before_it_takes_its_place(tmp_path: Path) -> None:
     """Seen from below: the `dd` that is found first writes down how it was asked."""
     real, tools = shutil.which("dd"), tmp_path / "tools"
     tools.mkdir()

@@ -21,7 +21,7 @@ import view_samples as samples
 
 from gpurun.core.journal_records import Event
 from gpurun.core.run_plan import Mode
-from gpurun.core.trainer_events import parse
+from gpurun.core.trainer_events import parse_event
 from gpurun.core.untrusted import MAX_LINE_BYTES, safe_line, safe_text
 from gpurun.ledger.spending import spent_by
 from gpurun.view.envelope import event_json, record_json
@@ -181,13 +181,13 @@ def test_lines_that_are_no_event_are_no_event() -> None:
         b"null",
         b'{"kind":"x"' + b" " * (2 << 20),
     ):
-        assert parse(raw) is None
-    assert parse(b'{"kind": "step", "loss": NaN}') is not None
+        assert parse_event(raw) is None
+    assert parse_event(b'{"kind": "step", "loss": NaN}') is not None
 
 
 @pytest.mark.parametrize("depth", [10, 90, 100, 400, 900, 9000])
 def test_an_event_of_nested_brackets_ends_no_stream_of_json(depth: int) -> None:
-    event = parse(b'{"kind": "x", "step": 7, "a": ' + b"[" * depth + b"1" + b"]" * depth + b"}")
+    event = parse_event(b'{"kind": "x", "step": 7, "a": ' + b"[" * depth + b"1" + b"]" * depth + b"}")
     assert (event is None) == (depth >= 100), "what is nested deeper than any event is none"
     if event is not None:
         shown = event_json(event)
@@ -207,7 +207,7 @@ def everywhere(told: Any, text: str) -> Any:
     return text if isinstance(told, str) else told
 
 
-def test_the_receipt_quotes_log_and_sample_harmlessly_in_both_forms() -> None:
+def test_the_receipt_quotes_log_and_sample_harmlessly_both_ways() -> None:
     for raw in HOSTILE.values():
         text = raw.decode("utf-8", "replace")
         said = everywhere(samples.PREDICATE, text)

@@ -20,8 +20,8 @@ from gpurun.core.records import Instance
 from gpurun.core.run_plan import Plan, Request
 from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.run_state import replay
-from gpurun.ledger.runs import look, open_run
+from gpurun.ledger.run_state import replay_journal
+from gpurun.ledger.runs import create_run, look_at_run
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
@@ -149,7 +149,7 @@ class Stage:
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
         plan = make_plan(home, [PROFILES[name] for name in scenario.profiles], scenario.machines)
-        folder = open_run(home, Request(recipe="tiny"), plan)
+        folder = create_run(home, Request(recipe="tiny"), plan)
         self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
 
     @contextlib.contextmanager
@@ -227,9 +227,9 @@ class Stage:
         except Endless as endless:
             words, exit_code = f"endless: {endless}", int(ExitCode.BUG)
         alive = sum(len(cloud.alive) for cloud in played.clouds.values())
-        row = run_row(look(played.home, RUN), self.laptop.wall())
+        row = run_row(look_at_run(played.home, RUN), self.laptop.wall())
         metered = total(*(cloud.metered() for cloud in played.clouds.values()))
-        state = replay(RUN, played.records)
+        state = replay_journal(RUN, played.records)
         outcome = Outcome(self.true.monotonic(), words, exit_code, alive, state, row, metered)
         played.outcomes.append(outcome)
         return outcome

@@ -146,7 +146,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/lifecycle/connect.py": (
         ("if down is None:", "if False:"),
-        ("        if down:\n            raise taken(down)\n", ""),
+        ("        if down:\n            raise make_taken_error(down)\n", ""),
         ("        if self._context.seconds_left(self._state) <= 0:\n", "        if False:\n"),
         ("is_late or self._unheard_s > self._most_unheard_s()", "is_late"),
         ("slow_s > self.limit_s or ", ""),
@@ -168,7 +168,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gpurun/jobs/earlier_run.py": (
         ("receipt.signature is not Signature.OK", "False"),
-        ("if look(home, name).unfinished:", "if False:"),
+        ("if look_at_run(home, name).unfinished:", "if False:"),
     ),
     "gpurun/jobs/training/continued_training.py": (
         ("plan is None or plan.data.sha256 != data.sha256", "plan is None"),
@@ -206,7 +206,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("and is_older(orphan, older_than_s) ", ""),
     ),
     "gpurun/lifecycle/machine_owner.py": (
-        ("replay(folder.name, reading.records).token == token", "True"),
+        ("replay_journal(folder.name, reading.records).token == token", "True"),
         ("if asked_for(home.run(name), token):", "if True:"),
         ("return state.token != instance.token or state.phase in _OVER", "return True"),
         ("if holder_of(folder.lock) is not None:\n            return None", "if False:\n            return None"),
@@ -295,7 +295,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if len(content) != size or hashlib.sha256(content).digest() != sha256:", "if False:"),
         (" | os.O_NOFOLLOW, 0o644)\n        except", ", 0o644)\n        except"),
         ("check_name(name)\n        if", "if"),
-        (" or digest_of(one[1]) == one[0]", " or True"),
+        (" or hash_file(one[1]) == one[0]", " or True"),
         ('if not lines or lines[0] != "boot %s\\n" % boot_id():', "if False:"),
     ),
     "gpurun/remote/agent/finish_upload.py": (

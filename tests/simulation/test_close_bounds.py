@@ -57,7 +57,7 @@ def receipt_of(run: Played) -> dict[str, Any]:
 
 @pytest.mark.parametrize("profile", ["aws", "runpod"])
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_receipt_is_within_three_percent_of_the_bill_or_a_look_at_each_end(profile: str, trouble: str) -> None:
+def test_a_receipt_exceeds_the_bill_by_3_percent_or_two_looks(profile: str, trouble: str) -> None:
     with folder_of_one_run() as folder:
         run = played(profile, trouble, Path(folder))
         told = receipt_of(run)["cost"]
@@ -72,7 +72,7 @@ def test_a_receipt_is_within_three_percent_of_the_bill_or_a_look_at_each_end(pro
         assert [row.problems for row in audit(run.home).rows] == [("the cap was not kept",) if is_over else ()]
 
 
-def test_nothing_left_a_machine_that_never_answered_and_its_wait_is_not_its_life() -> None:
+def test_a_silent_machine_has_no_egress_and_its_wait_is_not_life() -> None:
     """$2.03 was booked for $0.03."""
     with folder_of_one_run() as folder:
         run = played("aws", "the machine is taken away as it boots", Path(folder))
@@ -85,7 +85,7 @@ def test_nothing_left_a_machine_that_never_answered_and_its_wait_is_not_its_life
         assert rental["micros"] == sum(paid)
 
 
-def test_where_a_lost_laptop_saw_no_end_the_receipt_has_the_bill_and_says_so() -> None:
+def test_an_end_unseen_by_a_lost_laptop_is_taken_from_the_bill() -> None:
     with folder_of_one_run() as folder:
         run = played("runpod", "the laptop is lost, and comes back when all is over", Path(folder))
         cost = receipt_of(run)["cost"]
@@ -96,7 +96,7 @@ def test_where_a_lost_laptop_saw_no_end_the_receipt_has_the_bill_and_says_so() -
         assert "not read" not in cost["says"]
 
 
-def test_where_a_provider_tells_nothing_the_cost_is_a_bound_and_the_cap_unknown() -> None:
+def test_without_provider_facts_cost_is_a_bound_and_cap_unknown() -> None:
     with folder_of_one_run() as folder:
         run = played("lambda-guarded", "the laptop is lost, and comes back when all is over", Path(folder))
         cost = receipt_of(run)["cost"]

@@ -62,7 +62,7 @@ def test_killed_anywhere_and_resumed_every_promise_is_kept(profile: str, trouble
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
-def test_killed_before_the_answer_a_cap_that_pays_for_one_machine_never_pays_for_a_second(profile: str) -> None:
+def test_killed_before_the_answer_a_cap_for_one_never_pays_two(profile: str) -> None:
     points = [
         number for number, place in points_of(profile, "clean") if place in {"after create.intended", "before create"}
     ]

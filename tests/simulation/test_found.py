@@ -90,7 +90,7 @@ def test_what_was_found_once_holds_now(scenario: Scenario) -> None:
 
 
 @pytest.mark.parametrize("profile", ["runpod", "aws", "lambda-guarded", "hostile"])
-def test_a_living_machine_that_is_denied_for_38_s_is_not_signed_for_as_gone(profile: str, tmp_path: Path) -> None:
+def test_a_machine_denied_for_38_s_is_not_signed_as_gone(profile: str, tmp_path: Path) -> None:
     ends = next(at_s for at_s, place in clean(profile).points if place == "after destroy.intended")
     scenario = Scenario(0, (profile,), train_s=90.0, weather=(Weather("denied", ends, ends + 38.0),))
     played = play(scenario, tmp_path)
@@ -99,7 +99,7 @@ def test_a_living_machine_that_is_denied_for_38_s_is_not_signed_for_as_gone(prof
     assert played.outcomes[-1].exit_code == 0
 
 
-def test_a_cap_within_what_was_seen_and_the_first_reading_of_its_absence_may_have_been_kept(tmp_path: Path) -> None:
+def test_a_cap_between_last_sight_and_first_absence_may_be_kept(tmp_path: Path) -> None:
     """It was dead at 649 s; a list took 40 s, a request hung for a minute, and it was read as gone at 760 s."""
     played = play(draw(20450), tmp_path)
     cost = receipt_of(played)["cost"]
@@ -118,7 +118,7 @@ def incidents(played: Played) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("profile", ["runpod", "aws"])
 @pytest.mark.parametrize("fault", [Fault.STILLBORN, Fault.NOWHERE])
-def test_what_is_gone_at_its_launch_is_followed_by_the_next_offer(profile: str, fault: Fault, tmp_path: Path) -> None:
+def test_a_machine_gone_at_launch_is_followed_by_the_next_offer(profile: str, fault: Fault, tmp_path: Path) -> None:
     others = {"runpod": "aws", "aws": "runpod"}
     scenario = Scenario(0, (profile, others[profile]), strikes=(Strike("create", 1, fault),), machines=2)
     played = play(scenario, tmp_path)
@@ -139,14 +139,14 @@ def clean(profile: str) -> Played:
         return play(Scenario(0, (profile,), train_s=90.0), Path(folder))
 
 
-def test_a_laptop_that_sleeps_between_two_reads_of_a_death_still_takes_the_third() -> None:
+def test_a_laptop_asleep_between_two_death_reads_takes_the_third() -> None:
     passed = [place for _, place in clean("runpod").points]
     asleep = Deed(passed.index("after death.read") + 1, "sleep", 60.0)
     verdict = judge(Scenario(0, ("runpod",), train_s=90.0, deeds=(asleep,)))
     assert verdict.breaches == (), verdict.story
 
 
-def test_a_machine_that_was_denied_twice_and_is_there_again_is_asked_to_end_at_once() -> None:
+def test_a_machine_denied_twice_and_back_is_ended_at_once() -> None:
     verbs = [verb for _, verb, _ in clean("runpod").clouds["runpod"].history]
     before = verbs[: verbs.index("destroy")]
     lies = [Strike(v, before.count(v) + n, Fault.DENIED) for v in ("find", "read") for n in (1, 2)]

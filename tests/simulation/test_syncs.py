@@ -12,7 +12,7 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import SetupError
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, write_atomic
-from gpurun.ledger.chain import Link, append_link, locked, read_chain
+from gpurun.ledger.chain import Link, append_link, chain_locked, read_chain
 from gpurun.ledger.fsync import append_durably, require_durable
 from gpurun.ledger.journal import GENESIS, Journal
 from gpurun.ledger.signing import load_signer
@@ -49,7 +49,7 @@ def test_a_torn_line_that_is_cut(story: list[str], tmp_path: Path) -> None:
 @needs_proc
 def test_the_chain_of_receipts(story: list[str], tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    with locked(path):
+    with chain_locked(path):
         assert story == ["folder"], "the file that is locked is there for everybody"
         append_link(path, read_chain(path), Link(seq=1, run="fox-41", receipt_sha256="0" * 64, prev=GENESIS))
     assert story == ["folder", "file", "folder"]

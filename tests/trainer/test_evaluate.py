@@ -13,7 +13,7 @@ import torch
 
 from tests.trainer.tiny_training import Train, events, manifest, recipe_record, write_data, write_items
 from trainer.distributed import Device, Processes
-from trainer.evaluate import accuracy, answered, filled_rows, rounds, token_bytes, validation, width_of
+from trainer.evaluate import accuracy, choose_width, filled_rows, rounds, score_answers, token_bytes, validation
 from trainer.items import FILE, Item, read_items
 from trainer.model import GPT
 from trainer.recipe import ModelConfig
@@ -94,8 +94,8 @@ def test_an_ending_is_judged_by_its_mean_loss_after_its_context(model: GPT) -> N
 
 
 def test_padding_to_few_widths_on_a_card_changes_nothing() -> None:
-    assert {width_of(longest, 1024, "cuda") for longest in range(1, 1025)} == set(range(64, 1025, 64))
-    assert (width_of(90, 100, "cuda"), width_of(90, 100, "cpu")) == (100, 90)
+    assert {choose_width(longest, 1024, "cuda") for longest in range(1, 1025)} == set(range(64, 1025, 64))
+    assert (choose_width(90, 100, "cuda"), choose_width(90, 100, "cpu")) == (100, 90)
     torch.manual_seed(0)
     model = GPT(ModelConfig(layers=2, heads=2, width=16, context=128, vocab_size=64)).eval()
     items = [Item(tuple(range(1, 9)), ((1, 2), (3, 4), (5,), (6, 7, 8)), 1), Item((5,) * 70, ((9,),) * 4, 0)]
@@ -103,7 +103,7 @@ def test_padding_to_few_widths_on_a_card_changes_nothing() -> None:
     as_it_is, filled = (filled_rows(pairs, 128, kind) for kind in ("cpu", "cuda"))
     assert (as_it_is[0].shape[1], filled[0].shape[1]) == (70, 128)
     with torch.no_grad():
-        torch.testing.assert_close(answered(model, *filled), answered(model, *as_it_is))
+        torch.testing.assert_close(score_answers(model, *filled), score_answers(model, *as_it_is))
 
 
 def test_a_run_answers_the_items_and_learns_to(tmp_path: Path, train: Train) -> None:

@@ -168,7 +168,7 @@ class CourseGPT(nn.Module):
 
 
 @pytest.mark.parametrize("keys", [{}, {"bias": False}, {"tied": False}], ids=["gpt2", "no biases", "untied"])
-def test_the_courses_own_class_loads_its_file_and_gives_our_logits(
+def test_the_courses_class_loads_its_file_and_gives_our_logits(
     tmp_path: Path, data: Path, keys: dict[str, bool]
 ) -> None:
     tokens = [base64.b64decode(token) for token in json.loads((data / "vocab.json").read_text())["tokens_b64"]]

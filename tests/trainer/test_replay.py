@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.tiny_training import Train, events, recipe_record
 from trainer.checkpoint import read_tensors, write_tensors
 from trainer.errors import Refused
-from trainer.replay import replay
+from trainer.replay import replay_steps
 
 pytestmark = pytest.mark.torch
 LAST = "checkpoints/000020.model.safetensors"
@@ -34,7 +34,7 @@ def nudge(out: Path, by: float) -> None:
 
 @pytest.mark.parametrize("before", [0, 10])
 def test_an_honest_run_comes_out_the_same_to_the_bit(out: Path, data: Path, before: int) -> None:
-    told = replay(out / LAST, data, again=[(before, 20)])
+    told = replay_steps(out / LAST, data, again=[(before, 20)])
     (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
     taken = {event["step"]: event["loss"] for event in events(out, "step") if event["step"] > before}
     assert (told["step"], told["device"], told["val_loss"]) == (20, "cpu", judged["val_loss"])
@@ -44,7 +44,7 @@ def test_an_honest_run_comes_out_the_same_to_the_bit(out: Path, data: Path, befo
 
 def test_weights_that_were_moved_by_a_thousandth_are_found(out: Path, data: Path) -> None:
     nudge(out, 1e-3)
-    told = replay(out / LAST, data, again=[(10, 20)])
+    told = replay_steps(out / LAST, data, again=[(10, 20)])
     (judged,) = [event for event in events(out, "eval") if event["step"] == 20]
     assert abs(told["val_loss"] - judged["val_loss"]) > 1e-6
     (again,) = told["again"]
@@ -54,7 +54,7 @@ def test_weights_that_were_moved_by_a_thousandth_are_found(out: Path, data: Path
 
 def test_nothing_of_the_run_is_changed(out: Path, data: Path) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    replay(out / LAST, data, again=[(10, 20)])
+    replay_steps(out / LAST, data, again=[(10, 20)])
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -71,12 +71,12 @@ def test_a_state_that_lies_is_refused_in_a_sentence(out: Path, data: Path, lie: 
     state = out / "checkpoints" / "000020.state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | lie))
     with pytest.raises(Refused, match=says):
-        replay(out / LAST, data)
+        replay_steps(out / LAST, data)
 
 
 def test_a_checkpoint_before_that_is_not_here_is_refused(out: Path, data: Path) -> None:
     with pytest.raises(Refused, match=r"000005"):
-        replay(out / LAST, data, again=[(5, 20)])
+        replay_steps(out / LAST, data, again=[(5, 20)])
 
 
 def test_spans_between_kept_checkpoints_are_taken_again(train: Train, data: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_spans_between_kept_checkpoints_are_taken_again(train: Train, data: Path
     kept = sorted(int(path.name[:6]) for path in (tmp_path / "out" / "checkpoints").glob("*.state.json"))
     assert {10, 20, 30, 35, 40} <= {*kept}, "every second one, and the latest two"
     last = tmp_path / "out" / "checkpoints" / "000040.model.safetensors"
-    again = replay(last, data, again=[(10, 20), (20, 23)])["again"]
+    again = replay_steps(last, data, again=[(10, 20), (20, 23)])["again"]
     told = {event["step"]: event["loss"] for event in events(tmp_path / "out", "step")}
     assert [(one["from"], one["to"], one["equal"]) for one in again] == [(10, 20, True), (20, 23, None)]
     assert all(told[step] == loss for one in again for step, loss in one["losses"].items() if step in told)
@@ -98,4 +98,4 @@ def test_a_given_recipe_is_believed_and_not_the_checkpoints(out: Path, data: Pat
     other["optim"]["lr"] = 0.5
     (tmp_path / "recipe.json").write_text(json.dumps(other))
     with pytest.raises(Refused, match=r"other values of optim\.lr"):
-        replay(out / LAST, data, recipe=tmp_path / "recipe.json")
+        replay_steps(out / LAST, data, recipe=tmp_path / "recipe.json")

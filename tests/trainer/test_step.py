@@ -20,7 +20,7 @@ from trainer.errors import Refused
 from trainer.events import UNKNOWN_S, Reporter
 from trainer.model import GPT
 from trainer.optim import LossScale, SpikeGuard
-from trainer.run import Run
+from trainer.run import TrainingRun
 from trainer.start import open_run
 from trainer.train import save
 
@@ -337,7 +337,7 @@ def test_a_stopped_run_resumes_with_the_same_losses_however_cut(
 ) -> None:
     dropout = {"dropout": 0.1 if micro_batch == 2 else 0.0}  # its masks depend on the cut
     assert train(recipe_record(model=dropout), tmp_path / "straight") == 0
-    kept: list[Run] = []
+    kept: list[TrainingRun] = []
     report = Reporter.step
 
     def stopping(self: Reporter, step: int, values: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from trainer.distributed import prepare_allocator
 from trainer.evaluate import Evaluation
 from trainer.events import Reporter
 from trainer.model import GPT
-from trainer.run import Run
+from trainer.run import TrainingRun
 from trainer.start import open_run
 
 MINI = {
@@ -123,7 +123,7 @@ def test_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: 
 
 
 def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Run] = []
+    kept: list[TrainingRun] = []
     monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
     calls, forward = 0, GPT.forward
 
@@ -238,7 +238,7 @@ def test_bf16_on_the_cpu_trains_and_keeps_fp32_weights(tmp_path: Path, train: Tr
 def test_a_stop_that_comes_during_evaluation_saves_at_once(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: list[Run] = []
+    kept: list[TrainingRun] = []
     monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[0])
     forward = GPT.forward
 
@@ -259,7 +259,7 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_on_resume(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch, cut_at: int
 ) -> None:
     assert train(recipe_record(), tmp_path / "straight") == 0
-    kept: list[Run] = []
+    kept: list[TrainingRun] = []
     forward = GPT.forward
     monkeypatch.setattr(train_module, "open_run", lambda *a, **k: kept.append(open_run(*a, **k)) or kept[-1])
 
@@ -280,7 +280,7 @@ def test_an_evaluation_that_a_stop_cut_short_is_made_on_resume(
 def test_a_stop_that_comes_before_the_first_step_waits_for_none(
     tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*given: Any, **more: Any) -> Run:
+    def asked(*given: Any, **more: Any) -> TrainingRun:
         more["stop_requested"].set()
         return open_run(*given, **more)
 

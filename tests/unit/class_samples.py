@@ -11,7 +11,7 @@ from typing import Any
 from gpurun.core.installed_files import recipe_file
 from gpurun.core.paths import Home
 from gpurun.core.receipt_record import Receipt
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.ledger.signing import load_signer
 from gpurun.ledger.write_receipt import read_receipt
@@ -52,7 +52,7 @@ class Lab(CloudRun):
         told = super().plan()
         data = {**told["data"], "vocab_size": 30, "folder": f"{self.home.root}/runs/x/data"}
         own = {key: self.opened_with[key] for key in ("mode", "trainer") if key in self.opened_with}
-        return {**told, "recipe_sha256": digest_of(self.recipe), "resolved": self.recipe, "data": data, **own}
+        return {**told, "recipe_sha256": digest_json(self.recipe), "resolved": self.recipe, "data": data, **own}
 
     def opened(self) -> Note:
         event, data = super().opened()

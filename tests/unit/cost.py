@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpurun.core.journal_records import Event
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.ledger.audit import audit
 from gpurun.ledger.write_receipt import read_receipt
 from tests.unit.ledger_samples import CloudRun
@@ -24,7 +24,7 @@ def dies(
     intent = {"id": run.instance_id, "token": run.token, "reason": "lease", "timer": True}
     run.write((Event.DESTROY_INTENDED, intent))
     run.write((Event.DESTROY_ASKED, {"id": run.instance_id, "attempt": 1, "answer": "asked"}))
-    taken = [[place * 15.0, "GONE", False, digest_of(place)] for place in range(3)]
+    taken = [[place * 15.0, "GONE", False, digest_json(place)] for place in range(3)]
     for at_s, state, listed, answer in taken:
         run.clock.sleep(15 if at_s else first_s)
         seen = {"id": run.instance_id, "at_s": at_s, "state": state, "listed": listed, "answer_sha256": answer}
@@ -33,7 +33,7 @@ def dies(
         seen |= {"up_s_ago": ago_s if up_s_ago is None else up_s_ago + at_s}
         run.write((Event.DEATH_READ, seen))
     claim = {"id": run.instance_id, "teardown": "destroyed", "reads": 3, "spread_s": 30.0}
-    run.write((Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_of(taken)}))
+    run.write((Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_json(taken)}))
 
 
 def cost(run: CloudRun) -> dict[str, Any]:

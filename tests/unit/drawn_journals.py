@@ -8,7 +8,7 @@ from typing import Any
 
 from gpurun.core.journal_records import Event
 from gpurun.core.receipt_rules import RULES
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 
 Json = dict[str, Any]
 _GAPS_S = (0.0, 0.000001, 0.0005, 0.4, 1.0, 15.0, 119.9995, 120.0, 300.0, 7200.0)
@@ -133,7 +133,7 @@ class DrawnJournal:
             self.add(Event.DEATH_READ, read)
             if dice.random() < 0.05:
                 self.happen()
-        claim = {"id": "i-1", "teardown": "destroyed", "reads": 3, "spread_s": 30.0, "evidence_sha256": digest_of(0)}
+        claim = {"id": "i-1", "teardown": "destroyed", "reads": 3, "spread_s": 30.0, "evidence_sha256": digest_json(0)}
         self.add(Event.DEATH_PROVEN, claim)
 
     def reads(self, count: int) -> Iterator[Json]:

@@ -8,25 +8,25 @@ from typing import Any
 
 from gpurun.data.datatrove_steps import Doing, TaskReader
 from gpurun.data.layout import AS_FOUND
-from gpurun.data.prepare import Begun, Order, begin
+from gpurun.data.prepare import BegunPreparation, PrepareOrder, begin_preparing
 
 WORDS = [f"word{number}" for number in range(2000)]
 
 
-def order(corpus: Path, out: Path, **choices: Any) -> Order:
+def order(corpus: Path, out: Path, **choices: Any) -> PrepareOrder:
     """The corpus in five parts."""
-    return Order(str(corpus), "gpt2", out, shard_tokens=20_000, **choices)
+    return PrepareOrder(str(corpus), "gpt2", out, shard_tokens=20_000, **choices)
 
 
 def content(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-def begun_of(wanted: Order) -> Begun:
-    begun = begin(wanted, print)
-    assert isinstance(begun, Begun)
+def begun_of(wanted: PrepareOrder) -> BegunPreparation:
+    begun = begin_preparing(wanted, print)
+    assert isinstance(begun, BegunPreparation)
     return begun
 
 
-def steps(begun: Begun, *between: Any) -> list[Any]:
+def steps(begun: BegunPreparation, *between: Any) -> list[Any]:
     return [TaskReader(begun.left, AS_FOUND), *between, Doing(begun.writer, begun.left)]

@@ -12,7 +12,7 @@ from gpurun.core.clock import VirtualClock
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.receipt_rules import RULES
-from gpurun.core.records import canonical, digest_of
+from gpurun.core.records import canonical, digest_json
 from gpurun.ledger.journal import GENESIS, Journal, seal_of
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
 from gpurun.ledger.write_receipt import write_receipt
@@ -93,8 +93,8 @@ class CloudRun:
 
     def plan(self) -> dict[str, Any]:
         asked = {"run": self.folder.name, "mode": "paid", "recipe": "gpt2-124m", "form": "full"}
-        digests = {"recipe_sha256": digest_of("recipe"), "bundle_sha256": digest_of("bundle")}
-        data = {"data": {"sha256": digest_of("data")}}
+        digests = {"recipe_sha256": digest_json("recipe"), "bundle_sha256": digest_json("bundle")}
+        data = {"data": {"sha256": digest_json("data")}}
         return {"v": 1, **asked, **digests, **data, "cap_micros": self.cap, "worst_micros": 11_230_000}
 
     def opened(self) -> Note:
@@ -125,9 +125,9 @@ class CloudRun:
         got = {"files": self.manifest(), "missing": [], "latest": 120, "best": {"step": 120, "val_loss": 2.0}}
         yield 108, (Event.READY_OBSERVED, ready)
         yield 0, (Event.SHIP_INTENDED, {"files": 51, "bytes": 1000})
-        yield 200, (Event.SHIP_OBSERVED, {**shipped, "manifest_sha256": digest_of("pack")})
+        yield 200, (Event.SHIP_OBSERVED, {**shipped, "manifest_sha256": digest_json("pack")})
         stops = {"soft_stop_wall": self.clock.wall() + 3600, "hard_stop_wall": self.clock.wall() + 3700}
-        yield 0, (Event.TRAIN_INTENDED, {"job_sha256": digest_of("job"), "argv": ["python"], **stops})
+        yield 0, (Event.TRAIN_INTENDED, {"job_sha256": digest_json("job"), "argv": ["python"], **stops})
         yield 1, (Event.TRAIN_STARTED, {"keeper_pid": 4, "started_wall": self.clock.wall(), "already": False})
         yield 3001, (Event.TRAIN_OBSERVED, trained)
         yield 0, (Event.COLLECT_INTENDED, {})
@@ -137,12 +137,12 @@ class CloudRun:
         """The request to die and the reads that prove it."""
         yield 0, (Event.DESTROY_INTENDED, {"id": self.instance_id, "token": self.token, "reason": "done"})
         yield 1, (Event.DESTROY_ASKED, {"id": self.instance_id, "attempt": 1, "answer": "asked"})
-        taken = [[place * gap_s, "GONE", False, digest_of(place)] for place in range(reads)]
+        taken = [[place * gap_s, "GONE", False, digest_json(place)] for place in range(reads)]
         for at_s, state, listed, answer in taken:
             seen = {"id": self.instance_id, "at_s": at_s, "state": state, "listed": listed, "answer_sha256": answer}
             yield (gap_s if at_s else 2), (Event.DEATH_READ, seen)
         claim = {"id": self.instance_id, "teardown": teardown, "reads": reads, "spread_s": (reads - 1) * gap_s}
-        yield 0, (Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_of(taken)})
+        yield 0, (Event.DEATH_PROVEN, {**claim, "evidence_sha256": digest_json(taken)})
 
     def write(self, *notes: Note) -> CloudRun:
         for event, data in notes:

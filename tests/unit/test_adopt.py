@@ -23,7 +23,7 @@ from gpurun.data.adopt import adopt
 from gpurun.data.layout import AS_FOUND
 from gpurun.data.run_shards import prepared
 from gpurun.data.shard_folder import inspect_data
-from gpurun.data.sources import Source, open_source
+from gpurun.data.sources import TextSource, open_source
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.remote.archive import survey
 from trainer import tokenizer
@@ -150,7 +150,7 @@ def test_adopted_shards_are_the_same_tokens_where_they_lie(
         assert np.array_equal(np.concatenate([shard.mapped() for shard in shards]), tokens)
 
 
-def test_characters_keep_their_ids_and_prompts_are_written_in_them(tmp_path: Path) -> None:
+def test_characters_keep_their_ids_and_prompts_use_them(tmp_path: Path) -> None:
     parts = char_level(tmp_path / "theirs")
     adopt(tmp_path / "theirs", "char", tmp_path / "ours", print)
     said = ["sample.prompts=['Sylter Deich']", "model.context=32", "train.batch_tokens=256", "train.micro_batch=1"]
@@ -194,7 +194,7 @@ def test_every_verb_takes_what_was_adopted(layout: Layout, made_by: str, eot: st
     assert planned["data"]["data"]["train_tokens"] == made["data"]["train_tokens"]
 
 
-def test_a_shard_of_a_folder_with_its_data_json_leads_to_the_folder(tmp_path: Path) -> None:
+def test_one_shard_of_an_adopted_folder_points_to_the_folder(tmp_path: Path) -> None:
     fine_web(tmp_path / "theirs")
     adopt(tmp_path / "theirs", "gpt2", tmp_path / "ours", print)
     error = refusal(lambda: opened(tmp_path / "ours" / "val_000000.bin"))
@@ -226,7 +226,7 @@ def test_what_is_uploaded_are_the_bytes_that_the_links_name(tmp_path: Path) -> N
 
 @EVERY
 @pytest.mark.parametrize("fault", ["vanished", "grown", "another token", "replaced by a folder"])
-def test_a_shard_that_is_no_longer_the_one_adopted_is_refused_by_its_name(
+def test_a_shard_changed_since_it_was_adopted_is_refused_by_name(
     layout: Layout, made_by: str, eot: str, fault: str, tmp_path: Path
 ) -> None:
     layout(tmp_path / "theirs")
@@ -409,13 +409,13 @@ def test_nothing_is_written_over_or_among_what_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "theirs" / "new").exists()
 
 
-def opened(folder: Path) -> tuple[Source, list[str]]:
+def opened(folder: Path) -> tuple[TextSource, list[str]]:
     said: list[str] = []
     return open_source(str(folder), AS_FOUND, said.append, val_fraction=0.1), said
 
 
 @pytest.mark.parametrize("below", ["", "data"])
-def test_a_snapshot_of_the_hub_is_read_through_its_links_but_for_its_cards(below: str, tmp_path: Path) -> None:
+def test_a_hub_snapshot_is_read_through_its_links_without_cards(below: str, tmp_path: Path) -> None:
     """It is a folder of links; only the card of the data set was trained on."""
     cache = tmp_path / "hub" / "datasets--somebody--texts"
     snapshot = cache / "snapshots" / "0f3c"
@@ -435,7 +435,7 @@ def test_a_snapshot_of_the_hub_is_read_through_its_links_but_for_its_cards(below
     assert "cards" in " ".join(said)
 
 
-def test_markdown_elsewhere_and_arrays_that_are_no_shards_do_not_hinder_text(tmp_path: Path) -> None:
+def test_markdown_elsewhere_and_other_arrays_do_not_hinder_text(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "notes.md").write_text(TEXT)
     np.save(tmp_path / "texts" / "figures", np.arange(9))

@@ -26,7 +26,7 @@ from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit, rentals
 from gpurun.ledger.journal import Journal, read_journal
 from gpurun.ledger.rental import Rental
-from gpurun.ledger.run_state import replay
+from gpurun.ledger.run_state import replay_journal
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
 from tests.unit.cost import dies
@@ -82,7 +82,7 @@ def test_it_derives_with_code_of_its_own() -> None:
         ("end", "user_operated", "teardown.is"),
     ],
 )
-def test_a_fault_of_the_receipts_builder_in_money_or_death_is_found(
+def test_a_money_or_death_fault_of_the_receipts_builder_is_found(
     home: Home, monkeypatch: pytest.MonkeyPatch, figure: str, fault: Any, where: str
 ) -> None:
     """Builder and audit share the rest: the same fault on both sides of a comparison would pass."""
@@ -93,9 +93,7 @@ def test_a_fault_of_the_receipts_builder_in_money_or_death_is_found(
     assert where in told[0]
 
 
-def test_seconds_are_added_up_once_however_often_a_machine_was_seen(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seconds_are_summed_once_however_often_a_machine_is_seen(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A week of readings took minutes: for each one all lines before it were added up again, on both sides."""
     run, calls = CloudRun(home), Counter[str]()
     run.write(run.opened(), run.intended(), run.created())
@@ -147,7 +145,7 @@ def _another(value: Any) -> Any:
     return [{"made": "up"}]
 
 
-def test_every_single_field_is_derived_again_so_even_the_owner_of_the_key_cannot_edit_one(home: Home) -> None:
+def test_every_field_is_rederived_so_no_key_owner_can_edit_one(home: Home) -> None:
     """Signed again, with journal and chain made to fit: the figure still does not follow from the run.
 
     The words for people are the only ones that are not held: a code or a figure beside them says the same.
@@ -217,7 +215,7 @@ def _entry(start: int, stop: int, shape: int = 2) -> dict[str, Any]:
         (_tensors(_entry(0, 8), content=bytes(9)), "and the file has"),
     ],
 )
-def test_a_checkpoint_that_is_not_a_safetensors_file_is_a_problem(home: Home, content: bytes, says: str) -> None:
+def test_a_checkpoint_that_is_not_safetensors_is_a_problem(home: Home, content: bytes, says: str) -> None:
     class Lying(CloudRun):
         @staticmethod
         def contents() -> dict[str, bytes]:
@@ -229,7 +227,7 @@ def test_a_checkpoint_that_is_not_a_safetensors_file_is_a_problem(home: Home, co
     assert says in problem
 
 
-def test_what_a_command_calls_a_checkpoint_is_a_warning_where_only_its_name_says_safetensors(home: Home) -> None:
+def test_a_commands_false_safetensors_file_is_only_a_warning(home: Home) -> None:
     class Command(CloudRun):
         def manifest(self) -> list[dict[str, Any]]:
             return [{**file, "kind": "checkpoint"} for file in super().manifest()]
@@ -352,7 +350,7 @@ def _spaced(receipt: Path) -> None:
     ],
     ids=["removed with its line", "changed", "other bytes", "removed"],
 )
-def test_a_kept_head_stands_for_every_receipt_whichever_runs_are_asked_for(
+def test_a_kept_head_covers_every_receipt_whichever_run_is_asked(
     home: Home, change: Callable[[Home], Any], what: str
 ) -> None:
     for name in ("fox-41", "owl-07", "elk-33"):
@@ -406,7 +404,7 @@ def test_an_unsigned_receipt_is_a_warning(home: Home) -> None:
     assert "unsigned" in second.warnings[0]
 
 
-def test_whoever_names_a_key_is_not_content_with_what_nobody_signed(home: Home, tmp_path: Path) -> None:
+def test_who_names_a_key_is_not_content_with_unsigned_runs(home: Home, tmp_path: Path) -> None:
     """Anybody can make up a run without a key, and say that there was none."""
     finished_run(home)
     known = (home.keys / PUBLIC_NAME).read_bytes()
@@ -515,9 +513,7 @@ def test_a_made_up_journal_is_told_by_its_story(home: Home, edit: Callable[[Reco
     ids=["far ahead", "beyond any float", "far behind", "no number", "a list", "an object"],
 )
 @pytest.mark.parametrize("line", [0, -2])
-def test_what_no_clock_shows_and_no_event_is_called_is_one_runs_problem_and_stops_no_audit(
-    home: Home, key: str, value: Any, line: int
-) -> None:
+def test_an_impossible_record_is_one_runs_problem_and_stops_none(home: Home, key: str, value: Any, line: int) -> None:
     finished_run(home, "owl-07")
     folder = finished_run(home)
     records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
@@ -540,7 +536,7 @@ def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: An
     assert any("was not opened with the plan's" in problem for problem in only_row(home).problems)
 
 
-def test_reads_of_one_moment_are_no_spread_however_long_ago_the_end_was_asked_for(home: Home) -> None:
+def test_reads_of_one_moment_do_not_spread_however_long_after(home: Home) -> None:
     """Three looks at once and half a minute of waiting: a provider that is silent for a moment would pass for dead."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())
@@ -596,7 +592,7 @@ LATER = [
 
 
 @pytest.mark.parametrize(("event", "data", "problem", "warning"), LATER)
-def test_what_was_seen_after_the_receipt_is_told_by_what_it_means_for_it(
+def test_what_is_seen_after_the_receipt_is_judged_by_its_meaning(
     home: Home, event: Event, data: dict[str, Any], problem: str, warning: str
 ) -> None:
     run = CloudRun(home).until_gone().settle()
@@ -606,7 +602,7 @@ def test_what_was_seen_after_the_receipt_is_told_by_what_it_means_for_it(
     assert [warning in one for one in row.warnings] == [True] * bool(warning)
 
 
-def test_an_incident_that_came_before_the_receipts_record_and_after_its_line_is_told_the_same_way(home: Home) -> None:
+def test_an_incident_between_the_line_and_its_record_reads_alike(home: Home) -> None:
     """A crash in between, and an earlier gpurun that looked again before it recorded the receipt."""
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
@@ -619,7 +615,7 @@ def test_an_incident_that_came_before_the_receipts_record_and_after_its_line_is_
 # Money that may still be running -------------------------------------------------------------------------------------
 
 
-def test_what_was_asked_for_and_is_not_proven_gone_may_be_billing(home: Home) -> None:
+def test_what_was_asked_for_and_not_proven_gone_may_be_billing(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended())
     run.clock.sleep(3600)
@@ -632,7 +628,7 @@ def test_what_was_asked_for_and_is_not_proven_gone_may_be_billing(home: Home) ->
     assert report.sound
 
 
-def test_a_run_before_its_create_and_one_that_was_refused_cost_nothing(home: Home) -> None:
+def test_a_run_before_its_create_or_refused_costs_nothing(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened())
     assert not audit(home).may_be_billing
@@ -641,7 +637,7 @@ def test_a_run_before_its_create_and_one_that_was_refused_cost_nothing(home: Hom
     assert (row.may_be_billing, row.death, row.measured_micros) == (False, "none", 0)
 
 
-def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: Home) -> None:
+def test_damage_to_a_settled_run_is_a_problem_but_not_billing(home: Home) -> None:
     folder = finished_run(home)
     edit_lines(folder.journal, lambda lines: [*lines[:4], b"gone", *lines[5:]])
     row = only_row(home)
@@ -650,7 +646,7 @@ def test_damage_to_a_settled_run_is_a_problem_but_does_not_raise_the_dead(home: 
     assert row.is_floor, "what follows the damage cost something too"
 
 
-def test_a_line_that_does_not_hold_is_named_and_a_chain_that_holds_is_not_called_broken(home: Home) -> None:
+def test_a_bad_line_is_named_and_a_good_chain_not_called_broken(home: Home) -> None:
     folder = finished_run(home)
     records = [json.loads(line) for line in folder.journal.read_bytes().splitlines()]
     records[-1]["data"]["exit_code"] = "none"
@@ -662,14 +658,14 @@ def test_a_line_that_does_not_hold_is_named_and_a_chain_that_holds_is_not_called
     assert (row.chain, row.verdict) == ("ok", "does not hold")
 
 
-def test_a_run_that_a_newer_gpurun_closed_with_an_exit_code_of_its_own_is_sound(home: Home) -> None:
+def test_a_run_closed_with_a_newer_gpuruns_exit_code_is_sound(home: Home) -> None:
     folder = CloudRun(home).until_gone().settle(exit_code=99).folder
-    row, state = only_row(home), replay(folder.name, read_journal(folder.journal).records)
+    row, state = only_row(home), replay_journal(folder.name, read_journal(folder.journal).records)
     assert (row.problems, row.warnings, row.chain, state.exit_code) == ((), (), "ok", 99)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 8, -4])
-def test_what_is_left_of_a_journal_that_was_cut_between_two_lines_is_no_bound(home: Home, kept: int) -> None:
+def test_a_journal_cut_between_two_lines_gives_no_bound(home: Home, kept: int) -> None:
     folder = finished_run(home)
     edit_lines(folder.journal, lambda lines: lines[:kept])
     row = only_row(home)
@@ -677,7 +673,7 @@ def test_what_is_left_of_a_journal_that_was_cut_between_two_lines_is_no_bound(ho
     assert row.is_floor, f"{row.measured_micros} is not what the run has cost"
 
 
-def test_a_receipt_that_is_lost_takes_nothing_from_a_whole_journal(home: Home) -> None:
+def test_a_lost_receipt_takes_nothing_from_a_whole_journal(home: Home) -> None:
     finished_run(home).receipt.unlink()
     assert (only_row(home).chain, only_row(home).is_floor) == ("bad", False)
 
@@ -695,7 +691,7 @@ def test_no_receipt_proves_the_death_of_a_machine_that_came_late(home: Home) -> 
     assert any("not proven gone before it" in problem for problem in row.problems)
 
 
-def test_one_that_came_late_and_is_gone_is_sound_and_stays_so_in_a_damaged_journal(home: Home) -> None:
+def test_a_late_machine_that_is_gone_is_sound_despite_damage(home: Home) -> None:
     folder = CloudRun(home).until_gone().write(late(), late("create.late_gone")).settle().folder
     assert audit(home).sound
     edit_lines(folder.journal, lambda lines: [*lines[:-3], b"gone", *lines[-2:]])
@@ -703,9 +699,7 @@ def test_one_that_came_late_and_is_gone_is_sound_and_stays_so_in_a_damaged_journ
 
 
 @pytest.mark.parametrize(("told", "is_red"), [({}, False), ({"token": "gr-fox-41-0", "billed": True}, True)])
-def test_what_was_left_beside_a_machine_may_be_billing_where_it_is_billed(
-    home: Home, told: dict[str, Any], is_red: bool
-) -> None:
+def test_a_leftover_may_be_billing_where_it_is_billed(home: Home, told: dict[str, Any], is_red: bool) -> None:
     run = CloudRun(home).until_gone().write((Event.INCIDENT, {"code": "leftover", "message": "disk-1", **told}))
     assert (only_row(home).may_be_billing, only_row(home).death) == (is_red, "proven")
     run.settle()
@@ -715,7 +709,7 @@ def test_what_was_left_beside_a_machine_may_be_billing_where_it_is_billed(
 
 
 @pytest.mark.parametrize("doubt", ["unsigned", "swapped"])
-def test_only_a_signed_receipt_of_the_chain_vouches_for_a_death_that_the_journal_lost(home: Home, doubt: str) -> None:
+def test_only_a_signed_chained_receipt_vouches_for_a_lost_death(home: Home, doubt: str) -> None:
     folder = finished_run(home)
     edit_lines(folder.journal, lambda lines: [*lines[:4], b"gone", *lines[5:]])
     envelope = json.loads(folder.receipt.read_bytes())
@@ -786,9 +780,7 @@ def test_a_run_that_ends_while_others_are_read_is_no_accusation(
     assert report.sound
 
 
-def test_a_journal_that_cannot_be_read_is_that_runs_problem_and_keeps_no_other_from_being_audited(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_journal_keeps_no_other_run_from_its_audit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fox-41", "owl-07"):
         finished_run(home, name)
     refuse(monkeypatch, home.run("fox-41").journal)

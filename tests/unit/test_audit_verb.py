@@ -53,9 +53,7 @@ def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpur
     assert "No receipts yet" not in said
 
 
-def test_a_row_in_which_something_does_not_hold_says_that_and_not_the_word_that_was_forged(
-    home: Home, gpurun: Any
-) -> None:
+def test_a_row_that_does_not_hold_shows_no_forged_verdict(home: Home, gpurun: Any) -> None:
     plan = home.run("fox-41").plan
     plan.write_bytes(plan.read_bytes().replace(b"gpt2", b"gpt9"))
     code, said = gpurun("audit")
@@ -64,7 +62,7 @@ def test_a_row_in_which_something_does_not_hold_says_that_and_not_the_word_that_
     assert json.loads(gpurun("audit", "--json")[1])["data"]["rows"][0]["verdict"] == "does not hold"
 
 
-def test_a_replay_takes_the_last_run_alone_unless_all_are_asked_for(
+def test_a_replay_takes_only_the_last_run_unless_asked_for_all(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a lesson it computed a whole home again, for eight minutes, without a word."""
@@ -98,7 +96,7 @@ def test_what_is_no_whole_head_is_refused_and_no_broken_chain(written: str, home
     assert (code, json.loads(said)["errors"][0]["code"]) == (2, "audit.bad_head")
 
 
-def test_a_head_that_is_not_in_the_chain_is_a_problem_and_counted(home: Home, gpurun: Any) -> None:
+def test_a_head_missing_from_the_chain_is_a_problem_and_counted(home: Home, gpurun: Any) -> None:
     code, said = gpurun("audit", "--head", "a" * 64)
     assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
 
@@ -127,7 +125,7 @@ def test_doctor_and_audit_say_which_file_cannot_be_read(
     assert f"{home.ledger} cannot be read: Permission denied." in told
 
 
-def test_a_run_that_was_driven_and_ended_well_while_others_were_read_is_not_lost(
+def test_a_run_that_ends_well_while_others_are_read_is_not_lost(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = CloudRun(home, "owl-07")
@@ -147,7 +145,7 @@ def test_a_run_that_was_driven_and_ended_well_while_others_were_read_is_not_lost
     assert gpurun("audit")[0] == 0
 
 
-def test_a_run_that_may_be_billing_and_that_nobody_drives_is_exit_9(home: Home, gpurun: Any) -> None:
+def test_an_undriven_run_that_may_be_billing_is_exit_9(home: Home, gpurun: Any) -> None:
     run = CloudRun(home, "owl-07")
     run.write(run.opened(), run.intended(), run.created())
     code, said = gpurun("audit")
@@ -162,7 +160,7 @@ def test_a_run_that_may_be_billing_and_that_nobody_drives_is_exit_9(home: Home, 
     ],
     ids=["a machine that came late", "a disk beside it"],
 )
-def test_what_the_receipt_calls_unknown_is_no_whole_figure_in_the_table(
+def test_what_the_receipt_calls_unknown_is_a_floor_in_the_table(
     home: Home, gpurun: Any, left: dict[str, Any], gone: dict[str, Any]
 ) -> None:
     run = CloudRun(home, "owl-07").until_gone()
@@ -202,7 +200,7 @@ def row_of(said: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("billed", "code"), [("2.30", 0), ("2.37", 0), ("2.40", 10)])
-def test_what_was_billed_stands_beside_what_was_measured_and_more_than_that_is_a_problem(
+def test_billed_stands_beside_measured_and_more_is_a_problem(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch, billed: str, code: int
 ) -> None:
     """The receipt says $2.3655 at most; a cent more is another way to round."""
@@ -223,7 +221,7 @@ def test_a_bill_that_may_still_grow_is_called_so(home: Home, gpurun: Any, monkey
     assert (code, "not settled yet" in said) == (0, True)
 
 
-def test_the_bill_of_a_machine_that_may_still_live_is_not_settled(
+def test_the_bill_of_a_perhaps_living_machine_is_not_settled(
     own_home: Path, gpurun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = CloudRun(home := Home(own_home).prepare(), "fox-41")
@@ -251,7 +249,7 @@ def test_a_bill_that_cannot_be_had_is_unknown_and_says_why(
     assert words in row_of(said)["billed_unclear"][0]
 
 
-def test_what_a_provider_says_instead_of_a_bill_has_no_control_over_the_terminal(
+def test_a_providers_words_for_a_bill_steer_no_terminal(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Shouting(Billing):

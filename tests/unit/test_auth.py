@@ -108,7 +108,7 @@ def test_what_is_no_key_is_refused_without_being_repeated(pasted: str) -> None:
 # Where it is kept ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_keyring_it_is_kept_in_a_file_of_its_owner_alone(home: Home) -> None:
+def test_without_a_keyring_a_key_is_in_its_owners_file_alone(home: Home) -> None:
     where = store_credential("runpod", Secret(KEY), home)
     path = home.keys / "runpod.key"
     assert where == f"file {path}"
@@ -179,7 +179,7 @@ def test_a_keyring_that_does_not_open_leaves_the_file(home: Home, ring: Ring) ->
 # The verbs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_piped_key_is_kept_used_and_removed_and_nothing_ever_shows_it(home: Home) -> None:
+def test_a_piped_key_is_kept_used_removed_and_never_shown(home: Home) -> None:
     spoken = ""
     for arguments in (
         ["auth", "set", "runpod"], ["auth", "set", "lambda-guard", "--json"], ["auth", "status"],
@@ -236,7 +236,7 @@ def test_wrong_input_changes_nothing_and_repeats_no_key(home: Home, arguments: l
 
 
 @pytest.mark.usefixtures("home")
-def test_a_key_in_the_environment_is_said_to_go_before_the_one_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_the_environment_is_said_to_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", KEY)
     kept = gpurun("auth", "set", "runpod", given="other")
     assert "goes before it" in kept.stdout

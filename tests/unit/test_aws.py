@@ -28,15 +28,15 @@ from gpurun.core.errors import ExitCode, MayBeBilling, SetupError
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Choices
-from gpurun.lifecycle.instance.terminate import end
+from gpurun.lifecycle.instance.terminate import prove_termination
 from gpurun.planning.live_offers import live_offers
 from gpurun.planning.market import Market, key_warning
 from gpurun.providers.aws import AwsProvider, side_resources, wire
-from gpurun.providers.aws.errors import NO_QUOTA, preparing, quota_in_words, refusal
-from gpurun.providers.aws.parse import instance_of
+from gpurun.providers.aws.errors import NO_QUOTA, explain_early_refusal, judge_launch_refusal, quota_in_words
+from gpurun.providers.aws.parse import parse_ec2_instance
 from gpurun.providers.aws.schedule import ROLE
 from gpurun.providers.aws.setup import make_role, plan_role
-from gpurun.providers.aws.wire import Refused, Wire
+from gpurun.providers.aws.wire import AwsClients, AwsRefused
 from gpurun.providers.base import LeavesThings, NoCapacity, Rejected, Unknown
 from gpurun.providers.catalog import rows_for
 from gpurun.providers.errors import RejectedFor
@@ -95,7 +95,7 @@ def billed(cloud: AwsEmulator) -> list[str]:
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP_ANSWER, Fault.ERROR_AFTER, Fault.NOT_JSON])
-def test_a_launch_whose_answer_is_lost_is_sent_once_and_found_by_its_token(
+def test_a_launch_with_a_lost_answer_is_sent_once_and_found(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, fault: Fault
 ) -> None:
     cloud.fail("RunInstances", fault)
@@ -107,7 +107,7 @@ def test_a_launch_whose_answer_is_lost_is_sent_once_and_found_by_its_token(
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP_ANSWER, Fault.DROP_REQUEST])
-def test_the_same_launch_once_more_byte_for_byte_gives_the_one_instance(
+def test_an_identical_launch_repeated_gives_the_one_instance(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, fault: Fault
 ) -> None:
     cloud.world.hidden_s = 30
@@ -155,7 +155,7 @@ def test_a_doubt_in_one_zone_keeps_the_others_from_being_asked(
     assert len(billed(cloud)) == 1
 
 
-def test_the_same_order_again_gives_the_same_instance_even_while_it_is_invisible(
+def test_a_repeated_order_gives_one_instance_even_if_invisible(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.world.hidden_s = 30
@@ -166,7 +166,7 @@ def test_the_same_order_again_gives_the_same_instance_even_while_it_is_invisible
     assert len(billed(cloud)) == 1
 
 
-def test_another_request_under_a_used_token_leaves_a_doubt_not_a_second_instance(
+def test_a_changed_request_on_a_used_token_is_a_doubt_no_second(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.world.hidden_s = 30
@@ -176,7 +176,7 @@ def test_another_request_under_a_used_token_leaves_a_doubt_not_a_second_instance
     assert len(billed(cloud)) == 1
 
 
-def test_an_instance_whose_tags_were_taken_off_is_still_found_by_how_it_was_launched(
+def test_an_instance_without_its_tags_is_found_by_its_launch(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     made = aws.create(order_of(clock))
@@ -186,7 +186,7 @@ def test_an_instance_whose_tags_were_taken_off_is_still_found_by_how_it_was_laun
         assert [(one.id, one.token, one.run) for one in AwsProvider(clock).find(token)] == [(made.id, TOKEN, "fox-41")]
 
 
-def test_a_group_that_is_not_seen_yet_is_waited_for_with_the_same_request(
+def test_an_invisible_group_is_waited_for_with_the_same_request(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.fail("AuthorizeSecurityGroupIngress", *[Fault.UNSEEN_GROUP] * 2)
@@ -201,7 +201,7 @@ def test_a_group_that_is_not_seen_yet_is_waited_for_with_the_same_request(
 # No capacity, no quota, no permission.
 
 
-def test_where_one_zone_is_sold_out_the_next_is_asked_with_a_token_of_its_own(
+def test_a_sold_out_zone_gives_way_to_the_next_with_a_new_token(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.sold_out = {"p4d.24xlarge@us-east-1a"}
@@ -212,7 +212,7 @@ def test_where_one_zone_is_sold_out_the_next_is_asked_with_a_token_of_its_own(
     assert made.token == TOKEN
 
 
-def test_the_same_order_again_is_no_second_instance_where_the_first_zone_has_room_again(
+def test_a_repeated_order_makes_no_second_in_a_freed_first_zone(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.sold_out = {"p4d.24xlarge@us-east-1a"}
@@ -222,7 +222,7 @@ def test_the_same_order_again_is_no_second_instance_where_the_first_zone_has_roo
     assert len(billed(cloud)) == 1
 
 
-def test_sold_out_everywhere_is_no_capacity_and_each_zone_was_asked_once(
+def test_sold_out_everywhere_is_no_capacity_after_each_zone_once(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.sold_out = {"p4d.24xlarge"}
@@ -248,7 +248,7 @@ def test_a_quota_of_nothing_is_named_with_where_to_raise_it(
     assert (cloud.count("RunInstances"), billed(cloud)) == (1, [])
 
 
-def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
+def test_a_refused_launch_names_the_permission_not_encoded_text(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.denied = {"ec2:RunInstances"}
@@ -275,26 +275,26 @@ def test_a_refused_launch_names_the_permission_and_not_the_encoded_message(
 )
 def test_what_somebody_can_mend_is_told_with_how(code: str, told: str, advice: str) -> None:
     for error in (
-        refusal(Refused("run_instances", code, "", 403), "p5.4xlarge", "us-east-1", spot=True),
-        preparing(Refused("describe_subnets", code, "", 403)),
+        judge_launch_refusal(AwsRefused("run_instances", code, "", 403), "p5.4xlarge", "us-east-1", spot=True),
+        explain_early_refusal(AwsRefused("describe_subnets", code, "", 403)),
     ):
         assert isinstance(error, RejectedFor)
         assert (error.error.code, error.error.exit_code) == (told, ExitCode.SETUP)
         assert advice in error.error.hint
 
 
-def test_credentials_that_cannot_be_had_any_more_certainly_made_nothing(
+def test_lost_credentials_certainly_made_nothing(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session that ended between plan and create is no reason to fear that something was made."""
-    send = Wire.call
+    send = AwsClients.call
 
-    def call(wire: Wire, service: str, region: str, operation: str, **asked: object) -> dict[str, object]:
+    def call(wire: AwsClients, service: str, region: str, operation: str, **asked: object) -> dict[str, object]:
         if operation == "run_instances":
             raise SetupError("auth.aws", "The SSO session is over.", hint="aws sso login")
         return send(wire, service, region, operation, **asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Wire, "call", call)
+    monkeypatch.setattr(AwsClients, "call", call)
     with pytest.raises(RejectedFor, match="aws sso login"):
         aws.create(order_of(clock))
     assert billed(cloud) == []
@@ -340,7 +340,9 @@ def test_a_launch_that_is_held_off_for_ever_is_unknown(
 @pytest.mark.parametrize("code", ["SomethingNew", "IdempotentParameterMismatch", "InternalError", "Unavailable", "?"])
 def test_a_refusal_that_nobody_knows_leaves_the_doubt(code: str) -> None:
     for status in (400, 500, 200):
-        assert isinstance(refusal(Refused("run_instances", code, "", status), "p5.4xlarge", "r", spot=False), Unknown)
+        assert isinstance(
+            judge_launch_refusal(AwsRefused("run_instances", code, "", status), "p5.4xlarge", "r", spot=False), Unknown
+        )
 
 
 def test_every_family_has_its_quota() -> None:
@@ -378,7 +380,7 @@ def test_the_newest_image_that_suits_is_taken(aws: AwsProvider, cloud: AwsEmulat
     assert cloud.launches[0]["ImageId"] == wanted
 
 
-def test_a_region_without_an_image_and_a_name_that_is_no_image_are_refused_before_the_launch(
+def test_a_region_without_an_image_and_a_bad_name_are_refused(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.images = ["oss-nvidia-driver-gpu-pytorch-2.7-ubuntu-22.04"]
@@ -405,7 +407,7 @@ def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEm
         ("image_more_gb", [500, 16], "it brings more disks: /dev/sdb, /dev/sdc"),
     ],
 )
-def test_an_image_that_is_billed_beside_its_machine_is_not_booted(
+def test_an_image_billed_beside_its_machine_is_not_booted(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, rule: str, value: object, words: str
 ) -> None:
     """The price of an offer is that of Linux and of one disk: anything else would be billed outside the cap."""
@@ -416,7 +418,7 @@ def test_an_image_that_is_billed_beside_its_machine_is_not_booted(
     assert cloud.launches == []
 
 
-def test_an_image_of_ones_own_that_is_linux_on_one_disk_is_booted(
+def test_an_own_image_that_is_linux_on_one_disk_is_booted(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     named = cloud.rules.image_of(cloud.rules.images[1], "us-east-1")
@@ -435,7 +437,7 @@ def test_without_a_default_vpc_it_is_said_how_to_make_one(
 def test_the_firewall_lets_in_this_machine_alone(
     cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Wire, "is_near", lambda *_: False)
+    monkeypatch.setattr(AwsClients, "is_near", lambda *_: False)
     AwsProvider(clock, my_address=lambda: "203.0.113.7").create(order_of(clock))
     (group,) = boto3.client("ec2").describe_security_groups(GroupNames=[TOKEN])["SecurityGroups"]
     (rule,) = group["IpPermissions"]
@@ -470,7 +472,7 @@ def test_the_own_address_is_an_address_or_there_is_no_machine(
 # What exists, in every region.
 
 
-def test_what_was_made_in_another_region_is_found_without_being_told_where(
+def test_an_instance_in_another_region_is_found_unprompted(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     made = aws.create(order_of(clock, offer=offer_of(region="us-west-2")))
@@ -493,9 +495,7 @@ def test_whoever_sent_a_token_somewhere_looks_for_it_there_alone(
     assert {region for _, region in cloud.calls} == {"us-east-1"}
 
 
-def test_a_region_that_cannot_be_looked_into_is_named_and_never_counts_as_empty(
-    aws: AwsProvider, cloud: AwsEmulator
-) -> None:
+def test_an_unreadable_region_is_named_and_never_counts_as_empty(aws: AwsProvider, cloud: AwsEmulator) -> None:
     cloud.rules.denied = {"ec2:DescribeInstances@eu-west-1"}
     for token in (TOKEN, None):
         with pytest.raises(Unknown, match="eu-west-1"):
@@ -513,7 +513,7 @@ def test_one_silent_region_hides_nothing_of_the_others(
     assert [one.id for one in doubt.value.found] == made
 
 
-def test_a_region_that_is_not_there_is_told_by_those_that_are_and_keeps_nobody_from_looking(
+def test_a_mistyped_region_is_corrected_and_still_finds_machines(
     cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     AwsProvider(clock).create(order_of(clock))
@@ -538,7 +538,7 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
             asked()
     cloud.fail("TerminateInstances", *[Fault.LIE] * 1000)
     with pytest.raises(MayBeBilling, match="without its list"):
-        list(end(aws, clock, made.id, TOKEN, run="fox-41"))
+        list(prove_termination(aws, clock, made.id, TOKEN, run="fox-41"))
     assert len(billed(cloud)) == 1
 
 
@@ -567,7 +567,7 @@ def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: V
         aws.find(None)
 
 
-def test_a_region_that_an_organisation_shuts_for_looking_and_launching_holds_nothing_up(
+def test_a_region_shut_by_an_organisation_delays_nothing(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     shut = ("ec2:DescribeInstances", "ec2:RunInstances")
@@ -578,7 +578,7 @@ def test_a_region_that_an_organisation_shuts_for_looking_and_launching_holds_not
         AwsProvider(clock).find(None)
 
 
-def test_the_region_that_a_token_was_sent_to_must_answer_even_when_it_is_shut_now(
+def test_the_tokens_own_region_must_answer_even_when_shut(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     made = aws.create(order_of(clock, offer=offer_of(region="us-west-2")))
@@ -597,9 +597,7 @@ def test_what_was_found_needs_no_answer_from_the_other_regions(
     assert [one.id for one in AwsProvider(clock).find(TOKEN)] == [made.id]
 
 
-def test_a_copy_that_somebody_made_of_an_instance_bears_its_tags_and_is_found(
-    aws: AwsProvider, cloud: AwsEmulator
-) -> None:
+def test_a_users_copy_of_an_instance_has_its_tags_and_is_found(aws: AwsProvider, cloud: AwsEmulator) -> None:
     image = cloud.rules.image_of("base-oss-nvidia-driver-gpu-ubuntu-24.04", "us-east-1")
     marked = [{"ResourceType": "instance", "Tags": [{"Key": "gpurun:token", "Value": TOKEN}]}]
     boto3.client("ec2").run_instances(
@@ -617,7 +615,7 @@ def test_somebody_elses_instances_are_not_gpuruns(aws: AwsProvider, cloud: AwsEm
     assert aws.find(None) == []
 
 
-def test_one_is_pending_then_reachable_then_ending_then_gone_at_a_time_that_aws_tells(
+def test_one_is_pending_reachable_ending_and_gone_at_awss_time(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.world.pending_s, cloud.world.dying_s = 20, 30
@@ -671,14 +669,14 @@ STATES = {
 """Every state that EC2 has. What was stopped, by whomever, trains no more, and its disk is billed until it is ended."""
 
 
-def test_every_state_is_known_and_what_may_be_billed_is_never_gone() -> None:
+def test_every_state_is_known_and_a_billable_one_is_never_gone() -> None:
     from botocore.loaders import Loader
 
     shape = Loader().load_service_model("ec2", "service-2")["shapes"]["InstanceStateName"]
     assert set(shape["enum"]) == set(STATES)
 
     def state(name: str) -> InstanceState:
-        return instance_of("us-east-1", {"InstanceId": "i-0123456789abcdef0", "State": {"Name": name}}).state
+        return parse_ec2_instance("us-east-1", {"InstanceId": "i-0123456789abcdef0", "State": {"Name": name}}).state
 
     assert {name: state(name) for name in (*STATES, "hibernating")} == {**STATES, "hibernating": InstanceState.UNKNOWN}
 
@@ -695,7 +693,7 @@ def test_a_machine_that_aws_took_away_says_so(cloud: AwsEmulator, clock: Virtual
 # The hands that hold the knife.
 
 
-def test_the_machine_ends_itself_at_its_deadline_and_costs_no_more_than_its_lease(
+def test_the_machine_ends_at_its_deadline_and_within_its_lease(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     offer = offer_of()
@@ -707,7 +705,7 @@ def test_the_machine_ends_itself_at_its_deadline_and_costs_no_more_than_its_leas
     assert cloud.world.meter.total_micros() <= offer.rate_micros_per_hour
 
 
-def test_a_machine_that_only_stopped_is_not_gone_its_disk_is_billed(
+def test_a_stopped_machine_is_not_gone_as_its_disk_is_billed(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     """Somebody changed what its power-off means."""
@@ -720,11 +718,9 @@ def test_a_machine_that_only_stopped_is_not_gone_its_disk_is_billed(
     assert (aws.read(made.id).state, cloud.world.alive) == (InstanceState.GONE, [])
 
 
-def test_a_machine_that_hangs_is_ended_from_outside_where_the_account_was_set_up(
-    cloud: AwsEmulator, clock: VirtualClock
-) -> None:
+def test_in_a_set_up_account_a_hung_machine_ends_from_outside(cloud: AwsEmulator, clock: VirtualClock) -> None:
     cloud.world.boot = lambda machine: FakeGuest(machine, hung=True)
-    wire = Wire(clock)
+    wire = AwsClients(clock)
     make_role(wire, plan_role(wire))
     aws = AwsProvider(clock)
     made = aws.create(order_of(clock))
@@ -734,12 +730,12 @@ def test_a_machine_that_hangs_is_ended_from_outside_where_the_account_was_set_up
     assert [one.kind for one in aws.leftovers(TOKEN)] == ["security group"]
 
 
-def test_no_role_or_no_permission_for_a_schedule_loses_no_instance(
+def test_no_role_or_schedule_permission_loses_no_instance(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert aws.create(order_of(clock)).token == TOKEN
     assert cloud.count("CreateSchedule") == 0
-    wire = Wire(clock)
+    wire = AwsClients(clock)
     make_role(wire, plan_role(wire))
     cloud.rules.denied = {"scheduler:CreateSchedule", "scheduler:ListSchedules"}
     other = "gr-fox-41-99999999"
@@ -751,7 +747,7 @@ def test_no_role_or_no_permission_for_a_schedule_loses_no_instance(
 def test_a_schedule_that_is_no_longer_needed_can_be_taken_away(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
-    wire = Wire(clock)
+    wire = AwsClients(clock)
     make_role(wire, plan_role(wire))
     aws.create(order_of(clock))
     (schedule,) = [one for one in aws.leftovers(None) if one.kind == "schedule"]
@@ -764,7 +760,7 @@ def test_a_schedule_that_is_no_longer_needed_can_be_taken_away(
 # What is left beside the machine.
 
 
-def test_a_launch_that_died_after_its_firewall_group_leaves_a_group_that_is_found(
+def test_a_launch_that_dies_leaves_a_findable_firewall_group(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.fail("RunInstances", Fault.DROP_REQUEST)
@@ -798,7 +794,7 @@ def test_a_group_is_not_gone_while_its_machine_lives(aws: AwsProvider, cloud: Aw
     assert aws.leftovers(TOKEN) == []
 
 
-def test_a_disk_that_outlived_its_machine_is_told_as_billed_and_removed(
+def test_a_disk_that_outlived_its_machine_is_billed_and_removed(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     tags = [{"Key": key, "Value": value} for key, value in (("gpurun:token", TOKEN), ("gpurun:run", "fox-41"))]
@@ -821,7 +817,7 @@ def test_the_price_is_the_one_that_aws_lists_today(aws: AwsProvider, cloud: AwsE
     assert offer.dies_by_itself == "yes · power-off ends it, armed at boot"
 
 
-def test_without_the_permission_the_catalogues_price_is_taken_and_said_to_be_that(
+def test_without_the_permission_it_names_the_catalogues_price(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.denied = {"pricing:GetProducts"}
@@ -832,9 +828,7 @@ def test_without_the_permission_the_catalogues_price_is_taken_and_said_to_be_tha
         AwsProvider(clock, region="eu-west-1").offers(P4D, rows_for(P4D, "aws"))
 
 
-def test_a_spot_offer_is_the_cheapest_zones_and_no_more_is_bid_than_was_agreed_to(
-    cloud: AwsEmulator, clock: VirtualClock
-) -> None:
+def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulator, clock: VirtualClock) -> None:
     for zone, price in (("us-east-1a", "9.5"), ("us-east-1b", "7.123456"), ("us-east-1c", "8")):
         cloud.rules.spot_usd[f"p4d.24xlarge@{zone}"] = price
     aws = AwsProvider(clock, spot=True)
@@ -880,7 +874,7 @@ def test_credentials_that_end_are_told(
     assert "are temporary" in worry
 
 
-def test_credentials_that_end_before_the_lease_may_are_told_in_the_plan(
+def test_credentials_that_end_before_the_lease_are_in_the_plan(
     cloud: AwsEmulator, clock: VirtualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, lease_end_wall = datetime.now(UTC), datetime.now(UTC).timestamp() + 3 * 3600
@@ -920,10 +914,8 @@ def test_no_key_at_all_is_about_the_setup(
         AwsProvider(clock).find(None)
 
 
-def test_the_role_may_end_only_what_gpurun_made_and_only_for_this_account(
-    cloud: AwsEmulator, clock: VirtualClock
-) -> None:
-    wire = Wire(clock)
+def test_the_role_may_end_only_what_gpurun_made_in_this_account(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    wire = AwsClients(clock)
     assert plan_role(wire).arn is None
     arn = make_role(wire, plan_role(wire))
     assert plan_role(wire).arn == arn == make_role(wire, plan_role(wire))
@@ -938,7 +930,7 @@ def test_the_role_may_end_only_what_gpurun_made_and_only_for_this_account(
 
 def test_whoever_may_not_make_the_role_is_told_what_to_type(cloud: AwsEmulator, clock: VirtualClock) -> None:
     cloud.rules.denied = {"iam:CreateRole"}
-    wire = Wire(clock)
+    wire = AwsClients(clock)
     with pytest.raises(SetupError) as refused:
         make_role(wire, plan_role(wire))
     assert "aws iam create-role --role-name gpurun-terminate" in refused.value.hint
@@ -957,9 +949,7 @@ def test_the_sdk_is_loaded_only_when_aws_is_asked() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(guests.whole()), reason=guests.whole() or "guests are machines")
-def test_a_real_machine_reads_its_user_data_and_ends_itself_into_termination(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_machine_reads_its_user_data_and_terminates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real cloud-config, a real timer, a real power-off; nobody calls the API."""
     clock = SystemClock()
     with AwsEmulator(boot=real_guest(tmp_path)) as emulator:
@@ -1007,15 +997,13 @@ def test_gpurun_aws_setup_makes_the_role_once_it_is_told_to(cloud: AwsEmulator) 
         assert (code, told["made"], told["role"]) == (0, made, f"arn:aws:iam::123456789012:role/{ROLE}")
 
 
-def test_gpurun_aws_setup_shows_a_policy_that_covers_every_call_that_is_made(
-    cloud: AwsEmulator, clock: VirtualClock
-) -> None:
+def test_gpurun_aws_setup_shows_a_policy_for_every_call_made(cloud: AwsEmulator, clock: VirtualClock) -> None:
     code, output = setup_verb("--policy")
     allowed = {action for one in json.loads(output)["data"]["policy"]["Statement"] for action in _listed(one["Action"])}
     assert code == 0
     cloud.calls.clear()
     aws = AwsProvider(clock)
-    make_role(Wire(clock), plan_role(Wire(clock)))
+    make_role(AwsClients(clock), plan_role(AwsClients(clock)))
     cloud.calls.clear()
     (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
     made = aws.create(order_of(clock, offer=offer))
@@ -1031,7 +1019,7 @@ def _listed(action: str | list[str]) -> list[str]:
     return [action] if isinstance(action, str) else action
 
 
-def test_a_laptop_that_has_moved_is_let_in_again_once_a_minute_at_most(
+def test_a_moved_laptop_is_let_in_again_once_a_minute_at_most(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     made = aws.create(order_of(clock))
@@ -1044,9 +1032,7 @@ def test_a_laptop_that_has_moved_is_let_in_again_once_a_minute_at_most(
     assert cloud.count("AuthorizeSecurityGroupIngress") == before + 2
 
 
-def test_a_laptop_that_has_moved_needs_nothing_but_the_group_to_be_let_in(
-    aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
-) -> None:
+def test_a_moved_laptop_is_let_in_by_its_group_alone(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
     made = aws.create(order_of(clock))
     cloud.rules.denied = {"ec2:DescribeVolumes", "ec2:DescribeNetworkInterfaces"}
     cloud.fail("ListSchedules", *[Fault.ERROR] * 10)

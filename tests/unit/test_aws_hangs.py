@@ -68,7 +68,7 @@ def keys(minutes: float) -> str:
     return f"echo '{json.dumps(told | {'SecretAccessKey': 'emulated-secret-access-key-0123456789'})}'"
 
 
-def test_a_credential_process_that_hangs_freezes_no_verb_and_is_named(
+def test_a_hung_credential_process_blocks_no_verb_and_is_named(
     cloud: AwsEmulator, clock: VirtualClock, program: Program
 ) -> None:
     program(HANGS)
@@ -92,7 +92,7 @@ def test_once_the_program_answers_again_so_does_aws(cloud: AwsEmulator, clock: V
     assert aws.find(None) == []
 
 
-def test_credentials_that_hang_when_they_are_renewed_are_given_up_too(
+def test_credentials_that_hang_at_renewal_are_given_up_too(
     cloud: AwsEmulator, clock: VirtualClock, program: Program
 ) -> None:
     """They end within minutes, so that the SDK runs the program again at the very next request."""
@@ -110,7 +110,7 @@ def test_a_bucket_waits_no_longer_for_its_credentials(clock: VirtualClock, progr
         Bucket(parse_address("s3://bucket/place"), clock).look()
 
 
-def test_a_server_that_drips_holds_nobody_for_longer_than_an_exchange_may_take(
+def test_a_dripping_server_is_cut_at_an_exchanges_time_limit(
     cloud: AwsEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert wire.CONNECT_S + wire.READ_S <= wire.EXCHANGE_S == 30.0

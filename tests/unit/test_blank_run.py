@@ -60,7 +60,7 @@ def test_an_empty_name_is_refused_though_there_is_but_one_run(
 
 @pytest.mark.parametrize("blank", ["", "  "], ids=["empty", "spaces"])
 @pytest.mark.parametrize("words", FLAGS, ids=" ".join)
-def test_an_empty_value_is_refused_where_none_would_mean_whatever_is_usual(
+def test_an_empty_value_is_refused_and_never_means_the_default(
     words: list[str], blank: str, own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpurun", *words, blank, "--json"])

@@ -10,7 +10,7 @@ from gpurun.core.records import Offer
 from gpurun.core.run_plan import Choices
 from gpurun.planning.verify_machine import check_box, check_nodes
 from gpurun.providers.catalog import all_offers
-from gpurun.remote.machine_facts import Facts, Gpu, Measured, Node
+from gpurun.remote.machine_facts import Gpu, LinkSpeed, MachineFacts, Node
 from tests.machine_words import A100, GIB, facts
 
 
@@ -30,7 +30,7 @@ def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
     )
 
 
-def refused(told: Facts, ordered: Offer, *, accept_cpu: bool = False) -> GpurunError:
+def refused(told: MachineFacts, ordered: Offer, *, accept_cpu: bool = False) -> GpurunError:
     with pytest.raises(GpurunError) as error:
         check_box(told, ordered, accept_cpu=accept_cpu)
     return error.value
@@ -69,7 +69,7 @@ def test_without_torch_or_numpy_nothing_can_be_trained_anywhere(ordered: Offer, 
     assert (error.code, type(error)) == ("box.no_numpy", SetupError)
 
 
-def test_a_machine_without_a_gpu_is_refused_unless_the_cpu_will_do() -> None:
+def test_a_machine_without_a_gpu_is_refused_unless_cpu_will_do() -> None:
     told = facts(count=0, cuda=None)
     error = refused(told, offer())
     assert (error.code, type(error)) == ("box.no_gpu", NoOffer)
@@ -85,7 +85,7 @@ def test_what_was_not_ordered_is_not_missed() -> None:
     assert check_box(facts(ecc=7), cpu, accept_cpu=False) == ()
 
 
-def test_fewer_gpus_than_ordered_are_refused_even_where_the_cpu_would_do() -> None:
+def test_fewer_gpus_than_ordered_are_refused_even_where_cpu_does() -> None:
     for accept_cpu in (False, True):
         error = refused(facts(count=4), offer(), accept_cpu=accept_cpu)
         assert (error.code, type(error)) == ("box.fewer_gpus", NoOffer)
@@ -94,7 +94,7 @@ def test_fewer_gpus_than_ordered_are_refused_even_where_the_cpu_would_do() -> No
 
 
 @pytest.mark.parametrize("usable", [0, 7])
-def test_a_driver_that_torch_cannot_use_is_told_apart_from_missing_gpus(usable: int) -> None:
+def test_a_driver_torch_cannot_use_is_not_called_a_missing_gpu(usable: int) -> None:
     error = refused(facts(count=usable, cards=8, cuda=None if not usable else "12.8"), offer())
     assert (error.code, type(error)) == ("box.driver_mismatch", SetupError)
     assert f"can use {usable} of that" in error.what
@@ -175,7 +175,7 @@ TOLD = {
 """What the driver calls each card of the catalogue."""
 
 
-def test_every_card_of_the_catalogue_is_known_by_its_drivers_name() -> None:
+def test_every_catalogue_card_is_known_by_its_drivers_name() -> None:
     assert {one.gpu for one in all_offers() if one.gpu_count} == set(TOLD)
 
 
@@ -189,7 +189,7 @@ def test_a_card_is_taken_for_itself_and_for_no_other_model(gpu: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["RTX4090", "rtx 4090", "4090"])
-def test_a_card_that_only_the_user_named_is_compared_as_they_meant_it(asked: str) -> None:
+def test_a_card_only_the_user_named_is_compared_as_they_meant_it(asked: str) -> None:
     assert check_box(facts("NVIDIA GeForce RTX 4090"), offer(asked), accept_cpu=False) == ()
     assert refused(facts("NVIDIA GeForce RTX 3090"), offer(asked)).code == "box.other_gpu"
 
@@ -203,13 +203,13 @@ def test_every_refusal_says_what_to_do() -> None:
         assert "--" in refused(told, offer()).hint
 
 
-def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> Measured:
+def nodes(*cards: tuple[int, str], rate: float | None = 20.0) -> LinkSpeed:
     """What nodes with so many cards each say, and the rate between them."""
     seen = tuple(
         Node(name=f"n{number}", devices=tuple(Gpu(name=name, memory_bytes=79 * GIB) for _ in range(count)))
         for number, (count, name) in enumerate(cards, start=1)
     )
-    return Measured(nodes=seen, backend="nccl", seconds=20.0, gigabytes_per_s=rate)
+    return LinkSpeed(nodes=seen, backend="nccl", seconds=20.0, gigabytes_per_s=rate)
 
 
 TWO_NODES = offer(count=16).model_copy(update={"nodes": 2})
@@ -224,13 +224,13 @@ TWO_NODES = offer(count=16).model_copy(update={"nodes": 2})
         (nodes((8, A100), (8, A100), rate=0.11), "nodes.slow", "ran at 0.11 GB/s, and less than 1 GB/s"),
     ],
 )
-def test_every_node_of_a_job_is_looked_at_and_a_slow_network_is_refused(seen: Measured, code: str, words: str) -> None:
+def test_every_node_is_looked_at_and_a_slow_network_is_refused(seen: LinkSpeed, code: str, words: str) -> None:
     with pytest.raises(GpurunError, match=words) as error:
         check_nodes(seen, facts(), TWO_NODES, Choices())
     assert error.value.code == code
 
 
-def test_nodes_as_ordered_will_do_and_a_slow_network_where_it_was_asked_for() -> None:
+def test_nodes_as_ordered_pass_and_an_accepted_slow_network_does() -> None:
     assert check_box(facts(), TWO_NODES, accept_cpu=False) == ()
     check_nodes(nodes((8, A100), (8, A100)), facts(), TWO_NODES, Choices())
     check_nodes(nodes((8, A100), (8, A100), rate=0.11), facts(), TWO_NODES, Choices(slow_network=True))

@@ -16,10 +16,10 @@ from gpurun.data import bpe
 from gpurun.data.bpe import train_bpe
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import AS_FOUND
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.run_shards import write_prompts
 from gpurun.data.shard_folder import inspect
-from gpurun.data.source_file import Span
+from gpurun.data.source_file import FileSpan
 from gpurun.data.sources import open_source
 from trainer.generate import encode
 from trainer.shards import Tokenizer
@@ -32,7 +32,7 @@ ODD = "naïve café 🦉\n\n  two  spaces 123\t'll don't <|endoftext|>\u2028 end
 def real() -> list[str]:
     """Two megabytes of the standard library."""
     source = open_source("stdlib", AS_FOUND, print, val_fraction=0.1, limit_bytes=2_000_000)
-    whole = (Span(file, 0, file.text_bytes) for file in source.files)
+    whole = (FileSpan(file, 0, file.text_bytes) for file in source.files)
     return [document.text for document in documents_of(whole, AS_FOUND)]
 
 
@@ -48,7 +48,7 @@ def test_its_ids_are_gpt2s_way_bytes_merges_end_of_text(tokens: list[bytes]) -> 
     assert b" self" in tokens
 
 
-def test_tiktoken_gives_the_ids_that_the_library_which_trained_it_gives(real: list[str], tokens: list[bytes]) -> None:
+def test_tiktoken_gives_the_same_ids_as_the_training_library(real: list[str], tokens: list[bytes]) -> None:
     from tokenizers import Tokenizer as Library
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -63,7 +63,7 @@ def test_tiktoken_gives_the_ids_that_the_library_which_trained_it_gives(real: li
         assert ours.encode([text])[0].tolist() == library.encode(text).ids
 
 
-def test_every_text_comes_back_and_the_end_of_text_is_never_read_out_of_one(tokens: list[bytes]) -> None:
+def test_every_text_comes_back_and_never_yields_end_of_text(tokens: list[bytes]) -> None:
     tokenizer = BpeTokenizer(tokens, threads=1)
     ids = tokenizer.encode([ODD, ""])
     assert b"".join(tokens[i] for i in ids[0]).decode() == ODD
@@ -72,7 +72,7 @@ def test_every_text_comes_back_and_the_end_of_text_is_never_read_out_of_one(toke
     assert len(ids[1]) == 0
 
 
-def test_the_same_text_gives_the_same_tokens_on_any_number_of_threads(tmp_path: Path, real: list[str]) -> None:
+def test_the_same_text_gives_the_same_tokens_on_any_threads(tmp_path: Path, real: list[str]) -> None:
     (tmp_path / "text").write_text("\n".join(real[:40]), encoding="utf-8")
     program = (
         "import sys, hashlib; from gpurun.data.bpe import train_bpe; from pathlib import Path;"
@@ -89,7 +89,7 @@ def test_the_same_text_gives_the_same_tokens_on_any_number_of_threads(tmp_path: 
     assert len(found) == 1
 
 
-def test_a_little_text_gives_as_many_tokens_as_it_has_pairs_that_occur_twice() -> None:
+def test_a_little_text_gives_a_token_for_each_repeated_pair() -> None:
     assert train_bpe(["ab ab"], 1000)[256:] == [b"ab", GPT2_EOT]
     assert len(train_bpe(["\ud800 half a pair"], 257)) == 257
 
@@ -106,13 +106,13 @@ def test_a_vocabulary_that_cannot_be_is_refused(size: int) -> None:
     assert refused.value.code == "tokenizer.vocab_size"
 
 
-def test_shards_are_made_with_it_and_need_nothing_but_their_folder(tmp_path: Path) -> None:
+def test_shards_are_made_with_it_and_need_only_their_folder(tmp_path: Path) -> None:
     (source := tmp_path / "in").mkdir()
     for number in range(20):
         (source / f"{number}.txt").write_text(f"The owl number {number} says hoo.\n" * (5 + number))
     out = tmp_path / "out"
     told: list[str] = []
-    made = prepare(Order(str(source), "bpe", out, val_fraction=0.2, vocab_size=300), told.append)
+    made = prepare(PrepareOrder(str(source), "bpe", out, val_fraction=0.2, vocab_size=300), told.append)
     write_prompts(out, BpeTokenizer(read_vocabulary(out)), ["The owl"], told.append)
     found = inspect(out, tokenizer="bpe", vocab_size=320)
     tokens = read_vocabulary(out)

@@ -49,7 +49,7 @@ guesses = st.tuples(st.floats(1, 1e6), st.floats(1, 20)).map(
 )
 
 
-def test_how_long_a_machine_is_waited_for_is_in_no_lease_and_no_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_machine_is_in_no_lease_and_no_worst_case(monkeypatch: pytest.MonkeyPatch) -> None:
     before = plan("25"), plan(None), plan("25", hours=2)
     monkeypatch.setattr("gpurun.planning.budget.terms_of", lambda *at: replace(terms_of(*at), patience={1: 86_400}))
     assert (plan("25"), plan(None), plan("25", hours=2)) == before
@@ -98,7 +98,7 @@ ENDLESS = resolve(load_recipe("gpt2-124m"), "full", ("train.steps=999999", "trai
 
 
 @pytest.mark.parametrize("cap", [None, "1000000"])
-def test_what_takes_longer_than_the_longest_lease_is_refused_and_not_priced(cap: str | None) -> None:
+def test_more_time_than_the_longest_lease_is_refused_unpriced(cap: str | None) -> None:
     """Without a cap its end was in a year that no calendar has; with one, --hours 369863 was advised, and refused."""
     found = candidates(EIGHT, ENDLESS, LOAD, cap=parse_usd(cap) if cap else None)
     assert {one.why_not for one in found} == {"takes over a year, and no lease is longer"}
@@ -106,7 +106,7 @@ def test_what_takes_longer_than_the_longest_lease_is_refused_and_not_priced(cap:
         choose(found, LOAD, cap=parse_usd(cap) if cap else None)
 
 
-def test_a_machine_that_costs_nothing_trains_what_takes_longer_for_a_year() -> None:
+def test_a_free_machine_trains_for_a_year_what_takes_longer() -> None:
     free = EIGHT[0].model_copy(update={"provider": "local", "rate_micros_per_hour": usd(0)})
     found = candidates([free], ENDLESS, LOAD, cap=None)
     assert choose(found, LOAD, cap=None).lease.train_s == 365 * 86400
@@ -168,9 +168,7 @@ def test_the_hours_that_an_offer_is_said_to_need_are_enough() -> None:
 
 @pytest.mark.parametrize("cap", [None, "15", "25"])
 @pytest.mark.parametrize("hours", [0.5, 1.0, 24.0])
-def test_a_part_is_expected_to_cost_what_the_part_takes_and_is_ranked_by_what_all_of_it_would(
-    cap: str | None, hours: float
-) -> None:
+def test_a_part_costs_its_own_time_and_is_ranked_by_the_whole(cap: str | None, hours: float) -> None:
     """An hour on eight A100 was expected to cost $21, of $15 at the worst."""
     found, whole = plan(cap, hours=hours), {one.offer: one for one in plan(None)}
     leased = [one for one in found if one.lease is not None]
@@ -197,7 +195,7 @@ def test_a_slow_uplink_is_part_of_the_price() -> None:
     assert not any(one.finishes for one in plan("25", load=by_laptop))
 
 
-def test_aws_adds_disk_address_and_egress_and_lambda_rounds_to_the_minute() -> None:
+def test_aws_adds_disk_address_egress_and_lambda_rounds_minutes() -> None:
     aws = next(o for o in EIGHT if o.provider == "aws")
     lease = lease_for(aws, plan(None)[0].estimate, LOAD, cap=None)
     assert lease is not None
@@ -213,7 +211,7 @@ def test_aws_adds_disk_address_and_egress_and_lambda_rounds_to_the_minute() -> N
     assert step == pytest.approx(slow.rate_micros_per_hour / 60, abs=1)  # the whole sum is rounded up, not the step
 
 
-def test_in_a_region_of_aws_where_disk_and_egress_are_dearer_they_are_planned_so() -> None:
+def test_a_dearer_aws_region_plans_its_own_disk_and_egress() -> None:
     aws = next(o for o in EIGHT if o.provider == "aws")
     lease = lease_for(aws, plan(None)[0].estimate, LOAD, cap=None)
     assert lease is not None

@@ -62,7 +62,7 @@ def test_what_is_no_gpu_is_refused_with_the_nearest(text: str, code: str, hint: 
     assert hint in refused.value.hint
 
 
-def test_eight_a100_are_the_six_machines_of_the_facts_page_cheapest_first() -> None:
+def test_eight_a100_give_the_facts_pages_six_machines_in_order() -> None:
     offers = offers_for(parse_gpu("8xA100"))
     assert [(o.provider, o.vram_gb, o.rate_micros_per_hour) for o in offers] == [
         ("runpod", 80, usd("11.12")),
@@ -81,7 +81,7 @@ def test_one_a100_has_no_aws_form_and_gh200_comes_only_by_name() -> None:
     assert not any(o.gpu == "GH200" for o in offers_for(parse_gpu("H100")))
 
 
-def test_a_number_that_nobody_has_gives_no_offer_and_says_which_there_are() -> None:
+def test_an_unoffered_gpu_count_gives_none_and_the_known_counts() -> None:
     need = parse_gpu("3xA100")
     assert offers_for(need) == []
     assert counts_of(need) == [1, 2, 4, 8]
@@ -112,7 +112,7 @@ def test_every_row_is_complete_and_bills_as_its_provider_does() -> None:
         ("local", {1: 0}, {1: 0}),
     ],
 )
-def test_what_a_lease_plans_for_a_boot_is_one_thing_and_how_long_we_wait_another(
+def test_the_planned_boot_and_the_longest_wait_are_two_things(
     provider: str, planned_s: dict[int, int], patience_s: dict[int, int]
 ) -> None:
     """The first is money: a longer plan is a dearer worst case. The second is a normal boot with room to spare."""
@@ -126,12 +126,12 @@ def test_the_free_providers_cost_nothing_beside_their_rate() -> None:
     assert (terms.disk_per_gb_hour, terms.other_per_hour, terms.egress_per_gb) == (0, 0, 0)
 
 
-def test_every_card_has_one_peak_for_the_plan_and_for_the_trainers_mfu() -> None:
+def test_every_card_has_one_peak_for_the_plan_and_the_mfu() -> None:
     assert all(cards()[kind].tflops == peaks.PEAKS[kind][1] for kind in cards())
     assert peaks.peak_tflops("NVIDIA H100 80GB HBM3") == cards()["H100 SXM"].tflops
 
 
-def test_a_catalogue_that_is_read_again_has_the_prices_of_the_clouds_and_keeps_what_they_do_not_offer(
+def test_a_refreshed_catalogue_takes_prices_and_keeps_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "dev"))

@@ -30,7 +30,7 @@ def test_word_and_key_give_the_seed() -> None:
 @pytest.mark.parametrize(
     "challenge", ["abc", WORD, f"{WORD}:{'g' * 64}", f"{'x' * 65}:{'a' * 64}", f"a b c:{'a' * 64}"]
 )
-def test_what_is_no_challenge_is_refused_before_anything_is_spent(challenge: str) -> None:
+def test_an_invalid_challenge_is_refused_before_any_spending(challenge: str) -> None:
     with pytest.raises(UsageError, match=r"train\.challenge"):
         seed_with(challenge)
 

@@ -57,7 +57,7 @@ def test_an_unchanged_reader_is_not_run(copy: Path) -> None:
     assert own_reader(copy) is None
 
 
-def test_a_key_and_a_word_of_the_copys_own_are_in_the_recipe_and_counted_by_it(experts: Path) -> None:
+def test_the_copys_own_key_and_value_are_in_the_recipe_and_count(experts: Path) -> None:
     usual, found = read(experts), read(experts, "experts=4", "optim.kind=lion")
     assert (found.record["model"]["experts"], found.record["optim"]["kind"]) == (4, "lion")
     assert found.tables.optim.kind == "adamw", "what gpurun plans by"
@@ -97,7 +97,7 @@ def _says(copy: Path, record: Any) -> None:
         ([1], "recipe.missing_key"),
     ],
 )
-def test_what_the_copy_lets_through_is_held_to_gpuruns_own_bounds(copy: Path, model: Any, code: str) -> None:
+def test_what_the_copy_allows_is_held_to_gpuruns_own_bounds(copy: Path, model: Any, code: str) -> None:
     _says(copy, {"recipe": {**load_recipe("gpt2-124m").tables.as_record(), "model": model}})
     with pytest.raises(UsageError) as refused:
         read(copy)
@@ -105,7 +105,7 @@ def test_what_the_copy_lets_through_is_held_to_gpuruns_own_bounds(copy: Path, mo
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('\\x1b[31mred')\n", "print('no JSON')\n", "print([1])\n", ""])
-def test_a_reader_that_reads_nothing_is_refused_and_its_words_are_harmless(copy: Path, text: str) -> None:
+def test_a_reader_of_nothing_is_refused_in_harmless_words(copy: Path, text: str) -> None:
     (copy / "recipe_file.py").write_text(text)
     with pytest.raises(UsageError) as refused:
         read(copy)
@@ -137,7 +137,7 @@ def test_counts_that_cannot_be_are_refused(copy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_changed_model_is_traced_and_the_plan_counts_with_it(experts: Path, tmp_path: Path) -> None:
+def test_a_changed_models_memory_is_traced_and_planned_with(experts: Path, tmp_path: Path) -> None:
     offer = offers_for(parse_gpu("1xA100"))[0]
     small = ("layers=2", "width=256", "heads=4", "experts=8", "batch_tokens=65536", "micro_batch=64", "context=1024")
     recipe = read(experts, *small)

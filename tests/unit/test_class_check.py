@@ -20,7 +20,7 @@ from gpurun.core.records import canonical
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
 from gpurun.readers.evidence.card import INDEX, NoCard, read_card
 from gpurun.readers.evidence.class_check import CardRow, check_class
-from gpurun.readers.evidence.roster import Task, new_roster
+from gpurun.readers.evidence.roster import ClassTask, new_roster
 from tests.command_line import gpurun
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import WEIGHTS
@@ -32,7 +32,7 @@ def cards_in(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_of_forty_cards_the_twelve_that_were_forged_are_named_and_no_honest_one(tmp_path: Path) -> None:
+def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path) -> None:
     into, roster = tmp_path / "cards", a_class(40)
     words = [one.challenge for one in roster.students]
 
@@ -200,7 +200,7 @@ def test_what_is_no_card_is_named_and_nothing_hangs(card: Path, harm: Callable[[
     assert (row.verdict, len(row.problems)) == ("not a card", 1)
 
 
-def test_a_receipt_that_is_broken_anywhere_and_signed_again_is_a_row_and_never_a_trace(tmp_path: Path) -> None:
+def test_a_receipt_broken_and_re_signed_is_a_row_not_a_traceback(tmp_path: Path) -> None:
     run = Lab(tmp_path, 0, "")
     path = run.hand_in(tmp_path / "cards")
     envelope = json.loads(run.folder.receipt.read_bytes())
@@ -215,7 +215,7 @@ def test_a_receipt_that_is_broken_anywhere_and_signed_again_is_a_row_and_never_a
         assert row.problems, f"{key} = {odd}"
 
 
-def test_a_checkpoint_in_a_card_that_is_not_the_one_it_lists_is_not_opened(tmp_path: Path) -> None:
+def test_a_checkpoint_other_than_the_cards_list_is_not_opened(tmp_path: Path) -> None:
     path = Lab(tmp_path, 0, "").hand_in(tmp_path / "cards", with_checkpoint=True)
     pack_again(path, lambda files: {**files, WEIGHTS: b"other weights"})
     with pytest.raises(NoCard, match="is not the file that it lists"):
@@ -244,7 +244,7 @@ def test_a_key_that_is_not_the_signers_does_not_hold(tmp_path: Path, card: Path)
     assert row.verdict == "does not hold"
 
 
-def test_no_file_of_a_card_names_a_folder_of_the_computer_or_holds_a_key(tmp_path: Path) -> None:
+def test_no_file_of_a_card_names_a_folder_or_holds_a_key(tmp_path: Path) -> None:
     run = Lab(tmp_path, 0, "")
     run.folder.log.write_text(f"{run.folder.log.read_text()}Traceback in {run.home.root}/x.py\n")
     path = run.hand_in(tmp_path / "cards")
@@ -256,7 +256,7 @@ def test_no_file_of_a_card_names_a_folder_of_the_computer_or_holds_a_key(tmp_pat
     assert "run.log was left out: it names a folder of this computer" in row.notes
 
 
-def test_a_class_without_challenges_cannot_tell_copies_of_weights_and_says_so(tmp_path: Path) -> None:
+def test_a_class_without_challenges_says_it_cannot_tell_copies(tmp_path: Path) -> None:
     runs = [Lab(tmp_path, number, "") for number in (0, 1)]
     for run in runs:
         run.number = 0
@@ -293,7 +293,7 @@ def test_under_strict_a_machine_of_no_provider_is_a_problem(own_home: Path, tmp_
     assert (gpurun(*asked).returncode, gpurun(*asked, "--strict").returncode) == (0, 10)
 
 
-def test_an_honest_learner_who_hands_in_twice_is_accused_of_nothing(tmp_path: Path) -> None:
+def test_an_honest_learner_who_hands_in_twice_is_not_accused(tmp_path: Path) -> None:
     into, roster = tmp_path / "cards", a_class(3)
     words = [one.challenge for one in roster.students]
     first = Lab(tmp_path, 0, words[0])
@@ -310,15 +310,15 @@ def test_an_honest_learner_who_hands_in_twice_is_accused_of_nothing(tmp_path: Pa
 @pytest.mark.parametrize(
     ("task", "problem"),
     [
-        (Task(), ""),
-        (Task(recipe="gpt2-124m", steps=120), ""),
-        (Task(recipe="mini-gpt"), "it trained gpt2-124m, and the class was given mini-gpt"),
-        (Task(steps=300), "its last checkpoint is of step 120, and the class was given 300 steps"),
-        (Task(data="0123456789ab"), "and the class was given 0123456789ab…"),
-        (Task(trainer="0123456789ab"), "it used another trainer than the class was given"),
+        (ClassTask(), ""),
+        (ClassTask(recipe="gpt2-124m", steps=120), ""),
+        (ClassTask(recipe="mini-gpt"), "it trained gpt2-124m, and the class was given mini-gpt"),
+        (ClassTask(steps=300), "its last checkpoint is of step 120, and the class was given 300 steps"),
+        (ClassTask(data="0123456789ab"), "and the class was given 0123456789ab…"),
+        (ClassTask(trainer="0123456789ab"), "it used another trainer than the class was given"),
     ],
 )
-def test_what_a_class_was_given_is_held_against_each_card(tmp_path: Path, task: Task, problem: str) -> None:
+def test_what_a_class_was_given_is_held_against_each_card(tmp_path: Path, task: ClassTask, problem: str) -> None:
     into = tmp_path / "cards"
     roster = new_roster("ml-2026", ["Ada"], 0.0, task)
     Lab(tmp_path, 0, roster.students[0].challenge).hand_in(into)
@@ -328,9 +328,9 @@ def test_what_a_class_was_given_is_held_against_each_card(tmp_path: Path, task: 
     assert problem in "".join(row.problems)
 
 
-def test_an_official_trainer_of_another_release_is_not_checked_and_not_accused(tmp_path: Path) -> None:
+def test_an_official_trainer_of_another_release_is_not_accused(tmp_path: Path) -> None:
     into = tmp_path / "cards"
-    roster = new_roster("ml-2026", ["Ada"], 0.0, Task(trainer="official"))
+    roster = new_roster("ml-2026", ["Ada"], 0.0, ClassTask(trainer="official"))
     Lab(tmp_path, 0, roster.students[0].challenge, trainer="official trainer 0.1.0").hand_in(into)
     (row,) = check_class(cards_in(into), roster, official="f" * 64)
     assert row.problems == []

@@ -121,7 +121,7 @@ def test_a_broken_plan_of_one_run_hides_no_other(own_home: Path) -> None:
     assert (done.returncode, answer["errors"][0]["code"]) == (10, "run.plan_damaged")
 
 
-def test_a_program_that_asks_for_the_runs_is_told_how_far_they_are_and_what_they_cost(own_home: Path) -> None:
+def test_a_program_asking_for_the_runs_gets_progress_and_cost(own_home: Path) -> None:
     begun = make_run(Home(own_home), "fox-41")
     begun.events.write_bytes(b'{"kind": "step", "wall": 1.0, "elapsed_s": 1.0, "step": 7, "loss": 2.5}\n')
     make_run(Home(own_home), "owl-7")
@@ -161,7 +161,7 @@ def test_a_path_that_cannot_be_is_no_bug_of_ours(own_home: Path, words: list[str
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN], ids=errno.errorcode.get)
-def test_a_home_on_a_disk_that_fails_or_is_away_is_no_bug_of_ours(
+def test_a_home_on_a_failing_or_absent_disk_is_not_our_bug(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Of a file server that was restarted a handle is stale; an sshfs whose line is down is not connected."""
@@ -175,7 +175,7 @@ def test_a_home_on_a_disk_that_fails_or_is_away_is_no_bug_of_ours(
     assert f"{log} cannot be used: {os.strerror(number)}." in answer["errors"][0]["message"]
 
 
-def test_a_bug_of_ours_leaves_its_trace_in_a_file_and_a_sentence_on_the_terminal() -> None:
+def test_a_bug_of_ours_puts_its_trace_in_a_file_and_says_so() -> None:
     app = typer.Typer()
     verb(app, "broken", examples=["gpurun broken"])(broken_verb)
     verb(app, "other", examples=["gpurun other"])(broken_verb)
@@ -201,9 +201,7 @@ def test_a_recipe_of_ones_own_is_found_again_from_any_folder(
     assert shlex.split(asked[0].recipe_word) == [asked[0].recipe]
 
 
-def test_a_name_that_is_taken_is_refused_before_anything_is_prepared_or_asked(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_name_is_refused_before_anything_is_prepared(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_run(Home(own_home), "fox-41")
     monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda *_, **__: pytest.fail("a plan was made"))
     words = ["train", "mini-gpt", "--dry-run", "--name", "fox-41", "--json"]
@@ -216,7 +214,7 @@ def broken_verb(session: Session) -> Result:
     return Result(data={"never": 1 // 0})
 
 
-def test_pack_lists_refuses_by_name_and_writes_only_clean_folders(tmp_path: Path) -> None:
+def test_pack_lists_and_refuses_by_name_and_writes_clean_folders(tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
     (folder / "a.bin").write_bytes(b"12")
@@ -248,7 +246,7 @@ def test_an_unfinished_run_is_mentioned_before_the_next_plan(own_home: Path) -> 
 
 
 @pytest.mark.parametrize("lost", ["request", "plan"])
-def test_a_run_that_lost_its_request_or_its_plan_is_not_forgotten(own_home: Path, lost: str) -> None:
+def test_a_run_without_its_request_or_plan_is_not_forgotten(own_home: Path, lost: str) -> None:
     """Its machine is billed on, and nobody would have been told."""
     run = opened_run(Home(own_home), "fox-41")
     run.write(run.opened(), run.intended(), run.created())
@@ -271,7 +269,7 @@ def test_the_last_run_is_the_last_one_in_a_copy_of_the_home_too(own_home: Path) 
 
 
 @pytest.mark.parametrize("home", ["~nobody-here/x", "/dev/null"])
-def test_the_names_of_runs_are_completed_in_silence_where_there_is_no_home(home: str) -> None:
+def test_run_names_complete_silently_where_there_is_no_home(home: str) -> None:
     """A traceback stood in the middle of what was being typed."""
     assert completed("gpurun receipt ", GPURUN_HOME=home) == []
 
@@ -327,10 +325,10 @@ UNNAMED = [["logs"], ["attach"], ["receipt"], ["report"], ["sample", "--prompt",
 
 
 @pytest.mark.parametrize("words", UNNAMED, ids=lambda words: words[0])
-def test_a_verb_that_looks_or_goes_on_means_the_usual_run_and_says_which(
+def test_a_verb_that_looks_or_continues_takes_the_usual_run(
     words: list[str], own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpurun.cli.viewer.follow", lambda *_, **__: Result())
+    monkeypatch.setattr("gpurun.cli.viewer.follow_run", lambda *_, **__: Result())
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *_: None)
     none = json.loads(gpurun(*words, "--json").stdout)
     assert (none["exit_code"], none["errors"][0]["code"]) == (2, "run.none")
@@ -346,11 +344,9 @@ def test_a_verb_that_looks_or_goes_on_means_the_usual_run_and_says_which(
     assert "ant-3, the only open run" in gpurun(*words).stderr.splitlines()
 
 
-def test_resume_means_the_one_unfinished_run_that_nobody_drives_and_never_guesses_among_several(
-    own_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_takes_the_one_undriven_run_and_never_guesses(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another run under way it took the last one, which was that, or a finished one."""
-    monkeypatch.setattr("gpurun.cli.viewer.follow", lambda *_, **__: Result())
+    monkeypatch.setattr("gpurun.cli.viewer.follow_run", lambda *_, **__: Result())
     started = list[str]()
     monkeypatch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda folder, *_: started.append(folder.name))
     finished_run(Home(own_home), "ape-1")

@@ -91,7 +91,7 @@ def test_a_folder_of_a_stranger_describes_no_cluster(tmp_path: Path) -> None:
         load_settings(Home(tmp_path), project=tmp_path, environment={})
 
 
-def test_a_login_node_may_be_an_entry_of_the_ssh_configuration_which_has_the_user(tmp_path: Path) -> None:
+def test_a_login_node_may_be_an_ssh_config_entry_with_its_user(tmp_path: Path) -> None:
     table = '[slurm.lab]\nhost = "centre"\nworkdir = "/scratch/me"\ntransport = '
     assert cluster_of(load_clusters(home_with(tmp_path, f'{table}"openssh"\n')), None).transport == "openssh"
     with pytest.raises(UsageError, match="transport of slurm"):

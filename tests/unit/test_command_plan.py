@@ -62,7 +62,7 @@ def test_what_git_ignores_stays_here_and_is_named_with_its_size(lab: Path) -> No
     assert "sub" in again.left_out
 
 
-def test_a_link_brings_its_file_and_no_folder_and_the_copy_keeps_what_may_be_started(lab: Path, tmp_path: Path) -> None:
+def test_a_link_brings_only_its_file_and_copies_stay_executable(lab: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "vocab.txt").write_text("words")
     (lab / "vocab.txt").symlink_to(tmp_path / "outside" / "vocab.txt")
@@ -70,16 +70,14 @@ def test_a_link_brings_its_file_and_no_folder_and_the_copy_keeps_what_may_be_sta
     (lab / "run.sh").write_text("true")
     (lab / "run.sh").chmod(0o755)
     found = work_folder(command(lab))
-    copied = folders.copied(command(lab), found, tmp_path / "copy")
+    copied = folders.copy_work_folder(command(lab), found, tmp_path / "copy")
     assert (tmp_path / "copy" / "vocab.txt").read_text() == "words"
     assert not (tmp_path / "copy" / "vocab.txt").is_symlink()
     assert "elsewhere" in found.left_out
     assert copied.executable == ("run.sh",)
 
 
-def test_a_folder_that_is_no_program_is_refused_with_what_is_large_in_it(
-    lab: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_not_a_program_is_refused_with_sizes(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (lab / "videos").mkdir()
     (lab / "videos" / "a.mp4").write_bytes(b"x" * 2000)
     monkeypatch.setattr(folders, "MOST_BYTES", 1000)
@@ -96,15 +94,13 @@ def test_a_folder_that_is_no_program_is_refused_with_what_is_large_in_it(
         (("torchrun", "train.py"), ["torchrun", "train.py"]),
     ],
 )
-def test_python_is_the_one_that_has_torch_and_a_checkpoint_is_added_where_it_goes_on(
-    argv: tuple[str, ...], words: list[str]
-) -> None:
+def test_python_is_the_one_with_torch_and_gets_the_checkpoint(argv: tuple[str, ...], words: list[str]) -> None:
     told = Command(argv=argv, resume_arg="--resume {}", checkpoints="*.pt")
     assert told.words == words
     assert told.model_copy(update={"resumed": "out/c 1.pt"}).words == [*words, "--resume", "out/c 1.pt"]
 
 
-def test_pip_installs_for_the_python_that_has_torch_after_the_users_own_script(tmp_path: Path) -> None:
+def test_pip_installs_for_torchs_python_after_the_users_script(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torchtune==0.6\n# why\neinops\n")
     lines = [*requirement_lines(str(tmp_path / "requirements.txt")), "rich>=13"]
     choices = with_pip(Choices(setup="echo first >> told"), lines)
@@ -144,9 +140,7 @@ def test_no_value_of_a_variable_is_told(lab: Path) -> None:
         ("runpod", {"looks": "9", "busy": True, "own": [], "most_mib": None}, "smoke"),
     ],
 )
-def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prints(
-    provider: str, tally: dict[str, Any], kind: str
-) -> None:
+def test_a_commands_verdict_rests_on_the_cards_not_its_words(provider: str, tally: dict[str, Any], kind: str) -> None:
     opened = RunOpened(**whole(Event.RUN_OPENED, {"provider": provider, "endpoint": "", "mode": "paid"}))
     machine: Any = {"provider": provider, "id": "pod-1"}
     told = command_verdict(opened, machine, tally, "done")
@@ -157,7 +151,7 @@ def test_the_verdict_of_a_command_rests_on_the_cards_and_on_nothing_that_it_prin
 
 
 @pytest.mark.parametrize(("grace_s", "hours"), [(60, None), (3600, None), (60, 0.01), (600, 0.5)])
-def test_no_lease_is_bought_in_which_a_command_would_be_stopped_as_it_begins(grace_s: int, hours: float | None) -> None:
+def test_no_lease_is_bought_that_would_stop_a_command_at_once(grace_s: int, hours: float | None) -> None:
     """What it has to end is kept beside its running: the smallest cap that is named gives it a whole beginning."""
     told = Command(argv=("x",), grace_s=grace_s)
     load = Load(1_000_000, told.output_bytes, told.disk_gb)

@@ -76,7 +76,7 @@ def edit(home: Home, folder: RunFolder, change: Callable[[Any], None]) -> None:
 # What is seen --------------------------------------------------------------------------------------------------------
 
 
-def test_a_box_that_is_silent_all_the_time_is_confirmed_and_signed(
+def test_a_box_that_stays_silent_is_confirmed_and_signed(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock
 ) -> None:
     asked: list[tuple[str, int]] = []
@@ -97,7 +97,7 @@ def test_a_box_that_is_silent_all_the_time_is_confirmed_and_signed(
 
 
 @pytest.mark.parametrize("knock_s", [1.75, 4.0, 6.0, 12.0])
-def test_however_long_each_call_takes_the_tries_span_what_the_audit_wants(
+def test_slow_calls_still_span_the_time_that_the_audit_wants(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, knock_s: float
 ) -> None:
     """A name with several addresses has each of them called, and a slow look-up of it comes on top."""
@@ -111,9 +111,7 @@ def test_however_long_each_call_takes_the_tries_span_what_the_audit_wants(
     assert (found.death, found.problems) == ("shutdown confirmed", ())
 
 
-def test_it_says_what_the_box_cost_until_then_and_not_only_while_it_trained(
-    session: Session, folder: RunFolder
-) -> None:
+def test_it_says_what_the_box_cost_to_its_end_not_just_training(session: Session, folder: RunFolder) -> None:
     """The receipt ends with the run; the box went on billing until somebody shut it down."""
     told = confirm(session, "fox-41", None, always("timed out"))
     seconds = 7200 + 10  # From the asking to the end of the last try.
@@ -121,7 +119,7 @@ def test_it_says_what_the_box_cost_until_then_and_not_only_while_it_trained(
     assert "it cost at most $5.03 until then" in told.text
 
 
-def test_a_clock_that_was_set_back_during_the_run_makes_the_box_no_cheaper_than_the_receipt(
+def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
     session: Session, home: Home, clock: VirtualClock
 ) -> None:
     run = BoxRun(home)
@@ -135,7 +133,7 @@ def test_a_clock_that_was_set_back_during_the_run_makes_the_box_no_cheaper_than_
 
 
 @pytest.mark.parametrize("past_s", [0.0004, 0.0006, 0.9999])
-def test_what_it_cost_follows_from_the_stated_times_however_near_a_billing_unit_it_ended(
+def test_its_cost_follows_from_the_stated_times_at_any_boundary(
     session: Session, home: Home, folder: RunFolder, clock: VirtualClock, past_s: float
 ) -> None:
     """A stamp has milliseconds: what the clock said beyond them would be one more unit, that no stated time gives."""
@@ -144,7 +142,7 @@ def test_what_it_cost_follows_from_the_stated_times_however_near_a_billing_unit_
     assert row(home).problems == ()
 
 
-def test_with_a_clock_from_before_the_end_nothing_is_signed_that_could_never_be_signed_again(
+def test_a_clock_from_before_the_end_signs_nothing_final(
     session: Session, folder: RunFolder, clock: VirtualClock
 ) -> None:
     """The clock was ahead during the run and was set right since: a statement from before its end proves nothing."""
@@ -198,9 +196,7 @@ def test_the_users_word_is_signed_as_a_word_with_what_was_seen(session: Session,
     assert row(home).death == "shutdown stated"
 
 
-def test_a_word_gives_way_to_what_is_seen_later_and_not_the_other_way_round(
-    session: Session, home: Home, folder: RunFolder
-) -> None:
+def test_a_users_word_yields_to_later_sight_and_not_vice_versa(session: Session, home: Home, folder: RunFolder) -> None:
     confirm(session, "fox-41", "trust me", always(ANSWERS))
     confirm(session, "fox-41", None, always("refused"))
     assert row(home).death == "shutdown confirmed"
@@ -237,7 +233,7 @@ def shown(session: Session, **flags: bool) -> Result:
     return receipt(session, "fox-41", **{"md": False, **flags})
 
 
-def test_the_audit_says_whose_duty_the_end_is_until_it_is_confirmed(home: Home, folder: RunFolder) -> None:
+def test_the_audit_says_whose_duty_the_end_is_until_confirmed(home: Home, folder: RunFolder) -> None:
     assert row(home).death == "yours to end"
 
 
@@ -259,7 +255,7 @@ def test_the_audit_says_whose_duty_the_end_is_until_it_is_confirmed(home: Home, 
         lambda told: told.pop("predicate"),
     ],
 )
-def test_even_the_owner_of_the_key_cannot_state_what_does_not_follow(
+def test_even_the_keys_owner_cannot_state_what_does_not_follow(
     session: Session, home: Home, folder: RunFolder, change: Callable[[Any], None]
 ) -> None:
     confirm(session, "fox-41", None, always("refused"))
@@ -289,7 +285,7 @@ def test_without_a_key_it_is_unsigned_and_says_so(session: Session, home: Home, 
     assert named.problems == ("shutdown.json is unsigned",)
 
 
-def test_a_confirmation_of_a_machine_that_gpurun_ended_is_nonsense(home: Home) -> None:
+def test_a_confirmation_for_a_machine_gpurun_ended_is_nonsense(home: Home) -> None:
     folder = finished_run(home)
     (folder.path / "shutdown.json").write_text("{}")
     assert any("not the user's to end" in problem for problem in row(home).problems)
@@ -308,9 +304,7 @@ def test_the_receipt_shows_it_and_stays_the_same_receipt(session: Session, home:
     assert read_receipt(home, folder).signature == "ok"
 
 
-def test_one_that_nobody_signed_is_shown_as_that_and_gives_way_to_one_that_can_be_signed(
-    session: Session, folder: RunFolder
-) -> None:
+def test_an_unsigned_confirmation_is_shown_so_and_is_replaceable(session: Session, folder: RunFolder) -> None:
     confirm(session, "fox-41", None, always("refused"))
     path = folder.path / "shutdown.json"
     path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), None)))
@@ -333,7 +327,7 @@ def test_one_that_nobody_signed_is_shown_as_that_and_gives_way_to_one_that_can_b
     ids=["no tries", "an escape sequence", "no seconds", "no amount", "no stamp"],
 )
 @pytest.mark.parametrize("signed", [True, False])
-def test_a_file_that_somebody_wrote_is_no_statement_and_nothing_of_it_is_shown(
+def test_a_handwritten_file_is_not_a_statement_and_not_shown(
     session: Session, home: Home, folder: RunFolder, change: dict[str, Any], signed: bool
 ) -> None:
     confirm(session, "fox-41", None, always("refused"))
@@ -346,9 +340,7 @@ def test_a_file_that_somebody_wrote_is_no_statement_and_nothing_of_it_is_shown(
         confirm(session, "fox-41", None, always("refused"))
 
 
-def test_the_receipt_shows_a_confirmation_that_does_not_hold_as_none(
-    session: Session, home: Home, folder: RunFolder
-) -> None:
+def test_the_receipt_shows_a_confirmation_that_fails_as_none(session: Session, home: Home, folder: RunFolder) -> None:
     confirm(session, "fox-41", None, always("refused"))
     edit(home, folder, lambda told: told["predicate"].update(box="root@elsewhere:22"))
     assert "SHUTDOWN NOT CONFIRMED" in shown(session).text

@@ -168,7 +168,7 @@ def another_recipe(run: Forged) -> None:
         (another_recipe, "cuda", "was trained by another recipe: train.seed"),
     ],
 )
-def test_a_run_that_was_written_by_hand_and_signed_again_does_not_hold(
+def test_a_handwritten_run_signed_again_does_not_hold(
     home: Home, monkeypatch: pytest.MonkeyPatch, forge: Callable[[Forged], None], device: str, says: str
 ) -> None:
     monkeypatch.setattr(Forged, "state", {**STATE, "torch": "2.13.0+cpu"} if forge is cpu_build else STATE)
@@ -201,7 +201,7 @@ def test_cuda_in_the_form_for_machines_without_it_does_not_hold(home: Home, monk
         ({"endpoint": "http://127.0.0.1:4010"}, "cuda", NOT_A_PROVIDER),
     ],
 )
-def test_a_verdict_says_whose_word_it_is_and_what_it_does_not_show(
+def test_a_verdict_says_whose_word_it_is_and_what_it_leaves_open(
     home: Home, monkeypatch: pytest.MonkeyPatch, opened: dict[str, Any], device: str, verdict: str
 ) -> None:
     monkeypatch.setattr(Forged, "opened_with", opened)
@@ -223,7 +223,7 @@ def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
     assert {row.verdict for row in told.values()} == {"does not hold"}
 
 
-def test_events_in_two_receipts_are_a_problem_of_both_and_an_equal_log_of_neither(home: Home) -> None:
+def test_equal_events_are_a_problem_of_both_runs_equal_logs_not(home: Home) -> None:
     """Two honest runs may print the same; no two have the same milliseconds."""
     first, second, third = CloudRun(home), CloudRun(home, "owl-07"), CloudRun(home, "bee-10")
     second.folder.events.write_bytes(first.folder.events.read_bytes())
@@ -248,7 +248,7 @@ def tell_steps(run: Forged, losses: dict[int, list[float]]) -> None:
 
 
 @pytest.mark.parametrize(("others", "is_known"), [([1.58], True), ([1.58, 1.59], True), ([1.57, 1.58, 1.59], False)])
-def test_a_loss_that_any_of_two_processes_told_of_holds_and_of_more_nothing_is_said(
+def test_a_loss_holds_by_either_of_two_processes_unjudged_beyond(
     home: Home, others: list[float], is_known: bool
 ) -> None:
     run = Forged(home)

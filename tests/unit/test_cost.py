@@ -28,7 +28,7 @@ def opens(run: CloudRun, **told: Any) -> CloudRun:
     return run.write((event, {**data, "home": "0a1b2c"}), run.intended(), run.created(**told))
 
 
-def test_a_machine_that_was_watched_is_paid_to_the_first_reading_that_shows_it_gone(run: CloudRun) -> None:
+def test_a_watched_machine_is_paid_to_the_first_read_of_its_end(run: CloudRun) -> None:
     opens(run).play(run.through_training())
     dies(run, alive_s_ago=5.0)
     told = cost(run)
@@ -38,7 +38,7 @@ def test_a_machine_that_was_watched_is_paid_to_the_first_reading_that_shows_it_g
 
 
 @pytest.mark.parametrize("away_s", [14 * 60, 86_400])
-def test_where_nobody_looked_its_own_timer_bounds_it_and_the_figure_does_not_grow(run: CloudRun, away_s: int) -> None:
+def test_an_unwatched_machine_is_bounded_for_good_by_its_timer(run: CloudRun, away_s: int) -> None:
     opens(run)
     run.clock.sleep(5100 + 60 + away_s)
     dies(run)
@@ -50,7 +50,7 @@ def test_where_nobody_looked_its_own_timer_bounds_it_and_the_figure_does_not_gro
     )
 
 
-def test_a_bound_over_the_cap_that_nobody_saw_is_unknown_and_not_broken(run: CloudRun) -> None:
+def test_an_unseen_bound_over_the_cap_is_unknown_not_broken(run: CloudRun) -> None:
     run.cap = 3_000_000
     opens(run)
     run.clock.sleep(86_400)
@@ -73,13 +73,13 @@ def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
     return told["cap_kept"], "the cap was not kept" in row.problems, row.warnings
 
 
-def test_a_cap_is_called_broken_only_where_its_machine_was_seen_to_run_for_longer(run: CloudRun) -> None:
+def test_a_cap_is_broken_only_if_its_machine_was_seen_past_it(run: CloudRun) -> None:
     """A list that took 40 s and a request that hung for a minute made a broken cap of one that was kept."""
     doubted = ("the cost may be over the cap, and whether it was is not known",)
     assert over_cap(run, up_s_ago=130.0) == (None, False, doubted)
 
 
-def test_a_machine_that_was_seen_to_run_past_its_cap_has_broken_it(run: CloudRun) -> None:
+def test_a_machine_seen_running_past_its_cap_has_broken_it(run: CloudRun) -> None:
     assert over_cap(run, up_s_ago=5.0) == (False, True, ())
 
 
@@ -108,14 +108,14 @@ def test_the_providers_own_times_count_where_nobody_looked(run: CloudRun) -> Non
     assert (told["billable_s"], told["end_is"]) == (1002.0, "provider-reported")
 
 
-def test_times_of_the_provider_that_contradict_what_was_seen_are_not_believed(run: CloudRun) -> None:
+def test_provider_times_that_contradict_sight_are_not_believed(run: CloudRun) -> None:
     born = run.clock.wall()
     opens(run, created_wall=born).play(run.through_training())
     dies(run, alive_s_ago=1.0, ended_wall=born + 60)
     assert cost(run)["rentals"][0]["end_is"] == "measured"
 
 
-def test_a_second_machine_is_paid_from_its_request_to_its_own_end_and_red_until_then(run: CloudRun) -> None:
+def test_a_second_machine_is_paid_and_red_from_request_to_end(run: CloudRun) -> None:
     opens(run)
     second = {"id": "pod-x", "token": run.token, "message": "a second machine"}
     run.write((Event.INCIDENT, {"code": "create.duplicate", **second}))
@@ -130,7 +130,7 @@ def test_a_second_machine_is_paid_from_its_request_to_its_own_end_and_red_until_
     assert told["micros"] == (58 + 2) * 60 * RATE // 3600
 
 
-def test_the_proof_that_nothing_has_the_token_ends_a_second_machine_too(run: CloudRun) -> None:
+def test_the_proof_that_the_token_has_nothing_ends_a_second_too(run: CloudRun) -> None:
     opens(run)
     run.write((Event.INCIDENT, {"code": "create.duplicate", "id": "x", "token": run.token, "message": "a second"}))
     run.play(run.through_training())
@@ -139,7 +139,7 @@ def test_the_proof_that_nothing_has_the_token_ends_a_second_machine_too(run: Clo
     assert cost_without_plan(run)["rentals"][0]["extras"][0]["billable_s"] == 3367.0
 
 
-def test_a_price_that_rose_counts_from_when_the_old_one_was_read_last(run: CloudRun) -> None:
+def test_a_risen_price_counts_from_the_last_read_of_the_old_one(run: CloudRun) -> None:
     opens(run)
     run.clock.sleep(1200)
     rose = {"rate_micros_per_hour": 2 * RATE, "since_wall": run.clock.wall() - 600, "id": run.instance_id}
@@ -159,7 +159,7 @@ def shown_gone(run: CloudRun, ago_s: float) -> None:
     run.write((Event.INCIDENT, {"code": "machine.gone", **told}))
 
 
-def test_a_machine_that_was_shown_as_gone_is_paid_to_the_first_of_these_readings(run: CloudRun) -> None:
+def test_a_machine_shown_gone_is_paid_to_the_first_such_read(run: CloudRun) -> None:
     """A machine that was gone at its launch was billed with the whole wait for it."""
     opens(run)
     run.clock.sleep(900)
@@ -191,7 +191,7 @@ def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> Non
     assert (told["billable_s"], told["end_is"]) == (3102.0, "unseen")
 
 
-def test_what_is_shown_as_ending_does_not_contradict_the_providers_own_time_of_the_end(run: CloudRun) -> None:
+def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> None:
     """EC2 ends the billing with the request, and shows the instance as shutting down for a minute."""
     born = run.clock.wall()
     opens(run, created_wall=born).play(run.through_training())
@@ -229,7 +229,7 @@ def test_nothing_left_a_machine_that_never_answered(run: CloudRun) -> None:
     assert charged(asked(run)) == 0
 
 
-def test_what_left_one_that_answered_is_as_planned_where_nobody_counted(run: CloudRun) -> None:
+def test_uncounted_egress_of_one_that_answered_is_as_planned(run: CloudRun) -> None:
     asked(run)
     ready = next(note for _, note in run.through_training() if note[0] is Event.READY_OBSERVED)
     run.write(ready)
@@ -237,9 +237,7 @@ def test_what_left_one_that_answered_is_as_planned_where_nobody_counted(run: Clo
 
 
 @pytest.mark.parametrize(("by_itself", "expected"), [(False, 900), (True, 500_000)])
-def test_what_was_counted_is_charged_and_of_a_job_that_may_send_by_itself_at_least_the_plan(
-    run: CloudRun, by_itself: bool, expected: int
-) -> None:
+def test_counted_egress_is_charged_self_senders_at_least_planned(run: CloudRun, by_itself: bool, expected: int) -> None:
     collected(asked(run, sends_itself=by_itself), 900)
     assert charged(run) == expected
 
@@ -252,7 +250,7 @@ def billed(run: CloudRun, micros: int) -> None:
     run.write((Event.BILL_OBSERVED, told))
 
 
-def test_where_nobody_saw_the_end_the_bill_bounds_the_cost_and_the_receipt_says_so(run: CloudRun) -> None:
+def test_an_unseen_end_is_bounded_by_the_bill_and_says_so(run: CloudRun) -> None:
     opens(run)
     run.clock.sleep(4000)
     dies(run)
@@ -264,7 +262,7 @@ def test_where_nobody_saw_the_end_the_bill_bounds_the_cost_and_the_receipt_says_
     assert told["says"] == "by the provider's bill, which two readings gave alike; when it ended was not seen"
 
 
-def test_a_bill_for_less_than_the_machine_was_seen_alive_is_not_whole(run: CloudRun) -> None:
+def test_a_bill_shorter_than_the_machine_was_seen_is_not_whole(run: CloudRun) -> None:
     opens(run).play(run.through_training())
     run.clock.sleep(1000)
     dies(run)

@@ -120,7 +120,7 @@ def test_what_cannot_be_prepared_is_refused_in_json(arguments: list[str], code: 
     assert not (tmp_path / "out").exists()
 
 
-def test_interrupted_by_the_keyboard_it_ends_at_once_and_says_that_it_can_go_on(tmp_path: Path) -> None:
+def test_a_keyboard_interrupt_ends_it_and_says_it_can_continue(tmp_path: Path) -> None:
     source = texts(tmp_path / "in", 1500)
     command = [sys.executable, "-m", "gpurun.cli.app", "data", "prepare", "gpt2-124m", "--source", str(source)]
     command += ["--out", str(tmp_path / "out"), "--home", str(tmp_path / "home"), "--val-fraction", "0.2"]
@@ -138,7 +138,7 @@ def test_interrupted_by_the_keyboard_it_ends_at_once_and_says_that_it_can_go_on(
     assert "Traceback" not in said
 
 
-def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it(tmp_path: Path) -> None:
+def test_an_early_refusal_follows_no_line_about_nothing_done(tmp_path: Path) -> None:
     source = tmp_path / "late.jsonl"
     source.write_text(f"{json.dumps({'text': WORDS})}\n" * 5000 + "no object\n")
     arguments = ["data", "prepare", "gpt2-124m", "--source", str(source), "--out", str(tmp_path / "out")]
@@ -148,7 +148,7 @@ def test_a_refusal_before_anything_is_done_has_no_line_of_nothing_done_before_it
     assert "0%" not in done.stderr
 
 
-def test_the_bar_tells_the_share_the_rate_and_the_time_that_is_left() -> None:
+def test_the_bar_shows_the_share_the_rate_and_the_time_left() -> None:
     figures = {
         "done_bytes": 60_000_000,
         "total_bytes": 100_000_000,

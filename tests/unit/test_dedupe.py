@@ -17,10 +17,10 @@ from gpurun.data.dedupe import search as search_module
 from gpurun.data.dedupe import signatures
 from gpurun.data.dedupe.fingerprint import NO_KEY, normalised_url, signature, similarity, text_key, url_key
 from gpurun.data.dedupe.signatures import BLOCK, Dedupe, SignatureFile, signature_path
-from gpurun.data.dedupe.stage import Signer, drop_filter, find_duplicates, read_duplicates
+from gpurun.data.dedupe.stage import FingerprintWriter, drop_filter, find_duplicates, read_duplicates
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import AS_FOUND
-from gpurun.data.source_file import Document, Span
+from gpurun.data.source_file import Document, FileSpan
 from gpurun.data.sources import open_source
 from gpurun.data.split import EVERY
 from gpurun.data.tasks import write_task
@@ -46,7 +46,7 @@ def changed(text: str, share: float, seed: int) -> str:
 
 
 def sign(folder: Path, index: int, texts: Iterable[Document], dedupe: Dedupe = EVERY_KIND) -> None:
-    Signer(folder, dedupe, "mine", AS_FOUND).do(index, texts, lambda count: None)
+    FingerprintWriter(folder, dedupe, "mine", AS_FOUND).do(index, texts, lambda count: None)
 
 
 def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = EVERY_KIND) -> list[str]:
@@ -66,13 +66,11 @@ def dropped(folder: Path, tasks: Sequence[Sequence[Document]], dedupe: Dedupe = 
 def real() -> list[Document]:
     """Modules of the standard library, of at least forty words."""
     source = open_source("stdlib", AS_FOUND, print, val_fraction=0.1, limit_bytes=3_000_000)
-    whole = (Span(file, 0, file.text_bytes) for file in source.files)
+    whole = (FileSpan(file, 0, file.text_bytes) for file in source.files)
     return [text for text in documents_of(whole, AS_FOUND) if len(re.findall(r"\w+", text.text)) >= 40]
 
 
-def test_planted_duplicates_of_real_text_are_found_and_clean_documents_stay(
-    tmp_path: Path, real: list[Document]
-) -> None:
+def test_planted_duplicates_are_found_and_clean_documents_stay(tmp_path: Path, real: list[Document]) -> None:
     corpus = [Document(text.name, text.text, f"https://example.com/{number}") for number, text in enumerate(real)]
     planted = []
     for number, text in enumerate(corpus):
@@ -97,7 +95,7 @@ def test_the_first_in_order_stays_however_the_tasks_are_cut(tmp_path: Path) -> N
     assert dropped(tmp_path / "five", [texts[:3], texts[3:3], texts[3:20], texts[20:21], texts[21:]]) == everything
 
 
-def test_what_has_the_words_in_another_case_and_one_sentence_more_is_a_near_duplicate(tmp_path: Path) -> None:
+def test_another_case_and_one_more_sentence_are_a_near_duplicate(tmp_path: Path) -> None:
     texts = [
         Document("a", prose(1)),
         Document("b", prose(1).upper() + " And one more sentence at its end."),
@@ -107,7 +105,7 @@ def test_what_has_the_words_in_another_case_and_one_sentence_more_is_a_near_dupl
     assert dropped(tmp_path / "exact", [texts], Dedupe(("exact", "url"))) == []
 
 
-def test_kinds_are_looked_for_one_after_the_other_among_those_that_are_left(tmp_path: Path) -> None:
+def test_each_kind_is_looked_for_among_those_the_last_one_left(tmp_path: Path) -> None:
     first, second = prose(1), prose(2)
     texts = [Document("a", first, "x.org/1"), Document("b", first, "x.org/2"), Document("c", second, "x.org/2")]
     # c has the address of b, and goes for it; then b goes, whose text is that of a.
@@ -124,7 +122,7 @@ def test_a_document_stays_that_only_resembles_one_that_goes(tmp_path: Path) -> N
     assert dropped(tmp_path, [texts]) == ["b"]
 
 
-def test_documents_without_a_word_or_an_address_are_nobodys_duplicates(tmp_path: Path) -> None:
+def test_documents_without_words_or_an_address_duplicate_nothing(tmp_path: Path) -> None:
     texts = ["!!! ???", "??? !!!", "-", "."]
     assert dropped(tmp_path, [[Document(text, text, "  ") for text in texts]]) == []
 
@@ -158,7 +156,7 @@ def test_addresses_of_two_pages_are_two(one: str, other: str) -> None:
     assert url_key(one) != url_key(other)
 
 
-def test_a_text_is_the_same_whatever_its_white_space_and_the_spelling_of_its_accents() -> None:
+def test_a_text_is_the_same_in_any_white_space_and_accent_form() -> None:
     assert text_key("Ein  Café\r\n\r\nam Ufer ") == text_key("\n Ein Cafe\u0301 am\tUfer")
     assert text_key("Ein Café") != text_key("ein Café")
     assert text_key(" \n") == NO_KEY
@@ -167,13 +165,13 @@ def test_a_text_is_the_same_whatever_its_white_space_and_the_spelling_of_its_acc
 def test_a_long_text_is_read_in_pieces_and_signed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     text = prose(3, 3000).replace(" ", "\n") + "\n!"
     whole, key = signature(text), text_key(text)
-    monkeypatch.setattr(tokenizers.pieces, "__defaults__", (100,))
-    assert len(list(tokenizers.pieces(text))) > 100
+    monkeypatch.setattr(tokenizers.cut_for_encoding, "__defaults__", (100,))
+    assert len(list(tokenizers.cut_for_encoding(text))) > 100
     assert (signature(text) == whole).all()
     assert text_key(text) == key
 
 
-def test_signatures_tell_the_jaccard_similarity_of_the_runs_of_five_words() -> None:
+def test_signatures_give_the_jaccard_similarity_of_word_fives() -> None:
     for share in (0.02, 0.05, 0.2):
         one, other = prose(9, 2000), changed(prose(9, 2000), share, 4)
         runs = [{tuple(w[i : i + 5]) for i in range(len(w) - 4)} for w in (one.split(), other.split())]
@@ -191,7 +189,7 @@ def test_languages_without_spaces_have_words_too(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=24), st.data())
-def test_every_document_that_goes_repeats_one_that_stays_and_none_that_stays_repeats_another(
+def test_removed_documents_repeat_kept_ones_and_kept_ones_none(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     texts = [
@@ -228,8 +226,8 @@ def test_blocks_are_read_back_where_they_were_written(tmp_path: Path, monkeypatc
     assert (rows == np.stack([signature(texts[n].text) for n in (0, 9, 10, 22)])).all()
 
 
-def test_signatures_are_believed_only_whole_and_of_the_same_texts_and_choice(tmp_path: Path) -> None:
-    mine, other = (Signer(tmp_path, EVERY_KIND, identity, AS_FOUND) for identity in ("mine", "another"))
+def test_signatures_count_only_whole_and_for_the_same_choice(tmp_path: Path) -> None:
+    mine, other = (FingerprintWriter(tmp_path, EVERY_KIND, identity, AS_FOUND) for identity in ("mine", "another"))
     assert not mine.is_done(0)
     sign(tmp_path, 0, [Document("a", prose(1))])
     assert mine.is_done(0)

@@ -17,7 +17,7 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.data.dedupe.signatures import Dedupe
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +26,8 @@ WORDS = [f"word{number}" for number in range(3000)]
 DEDUPLICATED = """
 import pathlib, sys
 from gpurun.data.dedupe.signatures import Dedupe
-from gpurun.data.prepare import Order, prepare
-prepare(Order(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2, dedupe=Dedupe()), print)
+from gpurun.data.prepare import PrepareOrder, prepare
+prepare(PrepareOrder(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2, dedupe=Dedupe()), print)
 """
 
 
@@ -41,7 +41,7 @@ def write_rows(path: Path, seeds: Sequence[int], words: int = 300) -> Path:
 
 
 def prepared(source: Path, out: Path, workers: int = 1, **settings: Any) -> dict[str, Any]:
-    order = Order(str(source), out=out, **{"tokenizer": "char", "val_fraction": 0.2} | settings)
+    order = PrepareOrder(str(source), out=out, **{"tokenizer": "char", "val_fraction": 0.2} | settings)
     return prepare(order, print, workers=workers).manifest
 
 
@@ -67,7 +67,7 @@ def test_another_choice_of_duplicates_is_another_preparation(tmp_path: Path) -> 
     assert refused.value.code == "data.out_in_use"
 
 
-def test_a_trained_vocabulary_is_that_of_the_corpus_on_any_number_of_processes(tmp_path: Path) -> None:
+def test_a_trained_vocabulary_is_the_same_on_any_processes(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "rows.jsonl", range(80))
     made = {"tokenizer": "bpe", "vocab_size": 500}
     found = [prepared(source, tmp_path / str(workers), workers, **made) for workers in (1, 2)]
@@ -77,7 +77,7 @@ def test_a_trained_vocabulary_is_that_of_the_corpus_on_any_number_of_processes(t
 
 
 @pytest.mark.slow
-def test_a_prepare_that_is_killed_while_it_signs_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+def test_a_prepare_killed_while_it_signs_ends_the_same(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
     for number in range(2):  # Three tasks, of eight megabytes at the most.

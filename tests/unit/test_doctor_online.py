@@ -96,13 +96,13 @@ def told(result: Result, level: str) -> str:
 # Keys ----------------------------------------------------------------------------------------------------------------
 
 
-def test_without_any_key_one_line_says_so_and_nothing_is_wrong_with_this_machine(session: Session) -> None:
+def test_without_any_key_one_line_says_so_and_nothing_is_wrong(session: Session) -> None:
     result = doctor(session)
     assert "no key for any cloud" in told(result, "warn")
     assert result.exit_code is ExitCode.DONE
 
 
-def test_it_says_what_uploads_are_planned_at_and_how_to_change_that(session: Session) -> None:
+def test_it_says_the_planned_upload_rate_and_how_to_change_it(session: Session) -> None:
     assert "planned at 20 Mbit/s, assumed → the first upload measures it" in told(doctor(session), "ok")
     session.home.config.write_text("uplink = 48")
     assert "planned at 48 Mbit/s, as configured" in told(doctor(Session(home=session.home, quiet=True)), "ok")
@@ -139,7 +139,7 @@ def test_a_wrong_key_is_one_clear_line_and_exit_4(session: Session, cloud: Cloud
     assert result.exit_code is ExitCode.SETUP
 
 
-def test_what_a_key_may_not_do_an_empty_account_and_a_wrong_clock_are_warnings(session: Session, cloud: Cloud) -> None:
+def test_a_lacking_right_an_empty_account_or_wrong_clock_warns(session: Session, cloud: Cloud) -> None:
     lacking = {"missing": ("ec2:DescribeInstances",), "balance_micros": usd(0), "clock_ahead_s": 75.0}
     cloud.account = cloud.account.model_copy(update=lacking)
     result = doctor(session, online=True)
@@ -150,7 +150,7 @@ def test_what_a_key_may_not_do_an_empty_account_and_a_wrong_clock_are_warnings(s
     assert result.exit_code is ExitCode.DONE
 
 
-def test_a_key_that_is_sent_elsewhere_is_told_even_when_nothing_answers_there(
+def test_a_key_sent_elsewhere_is_named_even_if_nothing_answers(
     session: Session, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_BASE_URL", "http://127.0.0.1:9")
@@ -163,7 +163,7 @@ def test_a_key_that_is_sent_elsewhere_is_told_even_when_nothing_answers_there(
 # What was left there -------------------------------------------------------------------------------------------------
 
 
-def test_an_overdue_machine_outranks_everything_and_is_not_touched(session: Session, cloud: Cloud) -> None:
+def test_an_overdue_machine_outranks_all_and_is_not_touched(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=-7500)]
     result = doctor(session, online=True)
     assert "pod-elk-33 of elk-33 (RUNNING, $2.49/h) is 2 h 05 m past its deadline" in told(result, "bad")
@@ -172,14 +172,14 @@ def test_an_overdue_machine_outranks_everything_and_is_not_touched(session: Sess
     assert not cloud.changed
 
 
-def test_a_machine_within_its_lease_that_nobody_here_drives_is_a_warning(session: Session, cloud: Cloud) -> None:
+def test_an_undriven_machine_within_its_lease_is_a_warning(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine()]
     result = doctor(session, online=True)
     assert "is within its lease until" in told(result, "warn")
     assert result.exit_code is ExitCode.DONE
 
 
-def test_a_machine_that_a_supervisor_here_drives_is_fine_and_so_are_its_things(session: Session, cloud: Cloud) -> None:
+def test_a_machine_driven_here_is_fine_and_so_are_its_things(session: Session, cloud: Cloud) -> None:
     cloud.machines, cloud.things = [machine()], [thing(billed=True)]
     session.home.run("elk-33").path.mkdir()
     session.home.run("elk-33").journal.write_text(f'{{"token":"{cloud.machines[0].token}"}}\n')

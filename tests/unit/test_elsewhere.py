@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.core.trainer_events import Outputs, parse
-from gpurun.remote.agent.runner.elsewhere import LARGE_BYTES, look
+from gpurun.core.trainer_events import OutputsEvent, parse_event
+from gpurun.remote.agent.runner.elsewhere import LARGE_BYTES, find_results
 from gpurun.remote.agent.runner.run_command import counted, within_a_line
 
 LARGE = LARGE_BYTES + 1
@@ -51,17 +51,17 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(house: Path, *passed_by: str, since_wall: float = 0.0) -> Any:
-    return look(since_wall, [str(house / name) for name in ("run", *passed_by)], 20.0)
+    return find_results(since_wall, [str(house / name) for name in ("run", *passed_by)], 20.0)
 
 
-def test_results_are_found_wherever_they_lie_and_caches_and_downloads_are_passed_by(house: Path) -> None:
+def test_results_are_found_anywhere_except_caches_and_downloads(house: Path) -> None:
     told = found(house)
     assert {one["name"] for one in told["first"]} == {f"~/{name}" for name in RESULTS}
     assert (told["files"], told["bytes"], told["is_whole"]) == (4, sum(RESULTS.values()), True)
     assert told["first"][-1]["name"] == "~/logs/metrics.jsonl", "weights come first"
 
 
-def test_what_was_there_before_and_what_comes_home_is_not_elsewhere(house: Path) -> None:
+def test_what_was_there_before_or_comes_home_is_not_elsewhere(house: Path) -> None:
     os.utime(house / "logs/metrics.jsonl", (1, 1))
     home = [name for name in RESULTS if name.startswith("checkpoints/")]
     told = found(house, *home, "temporary", since_wall=time.time() - 3600)
@@ -79,6 +79,6 @@ def test_a_list_of_long_names_fits_into_a_line_that_is_read() -> None:
     files = [("模" * 400, 1)] * 50
     told = {name: counted(files) for name in ("published", "unpublished", "elsewhere", "left_behind")}
     line = {**within_a_line(told), "kind": "outputs"}
-    event = parse(json.dumps(line))
-    assert isinstance(event, Outputs)
+    event = parse_event(json.dumps(line))
+    assert isinstance(event, OutputsEvent)
     assert (event.elsewhere.files, event.elsewhere.bytes) == (50, 50)

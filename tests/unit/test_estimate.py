@@ -98,20 +98,20 @@ def test_flops_follow_the_named_convention() -> None:
     assert flops_per_token(GPT2.tables.model) == pytest.approx(0.860e9, rel=0.01)
 
 
-def test_the_modern_preset_counts_its_head_but_neither_its_embedding_nor_positions() -> None:
+def test_the_modern_preset_counts_its_head_but_no_embedding() -> None:
     modern = replace(GPT2.tables.model, preset="modern", bias=False, tied=False)
     assert flops_per_token(modern) == 854_654_976
 
 
 @pytest.mark.parametrize(("preset", "traced_gib"), [("faithful", 4.73), ("modern", 5.89)])
-def test_memory_is_a_little_above_what_mem_tracker_traced_on_our_own_model(preset: str, traced_gib: float) -> None:
+def test_memory_is_just_above_mem_trackers_trace_of_our_model(preset: str, traced_gib: float) -> None:
     # 124M's shape, 8 x 1024 tokens, eager under bf16 autocast, two steps of AdamW.
     plain = preset == "faithful"
     table = replace(model(), preset=preset, bias=plain, tied=plain)
     assert traced_gib < (peak_bytes(table, 8) - CONTEXT_BYTES) / GIB < 1.2 * traced_gib
 
 
-def test_a_translators_memory_is_a_little_above_what_was_traced_on_it() -> None:
+def test_a_translators_memory_is_just_above_its_own_trace() -> None:
     # 6 + 6 layers, 512 wide, 128 pairs of 72 positions, dropout 0.1, as above.
     table = ModelConfig(preset="encoder-decoder", layers=6, heads=8, width=512, context=72, vocab_size=512, dropout=0.1)
     assert 3.64 < (peak_bytes(table, 128) - CONTEXT_BYTES) / GIB < 1.1 * 3.64
@@ -126,7 +126,7 @@ def test_the_chunked_loss_fits_where_the_formula_predicts_it() -> None:
     assert (one.fits, one.micro_batch) == (True, 32), "a smaller micro-batch that divides the batch"
 
 
-def test_eight_a100_land_by_a_tenth_above_the_published_94_minutes_and_say_what_that_rests_on() -> None:
+def test_eight_a100_take_a_tenth_over_the_published_94_minutes() -> None:
     for offer in offers_for(parse_gpu("8xA100")):
         guess = estimate(GPT2, offer)
         assert guess.train_s is not None
@@ -150,9 +150,7 @@ def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("every", "checkpoints"), [(250, 20), (50, 100), (3000, 2), (9000, 1)])
-def test_the_evaluation_and_the_samples_of_every_checkpoint_are_paid_time_and_counted(
-    every: int, checkpoints: int
-) -> None:
+def test_every_checkpoints_evaluation_and_samples_are_paid_time(every: int, checkpoints: int) -> None:
     """A checkpoint is judged when it is made, and has its samples then: a run that saves often takes much longer."""
     overrides = (f"checkpoint_every={every}", "eval.every=9000", "compile=false")
     recipe = resolve(load_recipe("shakespeare-char"), "full", overrides)
@@ -165,7 +163,7 @@ def test_the_evaluation_and_the_samples_of_every_checkpoint_are_paid_time_and_co
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_on_a_gpu_samples_take_what_it_takes_to_launch_them_token_by_token(end: int) -> None:
+def test_on_a_gpu_samples_take_the_launch_time_of_each_token(end: int) -> None:
     """The time of twenty checkpoints' samples is a tenth of shakespeare-char's on a fast card, and hardly any FLOPs."""
     sampled, silent = (
         estimate(
@@ -190,14 +188,14 @@ def _slow_s(recipe: ResolvedRecipe) -> float:
     return guess.train_s[1] - START_S[1]
 
 
-def test_eight_h100_land_above_the_published_45_minutes_by_what_was_counted() -> None:
+def test_eight_h100_exceed_the_published_45_minutes_as_counted() -> None:
     for offer in offers_for(parse_gpu("8xH100")):
         longer = resolve(load_recipe("gpt2-124m"), "full", ["train.steps=19560"])
         guess = estimate(longer, offer)
         assert guess.likely_s == pytest.approx(148e-3 / 0.95 * 19560, rel=0.06)
 
 
-def test_without_compile_a_run_is_reckoned_slower_and_dearer_by_what_was_published() -> None:
+def test_without_compile_a_run_is_slower_and_dearer_as_published() -> None:
     offer = next(o for o in offers_for(parse_gpu("8xA100")) if o.gpu == "A100 SXM" and o.gpu_count == 8)
     compiled, eager = (
         estimate(resolve(load_recipe("gpt2-124m"), "full", [f"compile={word}"], processes=8), offer)
@@ -209,7 +207,7 @@ def test_without_compile_a_run_is_reckoned_slower_and_dearer_by_what_was_publish
     assert "without torch.compile" in eager.basis
 
 
-def test_a_card_of_which_nothing_was_published_is_reckoned_at_the_middle_of_its_speeds() -> None:
+def test_an_unpublished_card_gets_the_middle_of_its_speeds() -> None:
     guess = estimate(resolve(load_recipe("gpt2-124m"), "full", processes=1), offers_for(parse_gpu("L40S"))[0])
     assert (guess.expected_s, "expected" in guess.basis) == (None, False)
     assert guess.train_s is not None
@@ -238,7 +236,7 @@ def test_cards_without_bf16_compute_in_fp16_at_their_own_peak() -> None:
     assert "1 x 156 TFLOP/s" in estimate(in_tf32, offers_for(parse_gpu("A100"))[0]).basis
 
 
-def test_what_is_too_large_for_every_card_fits_where_the_trainer_shards_it() -> None:
+def test_a_model_too_large_for_each_card_fits_if_sharded() -> None:
     from trainer.distributed import REPLICA_BYTES as SWITCH_BYTES
     from trainer.distributed import USABLE_SHARE as SWITCH_SHARE
     from trainer.optim import STACK_WEIGHTS
@@ -276,7 +274,7 @@ def test_the_hugging_face_loop_holds_the_logits_whole() -> None:
     ("gpu", "is_linked"),
     [("L4", False), ("L40S", False), ("A10G", False), ("A6000", False), ("T4", False), ("B200", True), ("H100", True)],
 )
-def test_cards_that_speak_over_pcie_lose_some_speed_whatever_their_name(gpu: str, is_linked: bool) -> None:
+def test_cards_over_pcie_lose_some_speed_whatever_their_name(gpu: str, is_linked: bool) -> None:
     """Only those with PCIe in their name did."""
     of_card = [one for one in all_offers() if one.gpu_count and cards()[one.gpu].name == gpu]
     several = max(of_card, key=lambda one: one.gpu_count)
@@ -289,7 +287,7 @@ def test_cards_that_speak_over_pcie_lose_some_speed_whatever_their_name(gpu: str
     assert share == pytest.approx((1.0, 1.0) if is_linked else PCIE_SCALING)
 
 
-def test_on_several_gpus_the_hugging_face_loop_is_told_not_to_run_as_it_would_not() -> None:
+def test_the_hugging_face_loop_is_refused_on_several_gpus() -> None:
     one = resolve(load_recipe("tiny-hf"), "full")
     for offer in all_offers():
         guess = estimate(one, offer)
@@ -340,7 +338,7 @@ def test_the_cuts_that_are_named_fit_and_nothing_larger_does(extreme: dict[str, 
         assert not guess({name: int(value) + step}).fits
 
 
-def test_what_several_cards_would_hold_in_shares_is_told_first_and_needs_no_cut() -> None:
+def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
     offer = next(one for one in offers_for(parse_gpu("4xT4")))
     words = ["layers=80", "parallel=ddp"]
     told = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
@@ -355,7 +353,7 @@ def test_what_several_cards_would_hold_in_shares_is_told_first_and_needs_no_cut(
 @given(
     sizes, sizes, sizes, st.sampled_from(["layers", "width", "context"]), st.sampled_from(["4xT4", "8xV100", "4xA10G"])
 )
-def test_on_several_cards_nothing_larger_fits_where_it_did_not_whatever_way_they_hold_it(
+def test_no_larger_model_fits_several_cards_once_one_does_not(
     layers: int, width: int, sequences: int, which: str, gpu: str
 ) -> None:
     """From replicas to shares it takes less: there was a gap of models that fitted neither way, unasked."""
@@ -380,7 +378,7 @@ def test_a_cut_goes_no_further_than_where_cards_share_the_model(layers: int) -> 
     assert f"layers {layers} -> 135 " in told.basis
 
 
-def test_a_card_that_compiles_nothing_is_charged_for_the_logits_that_it_holds_at_once() -> None:
+def test_a_card_without_compile_is_charged_for_all_its_logits() -> None:
     """2 GiB of them, 8,192 tokens of GPT-2's, where a compiled loss is charged for 4,096."""
     eager = resolve(load_recipe("gpt2-124m"), "full", ["train.compile=false"])
     card = offers_for(parse_gpu("A100"))[0]

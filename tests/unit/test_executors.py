@@ -18,7 +18,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data import prepare as pipeline
 from gpurun.data.dedupe.signatures import Dedupe
-from gpurun.data.prepare import Begun, finish, prepare
+from gpurun.data.prepare import BegunPreparation, finish_preparing, prepare
 from gpurun.data.shard_folder import inspect
 from gpurun.data.workers import demand_executor
 from tests.unit.executors import WORDS, begun_of, content, order, steps
@@ -44,7 +44,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.filterwarnings("ignore:placement_group:DeprecationWarning")
 @pytest.mark.parametrize("executor", ["datatrove", pytest.param("ray", marks=pytest.mark.slow)])
-def test_a_prepare_without_duplicates_ends_the_same_to_the_byte_on_every_executor(
+def test_without_duplicates_every_executor_gives_the_same_bytes(
     tmp_path: Path, corpus: Path, executor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
@@ -76,7 +76,7 @@ exec "$@"
 
 
 @pytest.mark.slow
-def test_shards_are_the_same_to_the_byte_from_jobs_as_datatrove_gives_them_to_slurm(
+def test_datatroves_slurm_jobs_make_the_same_shards_to_the_byte(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = tmp_path / "bin"
@@ -91,12 +91,12 @@ def test_shards_are_the_same_to_the_byte_from_jobs_as_datatrove_gives_them_to_sl
     wanted, settings = order(corpus, tmp_path / "slurm"), {"time": "01:00:00", "partition": "cpu", "job_name": "shards"}
     begun = begun_of(wanted)
     SlurmPipelineExecutor(steps(begun), tasks=len(begun.left), logging_dir=str(tmp_path / "logs"), **settings).run()
-    finish(wanted, begun_of(wanted), print)
+    finish_preparing(wanted, begun_of(wanted), print)
     prepare(order(corpus, tmp_path / "ours"), print)
     assert content(tmp_path / "slurm") == content(tmp_path / "ours")
 
 
-def run_locally(begun: Begun, logs: Path, *between: Any, **settings: Any) -> None:
+def run_locally(begun: BegunPreparation, logs: Path, *between: Any, **settings: Any) -> None:
     made = LocalPipelineExecutor(
         steps(begun, *between), tasks=len(begun.left), workers=1, logging_dir=str(logs), **settings
     )
@@ -107,23 +107,23 @@ def test_filters_of_datatroves_own_go_between_the_two_ends(tmp_path: Path, corpu
     wanted = order(corpus, tmp_path / "out")
     begun = begun_of(wanted)
     run_locally(begun, tmp_path / "logs", LambdaFilter(lambda passed: not passed.metadata["url"].endswith("7")))
-    made = finish(wanted, begun_of(wanted), print)
+    made = finish_preparing(wanted, begun_of(wanted), print)
     assert made.manifest["source"]["documents"] == 180
     assert inspect(tmp_path / "out", tokenizer="gpt2", vocab_size=50257).train_tokens > 1000
     assert not list((tmp_path / "out").glob("task-*"))
 
 
-def test_a_part_that_was_done_is_not_done_again_and_one_that_was_not_is_named(tmp_path: Path, corpus: Path) -> None:
+def test_a_done_part_is_not_redone_and_an_undone_one_is_named(tmp_path: Path, corpus: Path) -> None:
     wanted = order(corpus, tmp_path / "out")
     run_locally(begun_of(wanted), tmp_path / "logs", local_tasks=1)
     begun = begun_of(wanted)
     assert [index for index, _ in begun.left] == [1, 2, 3, 4]
     with pytest.raises(UsageError, match="Part 1 of 5 has no sound shards"):
-        finish(wanted, begun, print)
+        finish_preparing(wanted, begun, print)
     first = (tmp_path / "out" / "train_000001.bin").stat().st_mtime_ns
     run_locally(begun, tmp_path / "other logs")
     assert (tmp_path / "out" / "train_000001.bin").stat().st_mtime_ns == first
-    finish(wanted, begun_of(wanted), print)
+    finish_preparing(wanted, begun_of(wanted), print)
     prepare(order(corpus, tmp_path / "ours"), print)
     assert content(tmp_path / "out") == content(tmp_path / "ours")
 
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_row_is_told_by_whoever_meets_it(
     assert refused.value.code == "data.bad_line"
 
 
-def test_an_executor_that_is_none_or_not_installed_is_refused_in_words(
+def test_an_unknown_or_missing_executor_is_refused_in_words(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError) as unknown:

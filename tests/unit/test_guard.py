@@ -324,13 +324,13 @@ def test_every_way_is_tried_in_order_and_for_ever(shell: Shell, api: Api) -> Non
     assert told[:2] == ["pod delete pod7x", "remove pod pod7x"]
 
 
-def test_a_pod_that_was_told_it_is_deleted_and_still_lives_tries_the_next_way(pod: Pod) -> None:
+def test_a_pod_called_deleted_that_still_lives_tries_another_way(pod: Pod) -> None:
     pod.boot(0)
     requests = pod.api.wait_for(4)
     assert len({one.what + one.body for one in requests}) == 4
 
 
-def test_a_cloud_that_cannot_be_reached_is_asked_until_it_answers(sh: Shell) -> None:
+def test_a_cloud_out_of_reach_is_asked_until_it_answers(sh: Shell) -> None:
     closed = Api()
     Pod(sh, closed).boot(0)
     until(lambda: sh.console.count("DELETE") > 1)
@@ -366,7 +366,7 @@ def test_a_tool_that_gets_no_answer_is_followed_by_the_next(sh: Shell, api: Api)
 
 
 @pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
-def test_an_answer_that_points_elsewhere_does_not_take_the_key_there(sh: Shell, api: Api, tool: str) -> None:
+def test_an_answer_that_redirects_does_not_take_the_key_along(sh: Shell, api: Api, tool: str) -> None:
     """A redirect is an answer like any other that is not 2xx."""
     sh.take_away("curl")
     if tool == "python3":
@@ -379,7 +379,7 @@ def test_an_answer_that_points_elsewhere_does_not_take_the_key_there(sh: Shell, 
     assert [one.what for one in api.wait_for(4)] == ways
 
 
-def test_a_deadline_can_be_brought_forward_and_stays_so_across_a_restart(pod: Pod) -> None:
+def test_an_earlier_deadline_is_taken_and_survives_a_restart(pod: Pod) -> None:
     pod.shell.set_clock(NOW)
     pod.boot(FAR)
     pod.is_armed()
@@ -443,7 +443,7 @@ def test_the_time_between_two_starts_counts_too(pod: Pod) -> None:
 
 
 @pytest.mark.parametrize("left", ["", "nonsense\n", "1 2\n", "a b c d\n"])
-def test_a_damaged_record_of_the_past_leaves_the_deadline_as_it_is(pod: Pod, left: str) -> None:
+def test_a_damaged_record_of_the_past_leaves_the_deadline_alone(pod: Pod, left: str) -> None:
     pod.shell.set_clock(NOW)
     pod.shell.disk.mkdir()
     (pod.shell.disk / "spent").write_text(left)
@@ -470,7 +470,7 @@ def test_a_pod_that_was_told_no_time_has_none(pod: Pod, deadline: str, lease_s: 
     assert not pod.has_started
 
 
-def test_a_pod_that_starts_after_its_time_starts_nothing_but_its_end(pod: Pod) -> None:
+def test_a_pod_started_after_its_time_starts_only_its_end(pod: Pod) -> None:
     pod.boot(int(time.time()) - 5)
     pod.api.wait_for(1)
     assert not pod.has_started
@@ -522,7 +522,7 @@ def test_a_guard_that_was_killed_is_followed_by_another(shell: Shell, api: Api) 
 @pytest.mark.parametrize(
     "words", [["sh"], *(pytest.param(SHELLS[one], marks=pytest.mark.slow) for one in ("busybox", "busybox-static"))]
 )
-def test_a_pod_that_was_short_of_processes_for_a_while_ends_all_the_same(api: Api, words: list[str]) -> None:
+def test_a_pod_briefly_short_of_processes_ends_all_the_same(api: Api, words: list[str]) -> None:
     """A shell that gets no new process ends, and nobody but a shell would start another."""
     if not shutil.which(words[0]):
         pytest.skip(f"{words[0]} is not installed here; sh is tested")
@@ -565,7 +565,7 @@ def test_a_pod_whose_log_nobody_reads_any_more_ends_all_the_same(pod: Pod) -> No
     pod.api.wait_for(1)
 
 
-def test_a_pod_becomes_what_its_image_starts_and_hides_what_that_need_not_know(shell: Shell, api: Api) -> None:
+def test_a_pod_becomes_its_images_command_and_hides_the_secrets(shell: Shell, api: Api) -> None:
     pod, run = Pod(shell, api), keys()
     private = run.host_private.get_secret_value()
     first = pod.boot(FAR, GPURUN_HOST_KEY_B64=base64.b64encode(private.encode()).decode(), PUBLIC_KEY="ssh-ed25519 A")
@@ -641,7 +641,7 @@ def aws(deadline: float, lease_s: int = 3600) -> str:
     return guard.aws_user_data(deadline_wall=deadline, lease_s=lease_s, keys=keys())
 
 
-def test_what_aws_is_given_is_cloud_config_with_just_these_settings() -> None:
+def test_aws_is_given_cloud_config_with_just_these_settings() -> None:
     run = keys()
     text = guard.aws_user_data(deadline_wall=1_900_000_000.9, lease_s=60, keys=run)
     assert text.startswith("#cloud-config\n")
@@ -659,7 +659,7 @@ def test_what_aws_is_given_is_cloud_config_with_just_these_settings() -> None:
     assert len(text.encode()) < 16_384, "EC2 takes no more"
 
 
-def test_an_aws_machine_powers_off_at_its_deadline_and_not_before(shell: Shell) -> None:
+def test_an_aws_machine_powers_off_at_its_deadline_not_before(shell: Shell) -> None:
     vm, deadline = Vm(shell), int(time.time()) + 1
     assert vm.boot(aws(deadline + 0.9)) == 0
     until(lambda: vm.ends)
@@ -676,20 +676,20 @@ def test_an_aws_machine_waits_for_its_deadline(vm: Vm) -> None:
     until(lambda: vm.ends)
 
 
-def test_a_power_off_that_does_not_come_is_asked_for_with_more_force(vm: Vm) -> None:
+def test_a_power_off_that_does_not_come_is_repeated_with_force(vm: Vm) -> None:
     vm.boot(aws(0))
     until(lambda: len(vm.ends) > 4)
     force = ["systemctl poweroff", "shutdown -P now", "systemctl --force poweroff"]
     assert vm.ends[:5] == [*force, "systemctl --force --force poweroff", force[0]]
 
 
-def test_an_aws_machine_whose_clock_stands_still_powers_off_after_its_lease(vm: Vm) -> None:
+def test_a_frozen_aws_clock_still_powers_off_after_its_lease(vm: Vm) -> None:
     vm.shell.set_clock(1000)
     vm.boot(aws(FAR, lease_s=1))
     until(lambda: vm.ends)
 
 
-def test_a_second_hand_is_armed_for_the_day_and_for_the_time_that_is_left(vm: Vm) -> None:
+def test_a_second_timer_is_armed_for_the_date_and_the_time_left(vm: Vm) -> None:
     vm.boot(aws(1_900_000_000, lease_s=500))
     until(lambda: len(vm.asked) == 2)
     end = "--timer-property=AccuracySec=1s systemctl poweroff"
@@ -714,7 +714,7 @@ def test_a_reboot_arms_it_again_for_less(vm: Vm) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [2 * 3600, 5 * 3600])
-def test_a_clock_that_is_hours_ahead_ends_no_machine_that_has_just_booted(vm: Vm, ahead_s: int) -> None:
+def test_a_clock_hours_ahead_ends_no_machine_that_just_booted(vm: Vm, ahead_s: int) -> None:
     asked, lease_s = NOW, 4 * 3600
     vm.shell.booted(40)
     vm.shell.set_clock(asked + 60 + ahead_s)
@@ -732,7 +732,7 @@ def test_a_clock_that_is_hours_ahead_ends_no_machine_that_has_just_booted(vm: Vm
     until(lambda: vm.ends)
 
 
-def test_a_clock_that_is_right_is_believed_though_the_boot_took_long(vm: Vm) -> None:
+def test_a_right_clock_is_believed_though_the_boot_took_long(vm: Vm) -> None:
     vm.shell.booted(40)
     vm.shell.set_clock(NOW + 1500)
     vm.boot(aws(NOW + 3600, lease_s=3600))
@@ -741,7 +741,7 @@ def test_a_clock_that_is_right_is_believed_though_the_boot_took_long(vm: Vm) -> 
     until(lambda: vm.ends)
 
 
-def test_an_image_of_an_earlier_machine_brings_none_of_its_time_along(vm: Vm) -> None:
+def test_an_image_of_an_earlier_machine_brings_none_of_its_time(vm: Vm) -> None:
     """A user who installs for an hour makes an image of that, which has the record of the first rental on it."""
     vm.shell.set_clock(NOW)
     vm.boot(aws(DEADLINE))
@@ -755,7 +755,7 @@ def test_an_image_of_an_earlier_machine_brings_none_of_its_time_along(vm: Vm) ->
     until(lambda: vm.ends)
 
 
-def test_a_systemd_that_waits_for_the_boot_does_not_hold_the_boot_up(vm: Vm) -> None:
+def test_a_systemd_that_waits_for_the_boot_does_not_delay_it(vm: Vm) -> None:
     """It starts its timers after the boot, and the boot goes on after this."""
     vm.shell.pretend("systemd-run", "exec sleep 60")
     vm.boot(aws(0))  # Fails where this does not return within seconds.
@@ -800,7 +800,7 @@ def launched(sh: Shell, api: Api) -> Launched:
 
 
 @pytest.mark.parametrize("text", ["", "DEADLINE=1\n"])
-def test_lambda_is_given_the_host_key_before_boot_and_a_guard_where_there_is_one(text: str) -> None:
+def test_lambda_gets_the_host_key_before_boot_and_any_guard(text: str) -> None:
     """The guard as text, of which cloud-init makes a file of root's: in a list its key would be an argument."""
     run = keys()
     user_data = guard.lambda_user_data(keys=run, guard=text)
@@ -814,7 +814,7 @@ def test_lambda_is_given_the_host_key_before_boot_and_a_guard_where_there_is_one
     }
 
 
-def test_a_lambda_machine_is_terminated_at_its_deadline_and_not_before(shell: Shell, api: Api) -> None:
+def test_a_lambda_machine_terminates_at_its_deadline_not_before(shell: Shell, api: Api) -> None:
     launched, deadline = Launched(shell, api), int(time.time()) + 1
     assert launched.boot(deadline + 0.9) == 0
     looked, *asked = api.wait_for(3)
@@ -837,7 +837,7 @@ def test_a_lambda_machine_is_left_alone_until_its_deadline(launched: Launched) -
     launched.api.wait_for(1)
 
 
-def test_a_terminate_that_fails_or_changes_nothing_is_asked_for_again(launched: Launched) -> None:
+def test_a_terminate_that_fails_or_changes_nothing_is_repeated(launched: Launched) -> None:
     answers = iter([429, 200, 500, 200])
     launched.api.answer = lambda what: next(answers, 200)
     launched.boot(0)
@@ -854,19 +854,19 @@ def test_a_list_that_lags_or_cannot_be_read_is_asked_for_again(launched: Launche
     until(lambda: any(one.what.startswith("POST") for one in launched.api.requests))
 
 
-def test_a_lambda_list_that_points_elsewhere_does_not_take_the_key_there(launched: Launched) -> None:
+def test_a_lambda_list_that_redirects_does_not_take_the_key(launched: Launched) -> None:
     launched.api.answer = lambda what: 302
     launched.boot(0)
     assert {one.what for one in launched.api.wait_for(3)} == {"GET /api/v1/instances"}
 
 
-def test_a_lambda_machine_whose_clock_stands_still_ends_after_its_lease(launched: Launched) -> None:
+def test_a_frozen_lambda_clock_still_ends_after_its_lease(launched: Launched) -> None:
     launched.shell.set_clock(1000)
     launched.boot(FAR, lease_s=1)
     launched.api.wait_for(1)
 
 
-def test_a_reboot_of_a_lambda_machine_does_not_begin_its_lease_anew(launched: Launched) -> None:
+def test_a_reboot_does_not_restart_a_lambda_machines_lease(launched: Launched) -> None:
     launched.boot(FAR, lease_s=100)
     until(launched.spent.exists)
     launched.shell.kill()
@@ -883,7 +883,7 @@ def test_a_lambda_deadline_can_be_brought_forward(launched: Launched) -> None:
     launched.api.wait_for(1)
 
 
-def test_neither_key_nor_guard_of_a_lambda_machine_is_left_in_a_file(launched: Launched) -> None:
+def test_no_file_of_a_lambda_machine_keeps_its_key_or_guard(launched: Launched) -> None:
     launched.boot(FAR)
     until(launched.spent.exists)
     assert sorted(path.name for path in launched.shell.disk.iterdir()) == ["spent"]
@@ -892,7 +892,7 @@ def test_neither_key_nor_guard_of_a_lambda_machine_is_left_in_a_file(launched: L
 # All of them
 
 
-def test_no_text_holds_more_than_plain_characters_or_the_name_of_a_shell_that_may_be_missing() -> None:
+def test_guard_texts_are_plain_ascii_and_need_no_bash() -> None:
     told = {"key": Secret(KEY), "base_url": "https://x", "token": TOKEN, "deadline_wall": 1, "lease_s": 1}
     texts = [guard.runpod_wrapper(), aws(FAR), guard.lambda_user_data(keys=keys(), guard=guard.lambda_guard(**told))]
     for text in texts:

@@ -226,7 +226,7 @@ class TestWhatAMachineHasOfItsOwn:
         ]
         assert "nameserver" not in seen
 
-    def test_two_of_them_may_be_asked_for_one_address_and_only_one_gets_it(self, kind: str, boot: Boot) -> None:
+    def test_two_may_ask_for_one_address_and_only_one_gets_it(self, kind: str, boot: Boot) -> None:
         first = boot(ready=False)
         with pytest.raises(OSError, match="in use"):
             boot(ready=False, address=first.host)
@@ -257,7 +257,7 @@ class TestTheEnd:
             guest.kill()
             assert (guest.alive, guest.pids) == (False, [])
 
-    def test_a_process_that_lost_its_parent_before_it_could_bind_itself_to_it_ends(self) -> None:
+    def test_a_process_orphaned_before_it_is_bound_ends(self) -> None:
         late = """if True:
             import os, time
             from tests.emulators.guests import kernel
@@ -404,7 +404,7 @@ class TestUserData:
 
 
 class TestPods:
-    def test_the_entrypoint_is_the_first_process_and_has_the_env_alone(self, kind: str, boot: Boot, keys: Keys) -> None:
+    def test_the_entrypoint_is_the_first_process_with_the_env_alone(self, kind: str, boot: Boot, keys: Keys) -> None:
         guest = boot(**pod(keys, RUNPOD_POD_ID="pod1", SECRET="x"))
         assert keys.says(guest, "echo ${SECRET-none} ${RUNPOD_POD_ID-none}") == "none none"
         assert 'RUNPOD_POD_ID="pod1"' in (guest.root / "etc/rp_environment").read_text()
@@ -420,9 +420,7 @@ class TestPods:
         until(lambda: "Pod is ready" in guest.log)
         assert not guest.ready
 
-    def test_a_first_process_that_ends_is_started_again_on_the_same_disk(
-        self, kind: str, boot: Boot, keys: Keys
-    ) -> None:
+    def test_a_first_process_that_ends_restarts_on_the_same_disk(self, kind: str, boot: Boot, keys: Keys) -> None:
         guest = boot(**pod(keys))
         keys.says(guest, "echo kept >~/file; setsid sleep 4244 </dev/null >/dev/null 2>&1 &")
         old = set(guest.pids)
@@ -513,7 +511,7 @@ class TestFaults:
 class TestMeter:
     """The oracle of every bill."""
 
-    def test_time_is_rounded_up_to_the_unit_and_money_to_the_micro_dollar(self) -> None:
+    def test_time_rounds_up_to_the_unit_and_money_to_micro_dollars(self) -> None:
         now = [1000.0]
         meter = Meter(lambda: now[0])
         meter.start("a", micros_per_hour=3_600_000)

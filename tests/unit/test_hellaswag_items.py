@@ -10,7 +10,7 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.data.hellaswag import write_items
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.jobs.training.recipe import load_recipe, resolve
 from trainer.items import read_items
@@ -28,7 +28,7 @@ QUESTION = {
 def shards(tmp_path: Path) -> Path:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"The quick brown fox number {number} jumps over the lazy dog.\n" for number in range(200)))
-    prepare(Order(str(text), "gpt2", tmp_path / "shards"), print)
+    prepare(PrepareOrder(str(text), "gpt2", tmp_path / "shards"), print)
     return tmp_path / "shards"
 
 
@@ -38,7 +38,7 @@ def questions(folder: Path, *records: Any) -> Path:
     return path
 
 
-def test_questions_become_the_items_that_the_trainer_asks_endings_after_a_space(shards: Path, tmp_path: Path) -> None:
+def test_questions_become_items_with_endings_after_a_space(shards: Path, tmp_path: Path) -> None:
     """A label may be a string, as the hub's copy has it."""
     asked = questions(tmp_path, QUESTION, {**QUESTION, "label": 0}, {**QUESTION, "label": "2"})
     assert write_items(asked, shards, print) == (shards / "hellaswag.jsonl", 3)
@@ -75,16 +75,14 @@ def test_what_is_no_question_is_named_and_leaves_nothing_behind(
     assert sorted(shards.iterdir()) == before
 
 
-def test_a_folder_that_holds_no_shards_and_a_file_that_is_not_there_are_refused(shards: Path, tmp_path: Path) -> None:
+def test_a_folder_without_shards_and_a_missing_file_are_refused(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no folder of finished shards"):
         write_items(questions(tmp_path, QUESTION), tmp_path, print)
     with pytest.raises(UsageError, match="cannot be read"):
         write_items(tmp_path / "none.jsonl", shards, print)
 
 
-def test_a_run_that_wants_them_takes_them_along_and_is_refused_before_renting_without_them(
-    shards: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_wants_them_ships_them_or_is_refused_early(shards: Path, tmp_path: Path) -> None:
     wishes = ("eval.hellaswag_items=1", "data.tokenizer=gpt2", "model.vocab_size=50257", "train.batch_tokens=64")
     recipe = resolve(load_recipe("mini-gpt"), "full", wishes).record
 

@@ -131,7 +131,7 @@ def test_a_redirect_is_not_followed(status: int) -> None:
         assert other.seen == []
 
 
-def test_too_many_requests_is_waited_out_as_long_as_the_server_asks() -> None:
+def test_too_many_requests_waits_as_long_as_the_server_asks() -> None:
     clock = VirtualClock()
     with serving(says(429, Retry_After="17"), says(text='{"ok": 1}')) as server:
         answer = client(server.url, clock).request("GET", "/")
@@ -203,14 +203,14 @@ def test_a_least_gap_is_kept_by_all_who_name_the_same_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("left", ["9e9", "nothing", "", "nan"])
-def test_what_an_earlier_boot_or_a_crash_left_in_the_file_keeps_nobody_waiting(tmp_path: Path, left: str) -> None:
+def test_an_old_boots_or_a_crashs_gap_file_causes_no_wait(tmp_path: Path, left: str) -> None:
     clock = VirtualClock()
     (tmp_path / "lambda").write_text(left)
     Gap(1.0, clock, tmp_path / "lambda").wait()
     assert clock.monotonic() == 0.0
 
 
-def test_a_gap_whose_file_cannot_be_used_is_kept_by_this_process_alone(tmp_path: Path) -> None:
+def test_a_gap_with_an_unusable_file_binds_this_process_alone(tmp_path: Path) -> None:
     clock = VirtualClock()
     (tmp_path / "lambda").mkdir()
     gap = Gap(1.0, clock, tmp_path / "lambda")
@@ -357,13 +357,13 @@ def test_a_key_is_not_sent_to_an_unsafe_url(url: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["rpa_canary\nX: y", "rpa_canary\r", "rpa_canary_ключ", "rpa_canary\x00"])
-def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(key: str) -> None:
+def test_a_key_no_header_can_carry_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(SetupError) as raised:
         Http("https://api.example.com", headers={"Authorization": key}, clock=VirtualClock(), name="acme")
     assert "canary" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_proxy_of_the_environment_is_used_and_never_sees_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_used_and_sees_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bytes] = []
     with closing(socket.create_server(("127.0.0.1", 0))) as proxy:
 
@@ -393,9 +393,7 @@ def test_this_machine_is_asked_without_a_proxy(monkeypatch: pytest.MonkeyPatch) 
         assert proxy.seen == []
 
 
-def test_a_certificate_is_taken_only_where_somebody_vouches_for_it(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_certificate_is_accepted_only_if_somebody_vouches(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
     import ssl
 

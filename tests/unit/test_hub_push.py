@@ -83,7 +83,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         hub.shutdown()
 
 
-def test_a_model_is_uploaded_whole_into_a_private_repository_of_its_users(hub: Hub, tmp_path: Path) -> None:
+def test_a_model_is_uploaded_whole_to_a_private_repository(hub: Hub, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -95,7 +95,7 @@ def test_a_model_is_uploaded_whole_into_a_private_repository_of_its_users(hub: H
     assert hub.tokens == {"Bearer hf_mine"}
 
 
-def test_without_a_yes_nothing_is_uploaded_and_a_refusal_is_in_the_hubs_words(hub: Hub, tmp_path: Path) -> None:
+def test_without_a_yes_nothing_uploads_and_refusals_are_quoted(hub: Hub, tmp_path: Path) -> None:
     session = Session(home=Home(tmp_path / "home"))
     with pytest.raises(UsageError, match="An answer is needed"):
         push(session, tmp_path, "me/tiny", yes=False)

@@ -104,7 +104,7 @@ def edited(name: str, before: str, after: str) -> Callable[[Files], Files]:
     return lambda files: {**files, name: files[name].replace(before.encode(), after.encode())}
 
 
-def test_a_gpu_is_only_what_the_machine_says_and_nothing_is_claimed_of_cost_or_end(notebook: Notebook) -> None:
+def test_a_gpu_is_as_the_machine_says_and_cost_and_end_unclaimed(notebook: Notebook) -> None:
     assert notebook.metadata["kaggle"]["isInternetEnabled"] is False
     done = gpurun("import", str(notebook.train("Tesla T4")), "--name", "fox-41")
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_a_gpu_is_only_what_the_machine_says_and_nothing_is_claimed_of_cost_or_e
     assert "1 gpu, as the machine says" in gpurun("audit", "--roster", "cards").stdout
 
 
-def test_a_cpu_is_a_smoke_test_and_the_same_training_comes_in_once(notebook: Notebook) -> None:
+def test_a_cpu_is_a_smoke_test_and_a_training_comes_in_once(notebook: Notebook) -> None:
     path = notebook.train()
     assert gpurun("import", str(path), "--name", "fox-41").returncode == 0
     assert receipt_of("fox-41")["verdict"]["is"] == "smoke"

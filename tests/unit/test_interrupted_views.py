@@ -22,7 +22,7 @@ from gpurun.core.paths import Home
 from gpurun.core.run_plan import Mode
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal
-from gpurun.ledger.runs import Sight, look
+from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.view.event_text import HEARD, SILENT
 from tests.lifecycle.tiny_runs import make_run
 
@@ -30,7 +30,7 @@ BEFORE = [Phase.OPENED, Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPE
 
 
 def seen_in(home: Home, phase: Phase, *, start_asked: bool = False) -> Sight:
-    sight = look(home, "fox-41")
+    sight = look_at_run(home, "fox-41")
     return replace(sight, state=sight.state.model_copy(update={"phase": phase, "start_asked": start_asked}))
 
 
@@ -39,7 +39,7 @@ def interrupted(words: list[str], phase: Phase, number: int, home: Path, patch: 
     make_run(Home(home))
     heard = iter([number])
     patch.setattr("gpurun.cli.viewer.Interrupts.take", lambda self: next(heard))
-    patch.setattr("gpurun.cli.viewer.look", lambda home, name: seen_in(home, phase))
+    patch.setattr("gpurun.cli.viewer.look_at_run", lambda home, name: seen_in(home, phase))
     patch.setattr("gpurun.lifecycle.supervisor.start_supervisor", lambda *given: None)
     patch.setattr(sys, "argv", ["gpurun", *words, "fox-41"])
     return run_app(build_app())
@@ -66,7 +66,7 @@ def test_an_attached_view_that_is_killed_leaves_a_training_run(
 
 @pytest.mark.parametrize("phase", BEFORE)
 @pytest.mark.parametrize(("on_interrupt", "leaves"), [("ask", False), ("stop", False), ("detach", True)])
-def test_train_gives_up_what_has_nothing_to_lose_unless_told_to_detach(
+def test_train_gives_up_what_has_nothing_to_lose_unless_detached(
     on_interrupt: str, leaves: bool, phase: Phase, own_home: Path
 ) -> None:
     home = Home(own_home)
@@ -78,9 +78,7 @@ def test_train_gives_up_what_has_nothing_to_lose_unless_told_to_detach(
 
 @pytest.mark.parametrize("phase", [Phase.SHIPPED, Phase.TRAINING])
 @pytest.mark.parametrize("on_interrupt", ["stop", "resumed"])
-def test_off_a_terminal_a_run_that_trains_or_may_is_stopped_with_a_checkpoint(
-    on_interrupt: str, phase: Phase, own_home: Path
-) -> None:
+def test_off_a_terminal_a_training_run_stops_with_a_checkpoint(on_interrupt: str, phase: Phase, own_home: Path) -> None:
     """Where the answer to the start is awaited, as behind a lid that was closed, there may be hours to lose."""
     home = Home(own_home)
     folder = make_run(home)
@@ -91,7 +89,7 @@ def test_off_a_terminal_a_run_that_trains_or_may_is_stopped_with_a_checkpoint(
     assert (request.how, request.signal) == ("save", "SIGTERM")
 
 
-def test_a_ctrl_c_at_the_question_of_the_price_spends_nothing_and_is_no_refusal(
+def test_ctrl_c_at_the_price_question_is_free_and_not_a_refusal(
     own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script that goes on after a person's `n` (3) must end with the person's Ctrl-C, as a shell's commands do."""
@@ -114,7 +112,7 @@ def test_a_ctrl_c_at_the_question_of_the_price_spends_nothing_and_is_no_refusal(
     [("d", False, "destroy", False), ("d", True, None, False), ("l", False, None, True), ("", False, None, False)],
     ids=["destroy", "destroy, and meanwhile it answers again", "leave", "keep waiting"],
 )
-def test_a_person_is_asked_about_a_machine_that_was_silent_for_twenty_minutes_and_again_after_as_long(
+def test_a_person_is_asked_after_each_twenty_minutes_of_silence(
     typed: str, comes_back: bool, asked_for: str | None, leaves: bool, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, clock, asked = Home(own_home), VirtualClock(), list[float]()
@@ -131,7 +129,7 @@ def test_a_person_is_asked_about_a_machine_that_was_silent_for_twenty_minutes_an
 
     monkeypatch.setattr(Session, "ask", answer)
     viewer = Viewer(Session(home, clock=clock), folder, "ask", pane=SilentPane())
-    viewer._hear_silence(look(home, "fox-41").records)
+    viewer._hear_silence(look_at_run(home, "fox-41").records)
     began, left = clock.monotonic(), None
     while clock.monotonic() - began < 45 * 60 and left is None:
         left = viewer._about_silence()

@@ -20,7 +20,7 @@ from gpurun.remote.agent.system import cores
         ({"SLURM_CPUS_ON_NODE": "2(x2)"}, 3),
     ],
 )
-def test_a_job_has_the_cores_of_its_cluster_and_no_more_than_it_may_run_on(
+def test_a_job_has_its_clusters_cores_but_only_those_it_may_use(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5}, raising=False)

@@ -26,7 +26,7 @@ from gpurun.view.plain_lines import PlainView
 from gpurun.view.receipt_markdown import receipt_markdown
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.report.html_tables import differences_table, runs_table
-from gpurun.view.report.report_model import RunMaterial, best_of, own_settings, why_unranked
+from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, own_settings, why_unranked
 from gpurun.view.report.series import hear
 from gpurun.view.report.summary import summary
 from gpurun.view.style import Style
@@ -92,7 +92,7 @@ def test_what_came_home_of_a_command_is_called_here(files: list[str]) -> None:
     assert ("step 7, here ✔" if "checkpoint" in files else "2 files here ✔") in drawn
 
 
-def test_a_receipt_of_a_command_has_its_words_and_not_what_an_older_one_derived() -> None:
+def test_a_commands_receipt_has_its_own_words_not_derived_ones() -> None:
     receipt = commands.RECEIPT
     for text in (render(receipt_screen(receipt, STYLE, now=samples.NOW), STYLE), receipt_markdown(receipt)):
         for wanted in (
@@ -170,7 +170,7 @@ def test_commands_are_held_against_one_another_by_their_words() -> None:
     ]
     assert own_settings(runs) == ["--lr 1e-3", "--lr 3e-4"]
     assert "train.py --lr 1e-3 --fast" in differences_table(runs)
-    assert best_of(runs) == (runs[1], runs[1].told.best)
+    assert find_lowest_loss(runs) == (runs[1], runs[1].told.best)
     again = [material("a", "train.py", "x"), material("b", "train.py", "x")]
     assert own_settings(again) == ["", ""]
     assert "The commands are the same" in differences_table(again)
@@ -181,13 +181,13 @@ def test_a_command_is_not_held_against_a_recipe() -> None:
     assert own_settings(runs) == ["", ""]
     assert "no setting in common" in differences_table(runs)
     assert why_unranked(runs)
-    assert best_of(runs) is None
+    assert find_lowest_loss(runs) is None
     drawn = render(summary(runs, STYLE), STYLE)
     assert "limit_mb" not in drawn
     assert "JOB" in drawn
 
 
-def test_the_report_has_no_parameters_and_no_perplexity_of_a_command() -> None:
+def test_a_commands_report_has_no_parameters_and_no_perplexity() -> None:
     page = runs_table([material("b", "train.py", "--lr", "1")])
     assert "parameters" not in page
     assert "perplexity" not in page

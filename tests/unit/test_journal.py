@@ -70,12 +70,12 @@ def test_a_record_reads_back_as_it_was_returned(tmp_path_factory: pytest.TempPat
     assert record.data == data
 
 
-def test_a_file_name_that_is_not_unicode_does_not_stop_the_way_out(path: Path) -> None:
+def test_a_file_name_that_is_not_unicode_blocks_no_way_out(path: Path) -> None:
     record = written(path, 0).write(Event.STEP_FAILED, {"message": "cannot read a\udcffb"})
     assert record.data == {"message": "cannot read a?b"}
 
 
-def test_the_record_and_its_name_are_on_disk_before_append_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_and_name_are_on_disk_before_append_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd))[1])
@@ -117,7 +117,7 @@ def test_zeros_that_a_power_cut_leaves_are_a_torn_line(path: Path) -> None:
     assert Journal.open(path, VirtualClock()).records[-1].event is Event.JOURNAL_REPAIRED
 
 
-def test_a_whole_last_line_that_is_broken_is_damage_since_it_may_have_been_acted_on(path: Path) -> None:
+def test_a_broken_whole_last_line_is_damage_as_it_may_have_acted(path: Path) -> None:
     """Cutting it could forget a create that was sent."""
     written(path)
     edit_lines(path, lambda lines: [*lines[:-1], lines[-1].replace(b"{", b"[", 1)])
@@ -139,9 +139,7 @@ def test_a_whole_last_line_that_is_broken_is_damage_since_it_may_have_been_acted
     ],
     ids=["not JSON", "edited", "reordered", "removed", "no event"],
 )
-def test_damage_in_the_middle_names_the_line_and_stops_the_writer_not_the_reader(
-    path: Path, edit: Any, what: str
-) -> None:
+def test_damage_midway_names_the_line_and_stops_only_the_writer(path: Path, edit: Any, what: str) -> None:
     written(path)
     edit_lines(path, edit)
     with pytest.raises(JournalDamaged, match=what) as caught:
@@ -257,7 +255,7 @@ while len(journal.records) < 3:
 
 
 @pytest.mark.parametrize("point", range(1, 7))
-def test_killed_at_any_point_it_goes_on_without_a_gap_or_a_double(path: Path, point: int) -> None:
+def test_killed_at_any_point_it_continues_without_gap_or_double(path: Path, point: int) -> None:
     program = [sys.executable, "-c", _APPENDS, str(path)]
     killed = subprocess.run(program, env={**os.environ, "GPURUN_CRASH_AT": str(point)}, check=False)
     assert killed.returncode == -9

@@ -21,14 +21,14 @@ from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, RunKeys, Teardown
 from gpurun.core.secrets import Secret
-from gpurun.lifecycle.instance.terminate import end
+from gpurun.lifecycle.instance.terminate import prove_termination
 from gpurun.providers._http import Answer
 from gpurun.providers.base import Guarded, LeavesThings, NoCapacity, Rejected, Unknown
 from gpurun.providers.catalog import rows_for, terms_of
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.guard import lambda_guard, lambda_user_data
 from gpurun.providers.lambdalabs import LambdaProvider, Pace
-from gpurun.providers.lambdalabs.parse import hourly, refusal, trouble
+from gpurun.providers.lambdalabs.parse import explain_lambda_answer, hourly, judge_launch_answer
 from gpurun.providers.registry import open_provider
 from gpurun.remote.key_pairs import make_keys
 from tests.emulators.guests import whole
@@ -97,7 +97,7 @@ def running(lamb: LambdaProvider, **changed: Any) -> Instance:
 # What is on sale
 
 
-def test_verify_says_whether_the_key_works_and_tells_the_clocks_apart(lamb: LambdaProvider) -> None:
+def test_verify_says_if_the_key_works_and_compares_the_clocks(lamb: LambdaProvider) -> None:
     account = lamb.verify()
     assert (account.identity, account.missing) == ("Lambda account", ())
     assert account.clock_ahead_s == pytest.approx(0, abs=1)
@@ -122,9 +122,7 @@ def test_an_account_that_may_rent_nothing_is_told_what_it_lacks(
     assert "https://cloud.lambda.ai" in raised.value.hint
 
 
-def test_offers_are_the_known_types_at_the_price_of_now_where_some_are_left(
-    cloud: LambdaEmulator, lamb: LambdaProvider
-) -> None:
+def test_offers_are_the_known_types_left_at_todays_price(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     cloud.world.kinds[SXM].cents = 2400
     offers = [one for one in lamb.offers(A100, rows_for(A100, "lambda")) if one.type_id == SXM]
     assert [one.region for one in offers] == ["us-east-1", "us-west-1"]
@@ -143,9 +141,7 @@ def test_with_a_guard_key_a_machine_can_end_itself(cloud: LambdaEmulator, clock:
     assert terms_of("lambda").with_guard == "yes · key on the box, armed at boot", "as the catalogue has it"
 
 
-def test_no_machine_is_said_to_end_itself_by_a_key_that_lambda_does_not_take(
-    cloud: LambdaEmulator, clock: VirtualClock
-) -> None:
+def test_no_machine_is_said_to_end_by_a_key_lambda_rejects(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     cloud.api_keys.discard(GUARD)
     with pytest.raises(SetupError, match=r"--lambda-guard.*invalid-api-key") as raised:
         provider(cloud, clock, guard_key=Secret(GUARD)).offers(A100, rows_for(A100, "lambda"))
@@ -212,9 +208,7 @@ def test_a_launch_carries_its_token_its_end_and_its_keys(cloud: LambdaEmulator, 
     assert cloud.bodies("add_key") == [{"name": TOKEN, "public_key": comment}]
 
 
-def test_nothing_is_asked_between_the_launch_and_the_telling_of_its_id(
-    cloud: LambdaEmulator, lamb: LambdaProvider
-) -> None:
+def test_nothing_is_asked_between_the_launch_and_telling_its_id(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     born = lamb.create(order())
     assert [route for _, route, _ in cloud.requests] == ["keys", "add_key", "launch"]
     assert list(cloud.world.instances) == [born.id]
@@ -342,7 +336,7 @@ def test_a_key_that_an_earlier_try_left_is_used_again(cloud: LambdaEmulator, lam
     assert (cloud.count("add_key"), len(cloud.world.keys), len(cloud.world.alive)) == (1, 1, 1)
 
 
-def test_the_next_try_of_a_run_uses_the_key_that_the_last_one_left(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+def test_the_next_try_of_a_run_uses_the_key_the_last_one_left(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     cloud.world.takes_a_key_twice = False
     cloud.fail("launch", Fault.DROP_REQUEST, None, Fault.SOLD_OUT)
     with pytest.raises(Unknown):
@@ -363,9 +357,7 @@ def test_nobody_elses_key_is_let_in(cloud: LambdaEmulator, lamb: LambdaProvider)
     assert cloud.count("launch") == 0
 
 
-def test_a_key_whose_removal_fails_after_a_refusal_is_left_to_be_found(
-    cloud: LambdaEmulator, lamb: LambdaProvider
-) -> None:
+def test_a_key_whose_removal_fails_is_left_to_be_found(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     cloud.fail("launch", Fault.SOLD_OUT)
     cloud.fail("remove_key", Fault.DROP_REQUEST)
     with pytest.raises(NoCapacity):
@@ -376,7 +368,7 @@ def test_a_key_whose_removal_fails_after_a_refusal_is_left_to_be_found(
 @pytest.mark.parametrize(
     "data", [None, [], {}, {"instance_ids": []}, {"instance_ids": ["../x"]}, {"instance_ids": [7]}]
 )
-def test_a_launch_that_is_not_told_with_an_id_may_have_made_something(
+def test_a_launch_without_an_id_may_have_made_something(
     cloud: LambdaEmulator, lamb: LambdaProvider, data: object
 ) -> None:
     cloud.fail("launch", Lie(data))
@@ -388,8 +380,8 @@ def test_a_launch_that_is_not_told_with_an_id_may_have_made_something(
 def test_a_code_counts_only_with_a_status_of_its_kind() -> None:
     for code in ("global/object-does-not-exist", "global/invalid-api-key"):
         told = json.dumps({"error": {"code": code, "message": []}})
-        assert isinstance(refusal(Answer(502, {}, told)), Unknown)
-        assert isinstance(trouble(Answer(502, {}, told)), Unknown)
+        assert isinstance(judge_launch_answer(Answer(502, {}, told)), Unknown)
+        assert isinstance(explain_lambda_answer(Answer(502, {}, told)), Unknown)
 
 
 def test_one_request_a_second_and_one_launch_in_twelve_are_kept(
@@ -403,7 +395,7 @@ def test_one_request_a_second_and_one_launch_in_twelve_are_kept(
     assert clock.monotonic() >= 12 + 5
 
 
-def test_somebody_elses_requests_under_the_same_key_are_waited_out(
+def test_other_requests_under_the_same_key_are_waited_out(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
     provider(cloud, clock).create(order(token=OTHER))
@@ -500,7 +492,7 @@ def test_a_price_that_rose_and_another_machine_are_read_back(cloud: LambdaEmulat
     assert (born.rate_micros_per_hour, born.type_id) == (usd("23.88"), "gpu_8x_a100")
 
 
-def test_a_lost_answer_and_a_launch_that_made_two_are_found_in_one_order(
+def test_a_lost_launch_and_a_double_are_found_in_one_order(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
     cloud.fail("launch", Fault.TWICE, Fault.DROP_RESPONSE)
@@ -528,7 +520,7 @@ def test_only_gpuruns_own_are_found(cloud: LambdaEmulator, lamb: LambdaProvider)
     assert lamb.find("") == []
 
 
-def test_whose_it_is_survives_the_loss_of_its_name_or_of_its_tags(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
+def test_the_owner_survives_the_loss_of_the_name_or_the_tags(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     renamed = lamb.create(order())
     cloud.world.instances[renamed.id].body["name"] = "mine now"
     cloud.world.keeps_tags = False
@@ -580,7 +572,7 @@ def test_what_makes_no_sense_is_as_if_it_were_not_told(
 # Ending it
 
 
-def test_an_end_is_proven_although_the_dead_are_listed_for_a_while(
+def test_an_end_is_proven_though_the_dead_are_listed_for_a_while(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
     cloud.world.terminating_s, cloud.world.terminated_s = 5.0, 60.0
@@ -599,7 +591,7 @@ def test_an_end_is_proven_although_the_dead_are_listed_for_a_while(
 @pytest.mark.parametrize(
     "fault", [Fault.HANG_BEFORE, Fault.HANG_AFTER, Fault.ERROR_BEFORE, Fault.ERROR_AFTER, Fault.EDGE_AFTER]
 )
-def test_a_terminate_without_an_answer_is_soon_given_up_and_asked_again(
+def test_an_unanswered_terminate_is_given_up_and_asked_again(
     cloud: LambdaEmulator, clock: VirtualClock, fault: Fault
 ) -> None:
     lamb = provider(cloud, clock, pace=SHORT)
@@ -621,9 +613,7 @@ def test_a_key_that_was_revoked_meanwhile_is_told(cloud: LambdaEmulator, lamb: L
             asked()
 
 
-def test_the_step_proves_a_death_through_hangs_lies_lost_answers_and_old_lists(
-    cloud: LambdaEmulator, clock: VirtualClock
-) -> None:
+def test_a_death_is_proven_through_hangs_lies_and_old_lists(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     lamb = provider(cloud, clock, pace=SHORT)
     cloud.world.terminating_s, cloud.world.terminated_s, cloud.world.list_lag_s = 20.0, 40.0, 15.0
     cloud.fail("launch", Fault.TWICE)
@@ -633,7 +623,7 @@ def test_the_step_proves_a_death_through_hangs_lies_lost_answers_and_old_lists(
     cloud.fail("terminate", None, Fault.HANG_BEFORE, Fault.ERROR_AFTER, Fault.DROP_RESPONSE)
     cloud.fail("list", None, Fault.STALE, Fault.EDGE_BEFORE)
     cloud.fail("read", Fault.ERROR_BEFORE)
-    notes = list(end(lamb, clock, born.id, TOKEN, run="fox-41"))
+    notes = list(prove_termination(lamb, clock, born.id, TOKEN, run="fox-41"))
     assert notes[-1].event == "death.proven"
     assert (cloud.world.alive, cloud.world.meter.running, cloud.world.widest.running) == ([], [], [])
 
@@ -642,7 +632,7 @@ def test_the_step_never_proves_the_death_of_what_lives(cloud: LambdaEmulator, la
     born = running(lamb)
     cloud.world.deaf_terminates = 1_000
     with pytest.raises(MayBeBilling) as raised:
-        list(end(lamb, lamb._clock, born.id, TOKEN, run="fox-41"))
+        list(prove_termination(lamb, lamb._clock, born.id, TOKEN, run="fox-41"))
     assert "https://cloud.lambda.ai/instances" in raised.value.hint
     assert lamb.traits.teardown is Teardown.DESTROYED
 
@@ -654,7 +644,7 @@ def test_powering_off_ends_nothing(cloud: LambdaEmulator, lamb: LambdaProvider) 
     assert cloud.world.meter.running == [born.id]
 
 
-def test_a_machine_that_ails_for_five_minutes_has_stopped_unless_it_recovers(
+def test_five_minutes_of_illness_mean_stopped_unless_it_recovers(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
     born = running(lamb)
@@ -675,7 +665,7 @@ def test_a_machine_that_ails_for_five_minutes_has_stopped_unless_it_recovers(
     assert cloud.world.meter.running == [born.id], "that is no end: it is billed until it is terminated"
 
 
-def test_a_machine_that_ails_twice_in_a_day_has_not_ailed_for_all_of_it(
+def test_a_machine_ill_twice_in_a_day_was_not_ill_all_day(
     cloud: LambdaEmulator, lamb: LambdaProvider, clock: VirtualClock
 ) -> None:
     """It is read only while it does not answer: in between it trained, and nobody asked Lambda about it."""
@@ -693,9 +683,7 @@ def test_a_machine_that_ails_twice_in_a_day_has_not_ailed_for_all_of_it(
 # What it leaves
 
 
-def test_the_keys_of_rentals_are_left_and_say_when_they_are_no_longer_needed(
-    cloud: LambdaEmulator, lamb: LambdaProvider
-) -> None:
+def test_rental_keys_are_left_and_say_when_they_are_unneeded(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     lamb.create(order())
     cloud.world.add_key("laptop", "ssh-ed25519 AAAAme me@laptop")
     cloud.world.add_key(OTHER, "ssh-ed25519 AAAAold gpurun")
@@ -744,14 +732,12 @@ def test_nothing_is_launched_that_the_guard_key_could_not_end(
     assert (cloud.count("launch"), cloud.world.keys) == (0, {})
 
 
-def test_the_users_own_key_on_the_machine_needs_no_look_of_its_own(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+def test_the_users_own_key_on_the_machine_needs_no_extra_look(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     running(provider(cloud, clock, guard_key=Secret(KEY)))
     assert cloud.count("keys") == 1
 
 
-def test_a_guard_with_the_users_own_key_is_known_as_one_that_is_refused_with_it(
-    cloud: LambdaEmulator, clock: VirtualClock
-) -> None:
+def test_a_guard_with_the_users_key_is_known_to_fail_with_it(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     shared, own = (provider(cloud, clock, guard_key=Secret(key)) for key in (KEY, GUARD))
     assert (shared.guard_shares_key, own.guard_shares_key) == (True, False)
     born = running(shared)
@@ -760,7 +746,7 @@ def test_a_guard_with_the_users_own_key_is_known_as_one_that_is_refused_with_it(
         shared.destroy(born.id)
 
 
-def test_two_keys_of_one_account_keep_to_its_one_request_a_second(cloud: LambdaEmulator, clock: VirtualClock) -> None:
+def test_two_keys_of_one_account_share_its_request_a_second(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     guarded.offers(A100, rows_for(A100, "lambda"))
     guarded.create(order())
@@ -768,9 +754,7 @@ def test_two_keys_of_one_account_keep_to_its_one_request_a_second(cloud: LambdaE
     assert asked == ["keys", "types", "keys", "add_key", "keys", "launch"], "none was refused and sent again"
 
 
-def test_the_launch_carries_the_guard_that_knows_what_to_end_and_when(
-    cloud: LambdaEmulator, clock: VirtualClock
-) -> None:
+def test_the_launch_carries_a_guard_that_knows_what_and_when(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     guarded = provider(cloud, clock, guard_key=Secret(GUARD))
     guarded.create(order())
     (command,) = yaml.safe_load(cloud.bodies("launch")[0]["user_data"])["bootcmd"]
@@ -841,9 +825,7 @@ def soon(does: Callable[[], bool], limit_s: float) -> bool:
 
 
 @pytest.mark.slow
-def test_a_machine_whose_laptop_is_lost_right_after_the_launch_ends_itself(
-    real_cloud: LambdaEmulator, tmp_path: Path
-) -> None:
+def test_a_machine_whose_laptop_dies_at_launch_ends_itself(real_cloud: LambdaEmulator, tmp_path: Path) -> None:
     """From the launch on: nobody logs in, nor asks for anything."""
     clock, keys = SystemClock(), make_keys(tmp_path / "ssh")
     guarded = LambdaProvider(Secret(KEY), clock, base_url=real_cloud.base_url, guard_key=Secret(GUARD), pace=QUICK)

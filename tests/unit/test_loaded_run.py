@@ -35,7 +35,7 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def test_a_runs_figures_are_rows_by_step_with_what_was_spent_by_then(home: Home) -> None:
+def test_a_runs_figures_are_rows_by_step_with_the_spend_so_far(home: Home) -> None:
     (name,) = gpurun.runs(home.root)
     run = gpurun.load_run(home=home.root)
     first, last = run.rows
@@ -63,7 +63,7 @@ def test_the_same_columns_are_scalars_for_tensorboard(home: Home, tmp_path: Path
     assert json.loads(again.stdout.splitlines()[-1])["errors"][0]["code"] == "export.not_empty"
 
 
-def test_what_is_no_run_is_refused_and_a_module_has_no_other_names(home: Home) -> None:
+def test_an_unknown_run_is_refused_and_gpurun_has_no_other_names(home: Home) -> None:
     with pytest.raises(UsageError, match="no run 'owl'"):
         gpurun.load_run("owl", home.root)
     with pytest.raises(AttributeError, match="no attribute 'train'"):

@@ -18,7 +18,7 @@ def test_the_next_offset_is_what_is_here(tmp_path: Path) -> None:
     assert copy_of(tmp_path / "run.log").offset == 4
 
 
-def test_a_flood_keeps_the_head_and_the_latest_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_flood_keeps_head_and_latest_and_continues_in_place(tmp_path: Path) -> None:
     flood = b"".join(b"%09d\n" % number for number in range(1000))
     copy = copy_of(tmp_path / "run.log")
     while copy.offset < len(flood):
@@ -30,7 +30,7 @@ def test_a_flood_keeps_the_head_and_the_latest_and_goes_on_where_it_was(tmp_path
     assert copy.dropped_bytes == len(flood) - len(kept)
 
 
-def test_a_crash_between_cutting_and_noting_it_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_crash_between_cut_and_note_loses_and_doubles_nothing(tmp_path: Path) -> None:
     flood = bytes(range(130))
     copy = copy_of(tmp_path / "run.log")
     copy.append(flood[:100])

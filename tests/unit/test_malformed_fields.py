@@ -13,7 +13,7 @@ import pytest
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
-from gpurun.ledger.runs import look, look_at_all, planned_runs
+from gpurun.ledger.runs import look_at_all, look_at_run, planned_runs
 from gpurun.readers.run_status import run_data, run_row
 from tests.unit.ledger_samples import CloudRun, Note, chain_anew, finished_run
 
@@ -89,7 +89,7 @@ def test_what_is_malformed_is_named_and_the_others_are_audited(home: Home) -> No
     records = [json.loads(line) for line in run.folder.journal.read_bytes().splitlines()]
     at = next(place for place, record in enumerate(records) if record["event"] == Event.DEATH_READ)
     chain_anew(run.folder.journal, put(records, at, ("alive_s_ago",), "x"))
-    assert "alive_s_ago" in str(look(home, "fox-41").damage)
+    assert "alive_s_ago" in str(look_at_run(home, "fox-41").damage)
     broken, sound = audit(home).rows
     assert (broken.verdict, sound.problems) == ("does not hold", ())
     assert any(f"journal line {at + 1} " in problem and "alive_s_ago" in problem for problem in broken.problems)

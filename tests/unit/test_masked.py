@@ -77,7 +77,7 @@ def test_no_form_of_a_secret_is_logged_however_it_is_cut(
     assert len(byte_by_byte.replace(b"[secret]", b"")) <= len(b"before  after\n") + 40, byte_by_byte
 
 
-def test_what_is_within_a_service_account_is_masked_where_it_is_taken_out_of_it(
+def test_parts_of_a_service_account_are_masked_on_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     printed = f"{PEM}\nya29.c.b0Aaekm1\n{ACCOUNT}\nloss 2.0\n".encode()

@@ -62,9 +62,7 @@ def test_of_two_that_ask_at_once_one_gets_the_money(home: Home, clock: VirtualCl
         assert sorted(pool.map(asks, "abcdef")) == [False] * 5 + [True]
 
 
-def test_a_hold_that_nobody_settled_ends_with_the_month_of_its_deadline(
-    budget: MonthBudget, clock: VirtualClock
-) -> None:
+def test_an_unsettled_hold_ends_with_its_deadlines_month(budget: MonthBudget, clock: VirtualClock) -> None:
     """The process died between the hold and the create, and nobody came back."""
     budget.hold("a", "fox-41", usd(50), clock.wall() + 3600)
     clock.sleep(4 * 86400)
@@ -89,7 +87,7 @@ def test_a_file_that_is_damaged_is_named_and_nothing_is_rented(home: Home, budge
 
 
 @pytest.mark.parametrize("wrong", ["-1", '"much"', "0"])
-def test_a_limit_that_is_no_amount_is_refused_where_it_is_written(home: Home, wrong: str) -> None:
+def test_a_limit_that_is_not_an_amount_is_refused_where_set(home: Home, wrong: str) -> None:
     home.config.write_text(f"budget.month = {wrong}")
     with pytest.raises(UsageError, match=r"budget\.month in the user file config\.toml"):
         load_settings(home, project=home.root, environment={})

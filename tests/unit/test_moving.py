@@ -13,7 +13,7 @@ from gpurun.core.transfer_progress import PERIOD_S, STALE_S, Moving, moving, rea
 from gpurun.view.plain_lines import PlainView
 from gpurun.view.progress_line import moving_line, moving_words
 from gpurun.view.style import Style
-from gpurun.view.styled_text import width_of
+from gpurun.view.styled_text import count_cells
 
 BEGUN = 1_800_000_000.0
 
@@ -52,7 +52,7 @@ def test_it_is_written_once_a_second_however_often_it_is_told(folder: RunFolder)
         assert seen.done == 0
 
 
-def test_what_a_killed_supervisor_left_and_what_is_damaged_is_nothing(folder: RunFolder) -> None:
+def test_a_stale_or_damaged_progress_note_shows_nothing(folder: RunFolder) -> None:
     clock = VirtualClock()
     with moving(folder, clock, "ship", 100) as tell:
         tell(10)
@@ -74,10 +74,10 @@ def test_it_is_shown_with_rate_and_the_time_that_is_left() -> None:
     assert moving_words(told()) == "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left"
     assert moving_words(told(440_000_000)) == "440 MB of 4.7 GB"
     for width in (40, 80, 200):
-        assert width_of(moving_line(told(), Style(width=width), label=8)) <= max(width, 60)
+        assert count_cells(moving_line(told(), Style(width=width), label=8)) <= max(width, 60)
 
 
-def test_a_set_up_is_shown_with_its_time_and_the_last_that_it_said() -> None:
+def test_a_set_up_shows_its_time_and_its_last_words() -> None:
     seen = Moving("setup", 130, 600, BEGUN, 0, BEGUN, "one\nCollecting\rInstalling \x1b[32mlion\x1b[0m\n\n")
     assert moving_words(seen) == "2 m 10 s of 10 m 00 s · Installing lion"
     assert moving_words(replace(seen, words="")) == "2 m 10 s of 10 m 00 s"
@@ -86,7 +86,7 @@ def test_a_set_up_is_shown_with_its_time_and_the_last_that_it_said() -> None:
     assert drawn.startswith(" set-up ")
 
 
-def test_a_log_has_a_line_of_a_long_transfer_every_half_minute_and_none_of_a_short_one() -> None:
+def test_a_log_notes_only_long_transfers_each_half_minute() -> None:
     plain = PlainView()
     assert plain.update([], [], BEGUN, told(seconds=1.0)) == []
     assert ["38 MB/s" in line for line in plain.update([], [], BEGUN + 20, told())] == [True]

@@ -85,13 +85,13 @@ def test_what_comes_on_record_is_sent_once(folder: RunFolder, address: Address) 
     assert address.got[3][1]["spent_micros"] > 0
 
 
-def test_a_supervisor_that_is_started_again_sends_nothing_of_before(folder: RunFolder, address: Address) -> None:
+def test_a_restarted_supervisor_sends_no_earlier_notices(folder: RunFolder, address: Address) -> None:
     with Notices(folder, SystemClock(), to(address.url)).following():
         pass
     assert [body["notice"] for _, body in address.got] == []
 
 
-def test_what_takes_notices_slowly_delays_no_try_to_end_the_machine(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_slow_notice_program_delays_no_try_to_end_the_machine(folder: RunFolder, tmp_path: Path) -> None:
     code = tmp_path / "slow.py"
     code.write_text("import time; time.sleep(60)")
     began = time.monotonic()
@@ -101,7 +101,7 @@ def test_what_takes_notices_slowly_delays_no_try_to_end_the_machine(folder: RunF
     assert time.monotonic() - began < 30
 
 
-def test_a_redirect_is_not_followed_and_what_is_not_taken_is_logged(
+def test_a_redirect_is_not_followed_and_failures_are_logged(
     folder: RunFolder, address: Address, caplog: pytest.LogCaptureFixture
 ) -> None:
     address.answer = 302
@@ -127,7 +127,7 @@ def test_a_program_gets_the_notice_and_none_of_the_keys(
 @pytest.mark.parametrize(
     "url", ["http://example.com/x", "http://127.0.0.1:80@example.com/", "https://", "https://[", "ntfy.sh/mine"]
 )
-def test_an_address_that_is_no_https_is_refused_and_a_project_may_name_none(tmp_path: Path, url: str) -> None:
+def test_an_address_without_https_or_from_a_project_is_refused(tmp_path: Path, url: str) -> None:
     home = Home(tmp_path / "home").prepare()
     home.config.write_text(f'[notify]\nurl = "{url}"\n')
     with pytest.raises(UsageError, match="begins with https://"):
@@ -145,7 +145,7 @@ def test_an_address_that_is_no_https_is_refused_and_a_project_may_name_none(tmp_
         "https://[::ffff:169.254.169.254]/", "https://me:hunter2hunter2@ntfy.sh/my-runs", "https://hunter2hunter2@ntfy.sh",
     ],
 )  # fmt: skip
-def test_an_address_of_a_clouds_keys_or_with_a_password_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_cloud_metadata_or_password_address_is_refused(url: str, tmp_path: Path) -> None:
     home = Home(tmp_path).prepare()
     home.config.write_text(f'[notify]\nurl = "{url}"\n')
     with pytest.raises(UsageError) as refused:
@@ -169,7 +169,7 @@ def test_nothing_is_said_to_a_name_that_leads_to_a_clouds_keys(
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_program_is_not_taken_from_a_file_or_home_that_others_may_write(mode: int, tmp_path: Path) -> None:
+def test_a_program_others_may_write_is_not_taken_from_its_file(mode: int, tmp_path: Path) -> None:
     home = Home(tmp_path / "home").prepare()
     home.config.write_text('[notify]\nexec = "true"\n')
     assert load_settings(home, project=tmp_path, environment={})["notify.exec"].value == "true"

@@ -70,9 +70,7 @@ def listed(session: Session, gpu: str = "8xA100", *providers: str, **flags: Any)
     return offers(session, gpu, providers, **{"max_price": "", "region": "", "spot": False, **flags})
 
 
-def test_live_offers_come_cheapest_first_and_say_when_they_were_read(
-    session: Session, clouds: dict[str, Asked]
-) -> None:
+def test_live_offers_come_cheapest_first_and_say_their_time(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= {"runpod": live("12"), "lambda": live("9.50"), "aws": live("20")}
     told = listed(session)
     assert [one["provider"] for one in told.data["offers"]] == ["lambda", "runpod", "aws"]
@@ -96,7 +94,7 @@ def test_a_cloud_that_fails_is_a_line_and_the_others_are_listed(session: Session
 
 
 @pytest.mark.parametrize("gpu", ["8xA100", "1xH100"])
-def test_nothing_at_all_is_exit_5_and_the_catalogue_is_never_slipped_in(
+def test_nothing_is_exit_5_and_the_catalogue_never_fills_in(
     session: Session, clouds: dict[str, Asked], gpu: str
 ) -> None:
     clouds["aws"] = silent(Unknown("no route"))
@@ -114,9 +112,7 @@ def test_when_no_cloud_could_be_asked_that_is_said_instead(session: Session, clo
     assert "sold as" not in told.errors[0].hint
 
 
-def test_a_price_limit_leaves_out_what_is_dearer_and_names_the_cheapest(
-    session: Session, clouds: dict[str, Asked]
-) -> None:
+def test_a_price_limit_hides_the_dearer_and_names_the_cheapest(session: Session, clouds: dict[str, Asked]) -> None:
     clouds |= {"runpod": live("12"), "lambda": live("9.50")}
     assert [one["provider"] for one in listed(session, max_price="9.5").data["offers"]] == ["lambda"]
     told = listed(session, max_price="3")
@@ -125,9 +121,7 @@ def test_a_price_limit_leaves_out_what_is_dearer_and_names_the_cheapest(
     assert listed(session, gpu="any", max_price="0.01").errors[0].what.startswith("Nothing costs at most $0.01/h;")
 
 
-def test_a_price_that_a_cloud_took_from_the_catalogue_is_not_called_live(
-    session: Session, clouds: dict[str, Asked]
-) -> None:
+def test_a_cloud_price_from_the_catalogue_is_not_called_live(session: Session, clouds: dict[str, Asked]) -> None:
     clouds["runpod"] = live("12")
     clouds["aws"] = lambda need, known: [next(row for row in known if row.gpu_count == need.count)]
     warnings = listed(session).data["warnings"]

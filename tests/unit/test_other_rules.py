@@ -53,7 +53,7 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.mark.parametrize("kind", SAID)
-def test_a_home_of_an_older_gpurun_audits_as_it_did_there_and_is_not_changed(kind: str, tmp_path: Path) -> None:
+def test_an_older_home_audits_as_it_did_and_is_not_changed(kind: str, tmp_path: Path) -> None:
     home = unpacked(kind, tmp_path)
     before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
     report = audit(home)
@@ -71,9 +71,7 @@ SIGNED_BY_2 = {"slurm-lost": (190_000, 70_000), "failed-start": (1_113_589, 33_5
 
 
 @pytest.mark.parametrize("kind", SIGNED_BY_2)
-def test_a_receipt_that_was_signed_too_high_by_rules_2_holds_and_what_is_reckoned_otherwise_is_named(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_rules_2_receipt_signed_too_high_holds_with_a_remark(kind: str, tmp_path: Path) -> None:
     home = unpacked(kind, tmp_path, HOMES.with_name("homes_of_rules_2"))
     row, (signed, today) = only_row(home), SIGNED_BY_2[kind]
     assert read_receipt(home, home.run("fox-41")).predicate["cost"]["upper_bound_micros"] == signed
@@ -91,7 +89,7 @@ SIGNED_BY_3 = {
 
 
 @pytest.mark.parametrize("kind", SIGNED_BY_3)
-def test_a_receipt_of_rules_3_says_and_is_told_of_the_cap_what_it_was_by_rules_3(kind: str, tmp_path: Path) -> None:
+def test_a_rules_3_receipt_keeps_its_own_verdict_on_the_cap(kind: str, tmp_path: Path) -> None:
     home = unpacked(kind, tmp_path, HOMES.with_name("homes_of_rules_3"))
     micros, kept, problems = SIGNED_BY_3[kind]
     cost = read_receipt(home, home.run("fox-41")).predicate["cost"]
@@ -116,7 +114,7 @@ def test_strict_counts_that_a_receipt_is_of_other_rules(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("kind", ["trained", "command"])
-def test_the_check_of_a_class_shows_that_a_card_is_of_other_rules(kind: str, tmp_path: Path) -> None:
+def test_a_class_check_shows_that_a_card_is_of_other_rules(kind: str, tmp_path: Path) -> None:
     cards = tmp_path / "cards"
     cards.mkdir()
     assert types(unpacked(kind, tmp_path), "evidence", "fox-41", "-o", str(cards / "card.zip")) == 0
@@ -139,7 +137,7 @@ def sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_receipt_holds_when_todays_gpurun_says_the_same_in_other_words(
+def test_a_receipt_holds_if_only_todays_wording_differs(
     home: Home, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One word changed in a sentence, and every receipt that had been signed before was a forgery."""
@@ -148,7 +146,7 @@ def test_a_receipt_holds_when_todays_gpurun_says_the_same_in_other_words(
     assert (only_row(home).problems, only_row(home).warnings) == ((), ())
 
 
-def test_every_sentence_of_a_receipt_is_among_its_words_or_a_quotation(home: Home, tmp_path: Path) -> None:
+def test_every_receipt_sentence_is_known_or_a_quotation(home: Home, tmp_path: Path) -> None:
     """A code is a few words that stay; what reads as a sentence of ours is named in one place, and not compared."""
     codes = {*log_facts._NOT_SHOWN, "its own timer", "the provider's bill"}
     homes = [home, *(unpacked(kind, tmp_path) for kind in SAID)]
@@ -292,7 +290,7 @@ def test_a_gpu_that_is_claimed_under_other_rules_is_a_problem(home: Home) -> Non
     assert any("verdict.is" in problem for problem in row.problems), row
 
 
-def test_a_death_that_no_record_has_is_a_problem_under_other_rules(home: Home) -> None:
+def test_an_unrecorded_death_is_a_problem_under_other_rules(home: Home) -> None:
     run = OlderRun(home)
     run.write(run.opened(), run.intended())
     run.clock.sleep(3)
@@ -304,7 +302,7 @@ def test_a_death_that_no_record_has_is_a_problem_under_other_rules(home: Home) -
     assert any("teardown.is" in problem for problem in row.problems), row
 
 
-def test_nothing_that_is_edited_under_other_rules_passes_without_being_named(home: Home) -> None:
+def test_every_edit_under_other_rules_is_named(home: Home) -> None:
     """By a problem or, where only today's rules tell it otherwise, by the note."""
     folder = settled(home)
     kept = {path: path.read_bytes() for path in (folder.receipt, folder.journal, home.ledger)}
@@ -341,7 +339,7 @@ def another(value: Any) -> Any:
     return [{"made": "up"}]
 
 
-def test_the_rules_of_a_run_are_written_where_it_is_opened_and_in_its_receipt(home: Home) -> None:
+def test_a_runs_rules_are_in_its_opening_and_its_receipt(home: Home) -> None:
     folder = finished_run(home)
     opened = json.loads(folder.journal.read_bytes().splitlines()[0])
     assert (opened["event"], opened["data"]["rules"]) == (Event.RUN_OPENED, RULES)

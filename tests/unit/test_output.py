@@ -85,7 +85,7 @@ def test_a_full_device_is_told_in_a_sentence(words: list[str], gpurun_here: Any)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device here that is always full")
-def test_python_complains_at_its_end_of_nothing_that_is_still_in_a_buffer(folder: Path) -> None:
+def test_python_reports_no_leftover_buffer_at_its_end(folder: Path) -> None:
     with open("/dev/full", "w") as full:
         code, said = gpurun(["ps", "--all"], folder, full.fileno())
     assert (code, "[output.lost]" in said, "Traceback" in said) == (4, True, False)
@@ -99,7 +99,7 @@ def test_what_the_encoding_lacks_is_a_question_mark(encoding: str, folder: Path,
     assert (folder / "said").read_bytes() == (b"caf? ?\n" if encoding == "ascii" else b"caf\xe9 ?\n")
 
 
-def test_the_code_of_what_was_found_outranks_a_reader_that_has_left(folder: Path) -> None:
+def test_the_findings_exit_code_outranks_a_reader_that_left(folder: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     code, said = gpurun(["receipt", "nosuch"], folder, writing)
@@ -196,7 +196,7 @@ def test_ctrl_c_leaves_an_envelope_too(monkeypatch: pytest.MonkeyPatch, capsys: 
     def interrupted(*given: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gpurun.cli.run_control.find", interrupted)
+    monkeypatch.setattr("gpurun.cli.run_control.find_meant_run", interrupted)
     assert in_process(["sample", "fox-41", "--prompt", "def ", "--json"], monkeypatch) == 130
     answer = json.loads(capsys.readouterr().out)
     assert (answer["exit_code"], answer["errors"][0]["code"]) == (130, "interrupted")
@@ -204,7 +204,7 @@ def test_ctrl_c_leaves_an_envelope_too(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 @pytest.mark.parametrize("device", [BrokenPipeError(), OSError(28, "No space left on device")], ids=["pipe", "device"])
 @pytest.mark.parametrize("flags", [["--json"], []], ids=["json", "plain"])
-def test_a_run_that_nobody_reads_any_more_goes_on_and_its_code_says_so(
+def test_a_run_without_a_reader_continues_and_its_code_says_so(
     flags: list[str], device: OSError, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 0 it would be called done, destroyed and receipted."""

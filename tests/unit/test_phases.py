@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home
-from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.core.trainer_events import TrainerEvent, make_event
 from gpurun.ledger import paid_phases
 from gpurun.ledger.audit import audit
 from gpurun.ledger.paid_phases import TrainingSplit
@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Home:
 
 
 def read(told: dict[str, Any]) -> TrainerEvent:
-    event = event_of(told)
+    event = make_event(told)
     assert event is not None
     return event
 
@@ -73,7 +73,7 @@ def test_the_screen_of_a_receipt_leaves_no_phase_out() -> None:
     assert {*paid_phases._BEGINS.values(), *parts} == {*receipt_screen._PHASES}
 
 
-def test_connecting_and_unpacking_are_the_last_parts_of_what_they_end(home: Home) -> None:
+def test_connecting_and_unpacking_end_the_phases_they_belong_to(home: Home) -> None:
     assert runtime(changed(CloudRun(home), Event.SHIP_OBSERVED, unpack_s=15.5))["phases_s"]["unpack"] == 15.5
     other = runtime(changed(CloudRun(home, "owl-07"), Event.READY_OBSERVED, connect_s=8.0))["phases_s"]
     assert (other["boot"], other["connect"]) == (103.0, 8.0)
@@ -88,7 +88,7 @@ def test_a_set_up_is_a_part_of_its_own_with_a_limit_of_its_own(home: Home) -> No
     assert "setup" not in told["planned"]["limits_s"], "a lease of an older gpurun had none"
 
 
-def test_a_machine_that_was_given_up_counts_with_the_one_that_followed(home: Home) -> None:
+def test_an_abandoned_machine_counts_with_the_one_that_followed(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     run.clock.sleep(300)
@@ -110,7 +110,7 @@ def test_a_create_that_was_refused_has_no_paid_seconds(home: Home) -> None:
     }  # fmt: skip
 
 
-def test_while_a_machine_may_live_the_seconds_so_far_are_told_and_no_total(home: Home) -> None:
+def test_a_perhaps_living_machine_shows_seconds_but_no_total(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
     run.play(run.through_training())
@@ -146,7 +146,7 @@ def test_the_training_phase_divides_as_the_trainer_tells(home: Home) -> None:
     }  # fmt: skip
 
 
-def test_a_trainer_that_was_started_twice_imports_and_compiles_twice() -> None:
+def test_a_trainer_started_twice_imports_and_compiles_twice() -> None:
     split = TrainingSplit()
     for step in (0, 50):
         split.take(read(START | {"step": step}))
@@ -163,7 +163,7 @@ def test_words_that_claim_more_than_there_was_are_not_kept(home: Home) -> None:
     assert told["phases_s"]["training"] == 3002.0, "the total is this laptop's"
 
 
-def test_a_speed_that_is_told_too_slow_takes_no_more_than_there_was() -> None:
+def test_a_step_time_told_too_long_takes_only_what_there_was() -> None:
     split = TrainingSplit()
     for event in (START, *({"kind": "step", "step": s, "step_s": 10.0, "elapsed_s": 22.0} for s in (1, 500))):
         split.take(read(event))
@@ -184,9 +184,7 @@ EVENTS = st.fixed_dictionaries(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(events=st.lists(EVENTS, max_size=12), training_s=st.sampled_from([0.0, 0.001, 50.0, 1234.567, 1e6]))
-def test_whatever_the_trainer_tells_its_parts_are_all_of_the_training(
-    events: list[dict[str, Any]], training_s: float
-) -> None:
+def test_the_parts_always_sum_to_the_training_time(events: list[dict[str, Any]], training_s: float) -> None:
     split = TrainingSplit()
     for event in events:
         split.take(read(event))

@@ -41,7 +41,7 @@ def typed(path: Path, **flags: object) -> Request:
     return request_from(Session(home=Home(path.parent)), **{**NONE, "recipe": str(path), **flags})
 
 
-def test_what_was_asked_comes_back_and_is_quoted_as_if_it_had_been_typed(tmp_path: Path) -> None:
+def test_a_plan_file_returns_the_request_and_quotes_it_as_typed(tmp_path: Path) -> None:
     back = typed(written(tmp_path))
     assert back.model_copy(update={"quoted": None}) == ASKED
     plan = planned(tmp_path, back)
@@ -56,9 +56,7 @@ def test_the_users_own_cap_holds_against_a_strangers_plan_file(tmp_path: Path) -
     assert typed(written(tmp_path)).max_cost_micros == usd(1), "a lower one stands"
 
 
-def test_yesterdays_price_is_told_beside_todays_and_the_cap_holds_against_todays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cap_holds_for_todays_price_beside_yesterdays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     back = typed(written(tmp_path))
     dearer = tuple(
         one.model_copy(update={"rate_micros_per_hour": 2 * one.rate_micros_per_hour}) for one in catalog.all_offers()
@@ -81,7 +79,7 @@ def test_a_recipe_that_changed_since_is_told(tmp_path: Path) -> None:
     assert planned(tmp_path, typed(path)).warnings[-1].endswith("its recipe has changed since.")
 
 
-def test_no_consent_comes_out_of_a_file_and_the_cap_may_be_given_again(tmp_path: Path) -> None:
+def test_no_consent_comes_from_a_file_and_a_new_cap_may_be_given(tmp_path: Path) -> None:
     asked = ASKED.model_copy(update={"choices": Choices(weak_lease=True), "providers": ("lambda",)})
     path = written(tmp_path, asked)
     assert not typed(path).choices.weak_lease
@@ -114,7 +112,7 @@ def test_a_file_that_is_not_what_gpurun_wrote_is_refused(tmp_path: Path, change:
     assert "gpurun plan … -o plan.json" in refused.value.hint
 
 
-def test_a_flag_beside_it_is_refused_and_so_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_flag_beside_a_file_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="asked for beside it"):
         typed(written(tmp_path), gpu="8xA100")
     with pytest.raises(UsageError, match="cannot be read: No such file"):

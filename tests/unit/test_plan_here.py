@@ -22,7 +22,7 @@ from gpurun.core.run_plan import Box, Choices, DataSummary, Mode, Plan, Request
 from gpurun.data import run_shards
 from gpurun.data.shard_folder import inspect
 from gpurun.ledger.plan_from_journal import read_plan
-from gpurun.ledger.runs import open_run
+from gpurun.ledger.runs import create_run
 from gpurun.planning import own_box
 from gpurun.planning.market import Market
 from gpurun.planning.place import PRICES_HOLD_S
@@ -52,9 +52,7 @@ LONG = ("schedule.warmup_steps=501", "rehearsal.train.steps=502")
 """A warm-up that the rehearsal has steps for, and the 500 steps of the full form have not."""
 
 
-def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_up_is_checked_against_the_form_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     assert planned_here(tmp_path, *LONG).job.form == "rehearsal"
     rented = Request(recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("cpu"), overrides=LONG)
@@ -72,7 +70,7 @@ def test_a_warm_up_is_held_against_the_steps_of_the_form_that_is_trained(
         planned_here(tmp_path, *LONG)
 
 
-def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbers(
+def test_a_model_over_this_machines_memory_is_refused_in_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
@@ -89,9 +87,7 @@ def test_a_model_that_this_machines_memory_cannot_hold_is_refused_with_the_numbe
 
 
 @pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
-def test_hours_that_hold_a_part_of_a_run_say_how_far_it_gets_on_a_machine_of_ones_own_too(
-    tmp_path: Path, hours: float | None, is_told: bool
-) -> None:
+def test_hours_for_a_part_say_how_far_on_an_own_machine_too(tmp_path: Path, hours: float | None, is_told: bool) -> None:
     told = " ".join(planned_here(tmp_path, hours=hours).warnings)
     assert ("holds a part: it gets to step" in told) is is_told
     assert ("of 120 (" in told) is is_told
@@ -153,7 +149,7 @@ def test_a_text_that_would_be_read_more_than_four_times_is_told(
         assert told[0].startswith("Your 3") is brought
 
 
-def test_tokens_that_are_not_counted_yet_are_not_said_to_be_read_often(tmp_path: Path) -> None:
+def test_uncounted_tokens_are_not_said_to_be_read_often(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
     request = Request(recipe="mini-gpt", data=str(tmp_path / "text.txt"), providers=("aws",))
     home = Home(tmp_path / "home").prepare()
@@ -174,16 +170,14 @@ def test_shards_of_a_command_that_was_killed_go_a_day_later(own_home: Path) -> N
     assert sorted(home.staged.iterdir()) == sorted((waiting, fresh))
 
 
-def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_plans_of_one_run_name_have_shards_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one's took the place of the first one's, or were removed with them when it was declined."""
     home, first = Home(tmp_path).prepare(), planned_here(tmp_path)
     with monkeypatch.context() as other_process:
         other_process.setattr("os.getpid", lambda: 0)
         second = planned_here(tmp_path, "data.val_fraction=0.5")
         shutil.rmtree(home.staged_data(second.run))
-    opened = read_plan(open_run(home, Request(recipe="mini-gpt"), first)).data
+    opened = read_plan(create_run(home, Request(recipe="mini-gpt"), first)).data
     assert (opened.bytes, inspect(Path(opened.folder), tokenizer="char", vocab_size=0).sha256) == (
         first.data.bytes,
         first.data.sha256,
@@ -199,7 +193,7 @@ def test_two_commands_that_plan_a_run_of_one_name_have_shards_of_their_own(
         ("2xA100-80GB", "NVIDIA A100 80GB PCIe", 79.25, "2×A100 PCIe 80G"),
     ],
 )
-def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_card_that_it_showed(
+def test_a_box_is_planned_by_the_card_that_it_showed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: str, card: str, gib: float, label: str
 ) -> None:
     """It was refused: "No offer has the memory for this. On ssh 2×RTX4090 0G"."""
@@ -221,9 +215,7 @@ def test_a_box_with_a_number_of_cards_that_nobody_rents_out_is_planned_by_the_ca
     assert plan.box == box
 
 
-def test_where_no_cloud_could_be_asked_that_is_not_called_a_want_of_capacity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_cloud_to_ask_is_not_called_a_lack_of_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(need: GpuNeed, *_: object) -> Market:
         return Market((), (("runpod", "runpod gave no whole answer: Name or service not known"),), 0.0, ("runpod",))
 
@@ -256,7 +248,7 @@ def rented(
 
 
 @pytest.mark.parametrize(("took_s", "times"), [(PRICES_HOLD_S, 1), (PRICES_HOLD_S + 1, 2)])
-def test_the_clouds_are_asked_again_only_where_preparing_took_longer_than_their_prices_hold(
+def test_clouds_are_asked_again_only_when_prices_have_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, times: int
 ) -> None:
     clock, held = VirtualClock(), run_shards.prepared
@@ -269,9 +261,7 @@ def test_the_clouds_are_asked_again_only_where_preparing_took_longer_than_their_
     assert rented(tmp_path, monkeypatch, "runpod", clock=clock).notes == (f"asked {times}x",)
 
 
-def test_a_disk_that_checkpoints_would_fill_on_paid_time_is_refused_at_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_checkpoints_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest two of 710 million parameters, the best, and the fourth that is being written take 32 GB."""
     large = ("model.layers=25", "model.width=1536", "model.heads=16", "train.checkpoint_every=100")
     with pytest.raises(UsageError, match="take at least 32 GB") as refused:
@@ -295,7 +285,7 @@ def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monk
     assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease
 
 
-def test_on_a_machine_that_is_shared_threads_sleep_while_they_wait_and_on_a_rented_one_nobody_is_beside_them(
+def test_threads_sleep_while_waiting_only_on_a_shared_machine(
     tmp_path: Path,
 ) -> None:
     here = planned_here(tmp_path)

@@ -53,7 +53,7 @@ def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: [])
 
 
-def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:
+def test_every_offer_is_judged_and_ranked_by_dollars_to_finish(tmp_path: Path) -> None:
     plan = planned(tmp_path, "25")
     shown = [one.offer for one in plan.candidates]
     assert sorted([*shown, *(one for one in OFFERS if one.type_id == "gpu_8x_v100_n")], key=str) == sorted(
@@ -71,7 +71,7 @@ def test_every_offer_of_the_catalogue_is_judged_and_ranked_by_dollars_to_finish(
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_of_types_that_differ_in_nothing_but_their_name_one_is_shown(tmp_path: Path) -> None:
+def test_only_one_of_types_that_differ_by_name_is_shown(tmp_path: Path) -> None:
     both = [one.type_id for one in OFFERS if one.gpu == "V100" and one.provider == "lambda"]
     assert len(both) == 2, "Lambda has it under two names, and a live price is looked up for either"
     for asked in ({}, {"gpu": parse_gpu("8xV100"), "choices": Choices(weak_lease=True)}):
@@ -79,7 +79,7 @@ def test_of_types_that_differ_in_nothing_but_their_name_one_is_shown(tmp_path: P
         assert [one.offer.type_id for one in plan.candidates if one.offer.type_id in both] == both[:1]
 
 
-def test_a_part_that_hours_buy_is_named_beside_what_it_is_expected_to_cost(tmp_path: Path) -> None:
+def test_a_part_that_hours_buy_is_named_beside_its_expected_cost(tmp_path: Path) -> None:
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=1.0)
     assert plan.expected_micros < plan.worst_micros
     reach = plan.candidates[0].reach
@@ -89,7 +89,7 @@ def test_a_part_that_hours_buy_is_named_beside_what_it_is_expected_to_cost(tmp_p
     assert "for a part" not in plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=9.0), Style(width=120))
 
 
-def test_eight_a100_land_near_the_published_94_minutes_and_20_dollars_and_say_what_that_rests_on(
+def test_eight_a100_are_near_the_published_94_minutes_and_price(
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path, "25")
@@ -100,7 +100,7 @@ def test_eight_a100_land_near_the_published_94_minutes_and_20_dollars_and_say_wh
     assert any("`train` takes the recipe's 8xA100" in note for note in plan.notes)
 
 
-def test_where_the_recipes_own_gpu_is_too_dear_the_best_of_the_others_is_planned(tmp_path: Path) -> None:
+def test_a_recipes_gpu_that_is_too_dear_yields_to_the_best_other(tmp_path: Path) -> None:
     plan = planned(tmp_path, "20")
     assert plan.offer.gpu_count == 1
     assert plan.worst_micros <= usd(20)
@@ -108,7 +108,7 @@ def test_where_the_recipes_own_gpu_is_too_dear_the_best_of_the_others_is_planned
     assert parse_gpu("1xH100").count == 1
 
 
-def test_where_no_offer_finishes_what_is_advised_is_what_train_would_then_do(tmp_path: Path) -> None:
+def test_where_none_finishes_the_advice_is_what_train_then_does(tmp_path: Path) -> None:
     """`train` takes the recipe's own GPU unasked: on that neither the cap nor the hours would do what was said."""
     with pytest.raises(NoOffer, match="No offer finishes within") as refused:
         planned(tmp_path, "9")
@@ -136,7 +136,7 @@ def test_where_no_offer_finishes_what_is_advised_is_what_train_would_then_do(tmp
         ),
     ],
 )
-def test_what_fits_no_offer_is_told_how_little_to_cut_and_on_which_offer_that_is_enough(
+def test_where_none_fits_it_says_the_least_cut_and_its_offer(
     set_to: tuple[str, ...], others: str, gpu: str, tmp_path: Path
 ) -> None:
     """The cuts were those for the largest card, where eight smaller ones share more; or there were none at all."""
@@ -155,7 +155,7 @@ def test_what_fits_no_offer_is_told_how_little_to_cut_and_on_which_offer_that_is
             planned(tmp_path, "900000", overrides=(*sizes, f"model.{name}={larger}"))
 
 
-def test_hours_that_are_advised_get_as_far_as_it_is_said_however_few_they_are(tmp_path: Path) -> None:
+def test_advised_hours_get_as_far_as_promised_however_few(tmp_path: Path) -> None:
     """Hundredths of an hour were half a minute less, of four minutes."""
     asked = {"recipe": "gpt2-355m", "gpu": parse_gpu("8xB200"), "providers": ("aws",)}
     with pytest.raises(NoOffer) as refused:
@@ -178,7 +178,7 @@ def test_the_trainer_is_given_the_micro_batch_that_was_planned(
     assert not [word for word in words_of(large) if word.startswith("--micro-batch")]
 
 
-def test_a_deeper_model_never_fits_where_a_shallower_one_does_not_and_the_trainer_shares_what_the_plan_shares(
+def test_no_deeper_model_fits_and_trainer_and_plan_share_alike(
     tmp_path: Path,
 ) -> None:
     """Of four T4, 79 layers fitted, 80 to 95 did not, and 96 did, which the trainer would share by itself."""
@@ -230,7 +230,7 @@ def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path)
     assert any(note.endswith("`train` takes this one with --gpu cpu.") for note in plan.notes)
 
 
-def test_where_the_recipes_own_gpu_is_not_sold_the_others_are_shown_and_a_rehearsal_is_free(tmp_path: Path) -> None:
+def test_an_unsold_recipe_gpu_shows_others_and_rehearses_free(tmp_path: Path) -> None:
     """AWS sells A100 in eights alone: a plan of the smallest recipe there was refused, with eight of them as advice."""
     own = ("hardware.gpu=1xA100",)
     plan = planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",), overrides=own)
@@ -249,9 +249,7 @@ def test_where_the_recipes_own_gpu_is_not_sold_the_others_are_shown_and_a_rehear
         planned(tmp_path, "5", providers=("aws",), choices=Choices(region="mars"))
 
 
-def test_beside_live_prices_it_is_said_which_are_the_catalogues_and_no_cloud_without_a_key_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_catalogue_prices_are_marked_and_keyless_clouds_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = [one.model_copy(update={"price_source": "live"}) for one in OFFERS if one.type_id == "NVIDIA A100-SXM4-80GB"]
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: ["runpod"])
     for offers in ([one for one in live if one.gpu_count == 8], []):
@@ -266,13 +264,13 @@ def test_beside_live_prices_it_is_said_which_are_the_catalogues_and_no_cloud_wit
         assert any("nobody has 8xA100 now" in note for note in plan.notes) is (not offers)
 
 
-def test_spot_prices_are_not_in_the_catalogue_and_a_plan_by_it_says_so(tmp_path: Path) -> None:
+def test_a_spot_plan_says_the_catalogue_has_no_spot_prices(tmp_path: Path) -> None:
     spot = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(spot=True))
     assert "none for --spot" in spot.notes[0]
     assert "--spot" not in " ".join(planned(tmp_path, "60").notes)
 
 
-def test_a_machine_of_lambdas_that_the_users_key_ends_is_no_weak_lease_in_the_catalogue_either(tmp_path: Path) -> None:
+def test_a_lambda_the_users_key_ends_is_no_weak_catalogue_lease(tmp_path: Path) -> None:
     """Without a key for Lambda the plan refused --lambda-guard with the advice to add --lambda-guard."""
     asked = {"gpu": parse_gpu("1xA100"), "providers": ("lambda",)}
     for cap, words in ((parse_usd("60"), r"can run this under the cap \(1×"), (None, r"can run this \(1×")):
@@ -290,7 +288,7 @@ def test_with_a_gpu_only_that_is_shown(tmp_path: Path) -> None:
     assert {(one.offer.gpu_count, one.offer.gpu) for one in plan.candidates} == {(8, "A100 SXM")}
 
 
-def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is_not_there_is_refused(
+def test_shipping_counts_the_data_folder_and_a_missing_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -311,7 +309,7 @@ def test_the_shipping_is_counted_from_the_folder_that_data_names_and_one_that_is
     ("name", "tokens", "code"),
     [("char", 97, "data.other_tokenizer"), ("gpt2", 60_000, "data.vocabulary_larger"), ("gpt2", 50257, "")],
 )
-def test_shards_that_train_would_refuse_for_their_tokeniser_are_refused_by_the_plan(
+def test_shards_with_a_tokeniser_train_refuses_fail_in_the_plan(
     tmp_path: Path, name: str, tokens: int, code: str
 ) -> None:
     tokenizer = {"name": name, "sha256": "0" * 64, "vocab_size": tokens}
@@ -337,7 +335,7 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     assert f"(about {format_bytes(plan.ship_bytes)}) are not here yet." in told
 
 
-def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_look_at(tmp_path: Path) -> None:
+def test_a_plan_says_what_sending_unseen_shards_takes_and_costs(tmp_path: Path) -> None:
     """Of five gigabytes at hand `plan` said neither, nor what would save it; only `train` did."""
     (tmp_path / "shards").mkdir()
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
@@ -351,7 +349,7 @@ def test_what_sending_takes_and_costs_is_told_of_shards_that_only_train_would_lo
     assert f"{format_duration(plan.lease.ship_s)} to send and unpack, $6.28" in shown
 
 
-def test_a_plan_is_made_as_things_are_and_a_refusal_says_what_a_bucket_or_a_faster_line_would_do(
+def test_a_refusal_says_what_a_bucket_or_a_faster_line_would_do(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "shards").mkdir()
@@ -374,7 +372,7 @@ def test_a_plan_is_made_as_things_are_and_a_refusal_says_what_a_bucket_or_a_fast
     assert format_usd(best.expected_micros or usd(0)) == "$21.43"
 
 
-def test_without_data_the_machine_downloads_the_recipes_shards_and_the_headline_holds(tmp_path: Path) -> None:
+def test_without_data_the_machine_downloads_the_recipes_shards(tmp_path: Path) -> None:
     """Neither a bucket nor an upload stands between a new user and the first line of the README."""
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"), uplink_mbit=None)
     assert plan.chosen.finishes
@@ -387,9 +385,7 @@ def test_without_data_the_machine_downloads_the_recipes_shards_and_the_headline_
     assert f"for {format_usd(plan.expected_micros)} expected" in first_screen
 
 
-def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_save_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rehearsal_says_the_paid_uploads_cost_and_its_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     asked = {"recipe": "gpt2-124m-owt", "gpu": parse_gpu("8xA100"), "dry_run": True}
     told = " ".join(planned(tmp_path, "25", **asked, uplink_mbit=None).notes)
@@ -397,7 +393,7 @@ def test_a_rehearsal_says_of_the_paid_run_what_its_upload_costs_and_what_would_s
     assert "118 min, $21.90 more than by a bucket: add --stage s3://BUCKET/PREFIX" in told
 
 
-def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_path: Path) -> None:
+def test_a_disk_that_train_would_find_too_small_is_in_the_plan(tmp_path: Path) -> None:
     """It was priced without a word, and `train` refused it once the shards were there."""
     asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
     told = " ".join(planned(tmp_path, "60", **asked).warnings)
@@ -407,9 +403,7 @@ def test_a_disk_that_train_would_refuse_as_too_small_is_told_by_the_plan(tmp_pat
     assert not planned(tmp_path, "60", **enough).warnings
 
 
-def test_a_disk_too_small_at_the_cloud_that_is_taken_next_is_told_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_too_small_at_the_next_cloud_is_in_the_plan_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AWS orders 75 GB at least, RunPod what the recipe says: where AWS had no capacity, it was full on paid time."""
     cheap = tuple(one.model_copy(update={"rate_micros_per_hour": usd(2)}) if one.provider == "aws" else one
                   for one in OFFERS)  # fmt: skip
@@ -421,7 +415,7 @@ def test_a_disk_too_small_at_the_cloud_that_is_taken_next_is_told_too(
     assert not planned(tmp_path, "60", **asked, providers=("aws",)).warnings
 
 
-def test_a_text_is_counted_by_what_is_taken_of_it_in_the_tokens_of_the_recipe(tmp_path: Path) -> None:
+def test_a_text_counts_by_what_is_taken_in_the_recipes_tokens(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_bytes(b"x" * (9 << 20))
     sizes = {
         limit: planned(
@@ -459,7 +453,7 @@ def test_data_that_goes_by_a_bucket_is_planned_at_its_pace(tmp_path: Path, has_m
         (120, ("Provider", "$/h", "slow $", "dies by", "Region", "fit", "tok/s", "boot"), ()),
     ],
 )
-def test_how_long_and_how_many_dollars_are_always_there_and_the_region_leaves_first(
+def test_time_and_dollars_always_show_and_the_region_drops_first(
     tmp_path: Path, width: int, beside: tuple[str, ...], left: tuple[str, ...]
 ) -> None:
     lines = plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100")), Style(width=width)).splitlines()
@@ -471,7 +465,7 @@ def test_how_long_and_how_many_dollars_are_always_there_and_the_region_leaves_fi
     assert all(word in chosen for word in ("8×A100 SXM 80G", "1 h 44 m", "21.92"))
 
 
-def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_why(tmp_path: Path) -> None:
+def test_at_most_ten_fitting_rows_show_and_the_rest_count_by_why(tmp_path: Path) -> None:
     """Sixty rows, of which forty could not be had, hid the one that was chosen."""
     plan = planned(tmp_path, "60")
     told = plan_text(plan, Style(width=80))
@@ -491,9 +485,7 @@ def test_at_most_ten_rows_are_shown_of_what_fits_and_the_others_are_counted_by_w
     )
 
 
-def test_where_nothing_fits_a_rehearsal_still_shows_what_comes_nearest_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_none_fits_a_rehearsal_still_shows_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     plan = planned(tmp_path, "5", gpu=parse_gpu("8xA100"), dry_run=True)
     told = plan_text(plan, Style(width=120))
@@ -513,7 +505,7 @@ def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) 
     assert "community +2" in told
 
 
-def test_a_weak_lease_is_told_as_that_and_not_by_the_cap_that_it_would_need(tmp_path: Path) -> None:
+def test_a_weak_lease_is_named_so_and_not_by_a_cap_it_would_need(tmp_path: Path) -> None:
     """Lambda's was "needs $35", and with $35 it needed --accept-weak-lease."""
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"))
     at_lambda = [one for one in plan.candidates if one.offer.provider == "lambda"]
@@ -523,7 +515,7 @@ def test_a_weak_lease_is_told_as_that_and_not_by_the_cap_that_it_would_need(tmp_
     assert all(row.endswith("weak lease") for row in told.splitlines() if " lambda " in row)
 
 
-def test_the_slow_end_is_between_what_is_expected_and_the_worst_case(tmp_path: Path) -> None:
+def test_the_slow_end_is_between_the_expected_and_the_worst(tmp_path: Path) -> None:
     for one in planned(tmp_path, "60").candidates:
         assert one.expected_micros is not None
         assert one.slow_micros is not None
@@ -542,7 +534,7 @@ def test_any_is_the_cheapest_card_that_fits_and_finishes(tmp_path: Path, recipe:
 
 
 @pytest.mark.parametrize("typed", ["A5000", "RTX 3090", "5090", "4000 Ada", "RTX4000ADA"])
-def test_a_card_that_nobody_measured_is_offered_for_hours_and_no_figure_is_invented(
+def test_an_unmeasured_card_is_offered_for_hours_without_figures(
     tmp_path: Path, typed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need = parse_gpu(f"1x{typed}")
@@ -567,14 +559,14 @@ def test_a_card_that_nobody_measured_is_offered_for_hours_and_no_figure_is_inven
     assert next(line for line in told.splitlines() if "→" in line).endswith("pod key")
 
 
-def test_text_that_is_not_counted_in_tokens_yet_is_named_in_one_breath(tmp_path: Path) -> None:
+def test_text_not_yet_counted_in_tokens_is_named_in_one_phrase(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a text")
     told = plan_text(planned(tmp_path, "25", recipe="mini-gpt", data=str(tmp_path / "text.txt")), Style(width=200))
     assert "text.txt (not prepared), char · " in told
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_last_column_is_never_cut_and_the_flag_stands_whole_below(tmp_path: Path, width: int) -> None:
+def test_the_last_column_is_never_cut_and_the_flag_stands_below(tmp_path: Path, width: int) -> None:
     lines = plan_text(planned(tmp_path, "100"), Style(width=width), every=True).splitlines()
     rows = [line for line in lines if any(f"  {cloud}  " in f"{line}  " for cloud in ("runpod", "lambda", "aws"))]
     ends = {"pod key", "power-off", "weak lease"}
@@ -583,7 +575,7 @@ def test_the_last_column_is_never_cut_and_the_flag_stands_whole_below(tmp_path: 
     assert any("--accept-weak-lease " in f"{line} " for line in lines)
 
 
-def test_why_an_offer_cannot_train_a_recipe_is_a_word_that_is_explained_below(tmp_path: Path) -> None:
+def test_why_an_offer_cannot_train_is_a_word_explained_below(tmp_path: Path) -> None:
     told = plan_text(planned(tmp_path, "5", recipe="tiny-hf"), Style(width=120), every=True)
     keys = ("train.batch_tokens=128",)
     odd = plan_text(
@@ -621,7 +613,7 @@ def test_the_worst_case_is_the_sum_that_is_written_beside_it(tmp_path: Path, ask
     assert ("by the minute" in told) is (cloud == "lambda")
 
 
-def test_the_limit_of_a_set_up_is_in_the_lease_and_the_worst_case_and_shown(tmp_path: Path) -> None:
+def test_a_set_ups_limit_is_in_lease_and_worst_case_and_shown(tmp_path: Path) -> None:
     asked = {"gpu": parse_gpu("8xA100"), "providers": ("runpod",)}
     bare, usual, long = (
         planned(tmp_path, "500", **asked, choices=choices)
@@ -641,7 +633,7 @@ def test_the_limit_of_a_set_up_is_in_the_lease_and_the_worst_case_and_shown(tmp_
     assert tight.worst_micros <= usd(30)
 
 
-def test_the_hugging_face_libraries_have_the_time_of_a_set_up_where_pip_brings_them(tmp_path: Path) -> None:
+def test_pip_installed_hugging_face_libraries_get_set_up_time(tmp_path: Path) -> None:
     plan = planned(tmp_path, "500", recipe="tiny-hf", providers=("runpod",), gpu=parse_gpu("1xA100"))
     assert (bool(plan.choices.setup), plan.lease.setup_s) == (True, 600)
 
@@ -661,7 +653,7 @@ def test_forty_offers_are_planned_well_within_300_ms() -> None:
     assert time.process_time() - began < 0.3
 
 
-def test_the_list_of_recipes_counts_the_parameters_that_a_plan_counts(tmp_path: Path) -> None:
+def test_the_recipe_list_counts_the_same_parameters_as_a_plan(tmp_path: Path) -> None:
     """It knew one vocabulary, of characters, and told of a translation two thirds of its size."""
     listed = {row["name"]: row["parameters"] for row in list_all(Session(home=Home(tmp_path))).data["recipes"]}
     for name in ("annotated-transformer", "mini-gpt", "gpt2-124m"):

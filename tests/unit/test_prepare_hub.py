@@ -40,8 +40,8 @@ def cache(tmp_path: Path) -> Path:
 
 PREPARED = """
 import pathlib, sys
-from gpurun.data.prepare import Order, prepare
-made = prepare(Order(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2), print)
+from gpurun.data.prepare import PrepareOrder, prepare
+made = prepare(PrepareOrder(sys.argv[1], "char", pathlib.Path(sys.argv[2]), 0.2), print)
 print(made.manifest["source"])
 """
 
@@ -53,7 +53,7 @@ def prepared(source: str, cache: Path, out: Path) -> subprocess.CompletedProcess
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_what_was_downloaded_before_is_prepared_without_a_network(cache: Path, tmp_path: Path) -> None:
+def test_an_earlier_download_is_prepared_without_a_network(cache: Path, tmp_path: Path) -> None:
     done = prepared("hf:me/corpus/sample", cache, tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "'kind': 'hub'" in done.stdout
@@ -82,7 +82,7 @@ def test_a_pattern_names_some_files_of_a_set_that_has_no_folders(
     constants = SimpleNamespace(HF_HUB_CACHE=str(tmp_path))
     fake = SimpleNamespace(snapshot_download=snapshot_download, errors=huggingface_hub.errors, constants=constants)
     monkeypatch.setattr(hub, "_huggingface_hub", lambda: fake)
-    found = hub.files_of("me/corpus/shard_0[01]*", lambda _: None)
+    found = hub.download_files("me/corpus/shard_0[01]*", lambda _: None)
     assert found == (tmp_path, ["shard_000.parquet", "shard_014.parquet"])
     assert [call["allow_patterns"] for call in calls] == [["shard_0[01]*"]] * 2
 
@@ -90,7 +90,7 @@ def test_a_pattern_names_some_files_of_a_set_that_has_no_folders(
 @pytest.mark.parametrize("name", ["me", "me/", "/corpus", "", "me/my corpus", "me/corpus!", "-me/corpus"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="does not name a data set"):
-        hub.files_of(name, lambda _: None)
+        hub.download_files(name, lambda _: None)
 
 
 def asked(
@@ -118,13 +118,11 @@ def asked(
     monkeypatch.setattr(hub, "_huggingface_hub", lambda: fake)
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     said: list[str] = []
-    assert hub.files_of("me/corpus/sample@v2", said.append) == (tmp_path, ["sample/0.parquet"])
+    assert hub.download_files("me/corpus/sample@v2", said.append) == (tmp_path, ["sample/0.parquet"])
     return said
 
 
-def test_only_the_files_and_the_revision_that_were_named_are_downloaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_only_the_named_files_and_revision_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
     said = asked(monkeypatch, tmp_path, 10**12, calls)
     assert any("1 files, 5.00 GB" in line for line in said)
@@ -141,9 +139,7 @@ def test_a_cache_without_room_is_said_before_the_download(monkeypatch: pytest.Mo
     assert [call.get("dry_run") for call in calls] == [True]
 
 
-def test_a_download_that_breaks_off_is_no_data_set_of_what_came_of_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_download_that_breaks_off_is_not_a_data_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     line_error = huggingface_hub.errors.HfHubHTTPError.__bases__[0]
     for broken, code in (
         (line_error("peer closed connection"), "data.hub_unreachable"),

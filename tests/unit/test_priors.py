@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpurun.core.errors import NoOffer
 from gpurun.core.money import parse_usd
 from gpurun.core.paths import Home
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Request
 from gpurun.data.shard_folder import read_manifest
 from gpurun.jobs.training.estimate import LAUNCH_S, estimate
@@ -50,7 +50,7 @@ def prior_of(full: ResolvedRecipe = FULL, **changes: Any) -> Prior:
     )  # fmt: skip
 
 
-def test_the_same_run_again_rests_on_what_was_measured_with_a_narrow_range() -> None:
+def test_a_repeated_run_uses_its_measurement_in_a_narrow_range() -> None:
     guess = estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(),)))
     assert guess.basis == "rests on your run fox-41: 1,000,000 tok/s measured"
     assert guess.tokens_per_s == pytest.approx((950_000, 1_050_000), rel=0.005)
@@ -63,7 +63,7 @@ def test_the_same_run_again_rests_on_what_was_measured_with_a_narrow_range() -> 
 
 
 @pytest.mark.parametrize(("steps", "share"), [(24, 0.05 + 2 / 12), (4, 0.05 + 0.25), (1, 0.05 + 0.25)])
-def test_what_rests_on_a_training_of_seconds_is_told_with_a_wider_range(steps: int, share: float) -> None:
+def test_a_measurement_of_seconds_gives_a_wider_range(steps: int, share: float) -> None:
     """It was five percent, too; the same training of 12 to 20 s was off by up to a quarter."""
     guess = estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(steps=steps),)))
     assert guess.tokens_per_s == pytest.approx((1e6 * (1 - share), 1e6 * (1 + share)))
@@ -85,7 +85,7 @@ def test_the_nearest_counts_and_of_two_as_near_the_later() -> None:
     assert "cow-1" in estimate(wide, EIGHT[0], priors=Priors(runs=runs)).basis
 
 
-def test_a_near_shape_is_scaled_by_its_flops_with_a_wider_range_and_a_far_one_is_none() -> None:
+def test_a_near_shape_scales_by_flops_and_a_far_one_gives_none() -> None:
     deeper = recipe("model.layers=18")
     guess = estimate(deeper, EIGHT[0], priors=Priors(runs=(prior_of(),)))
     flops = flops_per_token(deeper.tables.model) / flops_per_token(FULL.tables.model)
@@ -132,12 +132,12 @@ def test_without_a_file_nothing_is_known_and_nothing_said(tmp_path_factory: pyte
     assert load_priors(Home(tmp_path_factory.mktemp("home"))) == (Priors(), "")
 
 
-def test_the_loss_between_two_that_were_measured_and_none_outside() -> None:
+def test_a_loss_is_given_between_two_measurements_not_outside() -> None:
     assert [loss_at(prior_of(), step) for step in (99, 100, 550, 1000, 1001)] == [None, 6.0, 5.0, 4.0, None]
 
 
 @given(st.integers(3, 22))
-def test_the_part_that_a_cap_buys_finishes_when_it_is_asked_for_alone(dollars: int) -> None:
+def test_the_part_a_cap_buys_finishes_when_asked_for_alone(dollars: int) -> None:
     cap = parse_usd(str(dollars))
     for priors in (Priors(), Priors(runs=(prior_of(),))):
         found = candidates(EIGHT, FULL, LOAD, cap=cap, priors=priors)
@@ -148,7 +148,7 @@ def test_the_part_that_a_cap_buys_finishes_when_it_is_asked_for_alone(dollars: i
         assert any(one.finishes for one in candidates(EIGHT, part, LOAD, cap=cap, priors=priors))
 
 
-def test_a_cap_that_buys_a_part_says_how_far_it_gets_and_what_would_finish() -> None:
+def test_a_cap_that_buys_a_part_says_how_far_and_what_finishes() -> None:
     found = candidates(EIGHT, FULL, LOAD, cap=parse_usd("5"), priors=Priors(runs=(prior_of(),)))
     with pytest.raises(NoOffer) as refused:
         choose(found, LOAD, cap=parse_usd("5"))
@@ -164,7 +164,7 @@ def test_a_cap_that_buys_a_part_says_how_far_it_gets_and_what_would_finish() -> 
     assert 0.9 * reach <= first.reach.step <= reach
 
 
-def test_without_a_run_of_the_same_recipe_nothing_is_said_of_the_loss() -> None:
+def test_without_a_run_of_the_recipe_nothing_is_said_of_the_loss() -> None:
     found = candidates(EIGHT, FULL, LOAD, cap=parse_usd("5"), priors=Priors(runs=(prior_of(recipe_sha256="0"),)))
     assert all(one.reach is not None and one.reach.val_loss is None for one in found)
 
@@ -186,7 +186,7 @@ MBIT = 125_000
     ],
     ids=["none", "too little to tell", "one", "the middle one", "the last few", "set", "fast", "slow"],
 )
-def test_the_uplink_is_the_one_that_was_set_else_that_of_the_last_few_uploads(
+def test_the_uplink_is_the_set_one_or_that_of_the_last_uploads(
     sent: list[tuple[int, float]], configured: float | None, words: str
 ) -> None:
     runs = tuple(prior_of(sent_bytes=size, sent_s=seconds) for size, seconds in sent)
@@ -198,16 +198,14 @@ def test_the_uplink_is_the_one_that_was_set_else_that_of_the_last_few_uploads(
 
 
 @pytest.mark.parametrize(("data", "is_told"), [("", True), ("text.txt", False), ("shards", True), ("others", False)])
-def test_before_anything_is_prepared_no_loss_is_told_that_was_on_other_data(
-    data: str, is_told: bool, tmp_path: Path
-) -> None:
+def test_before_preparing_no_loss_of_other_data_is_shown(data: str, is_told: bool, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("other words")
     manifest = {"tokenizer": {"name": "gpt2", "sha256": "", "vocab_size": 50257}, "source": {}, "val": []}
     for name in ("shards", "others"):
         (tmp_path / name).mkdir()
         shard = {"name": "train_000001.bin", "tokens": 1, "sha256": name}
         (tmp_path / name / "data.json").write_text(json.dumps({**manifest, "train": [shard]}))
-    mine = digest_of(read_manifest(tmp_path / "shards"))
+    mine = digest_json(read_manifest(tmp_path / "shards"))
     asked = Request(recipe="gpt2-124m", gpu=parse_gpu("8xA100-80GB"), max_cost_micros=parse_usd("5"),
                     uplink_mbit=1000, data=str(tmp_path / data) if data else None)  # fmt: skip
     found = catalogue_quote(asked, FULL, Priors(runs=(prior_of(data_sha256=mine),))).candidates
@@ -215,7 +213,7 @@ def test_before_anything_is_prepared_no_loss_is_told_that_was_on_other_data(
     assert set(told) == {is_told}
 
 
-def test_a_model_that_fits_no_card_says_which_dimension_to_cut_and_by_how_much() -> None:
+def test_a_model_that_fits_no_card_says_what_to_cut_by_how_much() -> None:
     keys = ["model.layers=48", "model.width=6144", "model.heads=48", "train.parallel=ddp"]
     huge = recipe(*keys)
     with pytest.raises(NoOffer, match="micro_batch 1 needs 4") as refused:

@@ -89,7 +89,7 @@ def test_a_bar_of_each_epoch_adds_up() -> None:
     assert points(bare, total=120)[1] == 120, "what its user says is not overruled"
 
 
-def test_keras_counts_on_over_its_epochs_and_its_evaluation_at_the_end_is_no_training() -> None:
+def test_keras_counts_across_epochs_without_its_final_evaluation() -> None:
     bar = "\x1b[1m{}/938\x1b[0m \x1b[32m━━━━\x1b[0m\x1b[37m━━\x1b[0m \x1b[1m1s\x1b[0m 3ms/step - acc: 0.9 - loss: {}"
     lines = ["Epoch 1/2", bar.format(100, 0.5), bar.format(938, 0.4) + " - val_accuracy: 0.9 - val_loss: 0.6"]
     lines += ["Epoch 2/2", bar.format(50, 0.3), bar.format(938, 0.2) + " - val_accuracy: 0.9 - val_loss: 0.5"]
@@ -101,7 +101,7 @@ def test_keras_counts_on_over_its_epochs_and_its_evaluation_at_the_end_is_no_tra
     assert points(brief) == ([(1876, 0.4, 0.6)], 1876)
 
 
-def test_lightning_repeats_a_validation_loss_in_its_bar_and_it_is_told_once() -> None:
+def test_lightnings_repeated_validation_loss_is_recorded_once() -> None:
     bar = "Epoch {}: {:3d}%|█████     | {}/20 [00:01<00:01,  9.5it/s, v_num=0, train_loss={}{}]"
     lines = ["Sanity Checking DataLoader 0: 100%|██████████| 2/2 [00:00<00:00, 9it/s]"]
     lines += [bar.format(0, 50, 10, 2.3, ""), "Validation DataLoader 0: 100%|██████████| 5/5 [00:00<00:00, 9it/s]"]
@@ -149,13 +149,13 @@ BASICS = ["Epoch 1", "-------", "loss: 2.303494  [   64/60000]", "Test Error: ",
         pytest.param(["val loss 2.0"], [(None, None, 2.0)], id="no step is told"),
     ],
 )  # fmt: skip
-def test_what_scripts_count_is_one_step_and_what_they_lose_is_called_as_they_call_it(
+def test_counters_are_all_one_step_and_losses_keep_their_names(
     lines: list[str], found: list[tuple[int | None, float | None, float | None]]
 ) -> None:
     assert points(lines)[0] == found
 
 
-def test_an_epoch_that_is_named_behind_the_first_step_of_all_begins_nothing_again() -> None:
+def test_an_epoch_named_after_the_first_step_restarts_nothing() -> None:
     told = Progress()
     lines = [f"step {step:05d}/05000 ({step / 50:.2f}%) | loss: 3.5 | dt: 1.00ms | epoch: 1 pq: 0" for step in range(3)]
     assert [found["step"] for found in map(told.take, lines) if found] == [0, 1, 2]

@@ -13,13 +13,13 @@ PAGE = "<!DOCTYPE html><html><head><title>502</title></head>\n<body class='x'><h
 
 def test_a_page_in_an_error_is_told_in_its_words_alone() -> None:
     ours = {"error": {"code": "global/x", "message": PAGE}}
-    assert lambdalabs.words_of(Answer(502, {}, json.dumps(ours))) == "HTTP 502: global/x: 502 Bad Gateway"
-    assert runpod.words_of(Answer(502, {}, json.dumps({"detail": PAGE}))) == "HTTP 502: 502 Bad Gateway"
-    for words_of in (lambdalabs.words_of, runpod.words_of):
+    assert lambdalabs.describe_lambda_error(Answer(502, {}, json.dumps(ours))) == "HTTP 502: global/x: 502 Bad Gateway"
+    assert runpod.describe_runpod_error(Answer(502, {}, json.dumps({"detail": PAGE}))) == "HTTP 502: 502 Bad Gateway"
+    for words_of in (lambdalabs.describe_lambda_error, runpod.describe_runpod_error):
         assert words_of(Answer(502, {}, PAGE)) == "HTTP 502 without a reason"
 
 
 def test_what_only_looks_like_a_tag_stays() -> None:
-    assert runpod.words_of(Answer(400, {}, json.dumps({"detail": "needs 1 < 2 GPUs and > 0"}))).endswith(
+    assert runpod.describe_runpod_error(Answer(400, {}, json.dumps({"detail": "needs 1 < 2 GPUs and > 0"}))).endswith(
         "1 < 2 GPUs and > 0"
     )

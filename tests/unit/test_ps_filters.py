@@ -30,7 +30,7 @@ def listed(own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return run
 
 
-def test_runs_are_listed_by_recipe_and_by_the_day_on_which_they_began(listed: Any) -> None:
+def test_runs_are_listed_by_recipe_and_by_the_day_they_began(listed: Any) -> None:
     assert sorted(listed()) == sorted(listed("--recipe", "gpt2-124m", "--since", "2001-01-01")) == ["elk-42", "fox-41"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpurun.core.artifact_names import path_of, raw_name
 from gpurun.remote.agent.runner import published
-from gpurun.remote.agent.runner.published import Outputs
+from gpurun.remote.agent.runner.published import PublishedOutputs
 from gpurun.remote.messages import understood_manifest
 
 
@@ -25,7 +25,7 @@ class Folder:
         self.work.mkdir(exist_ok=True)
         self.told: list[dict[str, Any]] = []
         order = {"outputs": outputs, "checkpoints": checkpoints}
-        self.outputs = Outputs(
+        self.outputs = PublishedOutputs(
             str(self.work), str(self.out), order, lambda kind, **more: self.told.append({"kind": kind, **more})
         )
         self._clock = 1_000_000_000
@@ -54,7 +54,7 @@ class Folder:
         return json.loads((self.out / "MANIFEST.json").read_text())["latest"]
 
 
-def test_a_checkpoint_that_is_written_in_place_is_published_once_it_stands_still(tmp_path: Path) -> None:
+def test_a_checkpoint_being_written_is_published_once_it_rests(tmp_path: Path) -> None:
     folder = Folder(tmp_path, checkpoints="ckpt.pt")
     for length in (1, 2, 3):
         folder.writes("ckpt.pt", "x" * length)
@@ -69,7 +69,7 @@ def test_a_checkpoint_that_is_written_in_place_is_published_once_it_stands_still
     assert ((folder.out / "outputs/ckpt.pt").read_text(), folder.latest) == ("y" * 9, 20)
 
 
-def test_of_checkpoints_in_folders_the_newest_whole_one_is_the_latest_and_the_others_are_outputs(
+def test_the_newest_whole_folder_is_latest_and_others_outputs(
     tmp_path: Path,
 ) -> None:
     folder = Folder(tmp_path, checkpoints="out/checkpoint-*")
@@ -88,7 +88,7 @@ def test_of_checkpoints_in_folders_the_newest_whole_one_is_the_latest_and_the_ot
     assert [one["step"] for one in folder.told if one["kind"] == "checkpoint"] == [100, 200]
 
 
-def test_what_was_uploaded_is_no_output_until_the_command_changes_it(tmp_path: Path) -> None:
+def test_uploads_are_not_output_until_the_command_changes_them(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     for name in ("train.py", "log.txt"):
         (tmp_path / "work" / name).write_text("before")
@@ -121,7 +121,7 @@ def test_every_name_that_linux_allows_is_published_byte_for_byte(tmp_path: Path)
     assert folder.outputs.matched == {"**": len(NAMES)}
 
 
-def test_links_to_files_inside_come_as_files_and_what_leads_elsewhere_is_named(tmp_path: Path) -> None:
+def test_inner_links_come_as_files_and_outer_ones_are_named(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "**")
     folder.writes("ckpt/epoch=9.ckpt", "weights")
     folder.writes("runs/7/a.txt", "x")
@@ -145,7 +145,7 @@ def test_links_to_files_inside_come_as_files_and_what_leads_elsewhere_is_named(t
     ],
     ids=["everything", "a star", "named", "several"],
 )
-def test_caches_and_what_is_ignored_stay_with_their_size_unless_a_glob_says_what_comes(
+def test_caches_and_ignored_files_stay_unless_a_glob_takes_them(
     tmp_path: Path, globs: tuple[str, ...], coming: set[str], left: dict[str, int]
 ) -> None:
     (tmp_path / "work").mkdir()
@@ -161,9 +161,7 @@ def test_caches_and_what_is_ignored_stay_with_their_size_unless_a_glob_says_what
     assert ["out (10 bytes)" in message for message in warnings] == [True] * ("out" in left)
 
 
-def test_what_is_below_the_home_comes_by_a_glob_but_for_folders_with_a_dot_that_it_does_not_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_below_home_a_glob_brings_all_but_unnamed_dot_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     (tmp_path / "me").mkdir()
     folder = Folder(tmp_path, "~/**", "~/.cache/nanochat/**", str(tmp_path / "me/abs/*.pt"))
@@ -178,14 +176,12 @@ def test_what_is_below_the_home_comes_by_a_glob_but_for_folders_with_a_dot_that_
         Folder(tmp_path / "me", "/srv/out/**")
 
 
-def test_a_file_that_is_still_written_at_the_end_comes_as_it_was_or_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_written_to_the_end_comes_as_it_was_or_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What outlives the command appends to one file, and rewrites another from its beginning."""
     folder = Folder(tmp_path, "**")
     folder.writes("log", "line 1")
     folder.writes("state", "aaaaaa")
-    real = published.digest_of
+    real = published.digest_while_copying
 
     def meanwhile(source: str, out: Any, most: int = 1 << 62) -> str:
         digest = real(source, out, most)
@@ -196,16 +192,14 @@ def test_a_file_that_is_still_written_at_the_end_comes_as_it_was_or_is_named(
             (folder.work / "state").write_text(f"{time.monotonic_ns() % 10**6:06}")
         return digest
 
-    monkeypatch.setattr(published, "digest_of", meanwhile)
+    monkeypatch.setattr(published, "digest_while_copying", meanwhile)
     folder.looks(step=0, is_last=True)
     assert [name for name, _, _ in folder.outputs.unpublished] == ["outputs/state"]
     assert (folder.out / "outputs/log").read_text().startswith("line 1")
     assert set(folder.kinds) == {"outputs/log"}
 
 
-def test_more_files_than_come_home_are_told_before_and_named_by_count_and_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_files_warn_early_and_are_named_by_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published, "MOST_FILES", 10)
     folder = Folder(tmp_path, "**")
     for place in range(8):
@@ -220,7 +214,7 @@ def test_more_files_than_come_home_are_told_before_and_named_by_count_and_size(
     assert over[:2][0].startswith("3 more files")
 
 
-def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file_come_as_they_are_last(tmp_path: Path) -> None:
+def test_files_and_folders_that_swap_come_as_they_are_last(tmp_path: Path) -> None:
     folder = Folder(tmp_path, "**")
     folder.writes("a", "file")
     folder.writes("b/c", "in a folder")
@@ -234,9 +228,7 @@ def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file_come_as_t
     assert (folder.out / "outputs/b").read_text() == "file"
 
 
-def test_a_checkpoint_that_cannot_be_read_whole_does_not_take_its_other_files_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_checkpoint_takes_no_other_file_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path, checkpoints="ckpt-*")
     for name in ("ckpt-1/a", "ckpt-1/b", "ckpt-2/a", "ckpt-2/b"):
         folder.writes(name, name)
@@ -269,7 +261,7 @@ def test_what_the_command_removes_is_announced_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_a_disk_without_room_for_a_copy_waits_for_the_end_where_none_is_needed(
+def test_a_disk_without_room_for_a_copy_waits_for_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
 ) -> None:
     folder = Folder(tmp_path, "*.bin")
@@ -283,7 +275,7 @@ def test_a_disk_without_room_for_a_copy_waits_for_the_end_where_none_is_needed(
     assert folder.kinds == {"outputs/a.bin": "output"}
 
 
-def test_where_the_last_list_cannot_be_written_all_that_is_not_in_the_one_before_is_named(
+def test_an_unwritable_last_list_names_all_not_in_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(tmp_path, "**")
@@ -293,10 +285,10 @@ def test_where_the_last_list_cannot_be_written_all_that_is_not_in_the_one_before
     folder.writes("late", "xx")
     folder.writes("grows", "xyz")
 
-    def broken(self: Outputs) -> None:
+    def broken(self: PublishedOutputs) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Outputs, "write", broken)
+    monkeypatch.setattr(PublishedOutputs, "write", broken)
     folder.looks(step=0, is_last=True)
     assert sorted(folder.outputs.unpublished) == [
         ("outputs/grows", 3, "Input/output error"), ("outputs/late", 2, "Input/output error"),

@@ -43,7 +43,7 @@ def ends(run: CloudRun, ran_s: float | None, alive_s_ago: float | None = None) -
     return rental["billable_s"], rental["end_is"], told["cap_kept"]
 
 
-def test_the_queue_costs_nothing_and_the_rest_counts_from_the_start_that_was_told(run: CloudRun) -> None:
+def test_the_queue_is_free_and_the_rest_counts_from_the_start(run: CloudRun) -> None:
     started_wall = run.clock.wall()
     run.clock.sleep(7)
     ready(run, started_wall)
@@ -65,7 +65,7 @@ def test_a_job_that_never_began_costs_nothing(run: CloudRun) -> None:
     assert ends(run, 0.0, alive_s_ago=2.0) == (0.0, "provider-reported", True)
 
 
-def test_a_job_that_nobody_saw_begin_costs_what_slurm_says_or_else_its_whole_time_limit(run: CloudRun) -> None:
+def test_an_unseen_job_costs_what_slurm_says_or_its_time_limit(run: CloudRun) -> None:
     assert ends(run, None) == (LEASE_S, "its own timer", True)
 
 
@@ -90,7 +90,7 @@ def test_a_word_that_is_less_than_what_was_seen_is_not_believed(run: CloudRun) -
     assert ends(run, 10.0, alive_s_ago=2.0)[:2] == (1004.0, "measured")
 
 
-def test_a_job_whose_laptop_slept_is_bounded_by_its_time_limit_from_its_start(run: CloudRun) -> None:
+def test_a_job_of_a_sleeping_laptop_is_bounded_by_its_time_limit(run: CloudRun) -> None:
     ready(run, run.clock.wall())
     run.clock.sleep(90_000)
     assert ends(run, None) == (LEASE_S, "its own timer", True)

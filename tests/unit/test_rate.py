@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.core.trainer_events import TrainerEvent, event_of
+from gpurun.core.trainer_events import TrainerEvent, make_event
 from gpurun.jobs.training.estimate import LAUNCH_S, Pieces
-from gpurun.jobs.training.throughput import Measured, Meter
+from gpurun.jobs.training.throughput import MeasuredSpeed, Meter
 
 RESOLVED = {
     "train": {"steps": 400, "batch_tokens": 1000, "checkpoint_every": 100},
@@ -42,12 +42,12 @@ def training(
 
 
 def read(told: dict[str, Any]) -> TrainerEvent:
-    event = event_of(told)
+    event = make_event(told)
     assert event is not None
     return event
 
 
-def first(events: list[Any], resolved: dict[str, Any] = RESOLVED) -> Measured:
+def first(events: list[Any], resolved: dict[str, Any] = RESOLVED) -> MeasuredSpeed:
     meter = Meter(resolved)
     return next(found for event in events if (found := meter.take(read(event))) is not None)
 
@@ -74,7 +74,7 @@ def test_a_few_slow_steps_do_not_slow_the_rest(slow: range) -> None:
 
 
 @pytest.mark.parametrize("log_every", [1, 3, 10])
-def test_what_comes_every_few_steps_is_part_of_the_pace_however_often_a_line_is_told(log_every: int) -> None:
+def test_periodic_work_is_in_the_pace_however_often_a_line_comes(log_every: int) -> None:
     def stalled(event: dict[str, Any]) -> dict[str, Any]:
         """As when every fifth step waited three steps' time for its data: in most lines of one step there is none."""
         return {**event, "elapsed_s": event["elapsed_s"] + 1.5 * (event.get("step", 400) // 5)}
@@ -85,13 +85,13 @@ def test_what_comes_every_few_steps_is_part_of_the_pace_however_often_a_line_is_
     assert found.elapsed_s + found.left_s == pytest.approx(events[-1]["elapsed_s"], rel=0.05)
 
 
-def test_an_evaluation_that_was_not_seen_yet_counts_as_a_forward_of_its_tokens() -> None:
+def test_an_unseen_evaluation_counts_as_a_forward_of_its_tokens() -> None:
     seldom = {**RESOLVED, "eval": {"every": 100, "tokens": 3000}}
     found = first([one for one in training(step_s=0.5, eval_s=0.5, save_s=0.0) if one["kind"] != "eval"], seldom)
     assert found.left_s - 340 * found.step_s == pytest.approx(4 * 1.0 * found.step_s)
 
 
-def test_hellaswag_that_was_not_seen_yet_counts_as_a_forward_of_its_rows() -> None:
+def test_an_unseen_hellaswag_counts_as_a_forward_of_its_rows() -> None:
     asked = {**RESOLVED, "eval": {**RESOLVED["eval"], "hellaswag_items": 100}}
     plain, more = (Pieces.of(one) for one in (RESOLVED, asked))
     assert plain is not None
@@ -105,12 +105,12 @@ SAMPLED_TOKENS = 2 * 100 * 50  # A whole context for each token of each prompt.
 LAUNCHING_S = 100 * 6 * sum(LAUNCH_S) / 2 / 3
 
 
-def test_samples_that_were_not_seen_yet_go_at_the_pace_of_an_evaluation_that_was() -> None:
+def test_unseen_samples_go_at_the_pace_of_a_seen_evaluation() -> None:
     plain, more = (first(list(training(step_s=0.5, eval_s=0.9, save_s=0.0)), one) for one in (RESOLVED, SAMPLED))
     assert more.left_s - plain.left_s == pytest.approx(4 * (SAMPLED_TOKENS * 0.9 / 3000 + LAUNCHING_S))
 
 
-def test_before_any_evaluation_samples_count_as_forwards_of_one_sequence() -> None:
+def test_before_an_evaluation_samples_count_as_single_forwards() -> None:
     steps = [one for one in training(step_s=0.5, eval_s=0.0, save_s=0.0) if one["kind"] != "eval"]
     plain, more = (first(steps, one) for one in (RESOLVED, SAMPLED))
     assert more.left_s - plain.left_s == pytest.approx(4 * (SAMPLED_TOKENS / 2 / 1000 * 0.5 + LAUNCHING_S))
@@ -144,7 +144,7 @@ kinds = st.sampled_from(["start", "step", "eval", "sample", "checkpoint", "stop"
 
 
 @given(st.lists(st.tuples(kinds, lies), max_size=12))
-def test_whatever_a_machine_says_the_figures_are_sane_or_there_are_none(told: list[tuple[str, dict[str, Any]]]) -> None:
+def test_whatever_a_machine_says_figures_are_sane_or_absent(told: list[tuple[str, dict[str, Any]]]) -> None:
     meter = Meter(RESOLVED)
     for kind, values in told:
         found = meter.take(read({"kind": kind, **values}))

@@ -81,7 +81,7 @@ def test_nor_where_somebody_did_not_show_what_exists(
         ("aws", {"AWS_PROFILE": "", "AWS_ENDPOINT_URL": "https://proxy.example/all"}),
     ],
 )
-def test_an_all_clear_from_elsewhere_than_the_provider_says_where_from(
+def test_an_all_clear_not_from_the_provider_says_where_from(
     own_home: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

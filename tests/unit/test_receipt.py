@@ -49,7 +49,7 @@ def test_it_is_an_in_toto_statement_about_the_checkpoint_files(home: Home) -> No
     assert names == ["checkpoints/000120.model.safetensors", "checkpoints/000120.state.json"]
 
 
-def test_the_cost_runs_from_before_the_asking_to_the_proof_of_death_in_whole_billing_units(home: Home) -> None:
+def test_the_cost_is_whole_units_from_before_asking_to_the_proof(home: Home) -> None:
     told = predicate(CloudRun(home).until_gone())
     assert told["runtime"]["billable_s"] == 3371.0
     assert told["cost"]["upper_bound_micros"] == 57 * 60 * RATE // 3600
@@ -57,7 +57,7 @@ def test_the_cost_runs_from_before_the_asking_to_the_proof_of_death_in_whole_bil
     assert sum(told["runtime"]["phases_s"].values()) == 3371.0
 
 
-def test_the_higher_of_agreed_and_reported_price_counts_even_if_it_was_destroyed_for_it(home: Home) -> None:
+def test_the_higher_of_agreed_and_reported_price_always_counts(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created(rate_micros_per_hour=2 * RATE))
     rose = {"step": "create", "code": "price.rose", "message": "", "hint": "", "exit_code": 5}
@@ -67,7 +67,7 @@ def test_the_higher_of_agreed_and_reported_price_counts_even_if_it_was_destroyed
     assert told["training"]["failed_step"]["code"] == "price.rose"
 
 
-def test_a_create_that_was_refused_costs_nothing_and_the_next_one_is_added(home: Home) -> None:
+def test_a_refused_create_costs_nothing_and_the_next_is_added(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended())
     refused = (Event.CREATE_REFUSED, {"token": run.token, "reason": "no_capacity", "message": "none left"})
@@ -82,7 +82,7 @@ def test_a_create_that_was_refused_costs_nothing_and_the_next_one_is_added(home:
     assert told["timeline"]["asked"] == "2027-01-15T08:00:00.000Z"
 
 
-def test_a_duplicate_machine_is_paid_for_like_the_one_that_was_kept(home: Home) -> None:
+def test_a_duplicate_machine_is_paid_for_like_the_kept_one(home: Home) -> None:
     run = CloudRun(home)
     run.write(run.opened(), run.intended())
     run.write((Event.INCIDENT, {"code": "create.duplicate", "message": "a second instance pod-x carries the token"}))
@@ -120,7 +120,7 @@ def test_a_machine_that_is_not_proven_gone_has_no_final_cost(home: Home) -> None
     assert (told["cost"]["upper_bound_micros"], told["cost"]["is"]) == (None, "unknown")
 
 
-def test_a_run_for_which_nothing_was_made_has_no_teardown_and_costs_nothing(home: Home) -> None:
+def test_a_run_that_made_nothing_has_no_teardown_and_no_cost(home: Home) -> None:
     run = CloudRun(home)
     told = predicate(run.write(run.opened()))
     assert (told["teardown"]["is"], told["instance"], told["cost"]["upper_bound_micros"]) == (None, None, 0)
@@ -129,7 +129,7 @@ def test_a_run_for_which_nothing_was_made_has_no_teardown_and_costs_nothing(home
 # The verdict ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_quotes_what_the_log_says_of_the_machine_the_code_and_the_losses(home: Home) -> None:
+def test_it_quotes_the_logs_machine_code_and_losses(home: Home) -> None:
     quoted = predicate(CloudRun(home).until_gone())["training"]["log"]["lines"]
     assert [line.split(" ")[0] for line in quoted] == [
         *("device:", "cuda_name:", "parameters:", "code:"), *["step"] * 3, "checkpoint:"
@@ -137,7 +137,7 @@ def test_it_quotes_what_the_log_says_of_the_machine_the_code_and_the_losses(home
     assert quoted[3].startswith("code: embedding trainer/model.py:")
 
 
-def test_what_memory_that_ran_out_has_lost_stands_in_it_but_not_in_one_that_an_older_gpurun_wrote(home: Home) -> None:
+def test_steps_lost_to_memory_are_in_it_but_not_in_an_older_one(home: Home) -> None:
     class Warned(CloudRun):
         def trainer_files(self) -> None:
             super().trainer_files()
@@ -190,7 +190,7 @@ def test_only_a_run_that_was_done_is_called_complete(home: Home, outcome: str, s
     assert says in predicate(run.play(run.death()))["verdict"]["says"]
 
 
-def test_what_is_fetched_after_the_end_is_no_training_and_a_log_without_a_device_no_failure(home: Home) -> None:
+def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> None:
     """ "DONE · step 20", "no training was completed" and "3 m 13 s of training" stood in one receipt."""
     run = CloudRun(home, device="cpu")
     run.folder.log.write_text("")
@@ -225,7 +225,7 @@ def test_writing_it_again_changes_no_byte(home: Home) -> None:
     assert (folder.receipt.read_bytes(), home.ledger.read_bytes()) == before
 
 
-def test_a_receipt_that_is_lost_or_damaged_is_made_again_byte_for_byte(home: Home) -> None:
+def test_a_lost_or_damaged_receipt_is_remade_byte_for_byte(home: Home) -> None:
     folder = finished_run(home)
     finished_run(home, "owl-07")
     before = folder.receipt.read_bytes()
@@ -237,7 +237,7 @@ def test_a_receipt_that_is_lost_or_damaged_is_made_again_byte_for_byte(home: Hom
     assert folder.receipt.read_bytes() == before
 
 
-def test_what_is_asked_for_after_the_end_does_not_change_the_receipt(home: Home) -> None:
+def test_a_request_after_the_end_does_not_change_the_receipt(home: Home) -> None:
     """A request to stop may still be recorded between the proof of death and a receipt that a crash delayed."""
     run = CloudRun(home).until_gone()
     write_receipt(home, run.folder)
@@ -277,7 +277,7 @@ def test_without_its_key_the_chain_goes_on_unsigned(home: Home) -> None:
 
 
 @pytest.mark.parametrize("tail", [b'{"prev":"00', b'{"prev":"00' + bytes(150) + b"}\n"], ids=["cut", "zeros"])
-def test_a_torn_last_line_of_the_chain_is_repaired_by_the_next_receipt(home: Home, tail: bytes) -> None:
+def test_the_chains_torn_last_line_is_repaired_by_the_next(home: Home, tail: bytes) -> None:
     finished_run(home)
     with home.ledger.open("ab") as ledger:
         ledger.write(tail)
@@ -287,7 +287,7 @@ def test_a_torn_last_line_of_the_chain_is_repaired_by_the_next_receipt(home: Hom
     assert audit(home).sound
 
 
-def test_a_run_whose_link_a_power_cut_left_as_zeros_takes_the_same_place_again(home: Home) -> None:
+def test_a_link_left_as_zeros_by_a_power_cut_is_retaken(home: Home) -> None:
     finished_run(home)
     run = CloudRun(home, "owl-07").until_gone()
     before = home.ledger.read_bytes()
@@ -330,9 +330,7 @@ def test_a_full_disk_leaves_nothing_half_written(home: Home, monkeypatch: pytest
     assert audit(home).sound
 
 
-def test_a_file_of_the_run_that_cannot_be_read_is_named_and_not_the_chain(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_run_file_is_named_and_not_the_chain(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CloudRun(home, "owl-07").until_gone()
     log = run.folder.log
     log.touch()
@@ -357,7 +355,7 @@ for name in sys.argv[2:]:
 
 
 @pytest.mark.parametrize("point", range(1, 5))
-def test_killed_at_any_point_the_next_call_finishes_and_another_run_may_come_first(home: Home, point: int) -> None:
+def test_killed_anywhere_the_next_call_finishes_after_any_other(home: Home, point: int) -> None:
     first, second = CloudRun(home).until_gone(), CloudRun(home, "owl-07").until_gone()
     program = [sys.executable, "-c", _WRITE, str(home.root), "fox-41"]
     killed = subprocess.run(program, env={**os.environ, "GPURUN_CRASH_AT": str(point)}, check=False)

@@ -46,7 +46,7 @@ def typed(folder: Path) -> list[subprocess.CompletedProcess[str]]:
     ]
 
 
-def test_signature_files_and_head_can_be_checked_with_common_tools(home: Home, handed_in: Path) -> None:
+def test_signature_files_and_head_check_with_common_tools(home: Home, handed_in: Path) -> None:
     statement, files = typed(handed_in)
     assert "Signature Verified Successfully" in statement.stdout
     assert '"upper_bound_micros": 2365500' in statement.stdout

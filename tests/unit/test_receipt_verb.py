@@ -47,7 +47,7 @@ def unsign(home: Home) -> None:
     ],
     ids=["signed", "unsigned", "the key was rotated", "a key that nobody knows"],
 )
-def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
+def test_a_script_hears_of_a_bad_signature_as_a_person_does(
     session: Session,
     before: Callable[[Home], None] | None,
     after: Callable[[Home], Any] | None,
@@ -65,7 +65,7 @@ def test_a_script_hears_of_a_signature_that_does_not_hold_as_a_person_does(
 
 
 @pytest.mark.parametrize("markdown", [False, True])
-def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(session: Session, markdown: bool) -> None:
+def test_a_machines_losses_are_named_beside_the_rest_of_the_run(session: Session, markdown: bool) -> None:
     """The last words of a run said how many files were MISSING, and its receipt nothing at all."""
     run, lost = CloudRun(session.home), ["checkpoints/000110.model.safetensors", "samples/000110.txt"]
     append = run.journal.write
@@ -85,7 +85,7 @@ def test_what_was_lost_with_the_machine_is_named_where_all_else_of_the_run_is(se
     assert "Not home" not in receipt(session, "owl-07", md=markdown).text
 
 
-def test_a_receipt_whose_lost_files_have_names_too_long_to_quote_is_shown(session: Session) -> None:
+def test_a_receipt_with_overlong_lost_file_names_is_shown(session: Session) -> None:
     """A machine chooses the names; what does not fit stands in the receipt as null."""
     run = CloudRun(session.home)
     append, lost = run.journal.write, [f"checkpoints/{number:0400d}.json" for number in range(64)]
@@ -101,7 +101,7 @@ def test_a_receipt_whose_lost_files_have_names_too_long_to_quote_is_shown(sessio
     ("part", "value"),
     [("cost", None), ("timeline", {}), ("checkpoint", {"files": [{}]}), ("verdict", "gpu"), ("prev", 7)],
 )
-def test_a_receipt_that_lacks_what_one_states_is_no_bug_of_gpurun(
+def test_a_receipt_that_lacks_a_part_is_not_a_gpurun_bug(
     session: Session, part: str, value: Any, markdown: bool
 ) -> None:
     folder = finished_run(session.home)
@@ -113,7 +113,7 @@ def test_a_receipt_that_lacks_what_one_states_is_no_bug_of_gpurun(
     assert refused.value.code == "receipt.unreadable"
 
 
-def test_a_signature_that_does_not_fit_is_another_error_than_a_key_that_nobody_knows(session: Session) -> None:
+def test_a_bad_signature_and_an_unknown_key_are_two_errors(session: Session) -> None:
     finished_run(session.home)
     envelope = json.loads(session.home.run("fox-41").receipt.read_bytes())
     envelope["signatures"][0]["sig"] = "AAAA" + envelope["signatures"][0]["sig"][4:]
@@ -161,9 +161,7 @@ def test_a_prompt_of_several_lines_is_told_once_and_as_it_was(
     ("recipe", "after"),
     [("mini-gpt", "gpurun plan mini-gpt"), ("/srv/a b/my.toml", "gpurun plan '/srv/a b/my.toml'")],
 )
-def test_what_to_type_after_a_rehearsal_names_the_recipe_as_it_was_asked_for(
-    session: Session, recipe: str, after: str
-) -> None:
+def test_the_next_step_of_a_rehearsal_names_the_recipe_as_asked(session: Session, recipe: str, after: str) -> None:
     class Rehearsed(CloudRun):
         def opened(self) -> Note:
             event, told = super().opened()
@@ -188,7 +186,7 @@ def test_what_to_type_after_a_rehearsal_names_the_recipe_as_it_was_asked_for(
     ],
     ids=["taken", "taken, and no checkpoint is whole", "told to stop by its provider", "failed by itself"],
 )
-def test_what_to_type_after_a_machine_was_taken_goes_on_from_what_is_whole_at_home(
+def test_the_next_step_of_a_lost_run_uses_what_is_whole_at_home(
     session: Session, outcome: str, exit_code: int | None, home: tuple[str, ...], goes_on: bool
 ) -> None:
     told = read_receipt(session.home, finished_run(session.home)).predicate
@@ -207,7 +205,7 @@ def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> No
 
 
 @pytest.mark.parametrize("columns", [40, 60, 120])
-def test_whose_receipt_it_is_can_be_read_however_narrow_the_terminal(
+def test_whose_receipt_it_is_shows_in_any_terminal_width(
     session: Session, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished_run(session.home)

@@ -17,7 +17,7 @@ from gpurun.cli.session import Session
 from gpurun.core import installed_files
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.jobs.training.recipe import (
     Form,
     bundle_root,
@@ -25,7 +25,7 @@ from gpurun.jobs.training.recipe import (
     load_recipe,
     new_recipe,
     parameters_of,
-    parse_override,
+    parse_set_option,
     resolve,
 )
 from gpurun.view.styled_text import cells
@@ -61,7 +61,7 @@ def test_every_bundled_recipe_resolves_in_both_forms(name: str) -> None:
         resolved = resolve(recipe, form)
         assert list(resolved.record) == ["about", *TABLES]
         assert all(set(resolved.record[table]) == {key.name for key in fields(kind)} for table, kind in TABLES.items())
-        assert resolved.sha256 == digest_of(json.loads(json.dumps(resolved.record)))
+        assert resolved.sha256 == digest_json(json.loads(json.dumps(resolved.record)))
         assert parse_recipe(resolved.record).as_record() | {"rehearsal": {}} == resolved.record | {"rehearsal": {}}
 
 
@@ -109,7 +109,7 @@ REPRODUCED = {
 @pytest.mark.parametrize("name", REPRODUCED)
 def test_a_recipe_has_the_settings_of_what_it_reproduces(name: str) -> None:
     record = resolve(load_recipe(name), "full").record
-    wanted = dict(map(parse_override, REPRODUCED[name].split()))
+    wanted = dict(map(parse_set_option, REPRODUCED[name].split()))
     assert {(table, key): record[table][key] for table, key in wanted} == wanted
 
 
@@ -144,7 +144,7 @@ def test_a_rehearsal_replaces_keys_and_leaves_the_others() -> None:
     assert rehearsal["hardware"]["on_cpu"] == "as_written", "it is already what a CPU can do"
 
 
-def test_set_wins_over_the_rehearsal_and_can_change_the_rehearsal_itself() -> None:
+def test_set_wins_over_the_rehearsal_and_can_change_it() -> None:
     recipe = load_recipe("gpt2-124m")
     assert resolve(recipe, "rehearsal", ["steps=7", "warmup_steps=1"]).tables.train.steps == 7
     inner = ["rehearsal.train.steps=9", "rehearsal.processes=1"]
@@ -170,7 +170,7 @@ def test_set_wins_over_the_rehearsal_and_can_change_the_rehearsal_itself() -> No
     ],
 )
 def test_set_reads_toml_and_bare_words(text: str, path: tuple[str, ...], value: object) -> None:
-    assert parse_override(text) == (path, value)
+    assert parse_set_option(text) == (path, value)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_set_reads_toml_and_bare_words(text: str, path: tuple[str, ...], value: 
     ],
 )
 def test_set_that_cannot_be_meant_is_refused(text: str, code: str, says: str) -> None:
-    error = refusal(lambda: parse_override(text))
+    error = refusal(lambda: parse_set_option(text))
     assert error.code == code
     assert says in error.what + error.hint
 
@@ -238,7 +238,7 @@ def test_broken_toml_names_file_and_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["heads = " + "4" * 5000, "heads = " + "[" * 5000, "heads" + ".a" * 5000 + " = 4"])
-def test_what_python_cannot_read_for_its_length_or_depth_is_refused(tmp_path: Path, line: str) -> None:
+def test_what_is_too_long_or_deep_for_python_is_refused(tmp_path: Path, line: str) -> None:
     assert refusal(lambda: load_recipe(changed(tmp_path, "heads = 4", line))).code == "recipe.malformed"
 
 
@@ -282,7 +282,7 @@ def test_a_wheel_without_its_bundle_says_so(tmp_path: Path, monkeypatch: pytest.
     assert installed_files.bundle_root() == inside
 
 
-def test_the_schema_is_that_of_this_installation_whatever_else_is_called_trainer(
+def test_the_schema_is_this_installations_despite_other_trainers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, bundle = bundle_root() / "trainer", tmp_path / "gpurun" / "_bundle"

@@ -110,7 +110,7 @@ def test_what_must_agree_and_does_not_is_a_problem(
     assert problem in said
 
 
-def test_between_kinds_of_processor_chance_parts_the_bits_and_accuses_nobody(kept: Kept) -> None:
+def test_between_processor_kinds_differing_bits_accuse_nobody(kept: Kept) -> None:
     """Measured: 0.16 in a weight after 300 steps of the lab on two instruction sets, 1e-5 of the loss after 20."""
     found = kept.judged(
         {**ANSWER, "kind": "EPYC AVX2 | 2 threads", "again": [{**ANOTHER, "losses": {"10": 3.00001, "20": 2.50001}}]}
@@ -121,7 +121,7 @@ def test_between_kinds_of_processor_chance_parts_the_bits_and_accuses_nobody(kep
     assert f"it says that it ran on {HERE}, this is EPYC AVX2" in said
 
 
-def test_a_card_in_16_bit_is_held_to_what_was_measured_between_precisions(kept: Kept) -> None:
+def test_a_16_bit_card_is_held_to_the_measured_precision_gap(kept: Kept) -> None:
     card = {**START, "device": "cuda", "precision": "bf16"}
     near = {**ANSWER, "val_loss": 2.004, "again": [{**ANOTHER, "losses": {"10": 3.02}}]}
     there = {**STATE, "kind": "NVIDIA H100 80GB HBM3 | torch 2.13.0"}
@@ -140,7 +140,7 @@ def test_what_could_not_be_computed_is_said_and_is_no_accusation(kept: Kept) -> 
     assert kept.judged() == Replayed.nothing("the shards that it was trained on are not here")
 
 
-def test_a_checkpoint_that_is_not_the_one_that_came_home_is_not_opened(kept: Kept) -> None:
+def test_a_checkpoint_other_than_the_one_at_home_is_not_opened(kept: Kept) -> None:
     kept.harm = b"other weights"
     found = kept.judged()
     assert found == Replayed.nothing("the last checkpoint is not here whole, as it came home")
@@ -152,7 +152,7 @@ def test_what_the_trainer_refuses_does_not_hold(kept: Kept) -> None:
     assert "cannot be computed again" in kept.judged(refusal).problems[0]
 
 
-def test_of_a_long_run_the_end_is_taken_again_and_spans_that_nobody_knows_before() -> None:
+def test_a_long_runs_end_and_unpredictable_spans_are_replayed() -> None:
     parameters, recipe = 1000, {"train": {"init_from": "", "batch_tokens": 10**6}}  # 3,333 steps are affordable.
     files = [{"kind": kind, "step": step} for kind in room._KINDS for step in (10_000, 11_000, 20_000, 20_500, 22_000)]
     drawn = set[tuple[int, int]]()
@@ -166,7 +166,7 @@ def test_of_a_long_run_the_end_is_taken_again_and_spans_that_nobody_knows_before
     assert all(until - first == 20 for first, until in drawn if first in (0, 11_000)), "a long span is begun only"
 
 
-def test_a_run_that_changed_its_machine_on_the_way_is_not_held_to_the_bit(kept: Kept) -> None:
+def test_a_run_that_changed_machines_is_not_held_to_the_bit(kept: Kept) -> None:
     with kept.folder.events.open("a") as file:
         file.write(json.dumps({"kind": "start", "step": 10, "resumed_from": 10}) + "\n")
     found = kept.judged({**ANSWER, "again": [ANOTHER]})
@@ -181,7 +181,7 @@ def test_a_span_that_no_checkpoint_ends_is_held_to_its_losses(kept: Kept) -> Non
     assert "steps 0 to 15 are not the same to the bit" in said
 
 
-def test_losses_that_were_deleted_are_a_problem_and_not_an_agreement(kept: Kept) -> None:
+def test_deleted_losses_are_a_problem_and_not_an_agreement(kept: Kept) -> None:
     """It said "the first 20 agree" where none was compared."""
     kept.folder.events.write_text('{"kind": "step", "step": 30, "loss": 2.0}\n')
     found = kept.judged({**ANSWER, "again": [ANOTHER]}, state={**STATE, "processes": 2})
@@ -190,7 +190,7 @@ def test_losses_that_were_deleted_are_a_problem_and_not_an_agreement(kept: Kept)
 
 
 @pytest.mark.parametrize("edit", [{"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, {"processes": 2}])
-def test_no_word_of_the_run_makes_less_of_weights_that_went_another_way(kept: Kept, edit: dict[str, Any]) -> None:
+def test_no_word_of_the_run_excuses_weights_that_went_elsewhere(kept: Kept, edit: dict[str, Any]) -> None:
     """A classmate's training under a challenge of one's own, with one field edited."""
     found = kept.judged({**ANSWER, "again": [{**ANOTHER, "alike": 0.07}]}, state={**STATE, **edit})
     assert "moved as the replayed ones did by a cosine of 0.070; those of honest runs" in found.problems[0]
@@ -199,9 +199,7 @@ def test_no_word_of_the_run_makes_less_of_weights_that_went_another_way(kept: Ke
     assert "the bits were not checked" in honest.unchecked[0]
 
 
-def test_a_low_cosine_beyond_what_was_measured_is_not_checked_and_accuses_nobody(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cosine_below_all_measured_is_unchecked_not_accused(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "SAMPLED_PARAMETERS", 10)
     apart = {**ANOTHER, "alike": 0.07}
     found = kept.judged({**ANSWER, "again": [apart]}, state={**STATE, "processes": 2})
@@ -209,6 +207,6 @@ def test_a_low_cosine_beyond_what_was_measured_is_not_checked_and_accuses_nobody
     assert any("of this size and length comes was not measured" in said for said in found.unchecked)
 
 
-def test_a_run_that_went_on_from_another_is_not_taken_again_from_the_beginning(kept: Kept) -> None:
+def test_a_continued_run_is_not_replayed_from_the_beginning(kept: Kept) -> None:
     kept.judged({**ANSWER, "again": []}, continues={"run": "owl-07"})
     assert kept.asked == [()]

@@ -25,9 +25,9 @@ from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, cost_of, format_exact_usd, usd
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Earlier, Mode
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.view.report.grid import aligned
-from gpurun.view.report.series import MOST_MARKS, Kept, Mark, Written, hear
+from gpurun.view.report.series import MOST_MARKS, Kept, Mark, WrittenSample, hear
 from gpurun.view.report.svg_charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.styled_text import cells
 from tests.unit.ledger_samples import RATE, CloudRun, Note
@@ -76,7 +76,7 @@ def report(session: Session, *runs: str) -> tuple[Page, str, dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("drawn")
-def test_runs_are_laid_over_one_another_and_their_samples_side_by_side(session: Session) -> None:
+def test_runs_are_overlaid_and_their_samples_stand_side_by_side(session: Session) -> None:
     finished_run(session.home, "fox-41", lr=3e-4, said="one ")
     finished_run(session.home, "owl-07", lr=6e-4, said="two ")
     page, content, data = report(session, "fox-41", "owl-07")
@@ -104,7 +104,7 @@ def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> 
     assert "The resolved recipes are the same in every key, and so are the shards." in page.words
 
 
-def test_no_epoch_is_told_of_a_translation_whose_steps_count_padding_as_tokens(session: Session) -> None:
+def test_a_translation_that_counts_padding_is_given_no_epoch(session: Session) -> None:
     finished_run(session.home, "fox-41")
     finished_run(session.home, "owl-07", preset="encoder-decoder", tokenizer="word-pairs")
     assert "epoch 2.00 · validation 2.100" in report(session, "fox-41")[0].words
@@ -124,9 +124,7 @@ def test_no_epoch_is_told_of_a_translation_whose_steps_count_padding_as_tokens(s
     ],
     ids=["other tokens", "other shards"],
 )
-def test_losses_of_another_measure_are_not_held_against_one_another(
-    session: Session, other: dict[str, str], said: str
-) -> None:
+def test_losses_of_different_measures_are_not_compared(session: Session, other: dict[str, str], said: str) -> None:
     for name, more in (("fox-41", {}), ("owl-07", other), ("elk-33", {})):
         finished_run(session.home, name, **{"tokenizer": "char", "source": "stdlib", **more})
     page, content, _ = report(session, "fox-41", "elk-33")
@@ -141,7 +139,7 @@ def test_losses_of_another_measure_are_not_held_against_one_another(
 
 
 @pytest.mark.usefixtures("drawn")
-def test_the_page_runs_nothing_loads_nothing_and_comes_out_the_same(session: Session) -> None:
+def test_the_page_runs_and_loads_nothing_and_is_reproducible(session: Session) -> None:
     finished_run(session.home, "fox-41")
     page, content, _ = report(session, "fox-41")
     policy = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
@@ -189,7 +187,7 @@ def test_whatever_a_machine_says_the_page_only_quotes_it(session: Session) -> No
     assert "1 losses lie above the axis and are not drawn." in page.words
 
 
-def test_a_run_that_goes_on_is_shown_as_it_stands_even_with_half_a_line(session: Session) -> None:
+def test_a_running_run_is_shown_as_it_is_even_with_half_a_line(session: Session) -> None:
     run = opened_run(session.home, "fox-41").write()
     run.write(run.opened(), run.intended(), run.created())
     for event, data in [note for _, note in run.through_training()][:5]:
@@ -218,17 +216,17 @@ def test_a_run_that_never_trained_and_a_rehearsal_say_so(session: Session) -> No
     assert "No loss was reported." in report(session, "fox-41")[0].words
 
 
-def test_a_run_that_went_on_from_another_does_not_pass_for_the_whole_of_it(session: Session) -> None:
+def test_a_continued_run_does_not_pass_for_the_whole(session: Session) -> None:
     run = opened_run(session.home, "owl-07")
     before = Earlier(run="fox-41", step=60, bytes=1, receipt_sha256="a" * 64, spent_micros=usd(4))
     run.folder.plan.write_text(plan_of("owl-07").model_copy(update={"continues": before}).to_json())
     run.until_gone().settle()
     said = "fox-41 after step 60, which cost $4.00 at most, not counted here"
     assert said in report(session, "owl-07")[0].words
-    assert figures_of(session, look(session.home, "owl-07"), 120)["went on from"] == said
+    assert figures_of(session, look_at_run(session.home, "owl-07"), 120)["went on from"] == said
 
 
-def test_the_dollars_of_a_run_that_went_on_begin_with_what_the_earlier_one_cost(session: Session) -> None:
+def test_a_continued_runs_dollars_begin_with_the_earlier_cost(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
 
     def spent(before: Earlier | None) -> Micros | None:
@@ -293,7 +291,7 @@ def test_a_trainer_that_went_on_from_a_checkpoint_is_heard_once() -> None:
     assert [one.step for one in told.samples["The "].items] == [60]
 
 
-def test_however_much_comes_a_bounded_even_part_is_kept_and_the_last() -> None:
+def test_a_flood_keeps_a_bounded_even_part_and_the_last() -> None:
     kept = Kept[int](8)
     for number in range(1000):
         kept.add(number)
@@ -303,7 +301,7 @@ def test_however_much_comes_a_bounded_even_part_is_kept_and_the_last() -> None:
     assert told.losses.items[-1].step == 3 * MOST_MARKS - 1
 
 
-def test_the_best_loss_is_the_best_of_all_also_where_not_all_are_kept() -> None:
+def test_the_best_loss_is_the_best_of_all_even_if_not_kept() -> None:
     def heard(*more: dict[str, Any]) -> tuple[int, float] | None:
         losses = [2.0 if step == 7_002 else 3.0 + step / 1e6 for step in range(1, 2 * MOST_MARKS)]
         told = [{"kind": "eval", "step": step, "val_loss": loss} for step, loss in enumerate(losses, 1)]
@@ -327,8 +325,8 @@ def test_the_table_and_its_notes_fit_the_terminal(
     assert max(cells(line) for line in text.splitlines()) <= width
 
 
-def test_samples_stand_by_step_where_the_steps_are_shared_else_in_order() -> None:
-    columns = [[Written(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
+def test_samples_stand_by_shared_step_or_else_in_order() -> None:
+    columns = [[WrittenSample(step, ()) for step in steps] for steps in ((60, 120), (60, 120, 180), (7, 13))]
     assert [name for name, _ in aligned(columns[:2])] == ["step 60", "step 120", "step 180"]
     rows = aligned(columns[1:])
     assert [name for name, _ in rows] == ["no. 1", "no. 2", "no. 3"]
@@ -376,7 +374,7 @@ def test_the_marks_of_an_axis_are_written_out() -> None:
 
 
 @pytest.mark.usefixtures("drawn")
-def test_a_table_needs_no_matplotlib_and_a_page_says_that_it_does(
+def test_a_table_needs_no_matplotlib_and_a_page_says_it_does(
     session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     finished_run(session.home, "fox-41")
@@ -405,7 +403,7 @@ def test_runs_are_taken_by_glob_by_their_number_or_all(session: Session) -> None
         named(last=-1)
 
 
-def test_what_differs_and_how_the_machine_ended_stand_in_the_table_and_on_the_page(
+def test_differences_and_the_machines_end_are_on_table_and_page(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished_run(session.home, "fox-41", lr=3e-4)
@@ -441,7 +439,7 @@ def test_wrong_wishes_are_told(session: Session, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [".", "/", "a-folder", "a-file/x.html", "no-folder/x.html", "x" * 300])
-def test_a_place_that_cannot_be_written_is_told_and_keeps_what_is_there(
+def test_an_unwritable_place_is_reported_and_keeps_what_is_there(
     place: str, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished_run(session.home, "fox-41")
@@ -528,7 +526,7 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     ids=["it was lost", "it lay between two", "none was judged", "it is at home"],
 )
 @pytest.mark.parametrize("markdown", [False, True])
-def test_the_best_validation_loss_of_which_no_checkpoint_is_at_home_says_so(
+def test_a_best_loss_without_its_checkpoint_at_home_says_so(
     session: Session, best: int, kept: dict[str, Any] | None, said: str, markdown: bool
 ) -> None:
     """Only step 120 came home: what `export` would write had another loss than the one that is shown."""
@@ -549,14 +547,14 @@ def test_the_best_validation_loss_of_which_no_checkpoint_is_at_home_says_so(
     assert (noted in data["runs"][0]["notes"], noted in page.words) == (bool(said), bool(said))
 
 
-def test_a_run_that_went_on_from_a_better_checkpoint_has_that_one_at_home(session: Session) -> None:
+def test_a_run_continued_from_a_better_checkpoint_has_it_at_home(session: Session) -> None:
     """Its machine has the earlier run's best checkpoint; the lowest of its own losses is another."""
     finished_run(session.home, "fox-41")
     assert "best val 2.1000" in receipt(session, "fox-41", md=False).text
     assert "no checkpoint is at home" not in receipt(session, "fox-41", md=False).text
 
 
-def test_a_run_that_goes_on_may_still_bring_its_best_checkpoint_home(session: Session) -> None:
+def test_a_running_run_may_still_bring_its_best_checkpoint_home(session: Session) -> None:
     run = opened_run(session.home, "fox-41")
     run.play(run.through_training())
     assert "no checkpoint is at home" not in verb.report(session, ["fox-41"], html="").text

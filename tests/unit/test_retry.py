@@ -16,7 +16,7 @@ def tries_of(retry: Retry, clock: VirtualClock, count: int = 99) -> list[float]:
     return made
 
 
-def test_pauses_grow_to_the_longest_and_begin_again_when_something_moved() -> None:
+def test_pauses_grow_to_the_longest_and_restart_with_progress() -> None:
     clock = VirtualClock()
     retry = Retry(clock, 1.0, longest_s=4.0)
     assert tries_of(retry, clock, 6) == [0, 1, 3, 7, 11, 15]
@@ -30,7 +30,7 @@ def test_the_last_try_is_at_the_limit_at_the_latest() -> None:
     assert tries_of(Retry(clock, 2.0, tries=1), clock) == [6, 8]
 
 
-def test_what_is_asked_for_is_waited_for_and_no_longer_than_there_is_time() -> None:
+def test_what_is_asked_for_is_waited_for_within_the_time_left() -> None:
     clock = VirtualClock()
     assert Retry(clock, 1.0).pauses(at_least_s=17.0)
     assert clock.monotonic() == 17.0
@@ -46,7 +46,7 @@ def test_chance_makes_a_pause_longer_by_a_share() -> None:
     assert 4.0 <= clock.monotonic() <= 5.0
 
 
-def test_an_answer_ends_the_tries_and_the_last_error_is_raised_at_the_limit() -> None:
+def test_an_answer_ends_the_tries_and_the_limit_raises_the_error() -> None:
     clock, seen = VirtualClock(), list[Exception]()
 
     def attempt() -> str:

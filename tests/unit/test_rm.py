@@ -54,7 +54,7 @@ def test_what_came_home_goes_and_the_run_is_audited_as_before(home: Home, gpurun
 
 
 @pytest.mark.parametrize(("typed", "is_gone"), [("fox-41", True), ("yes", False), ("", False)])
-def test_the_only_copy_of_a_checkpoint_goes_once_the_runs_name_is_typed(
+def test_an_only_copy_goes_once_the_runs_name_is_typed(
     home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch, typed: str, is_gone: bool
 ) -> None:
     assert gpurun("rm", "fox-41")[0] == 2, "nobody can answer"
@@ -72,7 +72,7 @@ def test_a_machine_that_is_not_proven_gone_keeps_all_of_its_run(home: Home, gpur
     assert home.run("fox-41").artifacts.exists(), "the others are not touched either"
 
 
-def test_a_run_that_another_goes_on_from_stays_until_that_is_over(home: Home, gpurun: Any) -> None:
+def test_a_run_that_another_goes_on_from_stays_until_its_end(home: Home, gpurun: Any) -> None:
     earlier = {"run": "fox-41", "step": 120, "bytes": 700, "receipt_sha256": "a" * 64}
 
     class Later(CloudRun):

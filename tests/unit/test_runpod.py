@@ -33,8 +33,8 @@ from gpurun.providers.catalog import all_offers, rows_for
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.guard import runpod_wrapper
 from gpurun.providers.runpod import RunPodProvider, graphql, spot
-from gpurun.providers.runpod.parse import money, rate, refusal, refusal_in_words
-from gpurun.providers.runpod.pods import IMAGE, instance_of
+from gpurun.providers.runpod.parse import judge_create_answer, money, rate, refusal_in_words
+from gpurun.providers.runpod.pods import IMAGE, parse_pod
 from gpurun.providers.runpod.provider import _next, _user_of
 from tests.emulators.guests import missing
 from tests.emulators.runpod import FULL_KEY, READ_KEY, Fault, RunPodEmulator, real_guest
@@ -107,9 +107,7 @@ def test_a_bad_key_is_a_matter_of_setup_and_is_not_shown(cloud: RunPodEmulator, 
     assert key not in "".join(traceback.format_exception(raised.value))
 
 
-def test_offers_are_the_known_rows_at_the_price_of_now_in_both_clouds(
-    cloud: RunPodEmulator, runpod: RunPodProvider
-) -> None:
+def test_offers_are_known_rows_at_todays_price_in_both_clouds(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     cloud.world.gpus[SXM].price["secure"] = Decimal("1.85")
     offers = {(one.type_id, one.tier): one for one in runpod.offers(A100, rows_for(A100, "runpod"))}
     assert set(offers) == {(kind, tier) for kind in (SXM, "NVIDIA A100 80GB PCIe") for tier in ("secure", "community")}
@@ -130,9 +128,7 @@ def test_what_cannot_be_had_is_not_offered(cloud: RunPodEmulator, runpod: RunPod
     assert runpod.offers(A100, ()) == []
 
 
-def test_in_a_data_centre_that_was_named_only_what_the_catalogue_has_there_is_offered(
-    cloud: RunPodEmulator, clock: VirtualClock
-) -> None:
+def test_a_named_data_centre_offers_only_what_it_has(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     cloud.world.gpus[SXM].centers = {"US-KS-2"}
     known = rows_for(A100, "runpod")
     kinds = {
@@ -157,9 +153,7 @@ def test_a_catalogue_that_cannot_be_read_is_no_empty_one(
         runpod.offers(A100, rows_for(A100, "runpod"))
 
 
-def test_a_create_carries_its_token_its_end_its_keys_and_its_guard(
-    cloud: RunPodEmulator, runpod: RunPodProvider
-) -> None:
+def test_a_create_carries_its_token_end_keys_and_guard(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     born = runpod.create(order())
     (body,) = cloud.bodies("create")
     host_key = body["env"].pop("GPURUN_HOST_KEY_B64")
@@ -275,9 +269,7 @@ def test_an_empty_account_is_told_where_to_add_credit(cloud: RunPodEmulator, run
     assert "https://console.runpod.io/user/billing" in told.hint
 
 
-def test_a_key_that_may_only_read_makes_nothing_and_a_key_that_is_none_is_told_so(
-    cloud: RunPodEmulator, clock: VirtualClock
-) -> None:
+def test_a_read_only_key_makes_nothing_an_invalid_one_is_named(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     for key, code in ((READ_KEY, "auth.not_allowed"), ("rpa_nobodys", "auth.refused")):
         with pytest.raises(RejectedFor) as raised:
             provider(cloud, clock, key).create(order())
@@ -287,9 +279,7 @@ def test_a_key_that_may_only_read_makes_nothing_and_a_key_that_is_none_is_told_s
     assert cloud.world.pods == {}
 
 
-def test_the_mark_is_the_accounts_where_graphql_tells_it_and_else_the_keys(
-    cloud: RunPodEmulator, clock: VirtualClock
-) -> None:
+def test_the_mark_is_the_accounts_by_graphql_or_else_the_keys(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     mark = provider(cloud, clock).account_mark()
     assert mark.startswith("account:")
     assert provider(cloud, clock, READ_KEY).account_mark() == mark, "another key of the same account"
@@ -379,9 +369,7 @@ def test_only_gpuruns_own_pods_are_found(cloud: RunPodEmulator, runpod: RunPodPr
     assert [(one.id, one.run) for one in runpod.find(OTHER)] == [(named.id, "fox-41")]
 
 
-def test_a_pod_that_was_renamed_is_still_known_by_its_environment(
-    cloud: RunPodEmulator, runpod: RunPodProvider
-) -> None:
+def test_a_renamed_pod_is_still_known_by_its_environment(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     born = runpod.create(order())
     cloud.world.pods[born.id].body["name"] = "mine now"
     assert [one.id for one in runpod.find(TOKEN)] == [born.id]
@@ -394,9 +382,7 @@ def test_every_page_of_the_list_is_read(cloud: RunPodEmulator, runpod: RunPodPro
     assert {one.id for one in runpod.find(TOKEN)} == born
 
 
-def test_what_was_listed_before_a_page_failed_is_told_with_the_doubt(
-    cloud: RunPodEmulator, runpod: RunPodProvider
-) -> None:
+def test_a_failed_page_gives_the_earlier_ones_with_the_doubt(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     born = [runpod.create(order()).id for _ in range(3)]
     cloud.page_size = 2
     cloud.fail("list", None, Fault.DROP_REQUEST)
@@ -458,7 +444,7 @@ def test_a_create_at_which_the_server_failed_is_never_sent_again(cloud: RunPodEm
 
 def test_a_500_that_names_the_balance_is_about_the_balance() -> None:
     told = '{"detail": "You must have at least $0.01 in your account."}'
-    judged = refusal(Answer(500, {}, told))
+    judged = judge_create_answer(Answer(500, {}, told))
     assert isinstance(judged, RejectedFor)
     assert "at least $0.01" in judged.error.what
 
@@ -518,11 +504,11 @@ STATES = {
 """Every status that RunPod has; where the balance is used up it stops a pod, whose disk is billed on."""
 
 
-def test_every_status_is_known_and_what_may_be_billed_is_never_gone() -> None:
+def test_every_status_is_known_and_a_billable_one_is_never_gone() -> None:
     told = document(SPEC)
     if told is not None:
         assert set(told["components"]["schemas"]["PodStatus"]["enum"]) == set(STATES)
-    read = {status: instance_of({"id": "abc", "status": status}).state for status in (*STATES, "HIBERNATING", "")}
+    read = {status: parse_pod({"id": "abc", "status": status}).state for status in (*STATES, "HIBERNATING", "")}
     assert read == {**STATES, "HIBERNATING": InstanceState.UNKNOWN, "": InstanceState.UNKNOWN}
 
 
@@ -568,9 +554,7 @@ def test_a_pod_that_somebody_locked_is_unlocked_and_deleted(cloud: RunPodEmulato
     assert cloud.world.alive == []
 
 
-def test_a_lock_that_cannot_be_taken_off_is_told_with_where_it_can(
-    cloud: RunPodEmulator, runpod: RunPodProvider
-) -> None:
+def test_a_lock_that_cannot_be_removed_says_where_it_can(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     born = runpod.create(order())
     cloud.world.pods[born.id].locked = True
     cloud.fail("update", Fault.ERROR_BEFORE)
@@ -663,7 +647,7 @@ ALL_PRICES = sorted(
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-def test_a_price_of_the_catalogue_is_read_whatever_single_precision_made_of_it(count: int) -> None:
+def test_a_catalogue_price_is_read_despite_single_precision(count: int) -> None:
     for price in ALL_PRICES:
         assert [rate(told) for told in forms_of(price, count)] == [usd(price * count)] * 4
 
@@ -685,9 +669,7 @@ def test_a_price_that_really_rose_is_never_read_as_the_old_one(cents: int, count
         assert abs(read - usd(risen * count)) <= 1 + usd(risen * count) // 2_000_000
 
 
-def test_a_pod_whose_cost_came_through_single_precision_is_not_called_dearer(
-    cloud: RunPodEmulator, runpod: RunPodProvider
-) -> None:
+def test_a_pod_cost_in_single_precision_is_not_called_dearer(cloud: RunPodEmulator, runpod: RunPodProvider) -> None:
     cloud.world.gpus[SXM].price["secure"] = Decimal("4.59")
     born = runpod.create(order())
     assert cloud.world.pods[born.id].as_json(0)["cost"] == 36.720001220703125
@@ -696,7 +678,7 @@ def test_a_pod_whose_cost_came_through_single_precision_is_not_called_dearer(
 
 @pytest.mark.parametrize("status", [301, 302, 307, 408, 409, 425, 429, 500, 502, 503, 504, 520])
 def test_a_status_that_leaves_a_doubt_is_unknown(status: int) -> None:
-    assert isinstance(refusal(Answer(status, {}, "")), Unknown)
+    assert isinstance(judge_create_answer(Answer(status, {}, "")), Unknown)
 
 
 def problem(status: int, detail: str) -> Answer:
@@ -706,7 +688,7 @@ def problem(status: int, detail: str) -> Answer:
 @pytest.mark.parametrize(("status", "of_offer"), [(400, True), (403, True), (401, False), (402, False), (422, False)])
 def test_a_rule_or_a_pool_that_refuses_is_about_this_offer_alone(status: int, of_offer: bool) -> None:
     """The table of `POST /v2/pods`: of 400 "Try your next candidate", of 403 "Skip this candidate, keep going"."""
-    told = refusal(problem(status, "gpu is not to be placed"))
+    told = judge_create_answer(problem(status, "gpu is not to be placed"))
     assert isinstance(told, Rejected)
     assert told.of_offer is of_offer
     assert "gpu is not to be placed" in str(told)
@@ -732,13 +714,13 @@ def test_the_table_of_refusals_is_still_the_documents() -> None:
     ],
 )
 def test_every_sentence_for_sold_out_is_known(words: str, status: int) -> None:
-    assert isinstance(refusal(problem(status, words)), NoCapacity)
+    assert isinstance(judge_create_answer(problem(status, words)), NoCapacity)
     assert isinstance(refusal_in_words(words), NoCapacity)
 
 
-def test_sold_out_beside_a_failure_of_the_service_leaves_the_doubt() -> None:
+def test_sold_out_with_a_service_failure_leaves_the_doubt() -> None:
     """An older API said them with 500; a pod may be there all the same."""
-    assert isinstance(refusal(problem(500, "There are no instances currently available")), Unknown)
+    assert isinstance(judge_create_answer(problem(500, "There are no instances currently available")), Unknown)
 
 
 @pytest.mark.parametrize(
@@ -782,9 +764,7 @@ def test_the_balance_is_told_and_is_worth_no_error(cloud: RunPodEmulator, runpod
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sdk")
-def test_a_spot_pod_is_bid_for_at_the_lowest_price_with_the_same_guard(
-    cloud: RunPodEmulator, clock: VirtualClock
-) -> None:
+def test_a_spot_pod_bids_the_lowest_price_with_the_same_guard(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     runpod = provider(cloud, clock, spot=True)
     offers = [one for one in runpod.offers(A100, rows_for(A100, "runpod")) if one.spot]
     offer = next(one for one in offers if one.type_id == SXM and one.tier == "community")
@@ -813,7 +793,7 @@ def test_a_bid_asks_for_the_same_hosts_as_an_order_on_demand(
     assert all("supportPublicIp:true" in asked for asked in documents)
 
 
-def test_an_image_that_says_nothing_of_cuda_is_bid_for_on_any_host(
+def test_an_image_silent_on_cuda_is_bid_for_on_any_host(
     cloud: RunPodEmulator, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = bidding(cloud, monkeypatch)
@@ -848,9 +828,7 @@ def test_a_bid_is_never_above_what_was_agreed_to(cloud: RunPodEmulator, clock: V
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sdk")
-def test_a_spot_create_without_a_whole_answer_is_unknown_and_is_found(
-    cloud: RunPodEmulator, clock: VirtualClock
-) -> None:
+def test_a_spot_create_without_a_whole_answer_is_found(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     offer = sxm(spot=True, rate_micros_per_hour=usd("6.32"))
     for fault in (Fault.DROP_RESPONSE, Fault.HTML_AFTER):
         runpod = provider(cloud, clock)
@@ -897,7 +875,7 @@ class ProcessGuest:
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_pod_whose_laptop_is_lost_deletes_itself_with_its_own_key(tmp_path: Path, older: bool) -> None:
+def test_a_pod_without_its_laptop_deletes_itself_by_its_own_key(tmp_path: Path, older: bool) -> None:
     """The real guard as it is sent: through entrypoint, and through arguments that the other side splits again."""
     with RunPodEmulator(boot=lambda container: ProcessGuest(container, tmp_path)) as cloud:
         cloud.refused_fields = frozenset({"entrypoint", "cmd"} if older else ())
@@ -939,7 +917,7 @@ def test_a_container_that_is_started_again_has_no_more_time(tmp_path: Path) -> N
         assert len(guests) >= 2
 
 
-def test_a_container_whose_disk_is_wiped_by_a_restart_still_ends_at_the_absolute_time(tmp_path: Path) -> None:
+def test_a_container_wiped_by_a_restart_ends_at_its_fixed_time(tmp_path: Path) -> None:
     """The seconds of its lease begin again there; the time in its environment does not."""
     guests: list[ProcessGuest] = []
 
@@ -970,7 +948,7 @@ def wait_until(over: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_a_pod_whose_laptop_is_lost_ends_itself_behind_the_host_key_of_its_run(tmp_path: Path) -> None:
+def test_a_real_pod_without_its_laptop_ends_behind_its_host_key(tmp_path: Path) -> None:
     """A real container with the real guard: it shows our host key, and deletes itself with its own key in time."""
     reason = missing()
     if reason:

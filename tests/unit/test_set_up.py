@@ -70,13 +70,13 @@ def test_what_is_missing_is_named_with_what_brings_it(
         (MAC, NEWER[:2], "make demo PYTHON=python3.12"),
     ],
 )
-def test_the_python_of_a_macs_tools_is_too_old_and_a_newer_one_is_named(
+def test_the_macs_own_python_is_too_old_and_a_newer_is_named(
     system: str | None, lacks: tuple[str, ...], does: str, refusal: Callable[..., str]
 ) -> None:
     assert refusal(system, True, *lacks, python=(3, 9)) == f"✗ gpurun needs Python 3.11; this is 3.9.6.\n  {does}"
 
 
-def test_a_mac_with_an_intel_processor_hears_what_works_without_pytorch(
+def test_an_intel_mac_hears_what_works_without_pytorch(
     refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")

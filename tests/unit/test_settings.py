@@ -39,7 +39,7 @@ def first_error(said: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("by", ["environment", "project file", "user file"])
-def test_colour_is_as_the_settings_say_and_as_the_flag_says_before_that(
+def test_colour_follows_the_flag_and_then_the_settings(
     by: str, gpurun: Gpurun, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Home(own_home).prepare()
@@ -87,7 +87,7 @@ def test_a_wrong_setting_is_blamed_on_its_file_and_not_on_a_flag(
         ("", "90000", None, ""),  # A stranger's folder is not the one to say what may be spent.
     ],
 )
-def test_a_cloned_repository_may_lower_the_cap_and_never_raises_or_gives_it(
+def test_a_cloned_repository_may_only_lower_the_cap(
     own: str, of_project: str, cap: int | None, place: str, gpurun: Gpurun, own_home: Path
 ) -> None:
     Path("gpurun.toml").write_text(f"max_cost = {of_project}\n")
@@ -130,7 +130,7 @@ def test_the_uplink_that_is_set_is_what_a_plan_counts_with(
 
 
 @pytest.mark.parametrize("words", [["config", "show"], ["plan", "mini-gpt"], ["train", "mini-gpt"], ["offers"]])
-def test_a_folder_called_as_the_file_is_told_as_a_matter_of_the_setup(words: list[str], gpurun: Gpurun) -> None:
+def test_a_folder_named_like_the_file_is_a_setup_error(words: list[str], gpurun: Gpurun) -> None:
     Path("gpurun.toml").mkdir()
     code, said = gpurun(*words, "--json")
     assert (code, first_error(said)["code"]) == (4, "config.unreadable")

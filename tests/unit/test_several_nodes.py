@@ -32,7 +32,7 @@ def planned(gpu: str, *words: str) -> dict[str, Any]:
     return plan
 
 
-def test_two_nodes_of_eight_cards_are_sixteen_that_share_the_batch(home: Path) -> None:
+def test_two_nodes_of_eight_cards_are_sixteen_sharing_the_batch(home: Path) -> None:
     plan = planned("2x8xA100", "--provider", "slurm", "--max-gpu-hours", "40")
     assert (plan["offer"]["nodes"], plan["offer"]["gpu_count"], plan["processes"]) == (2, 16, 16)
     assert "2 nodes keep 70%-95% (assumed)" in plan["estimate"]["basis"]
@@ -52,9 +52,7 @@ def test_two_nodes_of_eight_cards_are_sixteen_that_share_the_batch(home: Path) -
         ("2x7xA100", "recipe.does_not_add_up", "4096 is not a whole number of sequences of 64 for each of 2 nodes x 7"),
     ],
 )
-def test_what_a_cluster_lacks_is_said_in_numbers_before_anything_is_submitted(
-    home: Path, gpu: str, code: str, words: str
-) -> None:
+def test_what_a_cluster_lacks_is_counted_out_before_submitting(home: Path, gpu: str, code: str, words: str) -> None:
     refused = planned(gpu, "--provider", "slurm")
     assert refused["code"] == code
     assert words in refused["message"]

@@ -56,7 +56,7 @@ def test_made_by_another_tokeniser(tmp_path: Path) -> None:
     assert refused(folder_of_shards(tmp_path / "s"), tokenizer="gpt2") == "data.other_tokenizer"
 
 
-def test_shards_of_some_other_gpt2_tokeniser_are_not_given_gpt2s_words(tmp_path: Path) -> None:
+def test_another_gpt2_tokenisers_shards_get_no_gpt2_words(tmp_path: Path) -> None:
     other = {"name": "gpt2", "sha256": "0" * 64, "vocab_size": 97, "eot_id": None}
     folder = folder_of_shards(tmp_path / "s", tokenizer=other)
     record = resolve(load_recipe("mini-gpt"), "full", ["data.tokenizer=gpt2", "model.context=8"]).record
@@ -89,7 +89,7 @@ def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
     assert refused(folder_of_shards(folder, train=[high])) == "data.token_too_high"
 
 
-def test_a_model_with_fewer_tokens_than_the_tokeniser_is_refused_at_home(tmp_path: Path) -> None:
+def test_a_model_with_fewer_tokens_than_its_tokeniser_is_refused(tmp_path: Path) -> None:
     """The trainer refuses it whatever tokens occur, and did so on paid time."""
     folder = folder_of_shards(tmp_path / "s")
     assert refused(folder, vocab_size=96) == "data.vocabulary_larger"
@@ -128,7 +128,7 @@ def of_another_kind(folder: Path, name: str, tokens: np.ndarray) -> dict[str, An
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.npy"])
-def test_shards_of_nanogpt_and_build_nanogpt_are_checked_to_the_last_token(tmp_path: Path, name: str) -> None:
+def test_nanogpt_and_build_nanogpt_shards_are_checked_throughout(tmp_path: Path, name: str) -> None:
     """The trainer reads both: one was refused here, of the other only the trainer looked at the tokens."""
     folder = folder_of_shards(tmp_path / "s")
     folder_of_shards(folder, train=[of_another_kind(folder, name, TOKENS)])
@@ -181,7 +181,7 @@ def test_a_name_in_a_manifest_never_leaves_its_folder(tmp_path: Path) -> None:
     assert refused(folder_of_shards(tmp_path / "s", train=[outside])) == "data.missing"
 
 
-def test_brought_shards_get_their_prompts_beside_them_and_are_not_copied(tmp_path: Path) -> None:
+def test_brought_shards_get_prompts_alongside_and_are_not_copied(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(LINES)
     recipe = resolve(load_recipe("mini-gpt"), "rehearsal")
@@ -212,7 +212,7 @@ def _without(key: str) -> Callable[[dict[str, Any]], object]:
         (lambda manifest: None, "one window of model.context 300 needs one more"),
     ],
 )
-def test_what_the_trainer_would_refuse_on_paid_time_is_refused_at_home(
+def test_what_the_trainer_would_refuse_is_refused_at_home(
     tmp_path: Path, damage: Callable[[dict[str, Any]], object], says: str
 ) -> None:
     text = tmp_path / "text.txt"
@@ -246,9 +246,7 @@ def test_sentence_pairs_are_made_brought_and_refused_at_home(tmp_path: Path) -> 
         inspect(tmp_path / "own", tokenizer="word-pairs", vocab_size=0, context=longest - 1)
 
 
-def test_two_files_are_a_parallel_text_wherever_the_command_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("a.en", "a dog {}"), ("a.de", "ein Hund {}")):
         (tmp_path / name).write_text("".join(text.format(number) + "\n" for number in range(200)) + name[:-3] + "\n")
     (tmp_path / "a.de").write_text((tmp_path / "a.de").read_text().removesuffix("a\n") + "\n")
@@ -269,7 +267,7 @@ def test_two_files_are_a_parallel_text_wherever_the_command_is_run(
         ("annotated-transformer", "a man sees the dog " * 8, "has 40 tokens; model.context leaves room for 22"),
     ],
 )
-def test_a_prompt_that_the_trainer_would_refuse_is_refused_at_home(
+def test_a_prompt_the_trainer_would_refuse_is_refused_at_home(
     tmp_path: Path, recipe: str, prompt: str, says: str
 ) -> None:
     """For text that is tokenised here as for shards that are brought; GPT-2's tokeniser has a token to begin with."""

@@ -161,7 +161,7 @@ def test_a_lost_key_is_not_replaced_quietly(tmp_path: Path, loss: str) -> None:
     assert (tmp_path / PUBLIC_NAME).read_bytes() == public
 
 
-def test_a_public_key_that_a_crash_left_out_is_made_from_the_private_one(tmp_path: Path) -> None:
+def test_a_public_key_lost_in_a_crash_comes_from_the_private_one(tmp_path: Path) -> None:
     load_signer(tmp_path)
     before = (tmp_path / PUBLIC_NAME).read_bytes()
     (tmp_path / PUBLIC_NAME).unlink()

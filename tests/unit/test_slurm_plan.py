@@ -55,7 +55,7 @@ def test_gpu_hours_are_a_cap_beside_the_dollars(slurm: ScriptedSlurm) -> None:
     assert (plan["choices"]["max_gpu_hours"], plan["worst_micros"]) == (0.5, usd("0.75"))
 
 
-def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: ScriptedSlurm) -> None:
+def test_a_cluster_whose_jobs_overrun_is_counted_in_or_refused(slurm: ScriptedSlurm) -> None:
     slurm.set("over", "5 min")
     plan = planned("--max-cost", "0.75")
     assert plan["lease"]["kill_allowance_s"] == 60 + 300
@@ -74,7 +74,7 @@ def test_a_cluster_that_lets_jobs_run_on_is_counted_with_or_refused(slurm: Scrip
         ("sinfo", "main*|up|2:00|idle|1|gpu:a100:8", "slurm.no_time"),
     ],
 )
-def test_what_a_cluster_cannot_do_is_refused_before_anything_is_submitted(
+def test_what_a_cluster_cannot_do_is_refused_before_submitting(
     slurm: ScriptedSlurm, knob: str, told: str, code: str
 ) -> None:
     slurm.set(knob, told)
@@ -89,7 +89,7 @@ def test_a_debug_partition_of_five_minutes_leaves_time_to_train(slurm: ScriptedS
     assert longest_s(plan) - plan["lease"]["kill_allowance_s"] == 300
 
 
-def test_what_is_typed_for_one_run_counts_in_the_place_of_the_table(slurm: ScriptedSlurm) -> None:
+def test_what_is_typed_for_a_run_replaces_the_table(slurm: ScriptedSlurm) -> None:
     plan = planned("--max-cost", "50", "--partition", "debug", "--account", "lab", "--qos", "low", "--time", "9")
     assert (plan["offer"]["type_id"], longest_s(plan) - plan["lease"]["kill_allowance_s"]) == ("debug", 540)
     asked = (slurm.state / "asked").read_text()
@@ -127,7 +127,7 @@ def test_a_login_node_without_slurm_is_told_as_that(slurm: ScriptedSlurm) -> Non
     assert planned("--max-cost", "50")["code"] == "slurm.not_there"
 
 
-def test_a_plan_says_when_slurm_would_start_it_and_what_it_would_refuse_in_the_words_of_both(
+def test_a_plan_says_when_slurm_would_start_it_or_refuse_it(
     slurm: ScriptedSlurm,
 ) -> None:
     assert "Slurm would start it now" in str(planned("--max-cost", "5")["notes"])
@@ -149,9 +149,7 @@ def test_a_plan_says_when_slurm_would_start_it_and_what_it_would_refuse_in_the_w
         ("python = 'no-such-python'", "whether it does on the nodes is not known"),
     ],
 )
-def test_what_the_login_node_cannot_know_for_the_nodes_is_a_warning(
-    slurm: ScriptedSlurm, line: str, words: str
-) -> None:
+def test_what_the_login_node_cannot_know_is_a_warning(slurm: ScriptedSlurm, line: str, words: str) -> None:
     write_table(slurm, line)
     assert words in str(planned("--max-cost", "5")["warnings"])
 
@@ -165,7 +163,7 @@ def test_what_the_login_node_cannot_know_for_the_nodes_is_a_warning(
         ("workdir = '{bare}/shared'", "slurm.workdir", "You cannot write to"),
     ],
 )
-def test_what_lies_on_the_shared_disk_is_refused_before_the_queue(
+def test_what_the_shared_disk_shows_is_refused_before_queueing(
     slurm: ScriptedSlurm, line: str, code: str, words: str
 ) -> None:
     scripts = {"old": "exit 3", "bare": 'exec python3 -S "$@"'}
@@ -186,7 +184,7 @@ def write_table(slurm: ScriptedSlurm, line: str) -> None:
     config.write_text("\n".join([*kept, line, "price_per_gpu_hour = 1.5\n"]))
 
 
-def test_offers_of_a_cluster_are_its_partitions_with_idle_nodes_and_limits(slurm: ScriptedSlurm) -> None:
+def test_a_clusters_offers_are_partitions_with_idle_and_limits(slurm: ScriptedSlurm) -> None:
     gpus = "gpu*|up|2-00:00:00|{}|1|gpu:a100:8"
     slurm.set("sinfo", "\n".join([gpus.format("idle"), gpus.format("drain"), "old|down|1:00|idle|2|(null)"]))
     told = json.loads(gpurun("offers", "--provider", "slurm", "--json").stdout)

@@ -24,7 +24,7 @@ STOCK = load_recipe("tiny-hf").tables
 OWN = Choices(image="mine:1", setup="pip install everything")
 
 
-def test_a_recipe_that_needs_nothing_more_leaves_the_choices_alone() -> None:
+def test_a_recipe_with_no_further_needs_leaves_choices_alone() -> None:
     for name in ("mini-gpt", "gpt2-124m", "annotated-transformer", "modern-124m"):
         assert outfitted(load_recipe(name).tables, OWN, is_outfitted=True) == (OWN, ())
 
@@ -35,7 +35,7 @@ def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
     assert (f"{found[2]}.{found[3]}", found[1]) == (LEAST_TORCH, IMAGE_CUDA.replace(".", ""))
 
 
-def test_the_hugging_face_libraries_are_installed_first_unless_the_user_brings_them() -> None:
+def test_hugging_face_libraries_install_first_unless_brought() -> None:
     choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=True)
     assert choices == Choices(setup=HUGGINGFACE_SETUP)
     assert "the image has not: pip installs them" in said
@@ -59,7 +59,7 @@ def test_the_script_installs_for_the_python_that_has_torch(tmp_path: Path, found
 
 
 @pytest.mark.parametrize(("version", "machine"), [("3.14.0", "x86_64"), ("3.9.2", "aarch64"), ("3.12.1", "ppc64le")])
-def test_a_machine_that_the_pins_are_not_for_is_told_in_a_sentence(tmp_path: Path, version: str, machine: str) -> None:
+def test_a_machine_the_pins_are_not_for_gets_one_sentence(tmp_path: Path, version: str, machine: str) -> None:
     python = tmp_path / "python3"
     python.write_text(
         f"#!{sys.executable}\nimport platform, sys\nif 'torch' in sys.argv[2]:\n    sys.exit()\n"
@@ -73,7 +73,7 @@ def test_a_machine_that_the_pins_are_not_for_is_told_in_a_sentence(tmp_path: Pat
     assert f"here is Python {version} on Linux {machine}: take an --image that has them, or install" in done.stderr
 
 
-def test_what_is_installed_beside_torch_is_told_as_pip_freeze_has_it(tmp_path: Path) -> None:
+def test_what_is_beside_torch_is_reported_as_pip_freeze_has_it(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(torch_source())
     for name, version in (("zarr", "3.0"), ("Accelerate", "1.15.0")):

@@ -15,7 +15,7 @@ from gpurun.core.money import Figure, Micros
 from gpurun.core.paths import Home
 from gpurun.ledger.audit import audit
 from gpurun.ledger.billed_time import elapsed_s
-from gpurun.ledger.runs import look
+from gpurun.ledger.runs import look_at_run
 from gpurun.ledger.spending import spending
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.notices import Noticed
@@ -59,7 +59,7 @@ def _reckon(records: Any, now: float) -> Micros:
     return spending(records, now).micros
 
 
-def test_a_price_that_rose_is_in_everything_that_is_shown_while_it_runs(home: Home) -> None:
+def test_a_risen_price_is_in_every_figure_while_it_runs(home: Home) -> None:
     """`ps` said $21.52 for $25.02: it had a reckoning of its own, which knew of no rise."""
     run = Dearer(home).until_dearer()
     run.clock.sleep(1800)
@@ -80,7 +80,7 @@ def test_all_say_the_same_as_the_receipt_once_it_is_over(home: Home) -> None:
     assert (row.measured_micros, row.measured_is, row.problems) == (cost["upper_bound_micros"], Figure.MEASURED, ())
 
 
-def test_a_machine_that_ended_by_its_timer_costs_no_more_than_that_while_another_runs(home: Home) -> None:
+def test_a_machine_its_timer_ended_costs_no_more_beside_another(home: Home) -> None:
     """The live view counted up to the proof, hours later: $42.55 for $28.98."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created())
@@ -124,7 +124,7 @@ def test_a_figure_says_what_it_is(home: Home, is_watched: bool, more: dict[str, 
 def test_ps_calls_what_nobody_watched_a_bound(tmp_path: Path) -> None:
     """A machine that may be long dead was shown as costing so much, without a word."""
     home = unpacked("timer", tmp_path)
-    sight = look(home, "fox-41")
+    sight = look_at_run(home, "fox-41")
     row = run_row(sight, sight.records[-1].wall)
     assert (row.spent_micros, row.spent_is) == (558_135, Figure.BOUND)
     assert run_data(sight, row)["spent_is"] == "bound"
@@ -146,7 +146,7 @@ def test_the_audits_column_calls_a_bound_one(tmp_path: Path, capsys: pytest.Capt
     assert (row["measured_is"], row["measured_is_floor"]) == ("bound", False)
 
 
-def test_a_receipt_says_measured_only_of_what_was_seen_to_its_end(home: Home) -> None:
+def test_a_receipt_says_measured_only_of_what_was_seen_to_end(home: Home) -> None:
     """JSON said `measured` beside "at most"."""
     run = CloudRun(home)
     run.write(run.opened(), run.intended(), run.created()).play(run.through_training())

@@ -90,7 +90,7 @@ def test_another_spelling_is_told_how_to_be_right(text: str) -> None:
 # One run at a time ---------------------------------------------------------------------------------------------------
 
 
-def test_a_box_is_reserved_by_a_private_record_that_tells_everything(home: Home) -> None:
+def test_a_box_is_reserved_by_a_private_record_of_everything(home: Home) -> None:
     made = provider(home).create(order(home=home))
     again = SshProvider(home, VirtualClock()).find("gr-fox-41-00000001")
     assert again == [made]
@@ -109,7 +109,7 @@ def test_nobody_reports_a_price_so_the_receipt_calls_it_quoted(home: Home) -> No
     assert provider(home).create(order(home=home)).rate_micros_per_hour is None
 
 
-def test_a_second_run_on_the_same_box_is_refused_and_makes_nothing(home: Home) -> None:
+def test_a_second_run_on_a_box_is_refused_and_makes_nothing(home: Home) -> None:
     provider(home).create(order(home=home))
     same = SshBox("CONNECT.example.com", 40123, "other-user", usd(0), A100)
     with pytest.raises(Rejected, match=r"in use by the run fox-41.*gpurun destroy fox-41"):

@@ -18,7 +18,7 @@ import torch
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.run_plan import DataSummary, Earlier
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.jobs.training import initial_weights
 from gpurun.jobs.training.initial_weights import INIT_FOLDER, started, take_checkpoint, weights_of
@@ -40,7 +40,7 @@ def shards(tmp_path: Path) -> Path:
     """Shards of characters, beside them what transformers would write of a GPT of mini-gpt's shape."""
     text = tmp_path / "text.txt"
     text.write_text("".join(f"The quick brown fox no. {number} jumps over the lazy dog.\n" for number in range(200)))
-    prepare(Order(str(text), "char", tmp_path / "shards"), print)
+    prepare(PrepareOrder(str(text), "char", tmp_path / "shards"), print)
     gpt2 = tmp_path / "shards" / "gpt2"
     gpt2.mkdir()
     write(gpt2 / "model.safetensors")
@@ -90,7 +90,7 @@ def checkpoint_of_nanogpt(path: Path, rows: int) -> Path:
 
 
 @pytest.mark.parametrize("source", ["shards", "text.txt"])
-def test_a_checkpoint_of_nanogpt_goes_with_shards_and_with_a_text(shards: Path, source: str) -> None:
+def test_a_nanogpt_checkpoint_goes_with_shards_and_with_text(shards: Path, source: str) -> None:
     resolved = recipe(INIT_FOLDER)
     data = data_of(shards.parent / source, resolved)
     into = shards.parent / "into"
@@ -114,7 +114,7 @@ def test_what_is_no_checkpoint_is_refused_at_home(tmp_path: Path) -> None:
     assert error.value.code == "init.refused"
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_takes_no_weights_along(shards: Path) -> None:
+def test_a_run_continued_from_a_checkpoint_ships_no_weights(shards: Path) -> None:
     earlier = Earlier(run="elk-40", step=3, bytes=1, receipt_sha256="0" * 64, spent_micros=None)
     data, going_on = data_of(shards, recipe()), replace(recipe(), earlier=earlier)
     shutil.rmtree(shards / "gpt2")
@@ -134,7 +134,7 @@ def test_a_name_means_the_file_that_the_trainer_finds(shards: Path, name: str) -
     assert beside == found.replace("model.safetensors", "config.json" if "gpt2" in name else "state.json")
 
 
-def test_what_a_death_in_mid_save_has_left_is_no_checkpoint_to_start_from(shards: Path) -> None:
+def test_a_save_cut_by_a_death_is_not_taken_to_start_from(shards: Path) -> None:
     (shards / "out/checkpoints").mkdir(parents=True)
     for step in (2, 10):
         write(shards / f"out/checkpoints/{step:06d}.model.safetensors")
@@ -157,7 +157,7 @@ def test_what_a_death_in_mid_save_has_left_is_no_checkpoint_to_start_from(shards
         (recipe("gpt2", "model.heads=4"), "weights.unfit", "trained with 2 heads, and model.heads is 4"),
     ],
 )
-def test_weights_that_the_trainer_would_refuse_are_refused_at_home(
+def test_weights_the_trainer_would_refuse_are_refused_at_home(
     shards: Path, resolved: ResolvedRecipe, code: str, words: str
 ) -> None:
     data = data_of(shards, recipe())
@@ -207,7 +207,7 @@ def test_weights_of_another_kind_of_network_are_refused_at_home(
         load_weights(GPT(ModelConfig(**wanted.record["model"] | {"vocab_size": 64})), path)
 
 
-def test_weights_that_the_trainer_fits_to_the_network_are_taken_at_home(shards: Path) -> None:
+def test_weights_the_trainer_fits_to_the_network_are_accepted(shards: Path) -> None:
     """Biases that are all zero, as an export has them; a head that is the embedding; causal masks; no head."""
     path = shards / "gpt2" / "model.safetensors"
     state = GPT(ModelConfig(**SHAPE | {"vocab_size": 30})).state_dict()
@@ -222,7 +222,7 @@ def test_weights_that_the_trainer_fits_to_the_network_are_taken_at_home(shards: 
         load_weights(GPT(ModelConfig(**wanted.record["model"] | {"vocab_size": 64})), path)
 
 
-def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_home(shards: Path) -> None:
+def test_damaged_and_foreign_tokeniser_weights_are_refused_here(shards: Path) -> None:
     data, path = data_of(shards, recipe()), shards / "000004.model.safetensors"
     write(path)
     state = {"recipe": {"model": {"heads": 2}}, "data": {"tokenizer": data.tokenizer_sha256}}
@@ -243,7 +243,7 @@ def test_a_damaged_file_and_a_checkpoint_of_another_tokeniser_are_refused_at_hom
         started(data, recipe(path.name))
 
 
-def test_a_network_that_only_has_gpt2s_tensors_is_refused_by_the_trainers_own_rule(shards: Path) -> None:
+def test_merely_gpt2_shaped_weights_fail_the_trainers_own_rule(shards: Path) -> None:
     config = {"n_head": 2, "scale_attn_by_inverse_layer_idx": True}
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError, match="scale_attn_by_inverse_layer_idx true"):
@@ -282,9 +282,7 @@ def in_parts(folder: Path, kind: str) -> list[str]:
 
 @pytest.mark.parametrize("named", ["gpt2", "the file"])
 @pytest.mark.parametrize("kind", ["model", "pytorch_model", "whole pickle"])
-def test_weights_in_parts_or_in_a_pickle_are_named_with_the_line_that_merges_them(
-    shards: Path, kind: str, named: str
-) -> None:
+def test_weights_in_parts_or_pickles_get_the_line_to_merge_them(shards: Path, kind: str, named: str) -> None:
     folder = shards / "gpt2"
     (folder / "model.safetensors").unlink()
     if kind == "whole pickle":

@@ -120,6 +120,6 @@ def test_what_makes_sense_passes(tables: dict[str, dict[str, Any]]) -> None:
     assert check_tables(with_keys(**tables), where="mine.toml").model.layers == 2
 
 
-def test_all_samples_of_a_run_fit_into_a_manifest_beside_its_checkpoints() -> None:
+def test_a_runs_samples_all_fit_a_manifest_beside_checkpoints() -> None:
     files_of_checkpoints, compile_cache = 3 * 3, 1
     assert MOST_SAMPLES + files_of_checkpoints + compile_cache <= MOST_MANIFEST_FILES

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.core.errors import SetupError
-from gpurun.core.machine_token import MOST, make_token, parse
+from gpurun.core.machine_token import MOST, make_token, parse_token
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Order
 from gpurun.providers.aws.tags import by_client_token, client_token, owner, tags_of
@@ -24,12 +24,12 @@ LONG = "a-run-with-the-longest-name-that-there-is"[:40]
 
 
 @pytest.mark.parametrize("run", ["fox-41", "x", LONG, f"{'a' * 27}-b", f"{'a' * 28}-b", "a-" * 20, "9" * 40])
-def test_a_token_says_home_deadline_and_run_and_fits_wherever_it_is_a_name(run: str) -> None:
+def test_a_token_says_home_deadline_and_run_and_fits_any_name(run: str) -> None:
     made = make_token(HOME, DEADLINE + 0.9, run)
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,58}[a-z0-9]", made), "a host name, a file name, a key"
     assert len(made) <= MOST
     assert len(client_token(made, "us-east-1a")) <= 62
-    told = parse(made)
+    told = parse_token(made)
     assert told is not None
     assert (told.text, told.home, told.deadline_wall) == (made, HOME, DEADLINE)
     assert run.startswith(told.run)
@@ -41,8 +41,8 @@ def test_two_tokens_of_one_run_differ() -> None:
     assert len({make_token(HOME, DEADLINE, "fox-41") for _ in range(50)}) == 50
 
 
-def test_the_older_form_is_read_and_says_neither_home_nor_deadline() -> None:
-    told = parse("gr-fox-41-0a1b2c3d")
+def test_the_older_form_is_read_without_home_or_deadline() -> None:
+    told = parse_token("gr-fox-41-0a1b2c3d")
     assert told is not None
     assert (told.home, told.deadline_wall, told.run) == ("", None, "fox-41")
     assert told.deadline_or("1795246236") == DEADLINE
@@ -60,19 +60,19 @@ def test_the_older_form_is_read_and_says_neither_home_nor_deadline() -> None:
     ],
 )  # fmt: skip
 def test_what_has_another_form_is_none(text: str) -> None:
-    assert parse(text) is None
+    assert parse_token(text) is None
 
 
 def _seen_at(cloud: str, token: str, run: str, deadline: str) -> tuple[str, str, float | None]:
     """Token, run and deadline as each cloud's reader has them, of a machine with these in its tags."""
     if cloud == "runpod":
         env = {"GPURUN_TOKEN": token, "GPURUN_RUN": run, "GPURUN_DEADLINE": deadline}
-        pod = pods.instance_of({"id": "p1", "name": token, "env": env, "status": "RUNNING"})
+        pod = pods.parse_pod({"id": "p1", "name": token, "env": env, "status": "RUNNING"})
         return pod.token, pod.run, pod.deadline_wall
     if cloud == "lambda":
         told = {"gpurun-run": run, "gpurun-token": token, "gpurun-deadline": deadline}
         listed = [{"key": key, "value": value} for key, value in told.items()]
-        one = lambda_instances.instance_of({"id": "l1", "name": token, "status": "active", "tags": listed})
+        one = lambda_instances.parse_lambda_instance({"id": "l1", "name": token, "status": "active", "tags": listed})
         return one.token, one.run, one.deadline_wall
     tags = {"gpurun:run": run, "gpurun:token": token, "gpurun:deadline": deadline}
     return owner({"ClientToken": f"{token}.b", "Tags": [{"Key": key, "Value": value} for key, value in tags.items()]})
@@ -85,7 +85,7 @@ def test_a_tag_that_somebody_edited_changes_no_deadline(cloud: str, edited: str)
     assert _seen_at(cloud, token, LONG, edited) == (token, LONG, DEADLINE)
 
 
-def test_what_an_instance_of_ec2_was_made_with_is_believed_before_a_tag_that_names_another() -> None:
+def test_an_ec2_client_token_is_believed_before_another_tag() -> None:
     token, other = make_token(HOME, DEADLINE, "fox-41"), make_token("ffffff", 9e9, "owl-7")
     told = {"ClientToken": token, "Tags": [{"Key": "gpurun:token", "Value": other}]}
     assert owner(told) == (token, "fox-41", DEADLINE)

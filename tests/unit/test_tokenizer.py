@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data import bpe
 from trainer.errors import Refused
-from trainer.tokenizer import CharTokenizer, Gpt2Tokenizer, count_characters, pieces, shipped_gpt2_tokens
+from trainer.tokenizer import CharTokenizer, Gpt2Tokenizer, count_characters, cut_for_encoding, shipped_gpt2_tokens
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_merges_that_were_tampered_with_are_refused(tmp_path: Path) -> None:
         shipped_gpt2_tokens(tmp_path / "vocab.bpe")
 
 
-def test_a_network_that_never_answers_costs_seconds_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_network_costs_seconds_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     import tiktoken
 
     over = threading.Event()
@@ -63,7 +63,7 @@ def test_a_network_that_never_answers_costs_seconds_and_changes_nothing(monkeypa
 @example("a\n\n\nb" * 9, 5)
 @settings(max_examples=200, deadline=None)
 def test_a_text_cut_into_pieces_is_the_same_text(text: str, most: int) -> None:
-    cut = list(pieces(text, most))
+    cut = list(cut_for_encoding(text, most))
     assert "".join(cut) == text
     assert all(len(piece) <= most for piece in cut)
 
@@ -73,16 +73,16 @@ def test_pieces_have_the_tokens_of_the_whole(gpt2: Gpt2Tokenizer, line_end: str)
     text = "".join(f"def f{i}(x):\n\n\n    return x  # it's {i}\n \n" for i in range(200)).replace("\n", line_end)
     whole = gpt2.encode([text])[0].tolist()
     for most in (60, 61, 67, 101, 997):
-        assert np.concatenate(gpt2.encode(list(pieces(text, most)))).tolist() == whole
+        assert np.concatenate(gpt2.encode(list(cut_for_encoding(text, most)))).tolist() == whole
 
 
 def test_a_run_of_white_space_may_be_of_any_length(gpt2: Gpt2Tokenizer) -> None:
     text = "x" + " " * 1_100_000 + "y"
-    ids = np.concatenate(gpt2.encode(list(pieces(text))))
+    ids = np.concatenate(gpt2.encode(list(cut_for_encoding(text))))
     assert b"".join(gpt2.tokens[i] for i in ids.tolist()).decode() == text
 
 
-def test_a_vocabulary_is_never_trained_on_a_word_whose_square_would_take_minutes() -> None:
+def test_no_vocabulary_trains_on_a_word_that_takes_minutes() -> None:
     given = list(bpe._sample(["x" + " " * 100_000, "and words " * 10_000]))
     assert sum(map(len, given)) == 200_001
     assert max(len(word) for piece in given for word in re.findall(r"\s+|\S+", piece)) <= 4096
@@ -90,7 +90,7 @@ def test_a_vocabulary_is_never_trained_on_a_word_whose_square_would_take_minutes
 
 @given(st.text(min_size=1), st.integers(2, 50))
 @settings(max_examples=100, deadline=None)
-def test_every_kept_character_comes_back_and_every_other_is_marked(text: str, limit: int) -> None:
+def test_every_kept_character_returns_and_others_are_marked(text: str, limit: int) -> None:
     text = text.encode("utf-8", "replace").decode()
     tokenizer = CharTokenizer.for_counts(count_characters([text]), limit)
     assert len(tokenizer.tokens) <= max(limit, 1)
@@ -110,7 +110,7 @@ def test_every_character_is_kept_that_there_is_an_id_for() -> None:
     assert "�" in {token.decode() for token in fewer.tokens}
 
 
-def test_a_vocabulary_without_the_character_for_all_others_refuses_what_it_lacks_by_name() -> None:
+def test_a_vocabulary_without_a_substitute_names_what_it_lacks() -> None:
     tokenizer = CharTokenizer([character.encode() for character in "\nabc"])
     assert [ids.tolist() for ids in tokenizer.encode(["ab\nc", ""])] == [[1, 2, 0, 3], []]
     with pytest.raises(Refused, match=r'no "é" \(U\+00E9\)') as found:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpurun.remote.agent.runner.run_command import Curve, Events
-from gpurun.remote.agent.runner.told_events import MOST_LINE_BYTES, ToldEvents, event_of
+from gpurun.remote.agent.runner.run_command import Events, ProgressEvents
+from gpurun.remote.agent.runner.told_events import MOST_LINE_BYTES, ToldEvents, parse_told_event
 
 
 @pytest.fixture
-def curve(tmp_path: Path) -> Curve:
-    return Curve(Events(str(tmp_path)), ToldEvents(str(tmp_path / "told")), 0)
+def curve(tmp_path: Path) -> ProgressEvents:
+    return ProgressEvents(Events(str(tmp_path)), ToldEvents(str(tmp_path / "told")), 0)
 
 
 def kinds(folder: Path) -> list[tuple[Any, ...]]:
@@ -24,7 +24,7 @@ def kinds(folder: Path) -> list[tuple[Any, ...]]:
     return [(one["kind"], one.get("step"), one.get("loss", one.get("val_loss")), one.get("steps")) for one in told]
 
 
-def test_what_a_script_says_itself_outranks_its_log(curve: Curve, tmp_path: Path) -> None:
+def test_what_a_script_says_itself_outranks_its_log(curve: ProgressEvents, tmp_path: Path) -> None:
     with (tmp_path / "told").open("a") as told:
         told.write(
             '{"step": 10, "loss": 2.5, "val_loss": 2.6, "lr": 0.1, "total_steps": 40, "note": "x"}\n{"step": 20, "lo'
@@ -38,7 +38,7 @@ def test_what_a_script_says_itself_outranks_its_log(curve: Curve, tmp_path: Path
     assert kinds(tmp_path) == [("step", 10, 2.5, 40), ("eval", 10, 2.6, None), ("step", 20, 1.5, 40)]
 
 
-def test_malformed_lines_are_passed_over_with_one_warning(curve: Curve, tmp_path: Path) -> None:
+def test_malformed_lines_are_passed_over_with_one_warning(curve: ProgressEvents, tmp_path: Path) -> None:
     long = json.dumps({"step": 1, "note": "x" * MOST_LINE_BYTES})
     lines = [
         "nonsense",
@@ -57,7 +57,7 @@ def test_malformed_lines_are_passed_over_with_one_warning(curve: Curve, tmp_path
     assert [kind for kind, *_ in kinds(tmp_path)] == ["step", "warning"]
 
 
-def test_a_file_that_is_begun_again_a_link_and_none_are_no_trouble(tmp_path: Path) -> None:
+def test_a_restarted_file_a_link_and_a_missing_file_do_no_harm(tmp_path: Path) -> None:
     told, path = ToldEvents(str(tmp_path / "told")), tmp_path / "told"
     path.write_text('{"step": 1}\n{"step": 2}\n')
     assert len(told.read()) == 2
@@ -75,12 +75,12 @@ PLAIN = st.none() | st.booleans() | st.floats() | st.integers() | st.text()
 
 
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)))
-def test_whatever_a_line_has_a_step_is_a_count_and_a_figure_a_number(value: Any) -> None:
-    found = event_of(json.dumps(value).encode())
+def test_in_any_line_a_step_is_a_count_and_a_figure_a_number(value: Any) -> None:
+    found = parse_told_event(json.dumps(value).encode())
     assert found is None or (type(found["step"]) is int and all(type(one) in (int, float) for one in found.values()))
 
 
-def test_a_line_with_both_losses_gives_a_step_and_an_evaluation(curve: Curve, tmp_path: Path) -> None:
+def test_a_line_with_both_losses_gives_a_step_and_an_evaluation(curve: ProgressEvents, tmp_path: Path) -> None:
     curve.take("step 250: train loss 1.9, val loss 2.1")
     curve.take("Test loss: 9.9")
     assert kinds(tmp_path) == [("step", 250, 1.9, None), ("eval", 250, 2.1, None)]

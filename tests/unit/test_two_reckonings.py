@@ -12,7 +12,7 @@ import pytest
 from gpurun.core.journal_records import Record
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import RULES
-from gpurun.ledger.audit.compare import differences
+from gpurun.ledger.audit.compare import find_differences
 from gpurun.ledger.audit.other_rules import broken_by_any_rules
 from gpurun.ledger.audit.rentals import measured_micros, money_and_death
 from gpurun.ledger.rental import rentals_of
@@ -41,7 +41,7 @@ def unlike(seed: int, folder: RunFolder, rules: int = RULES) -> list[str]:
     """Where the two differ about a drawn journal; and what its receipt would be accused of as one of other rules."""
     records = journal(seed, rules)
     made = build_statement(folder, records, head="", seq=1, prev="", keyid=None)
-    found = list(differences(money_and_death(records), made["predicate"], "predicate", keys="expected"))
+    found = list(find_differences(money_and_death(records), made["predicate"], "predicate", keys="expected"))
     found += broken_by_any_rules({**made}, {**made}, records)
     spent = sum(rental.micros for rental in rentals_of(records))
     return found + ([] if measured_micros(records) == spent else ["what it has cost so far"])

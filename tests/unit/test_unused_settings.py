@@ -10,7 +10,7 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Request
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.jobs.training.recipe import Form, load_recipe, resolve
 from gpurun.planning.transfer import unused_notes
 from tests.plan_makers import make_plan
@@ -23,7 +23,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
     lines = (f"The quick brown fox number {number} jumps over the lazy dog.\n" for number in range(400))
     (place / "text").write_text("".join(lines))
-    prepare(Order(str(place / "text"), "char", place / "shards", val_fraction=0.2), print)
+    prepare(PrepareOrder(str(place / "text"), "char", place / "shards", val_fraction=0.2), print)
     return place / "shards"
 
 
@@ -51,9 +51,7 @@ def test_what_set_asks_of_finished_shards_is_said_to_do_nothing(tmp_path: Path, 
     assert "data.val_fraction 0.1 cannot" in notes(recipe, shards, "data.val_fraction=0.1")
 
 
-def test_what_the_recipes_file_asks_is_said_too_but_not_what_makes_a_rehearsal_quick(
-    tmp_path: Path, shards: Path
-) -> None:
+def test_unused_recipe_settings_are_named_but_not_a_rehearsals(tmp_path: Path, shards: Path) -> None:
     assert "data.limit_mb 3 cannot" in notes(own_recipe(tmp_path, "limit_mb = 3"), shards)
     assert "data.val_fraction 0.02 cannot" in notes(own_recipe(tmp_path, "val_fraction = 0.02"), shards)
     recipe = own_recipe(tmp_path, "")
@@ -62,7 +60,7 @@ def test_what_the_recipes_file_asks_is_said_too_but_not_what_makes_a_rehearsal_q
     assert "data.limit_mb 2" in notes(recipe, shards, "rehearsal.data.limit_mb=2", form="rehearsal")
 
 
-def test_another_size_of_vocabulary_than_that_of_the_shards_is_said(tmp_path: Path, shards: Path) -> None:
+def test_a_vocabulary_size_other_than_the_shards_is_named(tmp_path: Path, shards: Path) -> None:
     recipe = own_recipe(tmp_path, "vocab_size = 4096")
     recipe.write_text(recipe.read_text().replace('"char"', '"bpe"'))
     assert "data.vocab_size 4096 cannot" in notes(recipe, shards)
@@ -89,7 +87,7 @@ def test_the_plan_says_it(tmp_path: Path, shards: Path) -> None:
     assert [note for note in plan.warnings if "data.limit_mb 5 cannot act on them" in note]
 
 
-def test_prepare_holds_out_and_takes_what_the_recipes_file_names_as_a_run_does(tmp_path: Path) -> None:
+def test_prepare_uses_the_recipe_files_hold_out_as_a_run_does(tmp_path: Path) -> None:
     source = tmp_path / "text"
     source.write_text("".join(f"{number:,} {WORDS}" for number in range(15_000)))
     found = {}

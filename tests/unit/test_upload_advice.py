@@ -29,7 +29,7 @@ from gpurun.jobs.commands.upload_advice import (
     notes,
     undecided,
 )
-from gpurun.jobs.commands.work_folder import WorkFolder, copied, refuse_vain, without_keys, work_folder
+from gpurun.jobs.commands.work_folder import WorkFolder, copy_work_folder, refuse_vain, without_keys, work_folder
 from gpurun.jobs.requirements import PIP_MARK, distributions, provided_by, with_pip
 from gpurun.providers.catalog import parse_gpu
 from tests.plan_makers import make_command_plan
@@ -102,7 +102,7 @@ def nano(tmp_path: Path) -> Path:
     return folder(tmp_path / "nano", NANOGPT)
 
 
-def test_what_git_ignores_and_the_program_reads_is_a_warning_with_the_flag_that_lets_it_in(nano: Path) -> None:
+def test_an_ignored_file_that_is_read_warns_with_the_flag(nano: Path) -> None:
     command = Command(argv=NANOGPT_WORDS, folder=str(nano))
     left = undecided(work_folder(command))
     assert {file.name: file.by for file in left} == {
@@ -122,7 +122,7 @@ def test_what_git_ignores_and_the_program_reads_is_a_warning_with_the_flag_that_
 
 @pytest.mark.parametrize("ignored", ["*.bin\n", "data/\n", "data/*\n", "data/shakespeare_char\n"])
 @pytest.mark.parametrize("way", ["flag", "file"])
-def test_the_line_that_is_told_lets_it_in_however_it_was_left_out(nano: Path, ignored: str, way: str) -> None:
+def test_the_suggested_line_includes_it_however_it_was_left_out(nano: Path, ignored: str, way: str) -> None:
     (nano / ".gitignore").write_text(ignored)
     (nano / "data" / ".gitignore").write_text("*.bin\n")
     command = Command(argv=NANOGPT_WORDS, folder=str(nano), include=("data/**/*.bin",) if way == "flag" else ())
@@ -141,7 +141,7 @@ def test_what_its_user_leaves_out_is_decided(nano: Path, decision: dict[str, obj
     demand_decided(undecided(work_folder(command)))
 
 
-def test_a_path_of_the_command_that_is_left_out_is_refused_until_it_is_decided(nano: Path) -> None:
+def test_a_left_out_path_of_the_command_is_refused_until_decided(nano: Path) -> None:
     words = ("python", "train.py", "out/ckpt.pt")
     with pytest.raises(UsageError, match=r"out/ckpt\.pt is left out") as refused:
         work_folder(Command(argv=words, folder=str(nano)))
@@ -160,7 +160,7 @@ def test_a_fresh_clone_is_told_what_it_reads_and_does_not_have(tmp_path: Path) -
     )
 
 
-def test_a_module_that_lies_where_python_does_not_look_is_told_with_the_cure(tmp_path: Path) -> None:
+def test_a_module_where_python_does_not_look_gets_the_cure(tmp_path: Path) -> None:
     root = folder(tmp_path / "min", MINGPT)
     command = Command(argv=("python", "projects/chargpt/chargpt.py"), folder=str(root))
     found = work_folder(command)
@@ -175,7 +175,7 @@ def test_a_module_that_lies_where_python_does_not_look_is_told_with_the_cure(tmp
         assert not list(import_warnings(work_folder(cured), cured, python=sys.executable, is_rented=True))
 
 
-def test_a_script_alone_takes_along_what_it_imports_and_names_and_nothing_else(tmp_path: Path) -> None:
+def test_a_script_alone_takes_only_what_it_imports_and_names(tmp_path: Path) -> None:
     root = folder(tmp_path / "mk", MAKEMORE)
     command = Command(argv=("makemore.py",), folder=str(root / "makemore.py"))
     found = work_folder(command)
@@ -216,7 +216,7 @@ def test_only_imports_that_surely_run_are_looked_for() -> None:
     assert "names.txt" not in source.constants
 
 
-def test_a_distribution_is_claimed_only_where_its_modules_are_known() -> None:
+def test_a_distribution_is_claimed_only_if_its_modules_are_known() -> None:
     assert provided_by("einops", ["einops>=0.7"])
     assert provided_by("yaml", ["PyYAML"]), "installed here, so its modules are known"
     assert not provided_by("no_such_module", ["other-name==1"])
@@ -229,7 +229,7 @@ def test_gpuruns_own_home_is_never_uploaded(nano: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [True, False, None])
-def test_a_template_by_the_name_of_a_key_is_asked_about_and_a_key_is_not(tmp_path: Path, answer: bool | None) -> None:
+def test_a_key_files_template_is_asked_about_and_a_key_is_not(tmp_path: Path, answer: bool | None) -> None:
     root = folder(tmp_path / "t", {"train.py": "", ".env.example": "HF_TOKEN=\n", "sub/.env.sample": "TOKEN=\n"})
     command, asked = Command(argv=("python", "train.py"), folder=str(root)), list[str]()
 
@@ -253,7 +253,7 @@ def test_a_template_by_the_name_of_a_key_is_asked_about_and_a_key_is_not(tmp_pat
         without_keys(command, work_folder(command), admit)
 
 
-def test_an_include_that_lets_nothing_in_is_refused_and_one_of_the_data_is_not(nano: Path, tmp_path: Path) -> None:
+def test_an_include_that_matches_nothing_is_refused_unless_data(nano: Path, tmp_path: Path) -> None:
     command = Command(argv=NANOGPT_WORDS, folder=str(nano), include=("*.npy",))
     with pytest.raises(UsageError, match="matches no file"):
         refuse_vain(command, work_folder(command), None)
@@ -279,7 +279,7 @@ def test_a_file_is_run_as_what_it_is(tmp_path: Path, first: str, text: str, mode
     (root / name).chmod(mode)
     command = Command(argv=(first,), folder=str(root))
     found = work_folder(command)
-    command = startable(copied(command, found, tmp_path / "copy"), found).command
+    command = startable(copy_work_folder(command, found, tmp_path / "copy"), found).command
     assert command.words == words
     assert (name in command.executable) == (words[0] == f"./{name}")
 
@@ -293,7 +293,7 @@ def test_what_nothing_would_start_is_refused(tmp_path: Path, first: str, text: s
     assert refused.value.code == "run.not_started"
 
 
-def test_a_notebook_is_run_by_nbconvert_which_is_installed_only_where_it_is_said(tmp_path: Path) -> None:
+def test_a_notebook_runs_by_nbconvert_installed_only_if_asked(tmp_path: Path) -> None:
     cells = '{"cells": [{"cell_type": "code", "source": ["%pip install x\\n", "import einops\\n", "open(\'a.csv\')"]}]}'
     source = read_notebook(cells)
     assert ([one.module for one in source.imports], source.reads) == (["einops"], {"a.csv"})
@@ -340,7 +340,7 @@ def wheel(place: Path, name: str) -> Path:
 
 
 @pytest.mark.process
-def test_a_rehearsal_has_what_pip_names_over_the_packages_that_are_here(tmp_path: Path) -> None:
+def test_a_rehearsal_has_pips_packages_over_those_installed(tmp_path: Path) -> None:
     home, said = Home(tmp_path / "home"), list[str]()
     lines = [str(wheel(tmp_path, "gpuruntest"))]
     python = venv_python(home, lines)
@@ -359,9 +359,7 @@ def test_a_rehearsal_has_what_pip_names_over_the_packages_that_are_here(tmp_path
     assert not is_built(other)
 
 
-def test_where_nothing_is_asked_what_is_named_and_left_out_is_refused_before_any_cloud_is_asked(
-    nano: Path, tmp_path: Path
-) -> None:
+def test_where_nothing_is_asked_a_left_out_file_fails_early(nano: Path, tmp_path: Path) -> None:
     (nano / ".env").unlink()
     command = Command(argv=NANOGPT_WORDS, folder=str(nano))
     request = Request(recipe="", command=command, gpu=parse_gpu("1xT4"), providers=("runpod",))
@@ -379,7 +377,7 @@ def test_where_nothing_is_asked_what_is_named_and_left_out_is_refused_before_any
 
 
 @pytest.mark.parametrize("has", ["uv", "ensurepip", "nothing"])
-def test_a_python_without_pip_falls_back_and_what_fails_is_told_as_pips(tmp_path: Path, has: str) -> None:
+def test_a_python_without_pip_falls_back_and_pips_words_are_kept(tmp_path: Path, has: str) -> None:
     programs = {
         "python3": f"""case "$*" in
             "-c import torch") ;;
@@ -422,7 +420,7 @@ def test_nothing_is_uploaded_where_there_is_no_folder() -> None:
         (("sh", "-c", "pip install x && python train.py"), "import x\n", ()),
     ],
 )
-def test_a_machine_must_have_only_what_the_command_cannot_bring_itself(
+def test_a_machine_needs_only_what_the_command_cannot_bring(
     tmp_path: Path, argv: tuple[str, ...], text: str, needed: tuple[str, ...]
 ) -> None:
     """A rental is ended over these: `bash run.sh` that installs, and `uv run`, had one ended that would have worked."""

@@ -50,7 +50,7 @@ def test_it_fits_any_terminal(width: int, height: int) -> None:
             assert max(cells(one) for one in lines) <= width
 
 
-def test_the_cards_are_told_while_it_trains_and_not_where_nothing_is_known() -> None:
+def test_the_cards_are_shown_in_training_and_not_if_unknown() -> None:
     screen, now = samples.rented_screen()
     assert "94 %    61 of 80 GiB    71 °C    608 W" in drawn(screen, now)
     screen.update((), (), (), gpus=GpuReading(now + 9, 8, 90, None, None, 66, 4870))
@@ -59,7 +59,7 @@ def test_the_cards_are_told_while_it_trains_and_not_where_nothing_is_known() -> 
     assert " gpu" not in drawn(screen, now)
 
 
-def test_what_the_cards_do_is_read_while_it_is_fresh_and_whatever_lies_there(tmp_path: Path) -> None:
+def test_card_figures_are_read_while_fresh_whatever_the_file_has(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     cards = [
         {"use_percent": use, "memory_mib": 1000 * use, "memory_of_mib": 81_920, "celsius": use, "watts": 400}
@@ -76,7 +76,7 @@ def test_what_the_cards_do_is_read_while_it_is_fresh_and_whatever_lies_there(tmp
         assert read_gpus(folder, 150.0) is None
 
 
-def test_keys_are_heard_without_echo_and_the_terminal_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_heard_without_echo_and_the_terminal_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     leader, follower = pty.openpty()
     with os.fdopen(follower, "rb", buffering=0) as terminal:
         monkeypatch.setattr(sys, "stdin", terminal)
@@ -104,7 +104,7 @@ def test_every_journal_event_has_words_and_a_place() -> None:
         assert tell_record(samples.record(1, event, 0.0, {}))
 
 
-def test_money_runs_from_create_sent_to_death_proven_and_no_longer() -> None:
+def test_money_runs_only_from_create_sent_to_death_proven() -> None:
     begun = samples.NOW - 20_000
     screen = Screen(samples.plan(), spent_by)
     screen.update(samples.story(begun, usd("2.49")), [], [])
@@ -114,7 +114,7 @@ def test_money_runs_from_create_sent_to_death_proven_and_no_longer() -> None:
     assert screen.spent(samples.NOW) == usd("7.711392")  # 11,149 s at $2.49/h, rounded up
 
 
-def test_a_refused_create_costs_nothing_and_a_dearer_machine_costs_what_it_says() -> None:
+def test_a_refused_create_is_free_and_a_dearer_machine_is_dearer() -> None:
     screen = Screen(samples.plan(), spent_by)
     intended = samples.record(1, Event.CREATE_INTENDED, 0.0, samples.INTENT)
     screen.update([intended, samples.record(2, Event.CREATE_REFUSED, 1.0, {})], [], [])
@@ -151,7 +151,7 @@ def test_what_it_says_was_spent_is_what_the_receipt_says(tmp_path: Path, story: 
     assert screen.spent(run.clock.wall()) == told_cost["upper_bound_micros"]
 
 
-def test_it_is_about_the_offer_that_was_taken_where_the_first_could_not_be_had() -> None:
+def test_it_shows_the_offer_taken_when_the_first_is_refused() -> None:
     first = samples.candidate(samples.offer(), "7.97", "8.40", "11.23")
     second = samples.candidate(
         samples.offer("lambda", region="us-west-3", rate_micros_per_hour=usd("3.29"), billing_unit_s=60),
@@ -204,7 +204,7 @@ def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
     return drawn(screen, now, width=100, height=40)
 
 
-def test_a_training_that_was_lost_has_no_tick_and_what_is_not_here_is_not_called_here() -> None:
+def test_a_lost_training_has_no_tick_and_lost_files_are_not_here() -> None:
     seen = closed("lost", 6, samples.checkpoint_files(2000))
     assert "run ✘" in seen
     assert "step 2 250, did not come home · step 2 000, here ✔ digests match" in seen
@@ -212,14 +212,14 @@ def test_a_training_that_was_lost_has_no_tick_and_what_is_not_here_is_not_called
     assert "step 2 250, did not come home\n" in closed("lost", 6, samples.checkpoint_files(2250)[:2])
 
 
-def test_a_training_that_was_stopped_before_its_last_step_is_not_called_done() -> None:
+def test_a_training_stopped_before_its_last_step_is_not_done() -> None:
     seen = closed("stopped", 0, samples.checkpoint_files(2250))
     assert "DONE" not in seen
     assert "STOPPED" in seen
     assert "saved  step 2 250, here ✔ digests match" in seen
 
 
-def test_figures_of_a_machine_that_is_not_heard_any_more_are_called_old() -> None:
+def test_figures_of_a_machine_no_longer_heard_are_called_old() -> None:
     screen, now = samples.rented_screen()
     screen.update([], [], [], heard_wall=now - 10)
     assert "these figures are old" not in drawn(screen, now)
@@ -243,7 +243,7 @@ def test_how_long_it_still_takes_is_never_cut(width: int) -> None:
     assert "eta 21 h 23 m\n" in drawn(screen, now, width)
 
 
-def test_a_progress_bar_that_writes_over_itself_is_one_line_of_the_log(tmp_path: Path) -> None:
+def test_a_progress_bar_over_itself_is_one_line_of_the_log(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.log.write_bytes(b"a\r\n 10%|#\r 20%|##\r100%|#####\nb\n")
     screen = Screen(samples.plan(), spent_by)
@@ -268,7 +268,7 @@ def test_an_exit_code_of_nine_is_in_the_header_in_capitals() -> None:
     assert "MAY BE BILLING" in drawn(screen, samples.NOW)
 
 
-def test_a_pipe_a_dumb_terminal_no_color_and_the_c_locale_get_no_escapes() -> None:
+def test_a_pipe_a_dumb_terminal_no_color_and_c_get_no_escapes() -> None:
     class Tty(io.StringIO):
         encoding = "utf-8"
 
@@ -333,7 +333,7 @@ def _show(environment: dict[str, str], *, terminal: bool) -> bytes:
     return written
 
 
-def test_on_a_real_terminal_it_redraws_in_place_and_gives_the_cursor_back() -> None:
+def test_a_real_terminal_redraws_in_place_and_gets_its_cursor() -> None:
     written = _show({}, terminal=True)
     assert written.count(b"RUNNING") >= 3
     assert written.rindex(b"\x1b[?25h") > written.rindex(b"RUNNING")

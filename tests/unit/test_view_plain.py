@@ -44,7 +44,7 @@ def test_the_last_figures_come_out_before_the_stop() -> None:
     assert "ended: done" in lines[1]
 
 
-def test_whoever_attaches_later_reads_records_and_events_as_they_followed_one_another() -> None:
+def test_who_attaches_later_reads_records_and_events_in_order() -> None:
     begun = samples.NOW - 20_000
     records = [*samples.story(begun, samples.usd(0)), *samples.ending(begun)]
     stop = {"kind": "stop", "step": 120, "reason": "done", "wall": begun + 10_991}
@@ -54,7 +54,7 @@ def test_whoever_attaches_later_reads_records_and_events_as_they_followed_one_an
     assert stamps == sorted(stamps)
 
 
-def test_of_a_long_history_the_newest_is_told_and_how_much_is_not() -> None:
+def test_a_long_history_shows_the_newest_and_how_much_is_hidden() -> None:
     began = {"kind": "start", "wall": NOW - 1000, "device": "cuda", "steps": 200}
     evals = samples.told(
         *({"kind": "eval", "step": s, "wall": NOW - 900 + s, "val_loss": 9.0 - s / 100} for s in range(200))
@@ -99,7 +99,7 @@ def test_tables_and_screens_need_neither_rich_nor_pydantic() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_machine_that_does_not_answer_is_not_said_to_be_at_work() -> None:
+def test_a_machine_that_does_not_answer_is_not_said_to_work() -> None:
     """It was "still at it" for hours, and paid for."""
     view = PlainView()
     message = "the machine k3x9 has not answered since 04:50 UTC; runpod says that it runs; it costs $2.49/h"

@@ -24,7 +24,7 @@ from gpurun.view.number_format import (
     short_hash,
 )
 from gpurun.view.style import Style
-from gpurun.view.styled_text import cells, clip, fold, line, render, words_of
+from gpurun.view.styled_text import cells, clip, fold, line, render, split_words
 from gpurun.view.table import Column, table
 from gpurun.view.terminal_charts import Scale, line_chart, scale_of, sparkline
 
@@ -59,7 +59,7 @@ def test_sizes_and_counts() -> None:
 
 
 def test_figures_stay_with_their_units_when_a_line_breaks() -> None:
-    assert words_of("train 3 h 42 m + 4 768 steps of 2.5 B") == [
+    assert split_words("train 3 h 42 m + 4 768 steps of 2.5 B") == [
         "train 3 h 42 m",
         "+",
         "4 768",
@@ -76,7 +76,7 @@ def test_an_error_says_what_then_what_to_do_then_its_code() -> None:
     )
 
 
-def test_what_is_to_be_copied_from_a_hint_stands_on_lines_of_its_own_whole_and_alone() -> None:
+def test_what_is_to_be_copied_from_a_hint_has_lines_of_its_own() -> None:
     trust, policy = {"Principal": {"Service": "scheduler.amazonaws.com"}}, {"Action": "ec2:TerminateInstances"}
     typed = commands(trust, policy)
     shown = error_text("No role was made.", "\n".join(["By hand it is:", *typed]), "aws.declined", Style(width=60))
@@ -85,11 +85,11 @@ def test_what_is_to_be_copied_from_a_hint_stands_on_lines_of_its_own_whole_and_a
     assert [shlex.split(line)[2] for line in copied] == ["create-role", "put-role-policy"]
 
 
-def test_a_line_of_a_hint_that_somebody_else_wrote_steers_no_terminal() -> None:
+def test_a_foreign_line_in_a_hint_steers_no_terminal() -> None:
     assert "\x1b" not in error_text("It failed.", "It said:\n\x1b[2Jno", "a.b", Style())
 
 
-def test_what_is_quoted_after_the_first_line_of_an_error_keeps_its_lines() -> None:
+def test_a_quotation_after_an_errors_first_line_keeps_its_lines() -> None:
     shown = error_text("It failed. Its last words:\nE: no lion\n\x1b[2Jat all", "Mend it.", "setup.failed", Style())
     assert [line.strip() for line in shown.splitlines()][1:3] == ["E: no lion", "[2Jat all"]
 
@@ -171,9 +171,7 @@ def test_scales_are_round_and_sparklines_fixed() -> None:
         ("語" * 16, ["語" * 15, "語"]),
     ],
 )
-def test_a_quoted_line_is_folded_behind_a_blank_where_one_is_near_and_loses_nothing(
-    quoted: str, rows: list[str]
-) -> None:
+def test_a_quoted_line_folds_at_a_near_blank_and_loses_nothing(quoted: str, rows: list[str]) -> None:
     folded = ["".join(span.text for span in row)[2:] for row in fold(quoted, Style(width=32), indent=2)]
     assert folded == rows
     assert "".join(folded) == quoted

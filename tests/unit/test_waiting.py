@@ -60,14 +60,14 @@ class Eventful(VirtualClock):
         super().sleep(seconds)
 
 
-def test_a_detached_train_returns_when_its_machine_is_ready_and_no_sooner(driven: CloudRun) -> None:
+def test_a_detached_train_returns_just_when_its_machine_is_ready(driven: CloudRun) -> None:
     clock = Eventful(lambda: driven.write(next(driven.through_training())[1]))
     left = awaited(driven, clock)
     assert (left.exit_code, clock.pauses) == (ExitCode.DONE, 10)
     assert "gpurun attach fox-41" in left.after
 
 
-def test_where_its_supervisor_died_the_machine_may_be_billing_and_that_is_said(created: CloudRun) -> None:
+def test_a_dead_supervisors_machine_may_be_billing_and_says_so(created: CloudRun) -> None:
     """It said only that the run goes on, while nobody drove it and a machine was billed."""
     left = awaited(created)
     assert left.exit_code is ExitCode.MAY_BE_BILLING
@@ -82,7 +82,7 @@ def test_a_run_that_is_over_before_that_is_told_as_it_ended(own_home: Path) -> N
     assert (ended.exit_code, ended.data["outcome"]) == (ExitCode.DONE, "done")
 
 
-def test_a_ctrl_c_meanwhile_gives_the_machine_up_as_it_does_in_the_live_view(driven: CloudRun) -> None:
+def test_ctrl_c_meanwhile_gives_up_the_machine_as_in_live_view(driven: CloudRun) -> None:
     def pressed() -> None:
         signal.raise_signal(signal.SIGINT)
         driven.write(next(driven.through_training())[1])
@@ -92,7 +92,7 @@ def test_a_ctrl_c_meanwhile_gives_the_machine_up_as_it_does_in_the_live_view(dri
     assert driven.folder.control.exists()
 
 
-def test_the_end_of_a_container_is_told_before_it_takes_the_supervisor_along(
+def test_it_warns_that_a_containers_end_kills_the_supervisor(
     driven: CloudRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     driven.write(next(driven.through_training())[1])

@@ -65,7 +65,7 @@ def folder(session: Session) -> RunFolder:
     return finished_run(session.home, "fox-41")
 
 
-def test_the_trainer_gets_the_checkpoint_and_no_key_and_what_it_says_is_made_harmless(
+def test_the_trainer_gets_no_key_and_its_words_steer_no_terminal(
     session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "secret")
@@ -89,7 +89,7 @@ def test_a_checkpoint_has_several_names(session: Session, folder: RunFolder, nam
     assert sample(session, run="fox-41", prompt="a", checkpoint=name).data["prompt"] == "a"
 
 
-def test_a_checkpoint_that_is_not_the_one_that_came_home_is_never_opened(session: Session, folder: RunFolder) -> None:
+def test_a_checkpoint_other_than_the_one_at_home_is_never_opened(session: Session, folder: RunFolder) -> None:
     path = folder.artifacts / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(VerificationFailed, match="changed since it came home"):
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_not_the_one_that_came_home_is_never_opened(session
         sample(session, run="fox-41", prompt="a", checkpoint="best")
 
 
-def test_what_collect_brought_while_the_run_goes_on_is_used_and_no_other(session: Session, tmp_path: Path) -> None:
+def test_what_collect_brought_in_mid_run_is_used_and_no_other(session: Session, tmp_path: Path) -> None:
     instance, going = Instance(tmp_path / "instance"), opened_run(session.home, "owl-07").folder
     instance.save(10, 20, best=10)
     with pytest.raises(UsageError, match="goes on") as early:
@@ -149,7 +149,7 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
         ({"beams": 1_000_000}, "--beams 1000000 is not between 1 and 1,000"),
     ],
 )
-def test_a_setting_that_no_sampler_takes_is_refused_before_torch_is_loaded(
+def test_a_setting_no_sampler_takes_is_refused_before_torch(
     session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, setting: dict[str, float], told: str
 ) -> None:
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
@@ -176,7 +176,7 @@ def test_a_card_calls_no_cpu_a_gpu(session: Session, folder: RunFolder, tmp_path
     assert (card.get("GPU"), card["device"]) == (None, "cpu")
 
 
-def test_the_command_line_passes_on_what_was_said_and_nothing_else(
+def test_the_command_line_passes_on_what_was_typed_and_no_more(
     session: Session, folder: RunFolder, tmp_path: Path
 ) -> None:
     home = ["--home", str(session.home.root), "--json"]
@@ -187,7 +187,7 @@ def test_the_command_line_passes_on_what_was_said_and_nothing_else(
     assert json.loads(made.stdout)["data"]["step"] == 120
 
 
-def test_one_argument_of_export_is_the_folder_and_the_run_is_the_usual_one(
+def test_one_argument_of_export_is_the_folder_for_the_usual_run(
     session: Session, folder: RunFolder, tmp_path: Path
 ) -> None:
     made = export(session, str(tmp_path / "hf")).data

@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 def attach(session: Session, run: UsualRun = None) -> Result:
     """Watch a run live; closing the view changes nothing."""
     from gpurun.cli.interrupts import ATTACHED
-    from gpurun.cli.run_control import find
-    from gpurun.cli.viewer import follow
+    from gpurun.cli.run_control import find_meant_run
+    from gpurun.cli.viewer import follow_run
 
-    return follow(session, find(session, run).folder, on_interrupt=ATTACHED)
+    return follow_run(session, find_meant_run(session, run).folder, on_interrupt=ATTACHED)

@@ -225,7 +225,7 @@ def _alive(session: Session, run: str) -> list[str]:
 def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
     """What a replay says of each run that has a receipt."""
     from gpurun.core.untrusted import finding
-    from gpurun.ledger.runs import look
+    from gpurun.ledger.runs import look_at_run
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.replay import Replayed, replay_run
 
@@ -241,7 +241,7 @@ def _replays(session: Session, report: AuditReport) -> dict[str, Replayed]:
         problems: list[str] = []
         with finding(problems.append, "it cannot be computed again"):
             try:
-                plan, told = look(session.home, row.run).plan, read_receipt(session.home, folder).predicate
+                plan, told = look_at_run(session.home, row.run).plan, read_receipt(session.home, folder).predicate
                 data = Path(folder.now_at(plan.data.folder))
                 found[row.run] = replay_run(folder, {**told}, plan.job.resolved, data, say)
             except (GpurunError, OSError) as error:
@@ -258,10 +258,10 @@ def _is_driven(session: Session, run: str) -> bool:
 
 def _why_red(session: Session, run: str) -> str:
     """What `ps` says too: why the end of its machine is not proven, where that was tried."""
-    from gpurun.ledger.runs import gave_up, look
+    from gpurun.ledger.runs import gave_up, look_at_run
 
     try:
-        return gave_up(look(session.home, run), session.clock.wall())
+        return gave_up(look_at_run(session.home, run), session.clock.wall())
     except GpurunError:  # Its damage is a row of its own.
         return ""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpurun.cli.help_panels import group_of
+from gpurun.cli.help_panels import make_verb_group
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
@@ -50,7 +50,7 @@ Stray = Annotated[list[str] | None, typer.Argument(hidden=True, metavar="no key 
 
 app = typer.Typer(
     help="Keep, show and remove the clouds' keys; install gpurun's own on a box.",
-    cls=group_of("status"),
+    cls=make_verb_group("status"),
     rich_markup_mode=None,
 )
 

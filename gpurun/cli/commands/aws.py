@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.help_panels import group_of
+from gpurun.cli.help_panels import make_verb_group
 from gpurun.cli.options import Yes
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="Set up an AWS account, once.", cls=group_of(), rich_markup_mode=None)
+app = typer.Typer(help="Set up an AWS account, once.", cls=make_verb_group(), rich_markup_mode=None)
 
 
 @verb(app, "aws setup", examples=["gpurun aws setup", "gpurun aws setup --yes", "gpurun aws setup --policy"])
@@ -27,9 +27,9 @@ def setup(
     from gpurun.core.clock import SystemClock
     from gpurun.core.errors import Declined
     from gpurun.providers.aws.setup import commands, make_role, plan_role, user_policy
-    from gpurun.providers.aws.wire import Wire
+    from gpurun.providers.aws.wire import AwsClients
 
-    wire = Wire(SystemClock())
+    wire = AwsClients(SystemClock())
     plan = plan_role(wire)
     if policy:
         document = user_policy(plan)

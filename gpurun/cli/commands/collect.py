@@ -24,15 +24,15 @@ def collect(
     to: Annotated[str, typer.Option("--to", metavar="DIR", help="Copy the downloaded files into this folder.")] = "",
 ) -> Result:
     """Download finished checkpoints now, while training goes on; of a run that is over, say what was downloaded."""
-    from gpurun.cli.collect_checkpoints import checked, collected, copied
-    from gpurun.cli.run_control import find
+    from gpurun.cli.collect_checkpoints import collected, copy_result_files, parse_only
+    from gpurun.cli.run_control import find_meant_run
 
-    wanted = checked(only)
+    wanted = parse_only(only)
     place = Path(to).expanduser().absolute() if to else None
     if place and place.exists() and not place.is_dir():
         raise UsageError(
             "usage.to", f"{place} is no folder.", hint="Name one with --to; it is made where it is missing."
         )
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     result = collected(session, sight, wanted)
-    return copied(result, sight, place) if place else result
+    return copy_result_files(result, sight, place) if place else result

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from gpurun.cli.help_panels import group_of
+from gpurun.cli.help_panels import make_verb_group
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="Show the settings, and where each comes from.", cls=group_of("show"), rich_markup_mode=None)
+app = typer.Typer(
+    help="Show the settings, and where each comes from.", cls=make_verb_group("show"), rich_markup_mode=None
+)
 
 
 @verb(app, "config show", examples=["gpurun config show", "GPURUN_MAX_COST=25 gpurun config show"])

@@ -37,10 +37,10 @@ def confirm_shutdown(
 
     Exit 9 when a box that costs money still answers, 10 when it cannot be confirmed for another reason.
     """
-    from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, knock_again_and_again, words_of
+    from gpurun.cli.shutdown_probe import QUIET, SPAN_S, box_login, describe_confirmation, knock_again_and_again
     from gpurun.core.clock import utc
     from gpurun.core.receipt_record import Signature
-    from gpurun.ledger.runs import find_run, look
+    from gpurun.ledger.runs import find_run, look_at_run
     from gpurun.ledger.shutdown_statement import read_confirmation, write_confirmation
     from gpurun.ledger.signing import load_signer
     from gpurun.ledger.write_receipt import read_receipt
@@ -50,11 +50,13 @@ def confirm_shutdown(
                          hint='Say how you know: --force "stopped it in the console at 15:02"')  # fmt: skip
     folder = session.home.run(find_run(session.home, run))
     receipt = read_receipt(session.home, folder)
-    login, box = box_login(receipt, folder.name), look(session.home, folder.name).plan.box
+    login, box = box_login(receipt, folder.name), look_at_run(session.home, folder.name).plan.box
     kept = read_confirmation(session.home, folder, receipt)
     # One without a signature may be anybody's: where there is a key, it is looked at again and signed.
     if kept is not None and kept.is_seen and (kept.signature is Signature.OK or not load_signer(session.home.keys)):
-        return _told(kept, folder.name, session, f"{login.host} was confirmed before: {words_of(kept, session)}.")
+        return _told(
+            kept, folder.name, session, f"{login.host} was confirmed before: {describe_confirmation(kept, session)}."
+        )
     if not session.json:
         session.say(f"Knocking at {login.host} port {login.port} for about {SPAN_S:.0f} s.")
     tries = knock_again_and_again(login, session.clock, box.jump if box else "")
@@ -66,7 +68,7 @@ def confirm_shutdown(
         hint = "Set the clock, or wait until it has passed that; then run this again."
         raise VerificationFailed("shutdown.clock", what, hint=hint)
     made = write_confirmation(session.home, folder, receipt, tries, words=force or "", wall=now)
-    return _told(made, folder.name, session, f"{login.host}: {words_of(made, session)}.")
+    return _told(made, folder.name, session, f"{login.host}: {describe_confirmation(made, session)}.")
 
 
 def _not_down(seen: str, login: Login, receipt: Receipt, run: str) -> GpurunError:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.help_panels import group_of
-from gpurun.cli.options import ACCEPT_SKIPPED, RecipeArgument, flag, text
+from gpurun.cli.help_panels import make_verb_group
+from gpurun.cli.options import ACCEPT_SKIPPED, RecipeArgument, flag, make_text_option
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared, verb
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 else:
     Layout = object
 
-app = typer.Typer(help="Make shards from text, and check them.", cls=group_of(), rich_markup_mode=None)
+app = typer.Typer(help="Make shards from text, and check them.", cls=make_verb_group(), rich_markup_mode=None)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder of shards, with a data.json.")]
 
 
 def _layout_from(session: Session, *, no_header: bool, text_column: str, val: str, **typed: Any) -> Layout:
-    from gpurun.data.layout import AS_TEXT, checked_layout
+    from gpurun.data.layout import AS_TEXT, parse_layout
 
     globs = {name: tuple(typed.pop(name)) for name in ("include", "exclude")}
     place = val if val in ("", AS_TEXT) else str(Path(val).expanduser().absolute())
-    return checked_layout(**typed, **globs, column=text_column, has_head=not no_header, val=place)
+    return parse_layout(**typed, **globs, column=text_column, has_head=not no_header, val=place)
 
 
 def _globs(name: str, help_text: str) -> Any:
@@ -42,14 +42,17 @@ def _globs(name: str, help_text: str) -> Any:
 LAYOUT = Shared(
     "layout",
     {
-        "text_column": (text("--text-column", "NAME", "The key or column that has the text; else text."), ""),
-        "template": (text("--template", "TEXT", r"A text of several columns: '{question}\n{answer}'."), ""),
-        "delimiter": (text("--delimiter", "CHAR", "Of a table: ';', tab; none: it is a text."), ""),
+        "text_column": (
+            make_text_option("--text-column", "NAME", "The key or column that has the text; else text."),
+            "",
+        ),
+        "template": (make_text_option("--template", "TEXT", r"A text of several columns: '{question}\n{answer}'."), ""),
+        "delimiter": (make_text_option("--delimiter", "CHAR", "Of a table: ';', tab; none: it is a text."), ""),
         "no_header": (flag("--no-header", "A table's first row is a document; its columns are 1, 2, …"), False),
         "per_line": (flag("--per-line", "Each line of a text is a document."), False),
         "include": (_globs("--include", "Only these files"), []),
         "exclude": (_globs("--exclude", "Not these files"), []),
-        "val": (text("--val", "PATH", "What is held out; none: by chance, whatever files are called."), ""),
+        "val": (make_text_option("--val", "PATH", "What is held out; none: by chance, whatever files are called."), ""),
         "val_fraction": (
             Annotated[
                 float | None,

@@ -24,10 +24,10 @@ def destroy(
     ] = False,
 ) -> Result:
     """Destroy the machine now, without downloading anything, and prove that it is gone."""
-    from gpurun.cli.run_control import find, stop_run, sweep_damaged
+    from gpurun.cli.run_control import find_meant_run, stop_run, sweep_damaged
     from gpurun.core.errors import Declined
 
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     question = f"Destroy {sight.folder.name} without bringing anything home? [y/N]"
     if sight.unfinished and not yes and session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("destroy.declined", "Nothing was destroyed.", hint="gpurun stop keeps a checkpoint first.")

@@ -32,7 +32,7 @@ def evaluate(
     checkpoint: Checkpoint = "best",
 ) -> Result:
     """Score a run's checkpoint on this machine, on tasks that other models were scored on."""
-    from gpurun.cli.run_control import find
+    from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import parse_object
     from gpurun.data.core_bundle import FILE, bundle_file, write_core
     from gpurun.readers.weights import ask_trainer, find_checkpoint
@@ -43,7 +43,7 @@ def evaluate(
         raise UsageError(
             "usage.items", f"--items {items} is not between 1 and {MOST_ITEMS:,}.", hint="Try --items 500."
         )
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     found = find_checkpoint(sight, checkpoint)
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
         file = found.data / FILE

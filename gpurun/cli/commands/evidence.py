@@ -30,7 +30,7 @@ def evidence(
     Where a file shows the value of a --secret that is set here, or of a provider's key, nothing is written.
     """
     from gpurun.cli.render import write_bytes
-    from gpurun.cli.run_control import find
+    from gpurun.cli.run_control import find_meant_run
     from gpurun.cli.shutdown_probe import shutdown_line
     from gpurun.core.credentials import secrets_at_hand
     from gpurun.core.installed_files import bundle_root
@@ -40,7 +40,7 @@ def evidence(
     from gpurun.view.evidence_card import card_html, card_markdown
     from gpurun.view.number_format import format_bytes
 
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     folder, plan = sight.folder, sight.plan
     receipt = read_receipt(session.home, folder)
     words = {

@@ -51,7 +51,7 @@ def export(
     A model's folder is new or empty, and is written whole or not at all. With one argument it is the folder. Curves go
     into a folder of the run's name in it.
     """
-    from gpurun.cli.run_control import find
+    from gpurun.cli.run_control import find_meant_run
     from gpurun.readers.weights import ask_trainer, find_checkpoint
 
     if push:
@@ -66,7 +66,7 @@ def export(
     if folder is None and (run.startswith("@") or run in session.home.run_names()):
         what = f"{run} is a run, and no folder is named for its model."
         raise UsageError("export.no_folder", what, hint=f"Name one: gpurun export {run} ./model")
-    sight = find(session, None if folder is None and run.strip() else run)
+    sight = find_meant_run(session, None if folder is None and run.strip() else run)
     place = Path(folder or run).expanduser().absolute()
     if to == "tensorboard":
         return _curves(session, sight, place / sight.folder.name)

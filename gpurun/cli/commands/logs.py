@@ -39,12 +39,12 @@ def logs(
 
     It is made harmless, or JSON Lines, or byte for byte where no terminal reads it.
     """
-    from gpurun.cli.run_control import find
+    from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import safe_line
     from gpurun.readers.run_reader import lines_in
     from gpurun.view.envelope import log_json
 
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     if raw and sys.stdout.isatty():
         raise UsageError(
             "logs.raw_to_terminal",

@@ -40,7 +40,7 @@ def offers(
     NoOffer (exit 5) when there is nothing at all, with who said what. That nobody could be asked is exit 4, as for
     `train`.
     """
-    from gpurun.cli.offer_listing import listed, nothing_found
+    from gpurun.cli.offer_listing import list_offers, nothing_found
     from gpurun.core.clock import utc
     from gpurun.core.money import parse_usd
     from gpurun.core.run_plan import Choices
@@ -53,7 +53,7 @@ def offers(
     limit = parse_usd(max_price, name="--max-price") if max_price else None
     need = None if gpu.strip().lower() == ANY else parse_gpu(gpu or _usual_gpu(session))
     demand_one_node(need)
-    found = listed(session, need, clouds, Choices(region=region or None, spot=spot))
+    found = list_offers(session, need, clouds, Choices(region=region or None, spot=spot))
     shown = [one for one in found.offers if limit is None or one.rate_micros_per_hour <= limit]
     shown.sort(key=lambda one: (one.rate_micros_per_hour, one.provider, one.type_id, one.region))
     data = {

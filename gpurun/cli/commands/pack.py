@@ -63,10 +63,10 @@ def pack(
 
 
 def _listing(session: Session, seen: Survey) -> Result:
-    from gpurun.view.list_tables import PackedFile, pack_listing
+    from gpurun.view.list_tables import PackRow, pack_listing
 
-    files = [PackedFile(name=file.name, bytes=file.bytes) for file in seen.files]
-    files += [PackedFile(name=no.path, bytes=0, refusal=no.reason) for no in seen.refusals]
+    files = [PackRow(name=file.name, bytes=file.bytes) for file in seen.files]
+    files += [PackRow(name=no.path, bytes=0, refusal=no.reason) for no in seen.refusals]
     data = {
         "files": [{"name": file.name, "bytes": file.bytes} for file in seen.files],
         "bytes": seen.total_bytes,

@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.help_panels import group_of
+from gpurun.cli.help_panels import make_verb_group
 from gpurun.cli.options import RecipeArgument, RecipeNames
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, GpurunError, UsageError
 
-app = typer.Typer(help="List, show and check the recipes.", cls=group_of("list"), rich_markup_mode=None)
+app = typer.Typer(help="List, show and check the recipes.", cls=make_verb_group("list"), rich_markup_mode=None)
 
 
 @verb(app, "recipes list", examples=["gpurun recipes list"])

@@ -31,11 +31,11 @@ def report(
     ] = "",
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
-    from gpurun.ledger.runs import look
+    from gpurun.ledger.runs import look_at_run
     from gpurun.readers.run_material import material_of
     from gpurun.view.number_format import format_bytes
     from gpurun.view.report.page import report_page
-    from gpurun.view.report.report_model import differences
+    from gpurun.view.report.report_model import list_differences
     from gpurun.view.report.summary import summary
     from gpurun.view.report.svg_charts import MOST_RUNS
 
@@ -48,10 +48,10 @@ def report(
         raise UsageError(
             "report.too_many", what, hint="Name fewer runs, or leave --html out: a table has room for all."
         )
-    material = [material_of(session.home, look(session.home, name), session.clock.wall()) for name in names]
+    material = [material_of(session.home, look_at_run(session.home, name), session.clock.wall()) for name in names]
     data = {
         "runs": [run.as_record() for run in material],
-        "differences": [{"key": key, "values": values} for key, values in differences(material)],
+        "differences": [{"key": key, "values": values} for key, values in list_differences(material)],
         "html": str(Path(html).expanduser().absolute()) if html else None,
     }
     if not html:

@@ -31,13 +31,13 @@ def resume(
 ) -> Result:
     """Finish what the journal says is unfinished: after a crash, sleep or reboot."""
     from gpurun.cli.interrupts import RESUMED
-    from gpurun.cli.run_control import demand_here, drive, find, log_in_again
-    from gpurun.cli.viewer import follow
+    from gpurun.cli.run_control import demand_here, drive, find_meant_run, log_in_again
+    from gpurun.cli.viewer import follow_run
     from gpurun.ledger.runs import left_alone
 
     if run is None and (run := left_alone(session.home)):
         session.say(f"{run}, the only unfinished run that nobody drives")
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     if not sight.unfinished:
         name = sight.folder.name
         text = f"{name} is finished; its receipt: gpurun receipt {name}"
@@ -54,4 +54,4 @@ def resume(
         demand_here(session, sight)
     log_in_again(session, sight)
     drive(session, sight)
-    return follow(session, sight.folder, on_interrupt=RESUMED)
+    return follow_run(session, sight.folder, on_interrupt=RESUMED)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gpurun.cli.help_panels import group_of
+from gpurun.cli.help_panels import make_verb_group
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 
-app = typer.Typer(help="Give each learner of a class a challenge.", cls=group_of(), rich_markup_mode=None)
+app = typer.Typer(help="Give each learner of a class a challenge.", cls=make_verb_group(), rich_markup_mode=None)
 
 
 @verb(app, "roster new", examples=["gpurun roster new ml-2026 --students students.txt"])
@@ -37,9 +37,9 @@ def new(
     """
     from gpurun.cli.render import write_file
     from gpurun.jobs.training.recipe import load_recipe
-    from gpurun.readers.evidence.roster import Task, new_roster, read_students
+    from gpurun.readers.evidence.roster import ClassTask, new_roster, read_students
 
-    task = Task(
+    task = ClassTask(
         recipe=load_recipe(recipe).name if recipe else "", steps=steps, data=data.lower(), trainer=trainer.lower()
     )
     roster = new_roster(name, read_students(Path(students).expanduser()), session.clock.wall(), task)

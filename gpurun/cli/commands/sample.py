@@ -61,7 +61,7 @@ def sample(
     checkpoint: Checkpoint = "best",
 ) -> Result:
     """Continue or translate a text with a run's checkpoint, on this machine; defaults are the recipe's."""
-    from gpurun.cli.run_control import find
+    from gpurun.cli.run_control import find_meant_run
     from gpurun.core.untrusted import parse_object, safe_line, safe_text
     from gpurun.readers.weights import ask_trainer, find_checkpoint
 
@@ -79,7 +79,7 @@ def sample(
             option = f"--{name.replace('_', '-')}"
             what = f"{option} {value} is not between {least} and {most:,}."
             raise UsageError(f"usage.{name}", what, hint=f"Try {option} {example}.")
-    sight = find(session, run)
+    sight = find_meant_run(session, run)
     found = find_checkpoint(sight, checkpoint)
     session.say(f"step {found.step:,}, on this machine")
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in wanted.items() if value is not None]

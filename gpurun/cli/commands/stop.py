@@ -21,6 +21,6 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
 ) -> Result:
     """Save a checkpoint, download it, destroy the machine, write the receipt."""
-    from gpurun.cli.run_control import find, stop_run
+    from gpurun.cli.run_control import find_meant_run, stop_run
 
-    return stop_run(session, find(session, run), "now" if now else "save", "stopped by the user")
+    return stop_run(session, find_meant_run(session, run), "now" if now else "save", "stopped by the user")

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpurun.core.errors import SetupError
 from gpurun.core.installed_files import tokenizer as tokenizers
-from gpurun.data.split import key_of
+from gpurun.data.split import hash_text
 
 __all__ = ["NO_KEY", "PERMUTATIONS", "band_keys", "normalised_url", "signature", "similarity", "text_key", "url_key"]
 
@@ -60,7 +60,7 @@ def url_key(url: str) -> int:
 
 def text_key(text: str) -> int:
     """64 bits that name a text up to its white space and the spelling of its accents; NO_KEY where there is nothing."""
-    return NO_KEY if text.isspace() or not text else key_of(text) or 1
+    return NO_KEY if text.isspace() or not text else hash_text(text) or 1
 
 
 def signature(text: str) -> np.ndarray:
@@ -69,7 +69,7 @@ def signature(text: str) -> np.ndarray:
     A text of fewer words is one run; the signature of one without any word is that of the empty set.
     """
     minhash, before = _empty_minhash().copy(), list[str]()
-    for piece in tokenizers.pieces(text):
+    for piece in tokenizers.cut_for_encoding(text):
         words = before + _WORD.findall(piece.casefold())
         runs = map(" ".join, zip(*(words[i:] for i in range(RUN_WORDS)), strict=False))
         while batch := {_bytes(run) for run in islice(runs, _BATCH)}:

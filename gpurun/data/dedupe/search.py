@@ -16,7 +16,7 @@ from gpurun.core.errors import UsageError
 from gpurun.data.dedupe.fingerprint import NO_KEY, similarity
 from gpurun.data.dedupe.signatures import KINDS, Dedupe, SignatureFile
 
-__all__ = ["Found", "search"]
+__all__ = ["FoundDuplicates", "search"]
 
 NUMBER_BYTES = 4
 _NONE = np.uint32(0xFFFFFFFF)
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDuplicates:
     """For each task the ordinals of its documents that go (ascending uint32), and how many went for which kind."""
 
     ordinals: tuple[np.ndarray, ...]
@@ -39,7 +39,7 @@ class Found:
     counts: dict[str, int]
 
 
-def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: None) -> Found:
+def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: None) -> FoundDuplicates:
     """Find every document that repeats one before it, in the order of tasks and of the documents in them.
 
     The first one stays. A near duplicate resembles one that stays, by at least the threshold.
@@ -57,7 +57,7 @@ def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: 
         say(f"duplicates: {kind}, column {number + 1} of {len(dedupe.columns)}, {corpus.gone():,} documents go")
     if "near" in counts:
         counts["near"] -= corpus.settle()
-    return Found(corpus.ordinals(), corpus.documents, counts)
+    return FoundDuplicates(corpus.ordinals(), corpus.documents, counts)
 
 
 class _Corpus:

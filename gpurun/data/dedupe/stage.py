@@ -31,7 +31,7 @@ _DOCUMENT_BYTES = 2000
 
 
 @dataclass(frozen=True)
-class Signer:
+class FingerprintWriter:
     """The work that writes the fingerprints of a task's documents into a folder."""
 
     folder: Path
@@ -114,7 +114,7 @@ def _dropped_path(folder: Path, index: int) -> Path:
     return folder / f"dropped-{index:06d}.bin"
 
 
-def check_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str], None]) -> None:
+def check_fingerprint_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str], None]) -> None:
     """Say what the fingerprints of so much text will take; SetupError if there is no room."""
     need, free = text_bytes * dedupe.bytes_per_document // _DOCUMENT_BYTES, shutil.disk_usage(folder).free
     say(f"fingerprints of {text_bytes / 1e6:,.1f} MB of text first; they need about {need / 1e9:,.2f} GB for a while")

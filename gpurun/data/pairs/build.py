@@ -20,7 +20,7 @@ from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.pairs.grammar import english_german
 from gpurun.data.refusals import Say
 from gpurun.data.source_names import BUILT_IN_PAIRS
-from gpurun.data.split import bound_for, key_of
+from gpurun.data.split import bound_for, hash_text
 
 _PAIRS_MADE = 20_000
 
@@ -132,7 +132,7 @@ def prepare_pairs(order: PairOrder, say: Say) -> tuple[pair_tokenizers.PairToken
     splits: dict[str, list[pair_tokenizers.Pair]] = {"train": [], "val": []}
     bound = bound_for(order.val_fraction)
     for pair in text.pairs:  # By its source sentence, so that all its translations are on the same side.
-        splits["val" if key_of(pair[0]) < bound else "train"].append(pair)
+        splits["val" if hash_text(pair[0]) < bound else "train"].append(pair)
     tokenizer = pair_tokenizers.PairTokenizer.for_pairs(order.tokenizer, splits["train"], order.vocab_limit)
     order.out.mkdir(parents=True)
     _write(order, text, splits, tokenizer, say)

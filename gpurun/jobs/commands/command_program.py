@@ -21,20 +21,20 @@ _OF_BASH = frozenset({"sh", "bash", "dash"})
 
 
 @dataclass(frozen=True)
-class Program:
+class StartableCommand:
     """A command that can be started as it is, and what the plan says of that."""
 
     command: Command
     notes: tuple[str, ...] = ()
 
 
-def startable(command: Command, found: WorkFolder) -> Program:
+def startable(command: Command, found: WorkFolder) -> StartableCommand:
     """Return the command with what its first word needs there; UsageError for a file that nothing would start."""
     first = command.argv[0]
     name = os.path.normpath(first)
     path = found.files.get(name)
     if path is None or first.endswith((".py", ".ipynb")):
-        return Program(command)
+        return StartableCommand(command)
     head, shell = _head(path), ""
     if head.startswith(b"#!"):
         shell = Path(head[2:].split()[-1].decode("utf-8", "replace") if head[2:].split() else "").name
@@ -43,19 +43,19 @@ def startable(command: Command, found: WorkFolder) -> Program:
     if first.endswith(".sh"):
         is_own = starts_itself and (name in command.executable or shell not in _OF_BASH)
         said = () if is_own else (f"{first} is run by bash.",)
-        return Program(command.model_copy(update={"executable": (*others, name) if is_own else others}), said)
+        return StartableCommand(command.model_copy(update={"executable": (*others, name) if is_own else others}), said)
     if "/" not in first:
         if shutil.which(first) is not None:
-            return Program(command)
+            return StartableCommand(command)
         what = f"{first} is a file of the folder, and a program without a / is looked for in PATH alone."
         raise UsageError("run.not_started", what, hint=f"Write ./{first}; or name what runs it: -- bash {first}")
     if not starts_itself:
         what = f"{first} is neither a program of Linux nor a script whose first line is #! and an interpreter."
         raise UsageError("run.not_started", what, hint=f"Name what runs it: -- bash {shlex.quote(first)}")
     if name in command.executable:
-        return Program(command)
+        return StartableCommand(command)
     note = f"{first} is not executable here; it is made so there."
-    return Program(command.model_copy(update={"executable": (*others, name)}), (note,))
+    return StartableCommand(command.model_copy(update={"executable": (*others, name)}), (note,))
 
 
 def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Command, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from gpurun.core.command import Command
 from gpurun.core.paths import read_regular
-from gpurun.jobs.commands.python_source import Source, is_file_name, read_notebook, read_python, read_shell
+from gpurun.jobs.commands.python_source import PythonSource, is_file_name, read_notebook, read_python, read_shell
 
 _PROGRAMS = (".py", ".sh", ".ipynb")
 _MOST_FILES = 2_000
@@ -132,7 +132,7 @@ class _Reader:
             else:
                 self._take_import(name, source, module.module, module.names, beside, sure)
 
-    def _take_texts(self, source: Source, name: str) -> None:
+    def _take_texts(self, source: PythonSource, name: str) -> None:
         """Take in the constants of one file."""
         found = self.found
         typed = {word.partition("=")[0] for word in self.argv}
@@ -147,7 +147,7 @@ class _Reader:
                 into.setdefault(text, name)
 
     def _take_import(
-        self, by: str, source: Source, module: str, names: tuple[str, ...], beside: str, is_sure: bool
+        self, by: str, source: PythonSource, module: str, names: tuple[str, ...], beside: str, is_sure: bool
     ) -> None:
         """Follow an absolute import, or note where it is not found."""
         top = module.split(".")[0]

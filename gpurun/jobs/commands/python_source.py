@@ -34,7 +34,7 @@ class Import:
 
 
 @dataclass
-class Source:
+class PythonSource:
     """What one file of a program says of others: its imports and its constants, by how they are used."""
 
     imports: list[Import] = field(default_factory=list)
@@ -48,15 +48,15 @@ class Source:
     """Whether it changes where modules are looked for."""
 
 
-def read_python(text: str) -> Source:
+def read_python(text: str) -> PythonSource:
     """Return what a Python file says; SyntaxError or ValueError where it cannot be read."""
-    found = Source()
+    found = PythonSource()
     _visit(ast.parse(text), found, is_sure=True)
     found.reads -= found.writes
     return found
 
 
-def read_notebook(text: str) -> Source:
+def read_notebook(text: str) -> PythonSource:
     """Return what the code cells of a notebook say; ValueError or SyntaxError where it cannot be read."""
     lines: list[str] = []
     try:
@@ -84,7 +84,7 @@ def is_file_name(text: str) -> bool:
     return len(text) <= _MOST_CONSTANT_CHARS and _FILE_NAME.fullmatch(text) is not None
 
 
-def _visit(node: ast.AST, found: Source, *, is_sure: bool) -> None:
+def _visit(node: ast.AST, found: PythonSource, *, is_sure: bool) -> None:
     """Take in a node and all below it."""
     if isinstance(node, ast.Import):
         found.imports += [Import(name.name, (), 0, is_sure) for name in node.names]
@@ -111,7 +111,7 @@ def _visit(node: ast.AST, found: Source, *, is_sure: bool) -> None:
         _visit(child, found, is_sure=is_sure)
 
 
-def _take_call(call: ast.Call, found: Source) -> None:
+def _take_call(call: ast.Call, found: PythonSource) -> None:
     """Take in which files a call reads or writes."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name == "add_argument":
@@ -134,7 +134,7 @@ def _take_call(call: ast.Call, found: Source) -> None:
         found.folders |= {text for place in call.args for text in _texts(place)}
 
 
-def _take_option(call: ast.Call, found: Source) -> None:
+def _take_option(call: ast.Call, found: PythonSource) -> None:
     """Take in the default of an option of argparse, where it looks like a file that is read."""
     options = tuple(text for place in call.args for text in _texts(place))
     for word in call.keywords:

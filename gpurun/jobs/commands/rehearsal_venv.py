@@ -14,7 +14,7 @@ from pathlib import Path
 from gpurun.core.errors import SetupError
 from gpurun.core.filelock import exclusive
 from gpurun.core.paths import Home, make_private
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.secrets import child_environment
 from gpurun.core.untrusted import safe_text
 
@@ -27,7 +27,7 @@ _LAST_LINES, _LAST_CHARS = 12, 300
 def venv_python(home: Home, lines: Sequence[str]) -> Path:
     """Return the Python of the environment that has these requirements, whether or not it is there yet."""
     of = {"lines": list(lines), "python": sys.executable, "version": sys.version}
-    return home.cache / "venvs" / digest_of(of)[:16] / "bin" / "python"
+    return home.cache / "venvs" / digest_json(of)[:16] / "bin" / "python"
 
 
 def is_built(python: Path) -> bool:

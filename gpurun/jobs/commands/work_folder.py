@@ -120,7 +120,7 @@ def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: N
     return command, found
 
 
-def copied(command: Command, found: WorkFolder, into: Path) -> Command:
+def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command:
     """Return the command with the run's own copy of its folder at `into`, which later changes here do not touch."""
     executable = []
     for name, path in found.files.items():

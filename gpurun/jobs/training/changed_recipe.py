@@ -21,7 +21,7 @@ from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.paths import make_private, read_regular, write_atomic
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.untrusted import parse_object, read_object, whole
 from gpurun.jobs.trainer import digest_of_trainer
 from gpurun.jobs.training.memory import GIB, Way, tensor_bytes
@@ -115,7 +115,7 @@ def _traced(
 ) -> tuple[tuple[int, list[tuple[int, int]]] | None, str]:
     """Return the parameters and each micro-batch's peak, or None and the reason why there are none."""
     parts = [digest_of_trainer(trainer), {name: record[name] for name in ("model", "optim", "train")}, vocab_size]
-    kept = cache / f"{digest_of({'of': parts})}.json"
+    kept = cache / f"{digest_json({'of': parts})}.json"
     if kept.exists() and (told := _judged(read_object(kept), sizes)):
         return told, ""
     if find_spec("torch") is None:

@@ -54,7 +54,7 @@ def demand_as_planned(plan: Plan, trainer: Path) -> None:
         raise SetupError("trainer.altered", what, hint="Begin a new run with the trainer that is meant.")
 
 
-def notes_of(plan: Plan, trainer: Path) -> Iterator[str]:
+def describe_changed_trainer(plan: Plan, trainer: Path) -> Iterator[str]:
     """What the plan says of a trainer that gpurun does not know."""
     digest = digest_of_trainer(trainer)
     if words_of_trainer(digest) == CHANGED:

@@ -28,7 +28,7 @@ from gpurun.data.source_names import HUB
 from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_place
 from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys
 from gpurun.ledger.plan_from_journal import read_plan
-from gpurun.ledger.runs import look, planned_runs
+from gpurun.ledger.runs import look_at_run, planned_runs
 
 FOLDER = "continue"
 """Where the trainer finds the checkpoint, beside the shards."""
@@ -153,7 +153,7 @@ def other_runs_from(earlier: Earlier, home: Home) -> Iterator[str]:
             if earlier.run.encode() not in read_regular(home.run(name).plan):
                 continue  # Of ten thousand plans few are taken apart.
             before = read_plan(home.run(name)).continues
-            sight = look(home, name) if before and before.run == earlier.run else None
+            sight = look_at_run(home, name) if before and before.run == earlier.run else None
         except (GpurunError, OSError, ValidationError):
             continue
         if sight is None:

@@ -24,13 +24,13 @@ from gpurun.jobs.training.history import Nearest, Priors, nearest
 from gpurun.jobs.training.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
+    count_weight_shards,
     fitting_micro_batch,
     peak_on,
-    shards_of,
     what_would_fit,
 )
 from gpurun.jobs.training.recipe import ResolvedRecipe
-from gpurun.providers.catalog import Card, card_of
+from gpurun.providers.catalog import GpuModel, card_of
 
 NO_PRIORS = Priors()
 
@@ -189,7 +189,7 @@ def estimate(
         speed = _on_cpu(cpu_cores) if card is None else _on_gpu(card, offer, recipe, micro_steps)
         speed = _joined(speed, offer.nodes, is_counted=bool(offer.gpu_count))
         guess = _by_speed(speed, recipe, peak, micro_batch, token_flops)
-    if shards_of(recipe, offer, processes, vocab_size) == 1:
+    if count_weight_shards(recipe, offer, processes, vocab_size) == 1:
         return guess
     return guess.model_copy(update={"sharded": True, "basis": f"{guess.basis}; weights sharded (FSDP)"})
 
@@ -256,7 +256,7 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
     )
 
 
-def _on_gpu(card: Card, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
+def _on_gpu(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
     """The whole machine's speed: peak x MFU x GPUs x scaling."""
     scaling = PCIE_SCALING if offer.gpu_count > 1 and not card.nvlink else (1.0, 1.0)
     half = recipe.tables.train.precision != "fp32"
@@ -303,7 +303,7 @@ def _joined(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
     )
 
 
-def _wrong_precision(recipe: ResolvedRecipe, card: Card) -> str:
+def _wrong_precision(recipe: ResolvedRecipe, card: GpuModel) -> str:
     """Why the trainer would refuse to compute as the recipe wants on a card; empty where it would not."""
     train = recipe.tables.train
     if not card.bf16 and train.precision == "bf16":

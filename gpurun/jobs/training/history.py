@@ -145,7 +145,7 @@ def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
     return "fp16" if card is not None and not card.bf16 else "bf16"
 
 
-def machine_of(offer: Offer, cpu_cores: int) -> str:
+def describe_machine(offer: Offer, cpu_cores: int) -> str:
     """What tells the CPU of an offer from others; this machine's by its cores, since the file is this machine's too."""
     return f"{cpu_cores} cores here" if place_facts(offer.provider).is_here else f"{offer.provider} {offer.type_id}"
 

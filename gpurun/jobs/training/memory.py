@@ -264,7 +264,7 @@ def peak_bytes(
     return int(tensors * FRAGMENTATION) + CONTEXT_BYTES
 
 
-def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
+def count_weight_shards(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: int = 0) -> int:
     """Among how many processes the trainer shares the weights: all under FSDP, else 1.
 
     Where the recipe leaves it open, all share what the trainer by itself would share, and what else would not fit.
@@ -280,7 +280,7 @@ def shards_of(recipe: ResolvedRecipe, offer: Offer, processes: int, vocab_size: 
 
 def way_of(recipe: ResolvedRecipe, offer: Offer, processes: int, micro_batch: int, vocab_size: int = 0) -> Way:
     """How an offer's machine trains a recipe with a micro-batch."""
-    shards = shards_of(recipe, offer, processes, vocab_size)
+    shards = count_weight_shards(recipe, offer, processes, vocab_size)
     in_portions = recipe.tables.train.batch_tokens > recipe.tables.model.context * processes * micro_batch
     return _way(recipe, offer, gradient=in_portions or (processes > 1 and shards == 1), shards=shards)
 

@@ -15,7 +15,7 @@ from gpurun.core.errors import UsageError, did_you_mean
 from gpurun.core.installed_files import bundle_root, page, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.paths import read_regular
-from gpurun.core.records import digest_of
+from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Earlier
 from gpurun.providers.catalog import parse_gpu
 
@@ -40,7 +40,7 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LoadedRecipe:
     """A recipe, checked; `written` is what its file says by itself, without the defaults.
 
     `reader` is that of a changed trainer, by which it was read; `tables` have the part of it that gpurun knows.
@@ -118,7 +118,7 @@ class ResolvedRecipe:
     @property
     def sha256(self) -> str:
         """The digest of `record`."""
-        return digest_of(self.record)
+        return digest_json(self.record)
 
 
 def read_model(table: Any) -> ModelConfig:
@@ -134,7 +134,7 @@ def list_recipes() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (bundle_root() / "recipes").glob("*.toml")))
 
 
-def load_recipe(name: str, reader: Reader | None = None) -> Recipe:
+def load_recipe(name: str, reader: Reader | None = None) -> LoadedRecipe:
     """Read and check a bundled recipe by its name, or any file by its path (it ends in .toml or has a slash).
 
     With the `reader` of a changed trainer it may have keys that only that knows. Raises UsageError: not found (names
@@ -151,12 +151,12 @@ def load_recipe(name: str, reader: Reader | None = None) -> Recipe:
         path = bundle_root() / "recipes" / f"{name}.toml"
     written = _read(path)
     if reader is not None:
-        return Recipe(path.stem, str(path), _known_part(reader.read(path), path.name), written, reader)
-    return Recipe(path.stem, str(path), check_tables(written, where=path.name), written)
+        return LoadedRecipe(path.stem, str(path), _known_part(reader.read(path), path.name), written, reader)
+    return LoadedRecipe(path.stem, str(path), check_tables(written, where=path.name), written)
 
 
 def resolve(
-    recipe: Recipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None, nodes: int = 1
+    recipe: LoadedRecipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None, nodes: int = 1
 ) -> ResolvedRecipe:
     """Apply the rehearsal (in that form), then `--set`, and check that the batch can be shared among the processes.
 
@@ -168,7 +168,7 @@ def resolve(
         whole = recipe.reader.read(Path(recipe.path), overrides, rehearse=form == "rehearsal")
         checked = _known_part(whole, where)
     else:
-        parsed = [parse_override(text) for text in overrides]
+        parsed = [parse_set_option(text) for text in overrides]
         try:
             tables = recipe_file.laid_over(recipe.tables, parsed, rehearse=form == "rehearsal")
         except schema.RecipeError as error:
@@ -183,7 +183,7 @@ def resolve(
     return ResolvedRecipe(recipe.name, form, processes, checked, reader=recipe.reader, whole=whole)
 
 
-def hardware_of(recipe: Recipe, overrides: Sequence[str]) -> schema.HardwareConfig:
+def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.HardwareConfig:
     """The table `hardware` as `--set` has it: it decides which form is trained, and only that one is to add up."""
     paths = (known_override(text) for text in overrides)
     named = {path[1]: value for path, value in filter(None, paths) if path[0] == "hardware"}
@@ -198,14 +198,14 @@ def hardware_of(recipe: Recipe, overrides: Sequence[str]) -> schema.HardwareConf
 def known_override(text: str) -> recipe_file.Override | None:
     """Return the path and the value of a --set; None for a key that gpurun does not have, which `resolve` judges."""
     try:
-        return parse_override(text)
+        return parse_set_option(text)
     except UsageError as error:
         if error.code == "set.unknown_key":
             return None
         raise
 
 
-def parse_override(text: str) -> recipe_file.Override:
+def parse_set_option(text: str) -> recipe_file.Override:
     """Read `table.key=value` as the trainer's --set does, into its path and its value; raise UsageError."""
     try:
         return recipe_file.parse_override(text)

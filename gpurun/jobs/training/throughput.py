@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpurun.core.trainer_events import Checkpoint, Evaluation, Sample, Start, Step, TrainerEvent
+from gpurun.core.trainer_events import (
+    CheckpointEvent,
+    EvaluationEvent,
+    SampleEvent,
+    StartEvent,
+    StepEvent,
+    TrainerEvent,
+)
 from gpurun.jobs.training.estimate import FORWARD_SHARE, Pieces
 
 MEASURED_STEPS = 50
@@ -23,7 +30,7 @@ _MOST_PACES = 64
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSpeed:
     """The speed after the first steps, and the seconds of training that are left at that speed."""
 
     step: int
@@ -72,25 +79,25 @@ class Meter:
         self._memory: int | None = None
         self._losses: list[tuple[int, float]] = []
 
-    def take(self, event: TrainerEvent) -> Measured | None:
+    def take(self, event: TrainerEvent) -> MeasuredSpeed | None:
         """Hear an event; what has been measured, from the line of a step on that is the fiftieth after the first."""
         match event:
-            case Start():
+            case StartEvent():
                 self._begin()
-            case Evaluation():
+            case EvaluationEvent():
                 self._evals_s += event.eval_s or 0.0
                 self._evals, self._is_clean = self._evals + 1, False
                 later = self._losses[-1][0] if self._losses else 0
                 if event.val_loss is not None and event.step is not None and event.step > later:
                     self._losses.append((event.step, event.val_loss))
-            case Sample() | Checkpoint():
-                self._saves += isinstance(event, Checkpoint)
+            case SampleEvent() | CheckpointEvent():
+                self._saves += isinstance(event, CheckpointEvent)
                 self._is_clean = False
-            case Step():
+            case StepEvent():
                 return self._step(event)
         return None
 
-    def _step(self, event: Step) -> Measured | None:
+    def _step(self, event: StepEvent) -> MeasuredSpeed | None:
         step = event.step
         elapsed_s = event.elapsed_s
         pieces = self._pieces
@@ -148,7 +155,7 @@ class Meter:
         usual_s = statistics.median(self._paces) if self._paces else 0.0
         return usual_s if usual_s > 0 else self._step_s()
 
-    def _measured(self, pieces: Pieces) -> Measured | None:
+    def _measured(self, pieces: Pieces) -> MeasuredSpeed | None:
         (step, elapsed_s), step_s = self._last, self._usual_step_s()
         if step_s is None:
             return None
@@ -163,7 +170,7 @@ class Meter:
         if self._saves:
             saves_s = saves * beside_s / self._saves
         left_s = (pieces.steps - step) * step_s + pieces.evaluations_from(step) * eval_s + saves_s
-        return Measured(
+        return MeasuredSpeed(
             step=step,
             steps=pieces.steps,
             step_s=step_s,

@@ -12,17 +12,17 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.artifact_names import path_of
-from gpurun.core.collected_record import files_of
+from gpurun.core.collected_record import read_stated_files
 from gpurun.core.journal_events import CollectObserved, Incident, ReceiptObserved, RunClosed, RunOpened, SalvageObserved
 from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
 from gpurun.core.receipt_rules import CAP_BROKEN_WHERE_SEEN, RULES, TENSORS_READ, rules_of, trainer_told
-from gpurun.core.records import canonical, digest_of
+from gpurun.core.records import canonical, digest_json
 from gpurun.core.tensor_file import read_tensor_places
 from gpurun.core.untrusted import Malformed, error_words, finding, parse_object, plain_line, read_object
-from gpurun.ledger.audit.compare import differences
+from gpurun.ledger.audit.compare import find_differences
 from gpurun.ledger.audit.contradictions import contradictions, weaknesses
 from gpurun.ledger.audit.event_sequence import is_rented, order_problems, unended
 from gpurun.ledger.audit.findings import NO, AuditRow, Mark, marks_of
@@ -279,8 +279,8 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
     opened = opened_of(basis)
     again = build_statement(folder, basis, head=head, seq=link["seq"], prev=link["prev"], keyid=keyid)
     own = money_and_death(basis)
-    found_own = differences(own, told, "predicate", keys="expected")
-    unlike = list(dict.fromkeys([*differences({**again}, statement, ""), *found_own]))
+    found_own = find_differences(own, told, "predicate", keys="expected")
+    unlike = list(dict.fromkeys([*find_differences({**again}, statement, ""), *found_own]))
     if (rules := opened.rules or 1) != RULES:
         broken = list(broken_by_any_rules(statement, again, basis))
         found.warnings.append(note_of(rules, [path for path in unlike if path not in broken]))
@@ -307,7 +307,7 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
             found.problems.append(f"{name}.json is not the one that the run was opened with")
     plan = read_object(folder.plan)
     # The digest of a command is of its values and folders too, which do not travel.
-    if found.has_travelled and opened.has_model and digest_of(plan["resolved"]) != opened.recipe_sha256:
+    if found.has_travelled and opened.has_model and digest_json(plan["resolved"]) != opened.recipe_sha256:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
     found.warnings += weaknesses(folder, plan, made) if opened.has_model else ()
@@ -356,7 +356,7 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
     collected = last_typed(records, SalvageObserved) or last_typed(records, CollectObserved)
     files: Sequence[Mapping[str, Any]] = collected.files if collected else ()
     try:
-        files = files_of(folder, collected.files, collected.listed) if collected else ()
+        files = read_stated_files(folder, collected.files, collected.listed) if collected else ()
     except ValueError as error:
         found.problems.append(f"the list of what was collected cannot be followed: {error}")
     missing: list[str] = []

@@ -11,7 +11,7 @@ from gpurun.core.receipt_rules import WORDS
 Keys = Literal["all", "expected", "common"]
 
 
-def differences(expected: Any, found: Any, path: str, *, keys: Keys = "all") -> Iterator[str]:
+def find_differences(expected: Any, found: Any, path: str, *, keys: Keys = "all") -> Iterator[str]:
     """Yield the paths at which two pieces of JSON differ; a number of another type (1 and 1.0, 1 and true) differs too.
 
     `path` is where both stand in a statement, "" for the whole. Words for people are not compared, and of a dictionary
@@ -23,10 +23,10 @@ def differences(expected: Any, found: Any, path: str, *, keys: Keys = "all") -> 
         wanted = {"all": expected.keys() | found.keys(), "expected": expected.keys()}
         for key in sorted(wanted.get(keys, expected.keys() & found.keys())):
             below = f"{path}.{key}" if path else str(key)
-            yield from differences(expected.get(key, _ABSENT), found.get(key, _ABSENT), below, keys=keys)
+            yield from find_differences(expected.get(key, _ABSENT), found.get(key, _ABSENT), below, keys=keys)
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         for place, (one, other) in enumerate(zip(expected, found, strict=True)):
-            yield from differences(one, other, f"{path}[{place}]", keys=keys)
+            yield from find_differences(one, other, f"{path}[{place}]", keys=keys)
     elif type(expected) is not type(found) or expected != found:
         yield path or "the statement"
 

@@ -22,7 +22,7 @@ from gpurun.core.journal_events import Incident, TrainIntended, TrainObserved
 from gpurun.core.journal_records import Record, all_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import trainer_told
-from gpurun.core.trainer_events import Evaluation, Start, Step, events_of
+from gpurun.core.trainer_events import EvaluationEvent, StartEvent, StepEvent, events_of
 from gpurun.core.untrusted import lines_of, plain_line, read_object, whole
 from gpurun.ledger.audit.rentals import Passed, lines_with
 from gpurun.ledger.audit.strict_lines import Json
@@ -105,7 +105,7 @@ class _Rates:
 class _Said:
     """One pass over the events; what it keeps has an end, however many they are."""
 
-    starts: list[Start] = field(default_factory=list)
+    starts: list[StartEvent] = field(default_factory=list)
     """The processes that say something new of what they run on, the first ones."""
     losses: _Losses = field(default_factory=_Losses)
     val_losses: _Losses = field(default_factory=_Losses)
@@ -116,10 +116,10 @@ class _Said:
     quickest: float = 0.0
     """Tokens a second between the first and the last step of a process, the most of any."""
 
-    def begin(self, start: Start) -> None:
+    def begin(self, start: StartEvent) -> None:
         """Note a process."""
 
-        def known(one: Start) -> tuple[object, ...]:
+        def known(one: StartEvent) -> tuple[object, ...]:
             return one.device, one.cuda_name, one.torch, one.world_size, one.parameters
 
         if len(self.starts) < MOST_STARTS and known(start) not in map(known, self.starts):
@@ -152,8 +152,8 @@ def contradictions(folder: RunFolder, records: Sequence[Record], plan: Json, tol
 
 def _listen(folder: RunFolder) -> _Said:
     said = _Said()
-    first: Step | None = None
-    last: Step | None = None
+    first: StepEvent | None = None
+    last: StepEvent | None = None
 
     def end() -> None:
         if first and last and first.elapsed_s is not None and last.elapsed_s is not None:
@@ -162,11 +162,11 @@ def _listen(folder: RunFolder) -> _Said:
 
     for event in events_of(folder.events):
         match event:
-            case Start():
+            case StartEvent():
                 end()
                 first = last = None
                 said.begin(event)
-            case Step():
+            case StepEvent():
                 before = last.elapsed_s if last else None
                 said.turned_back |= before is not None and event.elapsed_s is not None and event.elapsed_s < before
                 first, last = first or event, event
@@ -174,7 +174,7 @@ def _listen(folder: RunFolder) -> _Said:
                     said.rates.add(event.tokens_per_s)
                 if event.step is not None:
                     said.losses.add(event.step, event.loss)
-            case Evaluation() if event.step is not None:
+            case EvaluationEvent() if event.step is not None:
                 said.val_losses.add(event.step, event.val_loss)
     end()
     return said
@@ -261,7 +261,7 @@ def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterat
     train = plan.get("resolved", {}).get("train", {})
     if (challenge := train.get("challenge")) and train.get("seed") == recipe_file.seed_of(challenge, 32):
         yield "not checked: the seed of an older gpurun has 32 bits, and a key can be searched that gives another's"
-    first = next((event for event in events_of(folder.events) if isinstance(event, Start)), None)
+    first = next((event for event in events_of(folder.events) if isinstance(event, StartEvent)), None)
     if first is not None and first.resumed_from and not told["asked"].get("continues"):
         yield f"not checked: its events begin at step {first.resumed_from}, resumed, and nothing shows what came before"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from gpurun.core.journal_events import BillObserved, CreateIntended, DeathProven, DeathRead, Incident, RunOpened
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, cost_of, total
-from gpurun.core.records import Teardown, digest_of
+from gpurun.core.records import Teardown, digest_json
 
 # What must have been recorded for the same machine before.
 _NEEDS: dict[str, str] = {
@@ -200,7 +200,7 @@ def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]
         if round(times[-1] - times[0], 3) != proof.spread_s:
             yield f"the reads are claimed to be {proof.spread_s} s apart, and their own times say otherwise"
         taken = [[read.at_s, read.state, read.listed, read.answer_sha256] for read in counted]
-        if digest_of(taken) != proof.evidence_sha256:
+        if digest_json(taken) != proof.evidence_sha256:
             yield "the evidence is not the digest of the reads"
 
 

@@ -16,8 +16,8 @@ from gpurun.core.journal_records import Record, all_typed, opened_of
 from gpurun.core.money import Micros, cost_of, left_of, times, total
 from gpurun.core.receipt_record import on_gpu
 from gpurun.core.receipt_rules import RULES
-from gpurun.ledger.audit.compare import differences
-from gpurun.ledger.audit.rentals import AuditedRental, Json, is_more, split_rentals
+from gpurun.ledger.audit.compare import find_differences
+from gpurun.ledger.audit.rentals import AuditedRental, Json, is_more_than_journal_tells, split_rentals
 
 _QUOTED = (
     "v", "run", "seq", "prev", "journal", "signing", "asked", "digests", "gpurun", "platform", "instance", "timeline",
@@ -41,11 +41,11 @@ def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequen
     """Yield the paths of a statement that no rules make of this run; `again` is what today's make of it."""
     told, made = statement["predicate"], again["predicate"]
     for name in _QUOTED:
-        yield from differences(made[name], told.get(name), f"predicate.{name}", keys="common")
+        yield from find_differences(made[name], told.get(name), f"predicate.{name}", keys="common")
     if opened_of(basis).has_model:
         for name in _OF_TRAINER:
             here = f"predicate.training.{name}"
-            yield from differences(made["training"][name], told["training"][name], here, keys="common")
+            yield from find_differences(made["training"][name], told["training"][name], here, keys="common")
     may_say = {made["verdict"]["is"]} | ({"gpu"} if on_gpu(made["verdict"]) else set())
     if on_gpu(told["verdict"]) and told["verdict"]["is"] not in may_say:
         yield "predicate.verdict.is"
@@ -65,7 +65,7 @@ def _broken_sums(told: Json, basis: Sequence[Record]) -> Iterator[str]:
     for place, (line, rental) in enumerate(zip(lines, rentals, strict=True)):
         yield from (f"predicate.cost.rentals[{place}].{key}" for key in _broken_line(line, rental))
     parts = [line["micros"] for line in lines]
-    may_tell = not opened.imported and not is_more(basis) and None not in parts
+    may_tell = not opened.imported and not is_more_than_journal_tells(basis) and None not in parts
     if upper is not None and not (may_tell and upper == sum(parts)):
         yield "predicate.cost.upper_bound_micros"
     for key in ("cap_micros", "worst_micros"):

@@ -78,7 +78,7 @@ class Passed:
         return (self._at[last.seq] - self._at[first.seq]).quantize(_MILLI, rounding=ROUND_CEILING)
 
 
-class Rise(NamedTuple):
+class RecordedRise(NamedTuple):
     """A price that rose: to what, by how much, from which second of the rental, and when that was recorded."""
 
     rate: int
@@ -192,14 +192,14 @@ class AuditedRental:
         rates = (rate, self.intent.beside_micros_per_hour)
         return total(*(cost_of(Micros(one), paid_s, self.intent.billing_unit_s) for one in rates))
 
-    def rises_from(self, rate: int) -> Iterator[Rise]:
+    def rises_from(self, rate: int) -> Iterator[RecordedRise]:
         """Yield each price that rose above the one before."""
         for line, rose in lines_with(self.records, PriceRose):
             if rose.rate_micros_per_hour > rate:
                 late = max(_NONE, _milli(_exactly(line.wall) - _exactly(rose.since_wall)))
                 more = left_of(Micros(rose.rate_micros_per_hour), Micros(rate))
                 rate, at = rose.rate_micros_per_hour, self._at(line)
-                yield Rise(rate, more, max(_NONE, at - late), at)
+                yield RecordedRise(rate, more, max(_NONE, at - late), at)
 
     @cached_property
     def _answers(self) -> list[SeenMachine]:
@@ -354,7 +354,7 @@ def measured_micros(records: Sequence[Record]) -> Micros | None:
     return total(*(rental.facts["micros"] for rental in split_rentals(records)))
 
 
-def is_more(records: Sequence[Record]) -> bool:
+def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
     """Whether more was paid than the journal can tell: for a machine that came late, or something beside one."""
     tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
     incidents = list(all_typed(records, Incident))
@@ -370,7 +370,7 @@ def money_and_death(records: Sequence[Record]) -> Json:
         cost: Json = {"upper_bound_micros": None, "is": "unknown", "cap_micros": cap, "cap_kept": None, "rentals": []}
         return {"runtime": {"billable_s": None}, "cost": cost, "teardown": {"is": "user_operated", "evidence": []}}
     facts = [rental.facts for rental in rentals]
-    is_live = is_more(records) or any(rental.is_open for rental in rentals)
+    is_live = is_more_than_journal_tells(records) or any(rental.is_open for rental in rentals)
     spent = None if is_live else total(*(one["micros"] for one in facts))
     unseen = ("unseen", "its own timer")
     is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)

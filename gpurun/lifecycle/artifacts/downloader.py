@@ -19,14 +19,14 @@ from typing import Protocol, TypeVar
 from gpurun.core.clock import Clock
 from gpurun.core.errors import CollectFailed, GpurunError, StoreFull, TrainingFailed
 from gpurun.core.paths import RunFolder
-from gpurun.core.trainer_events import Checkpoint, TrainerEvent
+from gpurun.core.trainer_events import CheckpointEvent, TrainerEvent
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory
 from gpurun.remote.client import FarSide
 from gpurun.remote.download import noted_bytes, room_in
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, place_of
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, locate_file
 from gpurun.remote.resumable_file import HeldElsewhere
-from gpurun.remote.small_files import LEAST_FILES, SMALL_BYTES, TakeFile, batches
+from gpurun.remote.small_files import LEAST_FILES, SMALL_BYTES, TakeFile, group_files
 
 # A process that holds a file and has added nothing to it for so long was stopped, as by ^Z.
 STUCK_S = 60.0
@@ -43,7 +43,7 @@ T = TypeVar("T")
 Tell = Callable[[ManifestFile, int], object]
 
 
-class Source(Protocol):
+class FileSource(Protocol):
     """Where files come from; see `gpurun.remote.download.fetch`."""
 
     def fetch(
@@ -101,7 +101,7 @@ class Downloader:
     """
 
     def __init__(
-        self, source: Source, inventory: Inventory, waits: Waits, clock: Clock, tell: Tell = lambda *_: None
+        self, source: FileSource, inventory: Inventory, waits: Waits, clock: Clock, tell: Tell = lambda *_: None
     ) -> None:
         self._source, self._inventory, self._waits, self._clock, self._tell = source, inventory, waits, clock, tell
         self.here: dict[str, ManifestFile] = {}
@@ -154,7 +154,7 @@ class Downloader:
         left: list[ManifestFile] = []
         for is_small, run in groupby(waiting, key=lambda file: file.bytes < SMALL_BYTES):
             files = [file for file in run if not self._is_settled(file)]
-            for some in batches(files) if is_small and len(files) >= LEAST_FILES else ():
+            for some in group_files(files) if is_small and len(files) >= LEAST_FILES else ():
                 self._gather(some)
             left += [file for file in files if not self._is_done(file)]
         return left
@@ -254,7 +254,7 @@ class Downloader:
         return noted == before and now_mono - since_mono >= STUCK_S
 
 
-class Background:
+class BackgroundDownload:
     """Brings finished checkpoints home from `far` while training goes on; without `far` it does nothing.
 
     What is lost with a machine is then no more than the latest of them. It has a thread and connections of its own, so
@@ -271,7 +271,7 @@ class Background:
         self._listing_s = 0.0
         self._thread = threading.Thread(target=self._work, daemon=True)
 
-    def __enter__(self) -> Background:
+    def __enter__(self) -> BackgroundDownload:
         if self._far is not None:
             if os.path.exists(self._inventory.folder.events):  # An earlier supervisor may have left something half way.
                 self._told.set()
@@ -288,7 +288,7 @@ class Background:
 
     def look(self, events: Iterable[TrainerEvent]) -> None:
         """Take in what the trainer has said since the last look."""
-        if any(isinstance(event, Checkpoint) or event.kind == "output" for event in events):
+        if any(isinstance(event, CheckpointEvent) or event.kind == "output" for event in events):
             self._told.set()
 
     def _work(self) -> None:
@@ -354,10 +354,10 @@ class Background:
         artifacts = self._inventory.artifacts
         with self._inventory.alone() as noted:
             needed = {file.name for file in (*manifest.files, *noted.whole)}
-            if not noted.whole or not all(place_of(artifacts, file.name).is_file() for file in noted.whole):
+            if not noted.whole or not all(locate_file(artifacts, file.name).is_file() for file in noted.whole):
                 return
             for name in {*noted.files} - needed - {*noted.kept}:
-                place_of(artifacts, name).unlink(missing_ok=True)
+                locate_file(artifacts, name).unlink(missing_ok=True)
             self._inventory.write(noted, files=tuple(name for name in noted.files if name in needed))
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.core.artifact_names import make_room_for_names
-from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, files_of, missing_of
+from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, missing_of, read_stated_files
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
 from gpurun.core.journal_events import CollectObserved, JournalEvent, SalvageIntended, SalvageObserved
@@ -29,14 +29,14 @@ from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomi
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
 from gpurun.planning.transfer import early_bytes
-from gpurun.remote.download import PARTIAL_FOLDER, Wanted, holds
+from gpurun.remote.download import PARTIAL_FOLDER, WantedFile, holds
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.messages import (
     ANY_NAME_BELOW,
     MOST_ANNOUNCED_BYTES,
     Manifest,
     ManifestFile,
-    place_of,
+    locate_file,
     understood_manifest,
 )
 from gpurun.remote.resumable_file import forget_others
@@ -129,11 +129,11 @@ class Inventory:
 
     def has(self, file: ManifestFile) -> bool:
         """Whether that very file is at home, by its digest."""
-        path, known = place_of(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
+        path, known = locate_file(self.artifacts, file.name), self._verified.get((file.name, file.sha256))
         if known is not None and known == _stamp(path):  # Its digest was read by this very process.
             return True
         before = _stamp(path)
-        if before is None or not holds(path, Wanted(file.name, file.bytes, file.sha256)):
+        if before is None or not holds(path, WantedFile(file.name, file.bytes, file.sha256)):
             return False
         self._verified[file.name, file.sha256] = before
         return True
@@ -142,7 +142,7 @@ class Inventory:
         """Store a small file whole, if its digest holds; it is on the disk for good after `sync` alone."""
         if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
             return False
-        path, room = place_of(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
+        path, room = locate_file(self.artifacts, file.name), self.artifacts / PARTIAL_FOLDER
         part = room / f"{os.getpid()}.{threading.get_ident()}.part"
         make_private(room)
         try:
@@ -218,7 +218,7 @@ class Inventory:
         """The same, with the newest checkpoint that is here whole: later ones may have replaced it there."""
         names = {file.name for file in listed.files}
         more = [file for file in self.memory.whole if file.name not in names]
-        here = [file for file in more if _size_of(place_of(self.artifacts, file.name)) == file.bytes]
+        here = [file for file in more if _size_of(locate_file(self.artifacts, file.name)) == file.bytes]
         return listed.model_copy(update={"files": (*listed.files, *here)})
 
     def counted(self, records: Sequence[Record]) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Inventory:
             return self._counted_early(self.remembered() or Manifest())
         data = collected.as_data()
         with suppress(ValueError):
-            files = files_of(self.folder, collected.files, collected.listed)
+            files = read_stated_files(self.folder, collected.files, collected.listed)
             return {
                 **data,
                 "files": files,

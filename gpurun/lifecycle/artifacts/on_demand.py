@@ -25,11 +25,11 @@ from gpurun.core.retry import Retry
 from gpurun.lifecycle.artifacts.downloader import Downloader, Tell, Waits
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, spare, wanted
 from gpurun.lifecycle.context import PASSING, RETRY_S
-from gpurun.lifecycle.job_spec import key_of
+from gpurun.lifecycle.job_spec import read_list_key
 from gpurun.remote.client import FarSide
-from gpurun.remote.download import Wanted, holds
+from gpurun.remote.download import WantedFile, holds
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, place_of
+from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest, ManifestFile, locate_file
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, gather_pushed, read_pushed
 from gpurun.remote.s3.s3_client import Bucket
@@ -144,7 +144,7 @@ class _Asked(Brief):
 
 def _asked_for(manifest: Manifest, only: Only, inventory: Inventory, budget: EgressBudget) -> list[ManifestFile]:
     """The files that are meant, which are from now on kept and paid for."""
-    files, run = chosen(manifest, only, inventory.folder.name), inventory.folder.name
+    files, run = select_files(manifest, only, inventory.folder.name), inventory.folder.name
     if not budget.take(files):
         asked_bytes = sum(file.bytes for file in files)
         raise UsageError(
@@ -158,7 +158,7 @@ def _asked_for(manifest: Manifest, only: Only, inventory: Inventory, budget: Egr
     return files
 
 
-def chosen(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -> list[ManifestFile]:
+def select_files(manifest: Manifest, only: Only, run: str, *, is_over: bool = False) -> list[ManifestFile]:
     """The files that are meant, weights first; UsageError when nothing of that kind is finished."""
     if only == "all":
         found = list(manifest.files)
@@ -194,7 +194,7 @@ def bring_pushed(
     there the manifest is empty. SetupError, BucketLost or CollectFailed when the list cannot be had.
     """
     bucket = Bucket(parse_address(url), clock)
-    key = key_of(folder.push_key)
+    key = read_list_key(folder.push_key)
     patiently(clock, PATIENCE_S, bucket.look)
     read = partial(read_pushed, bucket, place, run=folder.name, key=key, most_bytes=MOST_ANNOUNCED_BYTES)
     pushed = patiently(clock, PATIENCE_S, read)
@@ -217,7 +217,7 @@ class _InBucket:
         self, name: str, size_bytes: int, sha256: str, into: Path, *,
         on_progress: Callable[[int], None] | None = None, aside: bool = False,
     ) -> Path:  # fmt: skip
-        file = Wanted(name, size_bytes, sha256, on_progress, aside)
+        file = WantedFile(name, size_bytes, sha256, on_progress, aside)
         return fetch_pushed(self._bucket, self._place, self._pushed, file, into)
 
     def gather(self, files: Sequence[ManifestFile], take: TakeFile) -> list[ManifestFile]:
@@ -235,12 +235,12 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
     try:
         folder.mkdir(parents=True, exist_ok=True)
         make_room_for_names(folder, (file.name for file in files))
-        places = {place_of(folder, file.name): file for file in files}
+        places = {locate_file(folder, file.name): file for file in files}
         missing = {place: file for place, file in places.items() if not _is_there(place, file)}
         _check_room(folder, sum(file.bytes for file in missing.values()))
         for place, file in missing.items():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(place_of(artifacts, file.name), place, file, folder)
+            _copy(locate_file(artifacts, file.name), place, file, folder)
     except OSError as error:
         what = f"{error.filename or folder} cannot be copied to: {error.strerror}."
         hint = f"Mend that, or name another folder with --to. What came home is in {artifacts}."
@@ -249,7 +249,7 @@ def copy_out(artifacts: Path, files: Sequence[ManifestFile], folder: Path) -> No
 
 def _is_there(place: Path, file: ManifestFile) -> bool:
     """Whether the copy is there; UsageError when something else is."""
-    if holds(place, Wanted(file.name, file.bytes, file.sha256)):
+    if holds(place, WantedFile(file.name, file.bytes, file.sha256)):
         return True
     if os.path.lexists(place):
         hint = "Name another folder with --to, or move that file away."

@@ -16,7 +16,7 @@ from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.journal_events import RunOpened
 from gpurun.core.journal_records import last_typed
 from gpurun.core.paths import Home, RunFolder, write_atomic
-from gpurun.ledger.runs import Sight, look, planned_runs
+from gpurun.ledger.runs import Sight, look_at_run, planned_runs
 
 CHECKPOINT_ENDS = (".safetensors", ".pt", ".pth", ".ckpt")
 
@@ -40,7 +40,7 @@ class Removal:
 
 def removal_of(home: Home, name: str) -> Removal:
     """Return what would go; UsageError where the run is not over, its folders are links, or another run needs it."""
-    sight = look(home, name)
+    sight = look_at_run(home, name)
     if sight.unfinished:
         what = f"{name} is not over: its machine is not proven gone, or its journal is not closed."
         raise UsageError("rm.unfinished", what, hint=f"gpurun stop {name} ends it; gpurun ps shows how it stands.")
@@ -82,7 +82,7 @@ def _places(folder: RunFolder) -> tuple[Path, ...]:
 def _continued_by(home: Home, name: str) -> str:
     """Return an unfinished run that goes on from this one; "" if there is none."""
     for other in planned_runs(home, only_open=True):
-        opened = last_typed(look(home, other).records, RunOpened)
+        opened = last_typed(look_at_run(home, other).records, RunOpened)
         if opened is not None and (opened.continues or {}).get("run") == name:
             return other
     return ""

@@ -15,9 +15,9 @@ from gpurun.core.journal_events import Incident, Json, TrainObserved
 from gpurun.core.journal_records import RunState
 from gpurun.core.money import format_rate
 from gpurun.core.run_plan import Mode
-from gpurun.core.trainer_events import Left, Outputs, Start, Stop, events_of
+from gpurun.core.trainer_events import FilesLeft, OutputsEvent, StartEvent, StopEvent, events_of
 from gpurun.lifecycle.connect import LONGEST_TRY_S, MOVED_S
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.job_spec import limits_of
 from gpurun.providers.base import Traits
 from gpurun.remote.agent.runner.elsewhere import WEIGHTS
@@ -47,7 +47,7 @@ NOT_OURS = {
 
 def outcome_of(status: Status, context: Context) -> TrainObserved:
     """What became of the training, as `train.observed` has it."""
-    last, outputs = last_words(context.folder.events)
+    last, outputs = read_last_events(context.folder.events)
     ended = _with_memory(_ended(status, last, context), status)
     if outputs is None:
         return TrainObserved(**ended)
@@ -65,7 +65,7 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
     return TrainObserved(**ended)
 
 
-def _reason(outputs: Outputs, *, is_kept: bool) -> str:
+def _reason(outputs: OutputsEvent, *, is_kept: bool) -> str:
     """Return why a command that ended well has not done what it was run for, in a word; "" where it has.
 
     What `is_kept` where it lies is not lost.
@@ -93,7 +93,7 @@ def _unmatched(flags: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _elsewhere(left: Left, traits: Traits) -> str:
+def _elsewhere(left: FilesLeft, traits: Traits) -> str:
     """Where results lie that no collect brings, and the cure."""
     told = f"{format_files(left.files)} ({format_bytes(left.bytes)}) written outside of the command's folder: "
     names = [f"{name} ({format_bytes(size)})" for name, size in left.first[:_MOST_SHOWN]]
@@ -115,21 +115,21 @@ def _cure(name: str) -> str:
     return f"--outputs '{glob}' brings such files, or have the command write below its own folder"
 
 
-def last_words(events: Path) -> tuple[Stop | None, Outputs | None]:
+def read_last_events(events: Path) -> tuple[StopEvent | None, OutputsEvent | None]:
     """The last `stop` and `outputs` events since the trainer's last `start`, if any."""
-    stop: Stop | None = None
-    outputs: Outputs | None = None
+    stop: StopEvent | None = None
+    outputs: OutputsEvent | None = None
     for event in events_of(events):
-        if isinstance(event, Start):
+        if isinstance(event, StartEvent):
             stop = outputs = None
-        elif isinstance(event, Stop):
+        elif isinstance(event, StopEvent):
             stop = event
-        elif isinstance(event, Outputs):
+        elif isinstance(event, OutputsEvent):
             outputs = event
     return stop, outputs
 
 
-def _ended(status: Status, last: Stop | None, context: Context) -> Json:
+def _ended(status: Status, last: StopEvent | None, context: Context) -> Json:
     """How it ended, by the agent's report and the trainer's last word."""
     exit_code, reason = status.exit_code, status.stop_reason or ""
     if reason in NOT_OURS:
@@ -225,7 +225,7 @@ class Outage:
         since_wall = clock.wall() - self._silent_s
         says = "says that it runs" if is_said_to_run else "is not reached either, so this computer may be offline"
         costs = f"; it costs {format_rate(plan.offer.rate_micros_per_hour)}" if plan.offer.rate_micros_per_hour else ""
-        machine = f"the machine {instance_of(self._state).id}"
+        machine = f"the machine {get_instance(self._state).id}"
         self.words = (
             f"{machine} has not answered since {utc(since_wall)[11:16]} UTC; {self._context.provider.name} {says}"
         )

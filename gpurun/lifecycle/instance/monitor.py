@@ -17,8 +17,8 @@ from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_events import ExtraGone, Incident, PriceRose
 from gpurun.core.journal_records import Phase, RunState
 from gpurun.core.records import Instance, InstanceState
-from gpurun.lifecycle.context import Context, Note, instance_of
-from gpurun.lifecycle.instance.readings import Reading, look, proves
+from gpurun.lifecycle.context import Context, Note, get_instance
+from gpurun.lifecycle.instance.readings import InstanceReading, look_at_instance, proves
 from gpurun.lifecycle.instance.terminate import incident
 from gpurun.lifecycle.job_spec import stops_of
 from gpurun.providers.base import FindsInRegions, Provider, Rejected, Throttled, Unknown
@@ -48,7 +48,7 @@ class Monitor:
         self._slower = 1.0
         self._looking: Task[_Seen] | None = None
         self._listed: set[str] = set()
-        self._readings: dict[str, list[Reading]] = {}
+        self._readings: dict[str, list[InstanceReading]] = {}
         self._price_wall: float | None = None
         self._said = ""
         self._told_wall = float("inf")
@@ -132,7 +132,7 @@ class Monitor:
         """Ask for its end, and whether its end is proven by now."""
         with suppress(Unknown, Rejected, SetupError):
             provider.destroy(name)
-        reading = look(provider, name, token, context.clock.monotonic(), but=own)
+        reading = look_at_instance(provider, name, token, context.clock.monotonic(), but=own)
         readings = self._readings.setdefault(name, [])
         readings.append(reading)
         if not reading.gone:
@@ -171,10 +171,10 @@ class Monitor:
         if there_wall + hard_s > told_wall - _CHANGED_S:
             return
         with suppress(MachineLost, FarRefusal, GpurunError):  # The next look tells it again.
-            context.reach(instance_of(state)).shorten(there_wall + soft_s, there_wall + hard_s)
+            context.reach(get_instance(state)).shorten(there_wall + soft_s, there_wall + hard_s)
             if folder := context.timer_of(state):
                 ends_wall = there_wall + context.seconds_left(state) + context.plan.lease.destroy_s
-                context.reach(instance_of(state)).end(folder, ends_wall)
+                context.reach(get_instance(state)).end(folder, ends_wall)
             self._told_wall = there_wall + hard_s
 
 

@@ -8,14 +8,14 @@ from functools import partial
 
 from gpurun.core.clock import Clock
 from gpurun.core.journal_events import DeathProven, MachineGone
-from gpurun.core.records import Instance, InstanceState, digest_of
+from gpurun.core.records import Instance, InstanceState, digest_json
 from gpurun.ledger.billed_time import WATCHED_S
 from gpurun.lifecycle.context import Note
 from gpurun.providers.base import Provider
 
 
 @dataclass(frozen=True)
-class Reading:
+class InstanceReading:
     """One look at the provider: the instance's own state, and whether anything listed carries the token."""
 
     at_s: float
@@ -75,9 +75,9 @@ class GoneRow:
             yield MachineGone(message=message, id=identifier, gone_s_ago=gone_s)
 
 
-def look(
+def look_at_instance(
     provider: Provider, identifier: str, token: str, at_s: float, *, but: str = "", row: GoneRow | None = None
-) -> Reading:
+) -> InstanceReading:
     """Read the instance and the list, in which the one that is named by `but` does not count; doubt proves nothing.
 
     The list may take long, and the machine costs nothing from when it is read as gone: `row` has since when.
@@ -87,13 +87,13 @@ def look(
         one = read(identifier) if identifier else None
         listed = provider.find(token)
     except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer.
-        return Reading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_of(str(error)))
-    answer = digest_of([_plain(one), [_plain(other) for other in listed]])
+        return InstanceReading(at_s, InstanceState.UNKNOWN, listed=True, answer_sha256=digest_json(str(error)))
+    answer = digest_json([_plain(one), [_plain(other) for other in listed]])
     # Some clouds list their dead for an hour, and strangers of a like name.
     alive = any(one.id != but for one in living(listed, token))
     told = (one.state, one.ended_wall, one.ran_s) if one else (InstanceState.GONE, None, None)
     state, ended_wall, ran_s = told
-    return Reading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
+    return InstanceReading(at_s, state, listed=alive, answer_sha256=answer, ended_wall=ended_wall, ran_s=ran_s)
 
 
 def _plain(instance: Instance | None) -> object:
@@ -105,24 +105,24 @@ def gap_s(provider: Provider) -> float:
     return provider.traits.death_spread_s / max(1, provider.traits.death_reads - 1)
 
 
-def _spread_s(readings: list[Reading]) -> float:
+def _spread_s(readings: list[InstanceReading]) -> float:
     return round(readings[-1].at_s - readings[0].at_s, 3)
 
 
-def proves(provider: Provider, readings: list[Reading]) -> bool:
+def proves(provider: Provider, readings: list[InstanceReading]) -> bool:
     """Whether readings that all say GONE are as many, and as far apart, as this provider's word needs."""
     traits = provider.traits
     return len(readings) >= traits.death_reads and _spread_s(readings) >= traits.death_spread_s
 
 
-def proof_of(provider: Provider, identifier: str, readings: list[Reading]) -> DeathProven:
+def proof_of(provider: Provider, identifier: str, readings: list[InstanceReading]) -> DeathProven:
     """Return what a proof claims of the readings behind it."""
     return DeathProven(
         id=identifier,
         teardown=provider.traits.teardown,
         reads=len(readings),
         spread_s=_spread_s(readings),
-        evidence_sha256=digest_of([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
+        evidence_sha256=digest_json([[r.at_s, r.state, r.listed, r.answer_sha256] for r in readings]),
     )
 
 

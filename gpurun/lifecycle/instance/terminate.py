@@ -21,7 +21,15 @@ from gpurun.core.records import Instance, InstanceState
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import is_noted, read_journal
 from gpurun.lifecycle.context import Context, Note, by_our_clock
-from gpurun.lifecycle.instance.readings import GoneRow, Reading, gap_s, living, look, proof_of, proves
+from gpurun.lifecycle.instance.readings import (
+    GoneRow,
+    InstanceReading,
+    gap_s,
+    living,
+    look_at_instance,
+    proof_of,
+    proves,
+)
 from gpurun.providers.base import HasAccounts, Provider, Unknown
 
 PATIENCE_S = 300.0
@@ -41,7 +49,7 @@ NAMED = "account:"
 CheckAccount = Callable[[], list[Note]]
 
 
-def end(
+def prove_termination(
     provider: Provider,
     clock: Clock,
     identifier: str,
@@ -66,7 +74,7 @@ def end(
     it raises MayBeBilling; the caller keeps the run red and tries again later.
     """
     asking = _Asking(provider, identifier, token, check_account, begin, GoneRow(clock), was_gone)
-    readings: list[Reading] = []
+    readings: list[InstanceReading] = []
     started, due_s, poll_s = clock.monotonic(), 0.0, min(provider.traits.poll_s, LOOK_EVERY_S)
     for elapsed in ticks(clock, min(poll_s, TICK_S), PATIENCE_S + hidden_s):
         if not readings and elapsed - asking.asked_s >= ASK_AGAIN_S:
@@ -82,7 +90,7 @@ def end(
         # Its own time, not the turn's: an asking that took half a minute must not count as half a minute of death.
         knocking = begin(knock) if len(readings) + 1 >= provider.traits.death_reads else None
         looked_mono = clock.monotonic()  # A list may take long, and shows no later life than the reading before it.
-        reading = look(provider, identifier, token, round(looked_mono - started, 3), row=asking.row)
+        reading = look_at_instance(provider, identifier, token, round(looked_mono - started, 3), row=asking.row)
         if asking.may_be_hidden(elapsed, hidden_s) and reading.gone:
             continue
         if not reading.gone:
@@ -139,7 +147,7 @@ class _Asking:
             self.row.since_mono = None
         return is_hidden
 
-    def was_alive(self, reading: Reading, now_mono: float, before: int) -> Iterator[Note]:
+    def was_alive(self, reading: InstanceReading, now_mono: float, before: int) -> Iterator[Note]:
         """Take in a reading that does not show it gone; what could not be read, or only a list shows, is no sign.
 
         What is on record as gone and shows itself again is noted. All proof `before` is void then, and it is asked to

@@ -17,7 +17,7 @@ from gpurun.core.places import place_facts
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Mode
 from gpurun.core.transfer_progress import Tell, moving
-from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, instance_of
+from gpurun.lifecycle.context import PASSING, Context, Note, by_our_clock, get_instance
 from gpurun.lifecycle.instance.absence import Absence, next_offer
 from gpurun.lifecycle.instance.early_upload import EarlyUpload, queue_words
 from gpurun.lifecycle.instance.readings import GoneRow, living
@@ -36,7 +36,7 @@ from gpurun.providers.base import ExplainsJobs, Rejected, Unknown, clock_warning
 from gpurun.providers.catalog import terms_of
 from gpurun.remote.client import LOOK_S, NODES_SILENT, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
-from gpurun.remote.machine_facts import Facts, Measured, Missing
+from gpurun.remote.machine_facts import LinkSpeed, MachineFacts, Missing
 from gpurun.remote.ssh import HostKeyMismatch
 
 T = TypeVar("T")
@@ -55,13 +55,13 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
 
     The user's script is begun once the agent is there, outside of all that is tried again.
     """
-    born = instance_of(state)
+    born = get_instance(state)
     early = EarlyUpload(state, context) if context.plan.lease.queue_s else None
     check_made(born, context.plan)
     clock, to_set_up_s, took_s = context.clock, _planned_s(context), 0.0
     started = clock.monotonic()
 
-    def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, Facts | None]:
+    def install(far: FarSide, instance: Instance) -> tuple[FarSide, int | None, MachineFacts | None]:
         far.install_agent()
         armed = _timer_read_back(far, instance, context)
         return far, armed, None if to_set_up_s else _looked(far, state, context)
@@ -81,7 +81,7 @@ def await_ready(state: RunState, context: Context) -> Iterator[Note]:
     missing = yield from _answered(partial(_missing, context), state, context, 0.0)
     if missing is None:
         return
-    network: Measured | None = None
+    network: LinkSpeed | None = None
     if context.plan.offer.nodes > 1 and facts.torch.found:  # Without torch a command may do; nothing is measured.
         joined = yield from _answered(partial(_joined, facts, context), state, context, 0.0)
         if joined is None:
@@ -113,7 +113,7 @@ def _keep_setup_log(provider: ExplainsJobs, instance: Instance, context: Context
             context.folder.table_setup_log.write_bytes(words)
 
 
-def _looked(far: FarSide, state: RunState, context: Context) -> Facts:
+def _looked(far: FarSide, state: RunState, context: Context) -> MachineFacts:
     """Return what the machine is and has. Meanwhile the view shows which Pythons it waits for, and a stop ends it."""
     with moving(context.folder, context.clock, "look", LOOK_S) as tell:
 
@@ -132,7 +132,7 @@ def _missing(context: Context, far: FarSide, _: Instance) -> Missing:
     return far.missing_imports(job.imports, job.env.get("PYTHONPATH", ""))
 
 
-def _joined(facts: Facts, context: Context, far: FarSide, _: Instance) -> Measured:
+def _joined(facts: MachineFacts, context: Context, far: FarSide, _: Instance) -> LinkSpeed:
     """What every node of a job says, and what was measured between them; NoOffer where not all of them answered."""
     seconds = MEASURE_S if facts.torch.devices else MEASURE_CPU_S
     program = (bundle_root() / "trainer" / "network.py").read_bytes()
@@ -172,7 +172,7 @@ def _once_it_answers(
     tell: Tell,
 ) -> Generator[Note, None, tuple[Instance, float, T] | None]:
     """See `_answered`."""
-    born, absence = instance_of(state), Absence()
+    born, absence = get_instance(state), Absence()
     instance, up_mono, last, started = born, None, "it never answered", context.clock.monotonic()
     row, stopped_mono = GoneRow(context.clock), inf
     boot_s = _boot_patience_s(context) if context.plan.lease.queue_s else inf  # The queue's wait is over once it runs.
@@ -239,7 +239,7 @@ def _given_up(born: Instance, waited_s: float, last: str) -> NoOffer:
     return NoOffer("boot.timeout", what, hint=place_facts(born.provider).boot_hint)
 
 
-def _judged(facts: Facts, missing: Missing, context: Context) -> Iterator[Note]:
+def _judged(facts: MachineFacts, missing: Missing, context: Context) -> Iterator[Note]:
     """What should be known about the machine; an error where it will not do, before anything is sent there."""
     for told in clock_warning(context.provider):
         yield Incident(code="clock.wrong", message=told)

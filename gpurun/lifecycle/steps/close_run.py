@@ -28,11 +28,11 @@ from gpurun.lifecycle.instance.terminate import (
     NAMED,
     CheckAccount,
     check_account,
-    end,
     is_other_account,
     knock_of,
     once,
     other_account,
+    prove_termination,
 )
 from gpurun.planning.history_file import add_prior
 from gpurun.providers.base import LeavesThings, Provider, Rejected, Unknown
@@ -46,7 +46,7 @@ _LIVES = "lives, and its end had been believed"
 EMPTY_LISTS = 3  # One list may be an old one.
 
 
-def settle(state: RunState, context: Context) -> Iterator[Note]:
+def settle_run(state: RunState, context: Context) -> Iterator[Note]:
     """Clear, write and sign the receipt, and put it into the ledger; doing it twice gives the same bytes.
 
     Killed after the ledger's line, the receipt is what it is: it is observed first, and what shows now comes after it.
@@ -178,7 +178,9 @@ def _late(asked: _Asking, provider: Provider, state: RunState, context: Context)
     check = _check_account_of(asked, provider, state, context)
     for name in late:
         knock = knock_of(state, replace(context, provider=provider), name)
-        ending = end(provider, context.clock, name, asked.token, run=context.plan.run, check_account=check, knock=knock)
+        ending = prove_termination(
+            provider, context.clock, name, asked.token, run=context.plan.run, check_account=check, knock=knock
+        )
         for note in ending:
             if isinstance(note, Incident) and note.code in ("account.vouched", "death.denied"):
                 yield from once(note, context)

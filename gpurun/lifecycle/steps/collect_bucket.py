@@ -12,22 +12,22 @@ from gpurun.core.journal_records import RunState
 from gpurun.ledger.journal import read_journal
 from gpurun.lifecycle.artifacts.inventory import Inventory, newest, spare, told_files
 from gpurun.lifecycle.artifacts.on_demand import Salvaged, bring_pushed
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import bring_home
 from gpurun.remote.messages import Manifest
 
 
-def salvage(state: RunState, context: Context) -> Iterator[Note]:
+def collect_pushed(state: RunState, context: Context) -> Iterator[Note]:
     """Fetch what is there and not here. The machine is gone and paid for: what fails is noted, not raised."""
     is_shared, place, is_whole = state.shared == "holds", state.pushed, True
-    if is_shared and (address := instance_of(state).address) is not None:
+    if is_shared and (address := get_instance(state).address) is not None:
         place = address.folder
     yield SalvageIntended(folder=place)
     started, found = context.clock.monotonic(), Salvaged(Manifest(), (), {}, (), 0)
     where = f"{place} on the cluster" if is_shared else "the bucket"
     try:
         if is_shared:
-            found = bring_home(instance_of(state), context)
+            found = bring_home(get_instance(state), context)
         else:
             found = bring_pushed(context.folder, context.plan.choices.stage, place, context.clock)
     except GpurunError as error:

@@ -13,7 +13,7 @@ from gpurun.core.transfer_progress import moving
 from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import EgressBudget, Inventory, newest, spare, told_files, wanted
 from gpurun.lifecycle.connect import Patience
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import folder_way
 from gpurun.planning.budget import egress_of
 from gpurun.remote.client import FarSide
@@ -32,7 +32,7 @@ def collect(state: RunState, context: Context) -> Iterator[Note]:
     """
     yield CollectIntended()
     started = context.clock.monotonic()
-    instance, patience, inventory = instance_of(state), Patience(state, context), Inventory(context.folder)
+    instance, patience, inventory = get_instance(state), Patience(state, context), Inventory(context.folder)
     # A job's files need no job: it may be over.
     far = (state.shared and folder_way(instance, context)) or context.reach(instance)
     manifest, gone = _listed(far, inventory, patience, state)

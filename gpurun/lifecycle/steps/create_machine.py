@@ -17,7 +17,7 @@ from gpurun.core.journal_events import (
     SeenMachine,
 )
 from gpurun.core.journal_records import PASSES_OVER, RunState
-from gpurun.core.machine_token import make_token, parse
+from gpurun.core.machine_token import make_token, parse_token
 from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
@@ -134,7 +134,7 @@ def _refuse_beside_another(state: RunState, context: Context) -> None:
         except Unknown as error:
             doubt = str(error)
             continue
-        known = [(one, token) for one in alive if (token := parse(one.token)) and token.home == context.home.id]
+        known = [(one, token) for one in alive if (token := parse_token(one.token)) and token.home == context.home.id]
         ours = [one for one, token in known if token.run_or(plan.run) == plan.run]  # A token may have cut the name.
         others = [one for one in ours if one.token not in state.asked]
         if others:

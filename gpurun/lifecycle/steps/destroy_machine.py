@@ -14,8 +14,8 @@ from gpurun.core.money import format_usd
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.spending import spent_by
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
-from gpurun.lifecycle.context import RETRY_S, Context, Note, instance_of
-from gpurun.lifecycle.instance.terminate import check_account, end, knock_of, once
+from gpurun.lifecycle.context import RETRY_S, Context, Note, get_instance
+from gpurun.lifecycle.instance.terminate import check_account, knock_of, once, prove_termination
 from gpurun.providers.base import EndsBy, Guarded, Provider
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
@@ -39,7 +39,7 @@ def destroy(state: RunState, context: Context) -> Iterator[Note]:
     hidden_s, check = context.hidden_s(state), partial(check_account, state, context)
     cloud, clock, begin = context.provider, context.clock, context.begin
     refused = partial(_end_itself, state, context)
-    ending = end(
+    ending = prove_termination(
         cloud,
         clock,
         identifier,
@@ -68,7 +68,7 @@ def _leave(state: RunState, context: Context) -> Iterator[Note]:
     lost = "it was never tried"
     for _ in ticks(context.clock, RETRY_S, LEAVE_S):
         try:
-            far = context.reach(instance_of(state))
+            far = context.reach(get_instance(state))
             kept = "" if is_unwanted else _only_there(far, context)
             unlisted = 0 if is_unwanted else int(state.unpublished.get("files", 0))
             far.farewell(keep_results=bool(kept), keep_work=unlisted > 0)
@@ -109,7 +109,7 @@ def _end_itself(state: RunState, context: Context, trouble: Exception) -> list[N
     folder = context.timer_of(state)
     if not folder or state.ends_wall is not None:
         return []
-    instance = instance_of(state)
+    instance = get_instance(state)
     if isinstance(trouble, SetupError) and _shares_key(state, context):
         return [_cannot(f"{instance.id} cannot end itself either: its timer asks with the same key")]
     try:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from gpurun.core.collected_record import files_of, missing_of
+from gpurun.core.collected_record import missing_of, read_stated_files
 from gpurun.core.errors import GpurunError
 from gpurun.core.journal_events import CollectObserved, HoldIntended, HoldObserved, Json
 from gpurun.core.journal_records import RunState, last_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import is_lacking
 from gpurun.lifecycle.artifacts.inventory import Inventory, told_files, wanted
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, ManifestFile
 from gpurun.view.number_format import format_bytes, format_files
@@ -56,7 +56,7 @@ def hold(state: RunState, context: Context) -> Iterator[Note]:
 def _is_gone(state: RunState, context: Context) -> bool:
     """Whether the machine runs no more. It is called now and then: one that waits for a client hears that one lives."""
     try:
-        context.reach(instance_of(state)).poll({})
+        context.reach(get_instance(state)).poll({})
     except MachineLost:
         return bool(context.is_down(state))
     except GpurunError:
@@ -90,7 +90,7 @@ class _Lacking:
         if self.collected:
             return self
         try:
-            manifest = context.reach(instance_of(state)).manifest(MOST_ANNOUNCED_BYTES)
+            manifest = context.reach(get_instance(state)).manifest(MOST_ANNOUNCED_BYTES)
         except GpurunError:
             return self
         files = tuple(wanted(manifest, context.plan.job.more_kept))
@@ -121,6 +121,9 @@ class _Lacking:
         if collected is None or not self.names or self.here != {*self.names}:
             return None
         folder = self.inventory.folder
-        files = [*files_of(folder, collected.files, collected.listed), *(file.as_json() for file in self.files)]
+        files = [
+            *read_stated_files(folder, collected.files, collected.listed),
+            *(file.as_json() for file in self.files),
+        ]
         rest = {key: value for key, value in collected.as_data().items() if key not in _OF_FILES}
         return CollectObserved(**rest, **told_files(folder, files, []))

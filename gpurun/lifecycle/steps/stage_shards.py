@@ -20,10 +20,10 @@ from gpurun.jobs.survey import surveyed
 from gpurun.lifecycle.context import Context, Note
 from gpurun.remote.archive import PackedFile
 from gpurun.remote.s3.address import parse_address
-from gpurun.remote.s3.objects import find, is_worth_staging
+from gpurun.remote.s3.objects import find_staged, is_worth_staging
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_retry import patiently
-from gpurun.remote.s3.s3_upload import Digests, digests_of, stage_file
+from gpurun.remote.s3.s3_upload import FileDigests, digests_of, stage_file
 from gpurun.remote.s3.staged_files import Staged, StagedFile, staged_file
 
 T = TypeVar("T")
@@ -99,16 +99,16 @@ class _Staging:
         self._done_bytes = 0
         self._counting = threading.Lock()
 
-    def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, Digests]]:
+    def read_all(self, files: list[PackedFile]) -> Iterator[tuple[PackedFile, FileDigests]]:
         """The digests of every file, in order, some being read at the same time."""
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
             yield from zip(
                 files, pool.map(partial(digests_of, raise_if_stopped=self._raise_if_stopped), files), strict=True
             )
 
-    def stage(self, file: PackedFile, digests: Digests) -> StagedFile:
+    def stage(self, file: PackedFile, digests: FileDigests) -> StagedFile:
         """Send one file, if it is not there."""
-        find_it = partial(find, self._bucket, digests.sha256, file.bytes)
+        find_it = partial(find_staged, self._bucket, digests.sha256, file.bytes)
         index = _patiently(self._state, self._context, find_it)
         if index is not None:
             self.there_files += 1

@@ -18,7 +18,7 @@ from gpurun.core.retry import Retry
 from gpurun.core.transfer_progress import moving
 from gpurun.jobs.survey import surveyed
 from gpurun.lifecycle.connect import AWAY_S, Patience
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.planning.transfer import SHIP_START_S, download_s
 from gpurun.remote.archive import Pack, PackedFile
 from gpurun.remote.client import FarSide
@@ -47,11 +47,11 @@ def ship(state: RunState, context: Context) -> Iterator[Note]:
     yield ShipIntended(files=len(seen.files), bytes=seen.total_bytes)
     _check_room(seen.total_bytes, state, disk_gb=context.plan.job.disk_gb)
     started = context.clock.monotonic()
-    far = context.reach(instance_of(state))
+    far = context.reach(get_instance(state))
     pack, pulled = Pack(seen), Pulled()  # Tried again, it sends only what the far side has not verified yet.
     if context.plan.data.public:
         _download(state, context, far)
-    yield from pull(state, context, far, pack, pulled)
+    yield from pull_staged(state, context, far, pack, pulled)
     patience, there_most = Patience(state, context, limit_s=context.plan.lease.ship_s), 0
     if pulled.missing_bytes:  # What the bucket did not bring takes longer; training gives way to it.
         patience.limit_s += context.plan.lease.train_s
@@ -118,7 +118,7 @@ def _check_room(size: int, state: RunState, *, disk_gb: int) -> None:
         )
 
 
-def pull(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
+def pull_staged(state: RunState, context: Context, far: FarSide, pack: Pack, came: Pulled) -> Iterator[Note]:
     """Have all staged files of the pack pulled; `came` is told which are there. What goes wrong is noted, not raised.
 
     Raised is only what SSH would not mend: a full disk there (FarRefusal), a machine that is lost, a request to stop.

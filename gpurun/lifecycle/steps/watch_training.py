@@ -15,14 +15,14 @@ from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_events import Incident, Json, RateObserved, TrainIntended, TrainObserved, TrainStarted
 from gpurun.core.journal_records import RunState
 from gpurun.core.money import Micros
-from gpurun.core.records import digest_of
-from gpurun.core.trainer_events import EventLines, Stop, TrainerEvent, events_of
-from gpurun.jobs.training.throughput import Measured, Meter
-from gpurun.lifecycle.artifacts.downloader import Background
+from gpurun.core.records import digest_json
+from gpurun.core.trainer_events import EventLines, StopEvent, TrainerEvent, events_of
+from gpurun.jobs.training.throughput import MeasuredSpeed, Meter
+from gpurun.lifecycle.artifacts.downloader import BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, is_behind
 from gpurun.lifecycle.connect import Patience
-from gpurun.lifecycle.context import Context, Note, instance_of
+from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import last_status
 from gpurun.lifecycle.instance.job_signs import UNHEARD, Outage, Silence, lost_training, outcome_of
 from gpurun.lifecycle.instance.terminate import once
@@ -43,9 +43,9 @@ MARGIN = 1.05
 GRACE_S = 15.0  # For the agent to end the trainer and to say so.
 
 
-def start(state: RunState, context: Context) -> Iterator[Note]:
+def start_job(state: RunState, context: Context) -> Iterator[Note]:
     """Start the trainer, detached; asking twice starts it once."""
-    far, patience, pushed = context.reach(instance_of(state)), Patience(state, context), state.pushed
+    far, patience, pushed = context.reach(get_instance(state)), Patience(state, context), state.pushed
     try:
         pushed = patience.until_done(Pushing(state, context, far).give)
     except (SetupError, BucketLost) as error:
@@ -55,7 +55,7 @@ def start(state: RunState, context: Context) -> Iterator[Note]:
     place: Json = {"pushed": pushed} if pushed else {}
     job = job_of(state.model_copy(update={"pushed": pushed}), context)
     stops: Json = {key: job[key] for key in ("soft_stop_wall", "hard_stop_wall", "linger_s") if key in job}
-    yield TrainIntended(job_sha256=digest_of(job), argv=job["argv"], **stops, **place)
+    yield TrainIntended(job_sha256=digest_json(job), argv=job["argv"], **stops, **place)
     Drain(context.folder, context.clock, 0, 0).begin()
     if secrets := secrets_of(context):
         patience.until_done(lambda: far.hand_secrets(secrets))
@@ -71,12 +71,12 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
     Unreachable is not dead: only the provider's word, the lease or the agent's own report end the watch. StoreFull
     while the copies here cannot be read: training does not need them.
     """
-    instance = instance_of(state)
+    instance = get_instance(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
     budget = EgressBudget.of(context.folder, context.plan)
     source = far if context.brings_early and is_elsewhere else None
-    with Background(source, context.folder, budget, context.clock) as background:
+    with BackgroundDownload(source, context.folder, budget, context.clock) as background:
         try:
             yield from _watch(state, context, far, background, Pushing(state, context, far))
         except OSError as error:
@@ -85,7 +85,9 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
             raise StoreFull("watch.disk_full", what, hint=hint) from error
 
 
-def _watch(state: RunState, context: Context, far: FarSide, background: Background, pushing: Pushing) -> Iterator[Note]:
+def _watch(
+    state: RunState, context: Context, far: FarSide, background: BackgroundDownload, pushing: Pushing
+) -> Iterator[Note]:
     told = ""
     hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
     lines, outage, silence = EventLines(), Outage(state, context), Silence(state, context)
@@ -148,8 +150,8 @@ def _watch(state: RunState, context: Context, far: FarSide, background: Backgrou
 def _gone(why: str, state: RunState, context: Context) -> Iterator[Note]:
     """The end of a training whose machine runs no more; of a job its folder may tell that it was done before."""
     why += f"; {ends_unwatched(state)}" if state.linger_s else ""
-    message = f"the machine {instance_of(state).id} runs no more: {why}"
-    if (status := last_status(instance_of(state), context)) is None:
+    message = f"the machine {get_instance(state).id} runs no more: {why}"
+    if (status := last_status(get_instance(state), context)) is None:
         yield Incident(code="machine.lost", message=message)
     yield lost_training(message) if status is None else outcome_of(status, context)
 
@@ -207,7 +209,7 @@ class Hearing:
         self._refused_last_mono = float("-inf")
         if poll.status.wall != self._beat:
             self._beat, self._beat_mono = poll.status.wall, self._clock.monotonic()
-        is_ending = any(isinstance(event, Stop) or event.step == self._last_step for event in events)
+        is_ending = any(isinstance(event, StopEvent) or event.step == self._last_step for event in events)
         if self._ending_mono is None and is_ending:
             self._ending_mono = self._clock.monotonic()
 
@@ -230,7 +232,7 @@ class Rating:
         self._context = context
         self._meter = Meter(plan.job.resolved, 0 if plan.job.terms.has_model else plan.job.steps)
         self._is_told = state.rated
-        self._found: Measured | None = None
+        self._found: MeasuredSpeed | None = None
         if not self._is_told:
             with suppress(OSError):  # What came before a restart; without it the lines to come tell it.
                 for event in events_of(context.folder.events):
@@ -248,7 +250,7 @@ class Rating:
             yield verdict(self._found, state, self._context)
 
 
-def verdict(measured: Measured, state: RunState, context: Context) -> RateObserved:
+def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateObserved:
     """What the measured rate means for the lease and the cap: when training ends, at which step, for how much."""
     plan, lease = context.plan, context.plan.lease
     limit_s = max(0.0, context.seconds_left(state) - context.collect_s - plan.job.save_s)

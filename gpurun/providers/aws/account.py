@@ -11,10 +11,10 @@ from typing import Any
 from gpurun.core.clock import utc
 from gpurun.core.records import Account
 from gpurun.providers.account_ids import mark_of_account
-from gpurun.providers.aws.errors import NOT_ALLOWED, action_of, trouble
+from gpurun.providers.aws.errors import NOT_ALLOWED, action_of, explain_refusal
 from gpurun.providers.aws.image import PARAMETERS
 from gpurun.providers.aws.offers import PRICING_REGION
-from gpurun.providers.aws.wire import Refused, Wire
+from gpurun.providers.aws.wire import AwsClients, AwsRefused
 from gpurun.providers.base import Rejected, Unknown
 
 _NO_INSTANCE, _NO_IMAGE = "i-00000000000000000", "ami-00000000000000000"
@@ -35,7 +35,7 @@ _DRY: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def account_of(wire: Wire) -> Account:
+def account_of(wire: AwsClients) -> Account:
     """Who asks, what is missing, and how far the clocks are apart."""
     told = whoami(wire)
     missing = _missing(wire)
@@ -56,15 +56,15 @@ def _worry(ends_wall: float) -> str:
     return f"credentials that outlast the run (these {when}; without them only the machine's own timer ends it)"
 
 
-def whoami(wire: Wire) -> dict[str, Any]:
+def whoami(wire: AwsClients) -> dict[str, Any]:
     """Account, ARN and user id, as AWS knows them; SetupError when it does not."""
     try:
         return wire.call("sts", wire.region, "get_caller_identity")
-    except Refused as refused:
-        raise trouble(refused) from refused
+    except AwsRefused as refused:
+        raise explain_refusal(refused) from refused
 
 
-def mark_of(wire: Wire) -> str:
+def mark_of(wire: AwsClients) -> str:
     """The mark of the account, which anyone with its credentials may ask for."""
     number = str(whoami(wire).get("Account") or "")
     if not number:
@@ -72,13 +72,13 @@ def mark_of(wire: Wire) -> str:
     return mark_of_account("aws", number)
 
 
-def may_launch(wire: Wire, region: str) -> bool:
+def may_launch(wire: AwsClients, region: str) -> bool:
     """Whether anything could be started in a region; only a clear "not allowed" is a no."""
     operation, asked = _DRY[0]
     return not _denied(partial(wire.call, "ec2", region, operation, DryRun=True, **asked))
 
 
-def _missing(wire: Wire) -> tuple[str, ...]:
+def _missing(wire: AwsClients) -> tuple[str, ...]:
     """The actions that are refused, by their IAM names; what gives no clear answer is not called missing."""
     region = wire.region
     asks: dict[str, Callable[[], object]] = {
@@ -98,7 +98,7 @@ def _missing(wire: Wire) -> tuple[str, ...]:
 def _denied(ask: Callable[[], object]) -> bool:
     try:
         ask()
-    except Refused as refused:
+    except AwsRefused as refused:
         return refused.code in NOT_ALLOWED
     except (Unknown, Rejected):
         return False

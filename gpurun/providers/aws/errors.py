@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.core.errors import SetupError
-from gpurun.providers.aws.wire import Refused
+from gpurun.providers.aws.wire import AwsRefused
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.errors import RejectedFor, bad_key, no_quota, not_allowed, not_ready
 
@@ -47,7 +47,9 @@ _QUOTAS = {
 }
 
 
-def refusal(error: Refused, type_id: str, region: str, *, spot: bool) -> NoCapacity | Rejected | Unknown:
+def judge_launch_refusal(
+    error: AwsRefused, type_id: str, region: str, *, spot: bool
+) -> NoCapacity | Rejected | Unknown:
     """What the answer to a launch says about whether there is an instance; whatever is not known leaves the doubt."""
     if error.code in NO_CAPACITY:
         return NoCapacity(str(error))
@@ -64,7 +66,7 @@ def refusal(error: Refused, type_id: str, region: str, *, spot: bool) -> NoCapac
     return Unknown(str(error))
 
 
-def preparing(error: Refused) -> Rejected:
+def explain_early_refusal(error: AwsRefused) -> Rejected:
     """What a refusal before the launch means: nothing was made, and where AWS is out of order another offer may do."""
     if error.status >= 500:
         return Rejected(f"{error.operation}: {error}", of_offer=True)
@@ -72,12 +74,12 @@ def preparing(error: Refused) -> Rejected:
     return RejectedFor(told) if told else Rejected(f"{error.operation}: {error}")
 
 
-def trouble(error: Refused) -> SetupError | Unknown:
+def explain_refusal(error: AwsRefused) -> SetupError | Unknown:
     """What an unexpected refusal of anything but a launch is."""
     return _about_the_account(error) or Unknown(f"{error.operation}: {error}")
 
 
-def _about_the_account(error: Refused) -> SetupError | None:
+def _about_the_account(error: AwsRefused) -> SetupError | None:
     """The refusals that somebody can mend: a permission, the credentials, this machine's clock, the account."""
     if error.code in NOT_ALLOWED:
         return not_allowed(f"These AWS credentials may not call {action_of(error.operation)} ({error}).", hint=_POLICY)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpurun.providers.aws.wire import Told, Wire
+from gpurun.providers.aws.wire import AwsClients, Told
 from gpurun.providers.base import Rejected
 
 PARAMETERS = "/aws/service/deeplearning/ami/x86_64/"
@@ -35,7 +35,7 @@ class Image:
     least_gb: int
 
 
-def choose_image(wire: Wire, region: str, named: str) -> Image:
+def choose_image(wire: AwsClients, region: str, named: str) -> Image:
     """The image to boot in a region; Rejected when there is none, or the named one is no AMI or costs more than Linux.
 
     AWS's own images cost nothing.
@@ -66,7 +66,7 @@ def _billed_beside(image: Told, more_disks: Sequence[object]) -> str:
     return f"it brings more disks: {', '.join(map(str, more_disks))}" if more_disks else ""
 
 
-def _newest(wire: Wire, region: str) -> str:
+def _newest(wire: AwsClients, region: str) -> str:
     """The newest PyTorch, then the newest system that is known to suit; the list is AWS's own."""
     best: tuple[tuple[int, int], str] | None = None
     chosen = ""

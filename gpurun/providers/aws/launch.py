@@ -12,10 +12,10 @@ from gpurun.core.clock import ticks
 from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros
 from gpurun.core.records import Instance, Order
-from gpurun.providers.aws.errors import refusal
+from gpurun.providers.aws.errors import judge_launch_refusal
 from gpurun.providers.aws.image import Image
-from gpurun.providers.aws.tags import client_token, marked
-from gpurun.providers.aws.wire import Refused, Told, Wire
+from gpurun.providers.aws.tags import client_token, make_tag_specifications
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 
 USER_DATA_LIMIT_BYTES = 16_384
@@ -32,7 +32,7 @@ class Network:
     subnets: dict[str, str]
 
 
-def network_of(wire: Wire, region: str) -> Network:
+def network_of(wire: AwsClients, region: str) -> Network:
     """The default VPC with its subnet of every zone; Rejected when there is none."""
     wanted = [{"Name": "default-for-az", "Values": ["true"]}]
     found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", Filters=wanted))
@@ -45,7 +45,7 @@ def network_of(wire: Wire, region: str) -> Network:
 
 
 def launch(
-    wire: Wire, order: Order, image: Image, network: Network, group: str, made: Callable[[Told], Instance]
+    wire: AwsClients, order: Order, image: Image, network: Network, group: str, made: Callable[[Told], Instance]
 ) -> Instance:
     """The instance, which `made` reads from EC2's answer.
 
@@ -58,8 +58,8 @@ def launch(
         request = request_for(order, image, group, zone, subnet)
         try:
             answer = _run(wire, region, request)
-        except Refused as error:
-            judged = refusal(error, offer.type_id, region, spot=offer.spot)
+        except AwsRefused as error:
+            judged = judge_launch_refusal(error, offer.type_id, region, spot=offer.spot)
             if isinstance(judged, Unknown):
                 judged.again = partial(_again, wire, region, request, made)
             if not isinstance(judged, NoCapacity):
@@ -72,11 +72,11 @@ def launch(
     raise refused
 
 
-def _again(wire: Wire, region: str, request: dict[str, Any], made: Callable[[Told], Instance]) -> Instance:
+def _again(wire: AwsClients, region: str, request: dict[str, Any], made: Callable[[Told], Instance]) -> Instance:
     """What a request made whose answer was lost; whatever is not the instance itself leaves the doubt."""
     try:
         return made(_the_one(_run(wire, region, request)))
-    except (Refused, SetupError) as error:
+    except (AwsRefused, SetupError) as error:
         raise Unknown(str(error)) from error
 
 
@@ -112,10 +112,10 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
     if order.offer.spot:
         request["InstanceMarketOptions"] = _spot(order.offer.rate_micros_per_hour)
         kinds.append("spot-instances-request")
-    return {**request, "TagSpecifications": marked(order, *kinds)}
+    return {**request, "TagSpecifications": make_tag_specifications(order, *kinds)}
 
 
-def _places(wire: Wire, order: Order, network: Network) -> Iterator[tuple[str, str]]:
+def _places(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
     """Zone and subnet of each launch; the zones that sell the type are looked up only once they are needed."""
     yield "", ""
     try:
@@ -127,7 +127,7 @@ def _places(wire: Wire, order: Order, network: Network) -> Iterator[tuple[str, s
     )
 
 
-def zones_selling(wire: Wire, region: str, types: list[str]) -> dict[str, list[str]]:
+def zones_selling(wire: AwsClients, region: str, types: list[str]) -> dict[str, list[str]]:
     """In which zones of a region each machine type is offered; an empty list where it is not."""
     zones: dict[str, list[str]] = {one: [] for one in types}
     wanted = [{"Name": "instance-type", "Values": types}]
@@ -139,12 +139,12 @@ def zones_selling(wire: Wire, region: str, types: list[str]) -> dict[str, list[s
     return zones
 
 
-def _run(wire: Wire, region: str, request: dict[str, Any]) -> Told:
+def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> Told:
     """Send a launch; again, with the same key, while EC2 does not see the new firewall group yet."""
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
         try:
             return wire.call("ec2", region, "run_instances", once=True, **request)
-        except Refused as refused:
+        except AwsRefused as refused:
             if refused.code != "InvalidGroup.NotFound" or elapsed >= _SETTLE_S:
                 raise
     raise Rejected(f"{region} does not see the firewall group that was made for this")

@@ -13,7 +13,7 @@ from gpurun.core.money import Micros, usd
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers.aws.image import WITHOUT_DRIVER
 from gpurun.providers.aws.launch import zones_selling
-from gpurun.providers.aws.wire import Refused, Told, Wire
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
 from gpurun.providers.base import Rejected, Unknown
 
 PRICING_REGION = "us-east-1"
@@ -27,7 +27,7 @@ _FIELDS = {
 }
 
 
-def offers_for_need(wire: Wire, need: GpuNeed, known: Sequence[Offer], *, spot: bool) -> list[Offer]:
+def offers_for_need(wire: AwsClients, need: GpuNeed, known: Sequence[Offer], *, spot: bool) -> list[Offer]:
     """The known machine types with so many GPUs, in the chosen region or else in each row's own, at today's price."""
     rows = [row for row in known if row.gpu_count == need.count and not row.type_id.startswith(WITHOUT_DRIVER)]
     by_region: dict[str, list[Offer]] = {}
@@ -41,12 +41,12 @@ def offers_for_need(wire: Wire, need: GpuNeed, known: Sequence[Offer], *, spot: 
     return found
 
 
-def _on_demand(wire: Wire, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
+def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
     """By the Pricing API; else by the catalogue, for the region that its price is of."""
     for row in rows:
         try:
             price = _listed_price(wire, region, row.type_id)
-        except (Refused, Unknown, Rejected, SetupError) as error:
+        except (AwsRefused, Unknown, Rejected, SetupError) as error:
             if row.region != region:
                 raise Unknown(f"the price of {row.type_id} in {region} cannot be read: {error}") from error
             dated = row.price_source.partition(" (")[0]
@@ -58,7 +58,7 @@ def _on_demand(wire: Wire, region: str, rows: Sequence[Offer]) -> Iterator[Offer
             )
 
 
-def _on_spot(wire: Wire, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
+def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
     """By the newest spot price of the cheapest zone, which then is the most that is bid."""
     if not rows:
         return
@@ -88,7 +88,7 @@ def _on_spot(wire: Wire, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
             )
 
 
-def _listed_price(wire: Wire, region: str, type_id: str) -> Micros | None:
+def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
     """The dearest on-demand price that is listed; None when it is not sold so. An unreadable list is Unknown."""
     wanted = {**_FIELDS, "instanceType": type_id, "regionCode": region}
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
@@ -124,4 +124,4 @@ def _dollars(told: object) -> Micros | None:
 
 
 def _in_short(error: Exception) -> str:
-    return error.code if isinstance(error, Refused | SetupError) else "no clear answer"
+    return error.code if isinstance(error, AwsRefused | SetupError) else "no clear answer"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.providers.aws.image import USER
 from gpurun.providers.aws.tags import by_client_token, by_tag, owner
-from gpurun.providers.aws.wire import Refused, Told, Wire
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
 from gpurun.providers.base import Rejected, Unknown
 
 _STATES = {
@@ -24,7 +24,7 @@ _ENDED = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 NOT_THERE = frozenset({"InvalidInstanceID.NotFound"})
 
 
-def place_of(instance_id: str) -> tuple[str, str]:
+def split_instance_id(instance_id: str) -> tuple[str, str]:
     """Region and EC2's own id of `us-east-1/i-0123456789abcdef0`; Rejected for what no instance is called.
 
     The region is part of the id, so that a holder of an id needs no search, and no default region can mislead it.
@@ -35,7 +35,7 @@ def place_of(instance_id: str) -> tuple[str, str]:
     return named[1], named[2]
 
 
-def instance_of(region: str, told: Told) -> Instance:
+def parse_ec2_instance(region: str, told: Told) -> Instance:
     """One instance; Unknown when it has no id, since it may be any."""
     identifier = f"{region}/{told.get('InstanceId')}"
     if not _ID.fullmatch(identifier):
@@ -61,29 +61,29 @@ def instance_of(region: str, told: Told) -> Instance:
     )
 
 
-def read_instance(wire: Wire, instance_id: str) -> Instance:
+def read_instance(wire: AwsClients, instance_id: str) -> Instance:
     """One instance by its id; GONE when its region says that there is none."""
-    region, identifier = place_of(instance_id)
+    region, identifier = split_instance_id(instance_id)
     gone = Instance(id=instance_id, provider="aws", token="", run="", state=InstanceState.GONE, region=region)
     try:
         listed = list(wire.pages("ec2", region, "describe_instances", "Reservations", InstanceIds=[identifier]))
-    except Refused as refused:
+    except AwsRefused as refused:
         if refused.code in NOT_THERE:
             return gone
         raise
     for told in (one for held in listed for one in held.get("Instances") or ()):
         if told.get("InstanceId") == identifier:
-            return instance_of(region, told)
+            return parse_ec2_instance(region, told)
     return gone
 
 
-def instances_in(wire: Wire, region: str, token: str | None) -> list[Instance]:
+def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Instance]:
     """All that carries the token in a region, by tag and by the key it was launched with."""
     found: dict[str, Instance] = {}
     for wanted in (by_tag(token), by_client_token(token)):
         for held in wire.pages("ec2", region, "describe_instances", "Reservations", Filters=[wanted]):
             for told in held.get("Instances") or ():
-                one = instance_of(region, told)
+                one = parse_ec2_instance(region, told)
                 if one.token and token in (None, one.token):
                     found[one.id] = one
     return list(found.values())

@@ -10,21 +10,21 @@ from gpurun.core.clock import Clock
 from gpurun.core.errors import SetupError, clauses
 from gpurun.core.records import Account, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.providers.aws.account import account_of, mark_of, may_launch, whoami
-from gpurun.providers.aws.errors import NOT_ALLOWED, preparing, trouble
+from gpurun.providers.aws.errors import NOT_ALLOWED, explain_early_refusal, explain_refusal
 from gpurun.providers.aws.image import Image, choose_image
 from gpurun.providers.aws.launch import launch, network_of
 from gpurun.providers.aws.offers import offers_for_need
-from gpurun.providers.aws.parse import NOT_THERE, instance_of, instances_in, place_of, read_instance
+from gpurun.providers.aws.parse import NOT_THERE, instances_in, parse_ec2_instance, read_instance, split_instance_id
 from gpurun.providers.aws.schedule import arm_schedule
 from gpurun.providers.aws.side_resources import (
-    group_of,
+    find_firewall_group,
     leftovers_in,
     let_in,
     make_group,
     public_address,
     remove_leftover,
 )
-from gpurun.providers.aws.wire import Refused, Told, Wire, everywhere
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told, everywhere
 from gpurun.providers.base import EndsBy, Rejected, Traits, Unknown
 from gpurun.providers.errors import RejectedFor, no_such_region
 
@@ -52,7 +52,7 @@ class AwsProvider:
         spot: bool = False,
         my_address: Callable[[], str] | None = None,
     ) -> None:
-        self._wire = Wire(clock, region)
+        self._wire = AwsClients(clock, region)
         self._named_region = region
         self._spot = spot
         self._my_address = my_address or partial(public_address, clock)
@@ -85,8 +85,8 @@ class AwsProvider:
             return []
         try:
             return offers_for_need(self._wire, need, known, spot=self._spot)
-        except Refused as refused:
-            raise trouble(refused) from refused
+        except AwsRefused as refused:
+            raise explain_refusal(refused) from refused
 
     def create(self, order: Order) -> Instance:
         """Make the firewall group, send the launch, and set the outside schedule if the account has its role.
@@ -106,13 +106,13 @@ class AwsProvider:
             except Unknown as error:  # No launch was sent.
                 raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
             return launch(self._wire, order, image, network, group, partial(self._made, order))
-        except Refused as refused:
-            raise preparing(refused) from refused
+        except AwsRefused as refused:
+            raise explain_early_refusal(refused) from refused
         except SetupError as error:  # The SDK could not sign the request, so that none was sent.
             raise RejectedFor(error) from error
 
     def _made(self, order: Order, told: Told) -> Instance:
-        made = instance_of(order.offer.region, told)
+        made = parse_ec2_instance(order.offer.region, told)
         arm_schedule(self._wire, order, made.id.rpartition("/")[2])
         return made
 
@@ -139,17 +139,17 @@ class AwsProvider:
         """One instance; its id names the region, so nobody else is asked."""
         try:
             return read_instance(self._wire, instance_id)
-        except Refused as refused:
-            raise trouble(refused) from refused
+        except AwsRefused as refused:
+            raise explain_refusal(refused) from refused
 
     def destroy(self, instance_id: str) -> None:
         """Terminate it; a one-time spot request ends with its instance."""
-        region, identifier = place_of(instance_id)
+        region, identifier = split_instance_id(instance_id)
         try:
             self._wire.call("ec2", region, "terminate_instances", InstanceIds=[identifier])
-        except Refused as refused:
+        except AwsRefused as refused:
             if refused.code not in NOT_THERE:
-                raise trouble(refused) from refused
+                raise explain_refusal(refused) from refused
 
     def guard_folder(self, instance: Instance) -> str:
         """The folder of the timer that was armed at boot, named by the deadline as it was ordered."""
@@ -162,11 +162,11 @@ class AwsProvider:
             return
         self._let_in_mono = now
         try:
-            group = group_of(self._wire, instance.region, instance.token)
+            group = find_firewall_group(self._wire, instance.region, instance.token)
             if group:
                 let_in(self._wire, instance.region, group, self._my_address)
-        except Refused as refused:
-            raise trouble(refused) from refused
+        except AwsRefused as refused:
+            raise explain_refusal(refused) from refused
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """Firewall groups, volumes and network cards that no machine holds, and schedules."""
@@ -220,8 +220,8 @@ class AwsProvider:
         """Every region that the account has switched on."""
         try:
             told = list(self._wire.pages("ec2", self._wire.region, "describe_regions", "Regions"))
-        except Refused as refused:
-            raise trouble(refused) from refused
+        except AwsRefused as refused:
+            raise explain_refusal(refused) from refused
         names = [str(one["RegionName"]) for one in told]
         if not names:
             raise Unknown("AWS names no region")
@@ -260,7 +260,7 @@ class AwsProvider:
         """Whether an organisation's policy shuts a region; the chosen one is never taken for that."""
         if region in self._closed:
             return True
-        denied = isinstance(error, Refused) and error.code in NOT_ALLOWED
+        denied = isinstance(error, AwsRefused) and error.code in NOT_ALLOWED
         if denied and region != self._wire.region and not may_launch(self._wire, region):
             self._closed.add(region)
         return region in self._closed
@@ -269,7 +269,7 @@ class AwsProvider:
 def _unseen(silent: dict[str, Exception], *, all_of_them: bool) -> SetupError | Unknown:
     """Why no answer can be given; where nobody answered for one reason, that reason is about the key."""
     first = next(iter(silent.values()))
-    judged = trouble(first) if isinstance(first, Refused) else first
+    judged = explain_refusal(first) if isinstance(first, AwsRefused) else first
     if all_of_them and isinstance(judged, SetupError):
         return judged
     reasons = clauses(f"{region}: {error}" for region, error in sorted(silent.items()))

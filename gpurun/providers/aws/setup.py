@@ -8,9 +8,9 @@ from typing import Any
 
 from gpurun.core.errors import SetupError
 from gpurun.providers.aws.account import whoami
-from gpurun.providers.aws.errors import NOT_ALLOWED, trouble
+from gpurun.providers.aws.errors import NOT_ALLOWED, explain_refusal
 from gpurun.providers.aws.schedule import ROLE, role_arn
-from gpurun.providers.aws.wire import Refused, Wire
+from gpurun.providers.aws.wire import AwsClients, AwsRefused
 
 POLICY = "gpurun-terminate"
 _EC2 = (
@@ -32,7 +32,7 @@ class RolePlan:
     policy: dict[str, Any]
 
 
-def plan_role(wire: Wire) -> RolePlan:
+def plan_role(wire: AwsClients) -> RolePlan:
     """The role for this account, and whether there is one by its name; it changes nothing."""
     told = whoami(wire)
     account, partition = str(told["Account"]), str(told["Arn"]).split(":")[1]
@@ -52,12 +52,12 @@ def plan_role(wire: Wire) -> RolePlan:
     }
     try:
         arn = role_arn(wire, wire.region)
-    except Refused as refused:
+    except AwsRefused as refused:
         raise _by_hand(refused, _document(trust), _document(policy)) from refused
     return RolePlan(account, partition, arn, _document(trust), _document(policy))
 
 
-def make_role(wire: Wire, plan: RolePlan) -> str:
+def make_role(wire: AwsClients, plan: RolePlan) -> str:
     """Make the role, or bring the one that is there to what it should be; its ARN.
 
     Not being allowed to is a SetupError that says what somebody else has to type.
@@ -76,7 +76,7 @@ def make_role(wire: Wire, plan: RolePlan) -> str:
             arn = plan.arn
             wire.call("iam", region, "update_assume_role_policy", RoleName=ROLE, PolicyDocument=trust)
         wire.call("iam", region, "put_role_policy", RoleName=ROLE, PolicyName=POLICY, PolicyDocument=policy)
-    except Refused as refused:
+    except AwsRefused as refused:
         raise _by_hand(refused, plan.trust, plan.policy) from refused
     return arn
 
@@ -107,10 +107,10 @@ def _document(statement: dict[str, Any]) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def _by_hand(refused: Refused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
+def _by_hand(refused: AwsRefused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
     """What to tell somebody who may not make roles."""
     if refused.code not in NOT_ALLOWED:
-        return trouble(refused)
+        return explain_refusal(refused)
     what = f"These AWS credentials may not make the role {ROLE} ({refused})."
     hint = "Give this to somebody who may, then run it again:\n" + "\n".join(commands(trust, policy))
     return SetupError("aws.role_not_allowed", what, hint=hint)

@@ -12,10 +12,10 @@ from typing import Any
 from gpurun.core.clock import Clock, ticks
 from gpurun.core.records import Leftover, Order
 from gpurun.providers._http import Http
-from gpurun.providers.aws.errors import trouble
+from gpurun.providers.aws.errors import explain_refusal
 from gpurun.providers.aws.schedule import end_schedule, schedules_in
-from gpurun.providers.aws.tags import by_tag, marked, owner
-from gpurun.providers.aws.wire import Refused, Told, Wire
+from gpurun.providers.aws.tags import by_tag, make_tag_specifications, owner
+from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
 from gpurun.providers.base import Rejected, Unknown
 
 GROUP, VOLUME, INTERFACE, SCHEDULE = "security group", "volume", "network interface", "schedule"
@@ -49,10 +49,10 @@ def public_address(clock: Clock) -> str:
         ) from error
 
 
-def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]) -> str:
+def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[], str]) -> str:
     """The firewall group of a run: SSH from here alone. Made once for a token, however often it is asked for."""
     region = order.offer.region
-    group = group_of(wire, region, order.token)
+    group = find_firewall_group(wire, region, order.token)
     if not group:
         try:
             made = wire.call(
@@ -62,12 +62,12 @@ def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]
                 GroupName=order.token,
                 Description=f"gpurun {order.run}: SSH from its owner",
                 VpcId=vpc,
-                TagSpecifications=marked(order, "security-group"),
+                TagSpecifications=make_tag_specifications(order, "security-group"),
             )
             group = str(made.get("GroupId") or "")
-        except Refused as refused:
+        except AwsRefused as refused:
             # The first answer was lost, and the group was made.
-            group = group_of(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
+            group = find_firewall_group(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
             if not group:
                 raise
     if not group:  # The SDK takes any XML for an answer, as in `Wire.pages`.
@@ -76,7 +76,7 @@ def make_group(wire: Wire, order: Order, vpc: str, my_address: Callable[[], str]
     return group
 
 
-def let_in(wire: Wire, region: str, group: str, my_address: Callable[[], str]) -> None:
+def let_in(wire: AwsClients, region: str, group: str, my_address: Callable[[], str]) -> None:
     """Open the SSH port of a group to the address that this laptop has now; harmless when it is open."""
     source = _LOOPBACK if wire.is_near("ec2", region) else f"{my_address()}/32"
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": source}]}
@@ -84,14 +84,14 @@ def let_in(wire: Wire, region: str, group: str, my_address: Callable[[], str]) -
         try:
             wire.call("ec2", region, "authorize_security_group_ingress", GroupId=group, IpPermissions=[rule])
             return
-        except Refused as refused:
+        except AwsRefused as refused:
             if refused.code == "InvalidPermission.Duplicate":
                 return
             if refused.code != "InvalidGroup.NotFound" or elapsed >= _SETTLE_S:
                 raise
 
 
-def leftovers_in(wire: Wire, region: str, token: str | None) -> list[Leftover]:
+def leftovers_in(wire: AwsClients, region: str, token: str | None) -> list[Leftover]:
     """What carries the token in a region, but for the machines and what still belongs to one."""
     found: list[Leftover] = []
     for kind, listing, key, name, status in _LISTINGS:
@@ -106,7 +106,7 @@ def leftovers_in(wire: Wire, region: str, token: str | None) -> list[Leftover]:
     return found
 
 
-def remove_leftover(wire: Wire, leftover: Leftover) -> None:
+def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
     """Ask for the removal of one; Unknown while something still needs it."""
     if leftover.kind == SCHEDULE:
         end_schedule(wire, leftover.region, leftover.id)
@@ -117,11 +117,11 @@ def remove_leftover(wire: Wire, leftover: Leftover) -> None:
     asked: dict[str, Any] = {name: leftover.id}
     try:
         wire.call("ec2", leftover.region, operation, **asked)
-    except Refused as refused:
+    except AwsRefused as refused:
         if refused.code in _IN_USE:
             raise Unknown(f"the {leftover.kind} {leftover.id} is still in use ({refused.code})") from refused
         if refused.code not in _NOT_THERE:
-            raise trouble(refused) from refused
+            raise explain_refusal(refused) from refused
 
 
 def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | None) -> Iterator[Leftover]:
@@ -140,7 +140,7 @@ def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | 
         )
 
 
-def group_of(wire: Wire, region: str, token: str) -> str:
+def find_firewall_group(wire: AwsClients, region: str, token: str) -> str:
     """The id of the firewall group that carries a token; empty where there is none."""
     found = list(wire.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=[by_tag(token)]))
     return str(found[0]["GroupId"]) if found else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from string import ascii_lowercase
 from typing import Any
 
-from gpurun.core.machine_token import PREFIXES, parse
+from gpurun.core.machine_token import PREFIXES, parse_token
 from gpurun.core.records import Order
 
 RUN, TOKEN, DEADLINE = "gpurun:run", "gpurun:token", "gpurun:deadline"
@@ -18,7 +18,7 @@ def tags_of(order: Order) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in told.items()]
 
 
-def marked(order: Order, *kinds: str) -> list[dict[str, Any]]:
+def make_tag_specifications(order: Order, *kinds: str) -> list[dict[str, Any]]:
     """The same, as it is asked for in the call that makes a thing."""
     return [{"ResourceType": kind, "Tags": tags_of(order)} for kind in kinds]
 
@@ -30,7 +30,7 @@ def owner(told: Mapping[str, Any]) -> tuple[str, str, float | None]:
     """
     tags = {str(tag.get("Key")): str(tag.get("Value")) for tag in told.get("Tags") or told.get("TagSet") or ()}
     made_as = (str(told.get("ClientToken") or "").partition(".")[0], str(told.get("GroupName") or ""))
-    token = parse(*made_as, tags.get(TOKEN), tags.get("Name"))
+    token = parse_token(*made_as, tags.get(TOKEN), tags.get("Name"))
     return (token.text, token.run_or(tags.get(RUN)), token.deadline_or(tags.get(DEADLINE))) if token else ("", "", None)
 
 

@@ -52,7 +52,7 @@ _NO_WAY = (
 )  # fmt: skip
 
 
-class Refused(Exception):
+class AwsRefused(Exception):
     """AWS answered with an error; what that means is for the caller to judge."""
 
     clock_ahead_s: float | None = None
@@ -65,7 +65,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Wire:
+class AwsClients:
     """One set of credentials, as the SDK finds them, and a client for each service and region."""
 
     clock_ahead_s: float | None = None
@@ -107,7 +107,7 @@ class Wire:
         while True:
             try:
                 return self._send(service, region, operation, asked)
-            except Refused as refused:
+            except AwsRefused as refused:
                 words = f"AWS {region} gave no clear answer to {operation}: {refused}"
                 if refused.code in _TOO_FAST:
                     slow.wait(Throttled(words))
@@ -186,7 +186,7 @@ class Wire:
             answer = exchange.result()
         except Exception as error:
             told = _told(error, operation, region)
-            if isinstance(told, Refused):
+            if isinstance(told, AwsRefused):
                 told.clock_ahead_s = self._compare_clocks(getattr(error, "response", {}), sent_wall)
             raise told from error
         if changes:
@@ -243,7 +243,7 @@ def everywhere(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[s
     def one(region: str) -> T | Exception:
         try:
             return look(region)
-        except (Unknown, Refused, SetupError) as error:
+        except (Unknown, AwsRefused, SetupError) as error:
             return error
 
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(regions)))) as pool:
@@ -260,13 +260,13 @@ def _told(error: Exception, operation: str, region: str) -> Exception:
     )
     from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 
-    if isinstance(error, Unknown | Refused | SetupError | Rejected):
+    if isinstance(error, Unknown | AwsRefused | SetupError | Rejected):
         return error
     if isinstance(error, ClientError):
         told = error.response.get("Error", {})
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
         words = str(told.get("Message") or "").partition("Encoded authorization failure message")[0]
-        return Refused(operation, str(told.get("Code") or "?"), " ".join(words.split())[:500], status)
+        return AwsRefused(operation, str(told.get("Code") or "?"), " ".join(words.split())[:500], status)
     if isinstance(error, ParamValidationError):
         return Rejected(f"{operation} was not sent: the SDK does not take it")
     if {cls.__name__ for cls in type(error).__mro__} & set(_NO_WAY):

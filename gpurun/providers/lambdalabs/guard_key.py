@@ -47,7 +47,7 @@ class GuardKey:
         """The names that it sees; the account's limit on requests is of both keys together."""
         self._clock.sleep(self._pause_s)
         try:
-            return ssh_keys.names(http)
+            return ssh_keys.list_key_names(http)
         except SetupError as error:
             raise SetupError(error.code, f"The key for --lambda-guard does not do. {error.what}", hint=_HINT) from error
         finally:

@@ -6,10 +6,10 @@ import re
 from ipaddress import ip_address
 from typing import Any
 
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.records import Address, Instance, InstanceState, Order
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.lambdalabs.parse import hourly, part
+from gpurun.providers.lambdalabs.parse import get_nested, hourly
 
 USER = "ubuntu"
 RUN, TOKEN, DEADLINE = "gpurun-run", "gpurun-token", "gpurun-deadline"
@@ -31,14 +31,14 @@ def is_id(told: object) -> bool:
     return isinstance(told, str) and _ID.fullmatch(told) is not None
 
 
-def checked_id(identifier: str) -> str:
+def check_lambda_id(identifier: str) -> str:
     """The id of a thing; one of another shape is never made part of a URL."""
     if not is_id(identifier):
         raise Rejected(f"{identifier!r} is not an id at Lambda")
     return identifier
 
 
-def instance_of(told: Any) -> Instance:
+def parse_lambda_instance(told: Any) -> Instance:
     """An instance of anybody's; Unknown when it has no id, since it may be any.
 
     Its tags say whose it is or, where they are lost, its name.
@@ -46,9 +46,9 @@ def instance_of(told: Any) -> Instance:
     if not isinstance(told, dict) or not is_id(told.get("id")):
         raise Unknown("Lambda told of an instance without an id")
     tags = _tags(told)
-    token = parse(tags.get(TOKEN), str(told.get("name")))
-    kind, said = part(told, "instance_type"), str(told.get("status") or "")
-    gpus = part(kind, "specs").get("gpus")
+    token = parse_token(tags.get(TOKEN), str(told.get("name")))
+    kind, said = get_nested(told, "instance_type"), str(told.get("status") or "")
+    gpus = get_nested(kind, "specs").get("gpus")
     return Instance(
         id=told["id"],
         provider="lambda",
@@ -59,13 +59,13 @@ def instance_of(told: Any) -> Instance:
         gpu_count=gpus if isinstance(gpus, int) else 0,
         rate_micros_per_hour=hourly(kind.get("price_cents_per_hour")),
         deadline_wall=token.deadline_or(tags.get(DEADLINE)) if token else None,
-        region=str(part(told, "region").get("name") or ""),
+        region=str(get_nested(told, "region").get("name") or ""),
         type_id=str(kind.get("name") or ""),
         said=said,
     )
 
 
-def launched(order: Order, identifier: str) -> Instance:
+def make_launched_instance(order: Order, identifier: str) -> Instance:
     """What is known of an instance from its launch alone, whose answer is nothing but an id."""
     return Instance(
         id=identifier,
@@ -78,9 +78,9 @@ def launched(order: Order, identifier: str) -> Instance:
     )
 
 
-def body_of(order: Order, user_data: str) -> dict[str, Any]:
+def make_launch_body(order: Order, user_data: str) -> dict[str, Any]:
     """The body of a launch, but for its SSH key."""
-    if parse(order.token) is None:
+    if parse_token(order.token) is None:
         raise Rejected(f"{order.token!r} is no token: what carried it would not be found again")
     if order.offer.region in ("", "any"):
         raise Rejected("Lambda launches only in a region that is named")

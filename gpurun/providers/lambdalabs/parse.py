@@ -53,7 +53,7 @@ def code_of(answer: Answer) -> str:
     return str(_error(answer).get("code") or "")
 
 
-def words_of(answer: Answer) -> str:
+def describe_lambda_error(answer: Answer) -> str:
     """Code and message of an error on one line of moderate length; a key that it repeats is left out."""
     error = _error(answer)
     said = [str(part) for part in (error.get("code"), error.get("message")) if part]
@@ -61,19 +61,19 @@ def words_of(answer: Answer) -> str:
     return f"HTTP {answer.status}: {told}" if told else f"HTTP {answer.status} without a reason"
 
 
-def data_of(answer: Answer, kind: type[Any]) -> Any:
+def read_data(answer: Answer, kind: type[Any]) -> Any:
     """The data of an answer, which must be of this kind; what else came is raised as trouble."""
     told = answer.json
     if not is_success(answer):
-        raise trouble(answer)
+        raise explain_lambda_answer(answer)
     if not isinstance(told, dict) or not isinstance(told.get("data"), kind):
         raise Unknown("Lambda's answer cannot be read")
     return told["data"]
 
 
-def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
+def judge_launch_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
     """What an answer to a launch that names no instance says about whether there is one."""
-    code, words = code_of(answer), words_of(answer)
+    code, words = code_of(answer), describe_lambda_error(answer)
     if 400 <= answer.status < 500 and code == _SOLD_OUT:
         return NoCapacity(words)
     if 400 <= answer.status < 500 and code in _WRONG:
@@ -83,9 +83,9 @@ def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
     return RejectedFor(told, of_offer=code == _NO_QUOTA) if told else Unknown(f"Lambda answered {words}")
 
 
-def trouble(answer: Answer) -> SetupError | Unknown:
+def explain_lambda_answer(answer: Answer) -> SetupError | Unknown:
     """What an unexpected answer to anything but a launch is."""
-    code, words = code_of(answer), words_of(answer)
+    code, words = code_of(answer), describe_lambda_error(answer)
     told = _about_the_account(answer, code, words)
     return told if isinstance(told, SetupError) else Unknown(f"Lambda answered {words}")
 
@@ -113,7 +113,7 @@ def hourly(cents: object) -> Micros | None:
     return usd(amount.scaleb(-2))
 
 
-def part(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+def get_nested(told: Mapping[str, Any], name: str) -> dict[str, Any]:
     """An object within another; an empty one where there is none."""
     found = told.get(name)
     return found if isinstance(found, dict) else {}
@@ -121,4 +121,4 @@ def part(told: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _error(answer: Answer) -> dict[str, Any]:
     told = answer.json
-    return part(told, "error") if isinstance(told, dict) else {}
+    return get_nested(told, "error") if isinstance(told, dict) else {}

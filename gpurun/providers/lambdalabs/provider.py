@@ -21,8 +21,24 @@ from gpurun.providers.account_ids import mark_of_key
 from gpurun.providers.base import NoCapacity, Rejected, Traits, Unknown
 from gpurun.providers.lambdalabs import ssh_keys
 from gpurun.providers.lambdalabs.guard_key import GuardKey
-from gpurun.providers.lambdalabs.instances import AILING, body_of, checked_id, instance_of, is_id, launched
-from gpurun.providers.lambdalabs.parse import NOT_THERE, code_of, data_of, hourly, is_success, part, refusal, trouble
+from gpurun.providers.lambdalabs.instances import (
+    AILING,
+    check_lambda_id,
+    is_id,
+    make_launch_body,
+    make_launched_instance,
+    parse_lambda_instance,
+)
+from gpurun.providers.lambdalabs.parse import (
+    NOT_THERE,
+    code_of,
+    explain_lambda_answer,
+    get_nested,
+    hourly,
+    is_success,
+    judge_launch_answer,
+    read_data,
+)
 
 URL = "https://cloud.lambda.ai/api/v1"
 _BILLING_UNIT_S = 60
@@ -96,7 +112,7 @@ class LambdaProvider:
         """
         if self._guard is not None:
             self._guard.require_taken()
-        types = data_of(self._http.request("GET", "/instance-types"), dict)
+        types = read_data(self._http.request("GET", "/instance-types"), dict)
         stamp = utc(self._clock.wall())
         now = {
             "billing_unit_s": _BILLING_UNIT_S,
@@ -105,10 +121,10 @@ class LambdaProvider:
         }
         found = []
         for row in {one.type_id: one for one in known if one.gpu_count == need.count}.values():
-            entry = part(types, row.type_id)
-            kind = part(entry, "instance_type")
+            entry = get_nested(types, row.type_id)
+            kind = get_nested(entry, "instance_type")
             rate = hourly(kind.get("price_cents_per_hour"))
-            told = (kind.get("name"), part(kind, "specs").get("gpus"))
+            told = (kind.get("name"), get_nested(kind, "specs").get("gpus"))
             if rate is None or told != (row.type_id, row.gpu_count):
                 continue  # Sold no more, or not what it was: an instance of it would be refused when it is read back.
             for region in _regions(entry.get("regions_with_capacity_available")):
@@ -122,7 +138,7 @@ class LambdaProvider:
         """
         if order.keys is None:
             raise Rejected("Lambda launches nothing without an SSH key")
-        body = body_of(order, self._user_data(order, order.keys))
+        body = make_launch_body(order, self._user_data(order, order.keys))
         try:
             key_name = ssh_keys.register(self._http, order, order.keys.client_public)
         except Unknown as error:  # No launch was sent; a key that was registered all the same is a leftover.
@@ -131,11 +147,11 @@ class LambdaProvider:
             self._require_sight(key_name)
             answer = self._launch({**body, "ssh_key_names": [key_name]})
             if not is_success(answer):
-                raise refusal(answer)
+                raise judge_launch_answer(answer)
         except (NoCapacity, Rejected):
             self._forget_key(order.token)
             raise
-        return launched(order, _launched_id(answer))
+        return make_launched_instance(order, _launched_id(answer))
 
     def find(self, token: str | None) -> list[Instance]:
         """Every instance that carries the token by its tags or its name, the terminated too as long as they are listed.
@@ -151,10 +167,10 @@ class LambdaProvider:
 
         One that has been told as unhealthy for five minutes is STOPPED: it will not recover.
         """
-        answer = self._http.request("GET", f"/instances/{checked_id(instance_id)}")
+        answer = self._http.request("GET", f"/instances/{check_lambda_id(instance_id)}")
         if answer.status == 404 and code_of(answer) == NOT_THERE:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
-        read = instance_of(data_of(answer, dict))
+        read = parse_lambda_instance(read_data(answer, dict))
         if read.id != instance_id:
             raise Unknown(f"Lambda told of {read.id} when it was asked about {instance_id}")
         return read.model_copy(update={"state": InstanceState.STOPPED}) if self._has_failed(read) else read
@@ -164,11 +180,11 @@ class LambdaProvider:
         answer = self._http.request(
             "POST",
             "/instance-operations/terminate",
-            body={"instance_ids": [checked_id(instance_id)]},
+            body={"instance_ids": [check_lambda_id(instance_id)]},
             timeout_s=self._pace.terminate_limit_s,
         )
         if not is_success(answer) and code_of(answer) != NOT_THERE:
-            raise trouble(answer)
+            raise explain_lambda_answer(answer)
 
     def leftovers(self, token: str | None) -> list[Leftover]:
         """The SSH keys of rentals; each says in its comment when it is no longer needed."""
@@ -176,7 +192,7 @@ class LambdaProvider:
 
     def remove(self, leftover: Leftover) -> None:
         """Ask for the removal of a key; Unknown while a machine still holds on to it."""
-        ssh_keys.remove(self._http, leftover)
+        ssh_keys.remove_key(self._http, leftover)
 
     @property
     def guard_shares_key(self) -> bool:
@@ -199,7 +215,7 @@ class LambdaProvider:
 
     def regions(self) -> tuple[str, ...]:
         """The names of all regions, with capacity or without."""
-        return tuple(_regions(data_of(self._http.request("GET", "/regions"), list)))
+        return tuple(_regions(read_data(self._http.request("GET", "/regions"), list)))
 
     def ask_time(self) -> None:
         """Read the list of instances, whose answer carries a date as every one does."""
@@ -244,7 +260,7 @@ class LambdaProvider:
 
     def _instances(self) -> list[Instance]:
         """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""
-        return [instance_of(one) for one in data_of(self._http.request("GET", "/instances"), list)]
+        return [parse_lambda_instance(one) for one in read_data(self._http.request("GET", "/instances"), list)]
 
     def _require_sight(self, key_name: str) -> None:
         """Refuse to launch what the guard's key could not end; no launch was sent where that is not known."""
@@ -272,7 +288,7 @@ class LambdaProvider:
 
 def _launched_id(answer: Answer) -> str:
     """The id that a launch gave. Where it gave more than one, the others carry the same token and are found by it."""
-    ids = data_of(answer, dict).get("instance_ids")
+    ids = read_data(answer, dict).get("instance_ids")
     if not isinstance(ids, list) or not ids or not is_id(ids[0]):
         raise Unknown("Lambda launched something, and does not say what")
     return str(ids[0])

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.records import Leftover, Order
 from gpurun.providers._http import Http
 from gpurun.providers.base import Rejected, Unknown
-from gpurun.providers.lambdalabs.instances import checked_id, is_id
+from gpurun.providers.lambdalabs.instances import check_lambda_id, is_id
 from gpurun.providers.lambdalabs.parse import (
     NO_SUCH_PATH,
     NOT_THERE,
     code_of,
-    data_of,
+    describe_lambda_error,
+    explain_lambda_answer,
     is_success,
-    refusal,
-    trouble,
-    words_of,
+    judge_launch_answer,
+    read_data,
 )
 
 KIND = "ssh_key"
@@ -38,45 +38,45 @@ def register(http: Http, order: Order, public_key: str) -> str:
         return order.token
     if any(_name(one) == order.token for one in listed):
         raise Rejected(f"another SSH key is registered at Lambda as {order.token}")
-    earlier = sorted(name for name in same if (token := parse(name)) and token.run_or(order.run) == order.run)
+    earlier = sorted(name for name in same if (token := parse_token(name)) and token.run_or(order.run) == order.run)
     if earlier:
         return earlier[0]
     # A key cannot be tagged; its comment says when it is no longer needed.
     body = {"name": order.token, "public_key": f"{plain} gpurun-deadline={int(order.deadline_wall)}"}
     answer = http.request("POST", "/ssh-keys", body=body)
     if not is_success(answer):
-        raise refusal(answer)
+        raise judge_launch_answer(answer)
     return order.token
 
 
-def names(http: Http) -> list[str]:
+def list_key_names(http: Http) -> list[str]:
     """The names of all keys that this key of the account sees."""
     return [_name(one) for one in _listed(http)]
 
 
 def left(http: Http, token: str | None) -> list[Leftover]:
     """The keys that carry the token (None: all that are gpurun's), of living machines too."""
-    return [_leftover(one) for one in _listed(http) if parse(_name(one)) and token in (None, _name(one))]
+    return [_leftover(one) for one in _listed(http) if parse_token(_name(one)) and token in (None, _name(one))]
 
 
-def remove(http: Http, leftover: Leftover) -> None:
+def remove_key(http: Http, leftover: Leftover) -> None:
     """Ask for the end of a key; Unknown while a machine still holds on to it."""
     if leftover.kind != KIND:
         raise Rejected(f"gpurun makes no {leftover.kind} at Lambda")
-    answer = http.request("DELETE", f"/ssh-keys/{checked_id(leftover.id)}")
+    answer = http.request("DELETE", f"/ssh-keys/{check_lambda_id(leftover.id)}")
     if is_success(answer) or code_of(answer) in (NOT_THERE, NO_SUCH_PATH):
         return
     if code_of(answer) in _IN_USE:
-        raise Unknown(f"the SSH key {leftover.id} is still in use ({words_of(answer)})")
-    raise trouble(answer)
+        raise Unknown(f"the SSH key {leftover.id} is still in use ({describe_lambda_error(answer)})")
+    raise explain_lambda_answer(answer)
 
 
 def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
     """Every key of the account; `refusing` tells a clear refusal in the words of a create."""
     answer = http.request("GET", "/ssh-keys")
     if refusing and not is_success(answer):
-        raise refusal(answer)
-    listed = data_of(answer, list)
+        raise judge_launch_answer(answer)
+    listed = read_data(answer, list)
     if not all(isinstance(one, dict) and is_id(one.get("id")) for one in listed):
         raise Unknown("Lambda told of an SSH key without an id")
     return list(listed)
@@ -84,7 +84,7 @@ def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
 
 def _leftover(key: dict[str, Any]) -> Leftover:
     name = _name(key)
-    token = parse(name)
+    token = parse_token(name)
     deadline = _COMMENT.search(str(key.get("public_key")))
     return Leftover(
         provider="lambda",

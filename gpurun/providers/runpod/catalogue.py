@@ -10,7 +10,7 @@ from gpurun.core.money import Micros, times
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers._http import Http
 from gpurun.providers.base import Unknown
-from gpurun.providers.runpod.parse import rate, trouble
+from gpurun.providers.runpod.parse import explain_runpod_answer, rate
 from gpurun.providers.runpod.pods import IMAGE_CUDA, flavour_of
 
 CLOUDS = ("secure", "community")
@@ -67,7 +67,7 @@ def _is_at(place: object, region: str) -> bool:
 def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
     answer = http.request("GET", f"/v2/catalog/{what}", query=query)
     if answer.status != 200:
-        raise trouble(answer)
+        raise explain_runpod_answer(answer)
     listed = answer.json.get(key) if isinstance(answer.json, dict) else None
     if not isinstance(listed, list):
         raise Unknown(f"RunPod's catalogue of {what} cannot be read")

@@ -26,7 +26,7 @@ LIMIT_S = 60
 _ANSWER_LIMIT_BYTES = 4_000_000
 
 
-class Refused(Exception):
+class GraphqlRefused(Exception):
     """GraphQL answered with an error; the message is RunPod's own."""
 
 
@@ -71,7 +71,7 @@ def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) ->
     return _data(child.stdout)
 
 
-def text(value: str) -> str:
+def quote_text(value: str) -> str:
     """A GraphQL string literal; its escapes are those of JSON."""
     return json.dumps(value)
 
@@ -89,7 +89,7 @@ def _data(answer: bytes) -> dict[str, Any]:
             hint = "Give a key with full access: gpurun auth set runpod."
             raise SetupError("auth.refused", "RunPod's GraphQL refuses the key.", hint=hint)
         case "query":
-            raise Refused(words)
+            raise GraphqlRefused(words)
         case "unclear":
             raise Unknown(f"RunPod's GraphQL gave no whole answer: {words}")
     if not isinstance(told.get("data"), dict):

@@ -32,7 +32,7 @@ _SINGLE_NOISE = 3 * Decimal(2) ** -24
 _MOST_PLACES = 6
 
 
-def words_of(answer: Answer) -> str:
+def describe_runpod_error(answer: Answer) -> str:
     """The reason that an error gives, on one line of moderate length."""
     told = answer.json
     if not isinstance(told, dict):
@@ -48,12 +48,12 @@ def plain(said: str) -> str:
     return _KEY_LIKE.sub("•••", answer_words(said))[:500]
 
 
-def refusal(answer: Answer) -> NoCapacity | Rejected | Unknown:
+def judge_create_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
     """What an answer to a create that is not a pod says about whether there is one.
 
     400 and 403 may be about this GPU, data centre or pool alone: RunPod says to go on to the next candidate.
     """
-    words = words_of(answer)
+    words = describe_runpod_error(answer)
     if answer.status in (400, 403) and is_sold_out(words):
         return NoCapacity(words)
     if answer.status == 500 and _NO_FUNDS.search(words):  # So it says that the balance does not pay for this.
@@ -97,9 +97,9 @@ def is_sold_out(words: str) -> bool:
     return any(sign in words.lower() for sign in _SOLD_OUT)
 
 
-def trouble(answer: Answer) -> SetupError | Unknown:
+def explain_runpod_answer(answer: Answer) -> SetupError | Unknown:
     """What an unexpected answer to anything but a create is."""
-    words = words_of(answer)
+    words = describe_runpod_error(answer)
     if answer.status == 401:
         return bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY)
     if answer.status == 403:

@@ -8,7 +8,7 @@ import shlex
 from datetime import UTC, datetime
 from typing import Any
 
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.records import Address, Instance, InstanceState, Order
 from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.runpod.parse import rate
@@ -33,19 +33,19 @@ _STATES = {
 }
 
 
-def checked_id(identifier: str) -> str:
+def check_pod_id(identifier: str) -> str:
     """The id of a pod; one of another shape is never made part of a URL."""
     if not _ID.fullmatch(identifier):
         raise Rejected(f"{identifier!r} is not the id of a pod")
     return identifier
 
 
-def instance_of(pod: Any) -> Instance:
+def parse_pod(pod: Any) -> Instance:
     """A pod of any age as an instance; Unknown when it has no id, since it may be any."""
     if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not _ID.fullmatch(pod["id"]):
         raise Unknown("RunPod told of a pod without an id")
     env = _dict(pod.get("env"))
-    token = parse(_text(env.get("GPURUN_TOKEN")), _text(pod.get("name")))
+    token = parse_token(_text(env.get("GPURUN_TOKEN")), _text(pod.get("name")))
     gpu, cpu = _dict(pod.get("gpu")), _dict(pod.get("cpu"))
     said = str(pod.get("status") or "")
     count = gpu.get("count")
@@ -66,7 +66,7 @@ def instance_of(pod: Any) -> Instance:
     )
 
 
-def environment(order: Order, api_url: str) -> dict[str, str]:
+def make_pod_environment(order: Order, api_url: str) -> dict[str, str]:
     """What the pod is told: whose it is, when it ends, who may log in, and which host key it shows.
 
     The host key is made for this run alone; it can be read by anyone with the account's key, who owns the pod anyway.
@@ -85,7 +85,7 @@ def environment(order: Order, api_url: str) -> dict[str, str]:
     return {**told, "PUBLIC_KEY": order.keys.client_public, "GPURUN_HOST_KEY_B64": host_key}
 
 
-def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[str, Any]:
+def make_pod_body(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[str, Any]:
     """The body of a create; `as_args` is the older way to say what runs first."""
     offer = order.offer
     body: dict[str, Any] = {
@@ -94,7 +94,7 @@ def body_of(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[st
         "cloud": (offer.tier or "secure").upper(),
         "disk": order.disk_gb or DISK_GB,
         "ports": ["22/tcp"],
-        "env": environment(order, api_url),
+        "env": make_pod_environment(order, api_url),
     }
     if offer.gpu_count:
         body["gpu"] = {"id": offer.type_id, "count": offer.gpu_count}

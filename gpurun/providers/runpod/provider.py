@@ -22,8 +22,8 @@ from gpurun.providers.account_ids import mark_of_account, mark_of_key
 from gpurun.providers.base import Rejected, Traits, Unknown, their_wall
 from gpurun.providers.runpod import graphql
 from gpurun.providers.runpod.catalogue import cpu_offers, data_centers, gpu_offers
-from gpurun.providers.runpod.parse import money, refusal, trouble, words_of
-from gpurun.providers.runpod.pods import BODY_LIMIT_BYTES, body_of, checked_id, instance_of
+from gpurun.providers.runpod.parse import describe_runpod_error, explain_runpod_answer, judge_create_answer, money
+from gpurun.providers.runpod.pods import BODY_LIMIT_BYTES, check_pod_id, make_pod_body, parse_pod
 from gpurun.providers.runpod.spot import create_spot, spot_offers
 
 URL = "https://api.runpod.io"
@@ -93,22 +93,24 @@ class RunPodProvider:
         guard = runpod_wrapper()
         if order.offer.spot:
             return create_spot(order, self._key, self._base_url, guard)
-        answer = self._post(body_of(order, self._base_url, guard, as_args=False))
-        if answer.status == 422 and any(field in words_of(answer) for field in ("entrypoint", "cmd")):
+        answer = self._post(make_pod_body(order, self._base_url, guard, as_args=False))
+        if answer.status == 422 and any(field in describe_runpod_error(answer) for field in ("entrypoint", "cmd")):
             # Certainly not made, for the exec form is newer than the spec: the older form says the same.
-            answer = self._post(body_of(order, self._base_url, guard, as_args=True))
-            if answer.status == 422 and "args" in words_of(answer):
-                raise Rejected(f"RunPod takes no start command, so nothing would end the pod ({words_of(answer)})")
+            answer = self._post(make_pod_body(order, self._base_url, guard, as_args=True))
+            if answer.status == 422 and "args" in describe_runpod_error(answer):
+                raise Rejected(
+                    f"RunPod takes no start command, so nothing would end the pod ({describe_runpod_error(answer)})"
+                )
         if answer.status not in (200, 201, 202):
-            raise refusal(answer)
-        return instance_of(answer.json)
+            raise judge_create_answer(answer)
+        return parse_pod(answer.json)
 
     def find(self, token: str | None) -> list[Instance]:
         """Every pod that carries the token by its environment or, where that is not told, by its name."""
         found: dict[str, Instance] = {}
         try:
             for pod in self._pods():
-                one = instance_of(pod)
+                one = parse_pod(pod)
                 if one.token and token in (None, one.token):
                     found[one.id] = one
         except Unknown as error:
@@ -117,38 +119,38 @@ class RunPodProvider:
 
     def read(self, instance_id: str) -> Instance:
         """One pod; an answer of 404 is GONE, which proves nothing without the list."""
-        answer = self._http.request("GET", f"/v2/pods/{checked_id(instance_id)}")
+        answer = self._http.request("GET", f"/v2/pods/{check_pod_id(instance_id)}")
         if answer.status == 404:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
         if answer.status != 200:
-            raise trouble(answer)
-        read = instance_of(answer.json)
+            raise explain_runpod_answer(answer)
+        read = parse_pod(answer.json)
         if read.id != instance_id:
             raise Unknown(f"RunPod told of {read.id} when it was asked about {instance_id}")
         return read
 
     def destroy(self, instance_id: str) -> None:
         """Ask for the end of a pod, unlocked if need be; never for a stop, since a stopped pod's disk is billed."""
-        path = f"/v2/pods/{checked_id(instance_id)}"
+        path = f"/v2/pods/{check_pod_id(instance_id)}"
         answer = self._http.request("DELETE", path)
         if answer.status == 409:
             unlocked = self._http.request("PATCH", path, body={"locked": False})
             answer = self._http.request("DELETE", path)
             if answer.status == 409 and unlocked.status != 200:
-                words = f"it may be locked, and cannot be unlocked with this key ({words_of(unlocked)})"
+                words = f"it may be locked, and cannot be unlocked with this key ({describe_runpod_error(unlocked)})"
                 raise Unknown(f"RunPod does not end the pod: {words}; do it in {self.traits.console_url}")
         if answer.status == 409:
             answer = self._http.request("POST", f"{path}/action", body={"action": "terminate"})
         if answer.status not in (200, 202, 204, 404):
-            raise trouble(answer)
+            raise explain_runpod_answer(answer)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
         """What was billed by the hour; settled once the last hour has been over for one more."""
         begin, end = _hour(from_wall), _hour(to_wall) + timedelta(hours=1)
         window = {"startTime": _stamp(begin), "endTime": _stamp(end), "bucketSize": "hour"}
-        answer = self._http.request("GET", "/v2/billing/pods", query={"podId": checked_id(instance_id), **window})
+        answer = self._http.request("GET", "/v2/billing/pods", query={"podId": check_pod_id(instance_id), **window})
         if answer.status != 200:
-            raise trouble(answer)
+            raise explain_runpod_answer(answer)
         records = answer.json.get("records") if isinstance(answer.json, dict) else None
         if not isinstance(records, list):
             raise Unknown("RunPod's billing cannot be read")
@@ -193,7 +195,7 @@ class RunPodProvider:
     def _mark(self) -> str:
         answer = self._http.request("POST", "/graphql", body=_WHO)
         if answer.status >= 500:
-            raise trouble(answer)
+            raise explain_runpod_answer(answer)
         user = _user_of(answer.json) if answer.status == 200 else ""
         if user:
             return mark_of_account(self.name, user)
@@ -211,7 +213,7 @@ class RunPodProvider:
         for _ in range(_MOST_PAGES):
             answer = self._http.request("GET", "/v2/pods", query=query)
             if answer.status != 200:
-                raise trouble(answer)
+                raise explain_runpod_answer(answer)
             page = answer.json
             if not isinstance(page, dict) or not isinstance(page.get("pods"), list):
                 raise Unknown("RunPod's list of pods cannot be read")
@@ -231,7 +233,7 @@ class RunPodProvider:
                 told = graphql.ask("query{myself{id email clientBalance}}", self._key, self._base_url)
                 me = told["myself"]
                 return str(me.get("email") or me.get("id") or "RunPod account"), money(me.get("clientBalance"))
-            except (Unknown, SetupError, graphql.Refused, KeyError, AttributeError):
+            except (Unknown, SetupError, graphql.GraphqlRefused, KeyError, AttributeError):
                 return "RunPod account", None
         return "RunPod account", None
 

@@ -12,12 +12,20 @@ from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.secrets import Secret
 from gpurun.providers.base import NoCapacity, Rejected, Unknown
 from gpurun.providers.errors import RejectedFor
-from gpurun.providers.runpod.graphql import Refused, ask, text
+from gpurun.providers.runpod.graphql import GraphqlRefused, ask, quote_text
 from gpurun.providers.runpod.parse import rate, refusal_in_words
-from gpurun.providers.runpod.pods import DISK_GB, IMAGE, IMAGE_CUDA, arguments_of, cuda_of, environment, instance_of
+from gpurun.providers.runpod.pods import (
+    DISK_GB,
+    IMAGE,
+    IMAGE_CUDA,
+    arguments_of,
+    cuda_of,
+    make_pod_environment,
+    parse_pod,
+)
 
 # A bid is read for hosts that do, as the catalogue's prices are: a driver that runs the image, an address of their own.
-_FIT = f"minCudaVersion:{text(IMAGE_CUDA)},supportPublicIp:true"
+_FIT = f"minCudaVersion:{quote_text(IMAGE_CUDA)},supportPublicIp:true"
 
 
 @dataclass(frozen=True)
@@ -53,14 +61,14 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
         raise NoCapacity("no spot pod is to be had at the price that was agreed to")
     try:
         told = ask(_rent(order, bid.text, base_url, guard), key, base_url)
-    except Refused as error:
+    except GraphqlRefused as error:
         raise refusal_in_words(str(error)) from error
     except SetupError as error:
         raise RejectedFor(error) from error
     pod = told.get("podRentInterruptable")
     if not isinstance(pod, dict):
         raise Unknown("RunPod's GraphQL told of no pod and of no error")
-    born = instance_of({**pod, "cost": pod.get("costPerHr")})
+    born = parse_pod({**pod, "cost": pod.get("costPerHr")})
     deadline_wall = float(int(order.deadline_wall))
     return born.model_copy(update={"state": InstanceState.PENDING, "deadline_wall": deadline_wall})
 
@@ -68,14 +76,14 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
 def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_Bid | None]:
     """The lowest bid for one GPU of each offer, in one question; None where none is taken."""
     asked = " ".join(
-        f"o{number}:gpuTypes(input:{{id:{text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
+        f"o{number}:gpuTypes(input:{{id:{quote_text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
         f"secureCloud:{'true' if offer.tier == 'secure' else 'false'},{_FIT}}}){{stockStatus minimumBidPrice}}}}"
         for number, offer in enumerate(offers)
     )
     try:
         told = ask(f"query{{{asked}}}", key, base_url)
         return [_bid(told[f"o{number}"]) for number in range(len(offers))]
-    except (Refused, KeyError, TypeError, IndexError) as error:
+    except (GraphqlRefused, KeyError, TypeError, IndexError) as error:
         raise Unknown(f"RunPod's GraphQL told no lowest bid: {error}") from error
 
 
@@ -90,25 +98,28 @@ def _bid(kinds: Any) -> _Bid | None:
 def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
     """The mutation; every string in it is escaped, numbers are our own."""
     offer, image = order.offer, order.image or IMAGE
-    env = [f"{{key:{text(name)},value:{text(value)}}}" for name, value in environment(order, base_url).items()]
+    env = [
+        f"{{key:{quote_text(name)},value:{quote_text(value)}}}"
+        for name, value in make_pod_environment(order, base_url).items()
+    ]
     fields = {
-        "name": text(order.token),
-        "imageName": text(image),
-        "gpuTypeId": text(offer.type_id),
+        "name": quote_text(order.token),
+        "imageName": quote_text(image),
+        "gpuTypeId": quote_text(offer.type_id),
         "gpuCount": str(offer.gpu_count),
         "bidPerGpu": bid,
         "cloudType": (offer.tier or "secure").upper(),
         "containerDiskInGb": str(order.disk_gb or DISK_GB),
         "volumeInGb": "0",
-        "ports": text("22/tcp"),
+        "ports": quote_text("22/tcp"),
         "supportPublicIp": "true",
-        "dockerArgs": text(arguments_of(guard)),
+        "dockerArgs": quote_text(arguments_of(guard)),
         "env": f"[{','.join(env)}]",
     }
     cuda = cuda_of(image)
     if cuda:
-        fields["minCudaVersion"] = text(cuda)
+        fields["minCudaVersion"] = quote_text(cuda)
     if offer.region not in ("", "any"):
-        fields["dataCenterId"] = text(offer.region)
+        fields["dataCenterId"] = quote_text(offer.region)
     asked = ",".join(f"{name}:{value}" for name, value in fields.items())
     return f"mutation{{podRentInterruptable(input:{{{asked}}}){{id name costPerHr imageName machineId desiredStatus}}}}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from gpurun.core.machine_token import Token, parse
+from gpurun.core.machine_token import Token, parse_token
 from gpurun.core.records import InstanceState
 from gpurun.core.untrusted import safe_line, safe_text
 
@@ -82,7 +82,7 @@ _AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 
 @dataclass(frozen=True)
-class Job:
+class SlurmJob:
     """One of the user's own jobs that has a token of gpurun's; `used_s` is how long it has run, None if not known."""
 
     number: int
@@ -124,7 +124,7 @@ class Partition:
         return sum(count for there, count in self.nodes if there >= gpus)
 
 
-def jobs_in(squeue: str) -> list[Job]:
+def jobs_in(squeue: str) -> list[SlurmJob]:
     """The jobs of gpurun's in what squeue prints by SQUEUE; every other line is somebody's own, or a part of one."""
     return [job for line in squeue.splitlines() if (job := _job(line)) is not None]
 
@@ -135,7 +135,7 @@ def cure_of(said: str) -> str:
     return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
 
 
-def refusal_in(stderr: str) -> tuple[str, str]:
+def sbatch_refusal(stderr: str) -> tuple[str, str]:
     """Return why sbatch refuses a job, and what to do about it as `cure_of` has it; "" where its words are not known.
 
     A limit has two lines: the code of the limit, and a sentence for all limits.
@@ -153,12 +153,12 @@ def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
     return f"{run} {int(deadline_wall)} {gpu_count}"
 
 
-def _job(line: str) -> Job | None:
+def _job(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 7)
     if len(fields) < 8 or not re.fullmatch(r"[0-9]{1,10}", fields[0]):
         return None
     number, word, submitted, used, ends, reason, name, comment = fields
-    token = parse(name)
+    token = parse_token(name)
     if token is None:
         return None
     run, deadline, gpus = (*comment.split(" "), "", "", "")[:3]
@@ -166,10 +166,10 @@ def _job(line: str) -> Job | None:
     reason = reason.replace("_", " ")
     is_hopeless = state is InstanceState.PENDING and _HOPELESS.fullmatch(reason)
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
-    used_s = span_s(used) if _SPAN.fullmatch(used) else None
+    used_s = parse_slurm_time(used) if _SPAN.fullmatch(used) else None
     if state is InstanceState.RUNNING and used_s is None:
         state = InstanceState.UNKNOWN  # A lease that begins nobody knows when would have no end.
-    return Job(
+    return SlurmJob(
         number=int(number),
         token=token,
         state=InstanceState.STOPPED if is_hopeless else state,
@@ -187,7 +187,7 @@ def _wall(text: str) -> float | None:
     return float(text) if re.fullmatch(r"[0-9]{9,11}", text) else None
 
 
-def span_s(text: str) -> float:
+def parse_slurm_time(text: str) -> float:
     """The seconds of Slurm's `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; infinite for `infinite`, 0 for what is none."""
     if text == "infinite":
         return inf
@@ -218,7 +218,7 @@ def partitions_in(sinfo: str, gres: str) -> list[Partition]:
         parts.append(
             Partition(
                 name=marked.rstrip("*"),
-                longest_s=max(span_s(row[2]) for row in ours),
+                longest_s=max(parse_slurm_time(row[2]) for row in ours),
                 nodes=tuple((_gpus(row[5], gres), int(row[4])) for row in ours if not row[3].startswith(_AWAY)),
                 over_s=over_s,
                 tracker=tracker,

@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from gpurun.core.clock import Clock, local_minute
-from gpurun.core.cluster import Cluster, LoginNode, NoAnswer, Said
+from gpurun.core.cluster import Cluster, LoginNode, LoginNodeResult, NoAnswer
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import GpurunError, NoOffer, SetupError
-from gpurun.core.machine_token import parse
+from gpurun.core.machine_token import parse_token
 from gpurun.core.money import times
 from gpurun.core.records import Account, Address, GpuNeed, Instance, InstanceState, Leftover, Offer, Order, Teardown
 from gpurun.core.untrusted import last_words, safe_line, safe_text
@@ -28,14 +28,14 @@ from gpurun.providers.slurm.jobs import (
     SINFO,
     SQUEUE,
     STARTS,
-    Job,
     Partition,
+    SlurmJob,
     comment_of,
     cure_of,
     jobs_in,
     partition_in,
     partitions_in,
-    refusal_in,
+    sbatch_refusal,
 )
 
 PILOT = Path(__file__).with_name("pilot.sh")
@@ -239,7 +239,7 @@ class SlurmProvider:
             raise RejectedFor(_no_folder(site.cluster, words))
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
-            refusal, cure = refusal_in(said.stderr)
+            refusal, cure = sbatch_refusal(said.stderr)
             if not cure:
                 raise Rejected(words, of_offer=True)
             hint = cure.format(table=f"[slurm.{site.cluster.name}]")
@@ -287,7 +287,7 @@ class SlurmProvider:
         if found := STARTS.search(said.stderr):
             is_some_day = len(found[1]) <= MOST_DIGITS
             return Start(float(found[1])) if is_some_day else Start(None, "as its queue is now, that is never")
-        words, cure = refusal_in(said.stderr)
+        words, cure = sbatch_refusal(said.stderr)
         if said.exit_code and cure:
             what = f"Slurm on {site.cluster.name} would refuse the job: {words}."
             raise NoOffer("slurm.refused", what, hint=cure.format(table=f"[slurm.{site.cluster.name}]"))
@@ -371,7 +371,7 @@ class SlurmProvider:
         if known.state is InstanceState.GONE:
             return
         crashpoint("before slurm.destroy")
-        is_up = known.state is InstanceState.RUNNING and parse(known.token) is not None
+        is_up = known.state is InstanceState.RUNNING and parse_token(known.token) is not None
         if is_up and self._ask(site, ["sh", "-c", _LEAVE, "gpurun", _folder(site, known.token)]).exit_code == 0:
             return
         said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number])
@@ -395,7 +395,7 @@ class SlurmProvider:
                     region=site.cluster.name,
                     deadline_wall=one.deadline_wall,
                 )
-                for one in filter(None, map(parse, names))
+                for one in filter(None, map(parse_token, names))
                 if token in (None, one.text)
             ]
 
@@ -407,7 +407,7 @@ class SlurmProvider:
     def remove(self, leftover: Leftover) -> None:
         """Remove the folder of a run."""
         site = self._sites.get(leftover.region)
-        if site is None or parse(leftover.token) is None:
+        if site is None or parse_token(leftover.token) is None:
             raise Rejected(f"{leftover.id!r} is not a folder of gpurun's")
         self._drop(site, leftover.token)
 
@@ -423,7 +423,7 @@ class SlurmProvider:
             raise Unknown(f"config.toml describes no cluster {name!r}")
         return self._sites[name], number
 
-    def _instance(self, site: Site, job: Job) -> Instance:
+    def _instance(self, site: Site, job: SlurmJob) -> Instance:
         cluster, is_up = site.cluster, job.state is InstanceState.RUNNING
         folder = _folder(site, job.token.text)
         where = Address(kind="folder" if cluster.is_here else "ssh", folder=folder)
@@ -467,7 +467,7 @@ class SlurmProvider:
                 return None
             what = f"Slurm on {cluster.name} does not admit the job: {instance.said.removeprefix('PENDING: ')}."
             return NoOffer("slurm.not_admitted", what, hint=cure.format(table=f"[slurm.{cluster.name}]"))
-        folder = _folder(site, instance.token) if parse(instance.token) else ""
+        folder = _folder(site, instance.token) if parse_token(instance.token) else ""
         if instance.state is not InstanceState.GONE or not folder:
             return None
         code, _, words = self._told(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
@@ -482,7 +482,7 @@ class SlurmProvider:
     def setup_log(self, instance: Instance) -> bytes:
         """Return what the table's `setup` has said in the job, or the end of that."""
         site, _ = self._place(instance.id)
-        if not site.cluster.setup or parse(instance.token) is None:
+        if not site.cluster.setup or parse_token(instance.token) is None:
             return b""
         return self._told(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
 
@@ -493,7 +493,7 @@ class SlurmProvider:
             raise Unknown(_failed(argv[0] if argv[0] not in ("env", "sh") else "Slurm", said))
         return said.stdout
 
-    def _ask(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> Said:
+    def _ask(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> LoginNodeResult:
         try:
             said = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
         except NoAnswer as error:
@@ -517,5 +517,5 @@ def _folder(site: Site, token: str) -> str:
     return str(PurePosixPath(site.cluster.workdir) / token)
 
 
-def _failed(program: str, said: Said) -> str:
+def _failed(program: str, said: LoginNodeResult) -> str:
     return f"{program} ended with {said.exit_code}: {last_words(said.stderr.encode()) or 'it said nothing'}"

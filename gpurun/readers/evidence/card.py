@@ -52,7 +52,7 @@ class NoCard(Malformed):
 
 
 @dataclass
-class Card:
+class EvidenceCard:
     """A card as it was read: its small files by name. Weights and shards stay in the zip until they are asked for."""
 
     path: Path
@@ -185,7 +185,7 @@ def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(member, content)
 
 
-def read_card(path: Path) -> Card:
+def read_card(path: Path) -> EvidenceCard:
     """Read a card's small files; NoCard where the file is none; its bounds limit the time."""
     card = read_listed(path)
     if RECEIPT not in card.files or KEY not in card.files:
@@ -193,7 +193,7 @@ def read_card(path: Path) -> Card:
     return card
 
 
-def read_listed(path: Path) -> Card:
+def read_listed(path: Path) -> EvidenceCard:
     """The same of a file that need not have a receipt, as what a notebook gives (docs/FORMATS.md)."""
     try:
         with open_regular(path) as file, _opened(file) as archive:
@@ -219,7 +219,7 @@ def read_listed(path: Path) -> Card:
             raise NoCard(f"{name} is not the file that it lists: it was changed after it was packed")
     left_out = {plain_line(str(name)): plain_line(str(why)) for name, why in dict(index.get("left_out", {})).items()}
     large = {name: str(listed[name].get("sha256")) for name, most in bounds.items() if not most}
-    return Card(path, files, left_out, large)
+    return EvidenceCard(path, files, left_out, large)
 
 
 def _opened(file: Any) -> zipfile.ZipFile:

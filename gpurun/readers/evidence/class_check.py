@@ -23,8 +23,8 @@ from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.audit.strict_lines import journal_lines
 from gpurun.ledger.signing import parse_public_key, payload_of
-from gpurun.readers.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, Card, NoCard, read_card
-from gpurun.readers.evidence.roster import OFFICIAL, Roster, Task
+from gpurun.readers.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, EvidenceCard, NoCard, read_card
+from gpurun.readers.evidence.roster import OFFICIAL, ClassTask, Roster
 
 NO_CARD, UNREADABLE, TWICE = "no card", "not a card", "handed in twice"
 _DAY_S = 86_400.0
@@ -105,7 +105,7 @@ def _row(path: Path, roster: Roster | None, official: str) -> CardRow:
     return row
 
 
-def lay_out(card: Card, root: Path) -> RunFolder:
+def lay_out(card: EvidenceCard, root: Path) -> RunFolder:
     """The folder of a run with a card's small files in it, where there is nothing else; NoCard for a strange name."""
     told = parse_object(payload_of(parse_object(card.files[RECEIPT])))
     name = told["predicate"]["run"]
@@ -123,7 +123,7 @@ def lay_out(card: Card, root: Path) -> RunFolder:
     return folder
 
 
-def _judge(row: CardRow, card: Card, root: Path) -> None:
+def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
     """What the card's own files say, and say against one another."""
     folder = lay_out(card, root)
     keys = parse_public_key(card.files[KEY])
@@ -178,7 +178,7 @@ def _hold_against(row: CardRow, roster: Roster | None, official: str) -> None:
     row.problems += _other_than(roster.task, row)
 
 
-def _other_than(task: Task, row: CardRow) -> Iterator[str]:
+def _other_than(task: ClassTask, row: CardRow) -> Iterator[str]:
     """What a card has otherwise than its class was given."""
     if task.recipe and row.recipe != task.recipe:
         yield f"it trained {row.recipe}, and the class was given {task.recipe}"

@@ -34,7 +34,7 @@ class Student(Frozen):
     challenge: str
 
 
-class Task(Frozen):
+class ClassTask(Frozen):
     """What a class is to train: what a card has otherwise is a problem; what is not set is free.
 
     `steps`: so many are planned and trained. `data`: the sha256 of the shards, as a receipt has it, or its beginning.
@@ -54,10 +54,10 @@ class Roster(Frozen):
     name: str
     made_wall: float
     students: tuple[Student, ...]
-    task: Task = Task()
+    task: ClassTask = ClassTask()
 
 
-def new_roster(name: str, students: Sequence[str], wall: float, task: Task = Task()) -> Roster:  # noqa: B008 - frozen
+def new_roster(name: str, students: Sequence[str], wall: float, task: ClassTask = ClassTask()) -> Roster:  # noqa: B008 - frozen
     """Draw a challenge for each; a UsageError for a name that no challenge can begin with, or a task that is none."""
     if not CLASS_NAME.fullmatch(name):
         what = f"{name!r} cannot be the name of a class."
@@ -68,7 +68,7 @@ def new_roster(name: str, students: Sequence[str], wall: float, task: Task = Tas
     return Roster(name=name, made_wall=wall, students=tuple(made), task=task)
 
 
-def _demand_task(task: Task) -> None:
+def _demand_task(task: ClassTask) -> None:
     if task.data and not _DIGEST.fullmatch(task.data):
         what = f"--data {task.data[:80]!r} is not the beginning of a sha256."
         hint = "Take it from the receipt of a run on these data: gpurun receipt RUN --json, digests.data."

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable, Iterable, Optional, Set, Tuple
 
-    from gpurun.remote.agent.gpu_use import GpuUse
+    from gpurun.remote.agent.gpu_use import GpuWatcher
     from gpurun.remote.agent.system import Json
 
 LOOK_S, QUIET_S = 15.0, 600.0
@@ -43,7 +43,7 @@ class Activity:
     "silent", when the job has been so for as long as its order allows (`idle_s`, `silent_s`; 0 or none: for ever).
     """
 
-    def __init__(self, root: str, job: Json, gpus: GpuUse, end: Callable[[str], None]) -> None:
+    def __init__(self, root: str, job: Json, gpus: GpuWatcher, end: Callable[[str], None]) -> None:
         self.root, self.gpus, self.end = root, gpus, end
         self.limits = {"idle": job.get("idle_s") or 0.0, "silent": job.get("silent_s") or 0.0}
         # A command is started by gpurun's runner, which looks for outputs: its own work is not the job's.

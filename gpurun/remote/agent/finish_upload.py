@@ -11,7 +11,7 @@ import os
 import shutil
 from contextlib import suppress
 
-from gpurun.remote.agent.receive import FOLDER, PULLED, WAIT_S, Incoming, check_name, held_files, listed
+from gpurun.remote.agent.receive import FOLDER, PULLED, WAIT_S, Incoming, check_name, held_files, read_list
 from gpurun.remote.agent.system import Refusal, at, boot_id, lock, locked, read, sync_filesystem, sync_folder, write
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ LOCK_S = 60
 
 def settle(root: str, options: Json) -> Answer:
     """Check all parts and files against the manifest and rename them into place; `shipped.json` is written last."""
-    digests, _, manifest = listed(options).partition(b"\n")
+    digests, _, manifest = read_list(options).partition(b"\n")
     entries = json.loads(manifest)["files"]
     record = {"files": len(entries), "bytes": sum(entry["bytes"] for entry in entries)}
     record["manifest_sha256"] = hashlib.sha256(manifest).hexdigest()
@@ -35,7 +35,7 @@ def settle(root: str, options: Json) -> Answer:
             raise Refusal("started", "a job was started here; its code and data are not replaced")
         incoming = Incoming(at(root, FOLDER, options["layout"]))
         check_parts(incoming, json.loads(digests))
-        gather(root, incoming, entries)
+        complete_files(root, incoming, entries)
         put_in_place(root, incoming.folder, entries)
         note_shipped(root, record)
     for folder in (FOLDER, PULLED):
@@ -51,7 +51,7 @@ def check_parts(incoming: Incoming, digests: List[str]) -> None:
         raise Refusal("wrong_digest", "not all of the %d parts are here as they were sent" % incoming.parts)
 
 
-def gather(root: str, incoming: Incoming, entries: List[Json]) -> None:
+def complete_files(root: str, incoming: Incoming, entries: List[Json]) -> None:
     """Complete the files: those that are empty, and those that an earlier pack left here; refuse any that is amiss."""
     came, earlier = dict(incoming.files), held_files(root)
     for entry in entries:

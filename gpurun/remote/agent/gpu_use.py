@@ -28,7 +28,7 @@ FIELDS = {
 }
 
 
-class GpuUse:
+class GpuWatcher:
     """Asks in a thread of its own: a card that fell off the bus may hold nvidia-smi, and must not hold the keeper."""
 
     def __init__(self, root: str) -> None:

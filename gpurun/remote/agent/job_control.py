@@ -12,8 +12,8 @@ import time
 from gpurun.remote.agent.finish_upload import shipped
 from gpurun.remote.agent.job_secrets import drop_secrets
 from gpurun.remote.agent.job_state import bring_forward, clock_was_set, ensure_keeper, request_stop
-from gpurun.remote.agent.processes import keepers, kill_all, send
-from gpurun.remote.agent.system import Refusal, at, locked, monotonic, part, read, write
+from gpurun.remote.agent.processes import keepers, kill_all, send_signal
+from gpurun.remote.agent.system import Refusal, at, locked, monotonic, read, read_part, write
 from gpurun.remote.agent.torch_look import find_torch
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ def by_this_clock(root: str, job: Json) -> Json:
 def tail(root: str) -> str:
     """The last words of the keeper."""
     path = at(root, "agent", "agent.log")
-    return part(path, max(0, part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
+    return read_part(path, max(0, read_part(path, 0, 0)[1] - 500), 500)[0].decode("utf-8", "replace").strip()
 
 
 def stop(root: str, options: Json) -> Answer:
@@ -102,7 +102,7 @@ def stop(root: str, options: Json) -> Answer:
         is_written = False
     asked = bool(read(root, "agent", "job.json")) and ensure_keeper(root, fresh=False) in ("kept", "adopted")
     if not is_written:
-        send(keepers(root), signal.SIGTERM)
+        send_signal(keepers(root), signal.SIGTERM)
         if told[1]:
             kill_all(root)
     return {"asked": asked}, b""

@@ -7,7 +7,7 @@ import os
 import time
 
 from gpurun.remote.agent.job_state import blank, ensure_keeper
-from gpurun.remote.agent.system import MOST_JSON_BYTES, Refusal, at, part, read, stream
+from gpurun.remote.agent.system import MOST_JSON_BYTES, Refusal, at, read, read_part, stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def poll(root: str, options: Json) -> Answer:
     for name, (offset, most) in sorted(json.loads(options["want"]).items()):
         if name not in TAILS:
             raise Refusal("no_such_file", "poll does not serve %r" % name)
-        data, size = part(at(root, TAILS[name], name), offset, most)
+        data, size = read_part(at(root, TAILS[name], name), offset, most)
         chunks.append({"name": name, "offset": offset, "bytes": len(data), "size": size})
         content += data
     return {"status": now, "chunks": chunks}, content
@@ -64,25 +64,25 @@ def manifest(root: str, _: Json) -> Answer:
     """The list of finished files, as the trainer wrote it."""
     import hashlib
 
-    content = listed(root)
+    content = read_finished_list(root)
     if not content:
         raise Refusal("no_manifest", "no file is finished yet")
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}, content
 
 
-def listed(root: str) -> bytes:
+def read_finished_list(root: str) -> bytes:
     """The whole list of finished files; empty before there is one."""
     return b"".join(map(bytes, stream(at(root, "out", MANIFEST), 0, MOST_MANIFEST_BYTES)[0]))
 
 
-def finished(root: str, name: str) -> str:
+def locate_finished(root: str, name: str) -> str:
     """The path of a finished file by its name, which is percent-encoded; Refusal for one that leads out of `out`.
 
     The list, which may be long, is read only for a name without a folder: beside it lie files that are none of it.
     """
     raw = raw_name(name)
     if b"/" not in raw:
-        entries = json.loads(listed(root) or b'{"files": []}')["files"]
+        entries = json.loads(read_finished_list(root) or b'{"files": []}')["files"]
         raw = raw if name in [entry["name"] for entry in entries] else b""
     if not raw:
         raise Refusal("no_such_file", "%r is not in the manifest" % name)
@@ -101,7 +101,7 @@ def raw_name(name: str) -> bytes:
 def get(root: str, options: Json) -> Answer:
     """A part of a finished file, however long."""
     name, offset = options["name"], int(options["offset"])
-    path = finished(root, name)
+    path = locate_finished(root, name)
     if not os.path.isfile(path):
         raise Refusal("no_such_file", "%r is not there any more" % name)
     blocks, length, size = stream(path, offset, int(options["most"]))
@@ -118,7 +118,7 @@ def gather(root: str, _: Json) -> Answer:
     paths, left, total = [], [], 0
     for place, line in enumerate(sys.stdin.buffer.read(MOST_JSON_BYTES).decode("ascii").splitlines()):
         size, _, name = line.partition(" ")
-        path = finished(root, name)
+        path = locate_finished(root, name)
         try:
             is_there = os.lstat(path).st_size == int(size)
         except OSError:

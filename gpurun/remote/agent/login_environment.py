@@ -50,7 +50,7 @@ def learn(root: str) -> Json:
     families = [name for name in values if re.fullmatch(FAMILIES, name)]
     others = {name for name in exported if name not in may and not re.fullmatch(USUAL, name)}
     keys = {name for name in others if re.fullmatch(FAMILIES, name)}
-    return {"passed": names(families), "withheld": names(others - keys), "keys": names(keys), "note": note}
+    return {"passed": name_some(families), "withheld": name_some(others - keys), "keys": name_some(keys), "note": note}
 
 
 def remembered(root: str) -> Dict[str, str]:
@@ -60,10 +60,10 @@ def remembered(root: str) -> Dict[str, str]:
 
 def granted(globs: List[str]) -> Dict[str, str]:
     """Return what these globs add of all that is exported here."""
-    return chosen(globs, exports()[0]) if globs else {}
+    return select_variables(globs, exports()[0]) if globs else {}
 
 
-def chosen(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
+def select_variables(globs: List[str], exported: Mapping[str, str]) -> Dict[str, str]:
     """Return what these globs name; what looks like a key only by its whole name."""
     return {
         name: value
@@ -134,6 +134,6 @@ def pairs(content: bytes) -> Dict[str, str]:
     return found
 
 
-def names(found: Iterable[str]) -> List[str]:
+def name_some(found: Iterable[str]) -> List[str]:
     """Return the names in order, as many as a message holds."""
     return [name[:MOST_NAME] for name in sorted(found)][:MOST_NAMES]

@@ -28,7 +28,9 @@ def oom_kills() -> Optional[int]:
     """Return how many processes of this cgroup the kernel has killed for want of memory; None where none tells."""
     for folder in folders():
         for name in ("memory.events", "memory.oom_control"):
-            told = dict(line.split(None, 1) for line in text(folder, name).splitlines() if len(line.split()) == 2)
+            told = dict(
+                line.split(None, 1) for line in read_kernel_file(folder, name).splitlines() if len(line.split()) == 2
+            )
             if told.get("oom_kill", "").strip().isdigit():
                 return int(told["oom_kill"])
     return None
@@ -39,7 +41,7 @@ def memory_bytes() -> int:
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in folders():
         for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = text(folder, name).strip()
+            limit = read_kernel_file(folder, name).strip()
             if limit.isdigit() and int(limit) < MOST_BYTES:
                 limits.append(int(limit))
     return min(limits)
@@ -56,7 +58,7 @@ def shm_bytes() -> Optional[int]:
 
 def folders() -> Iterator[str]:
     """Yield the folders of this process's memory cgroup and of those above it; a container sees its own as the top."""
-    for line in text("", OWN).splitlines():
+    for line in read_kernel_file("", OWN).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers not in ("", "memory"):
             continue
@@ -69,7 +71,7 @@ def folders() -> Iterator[str]:
             path = path.rpartition("/")[0]
 
 
-def text(folder: str, name: str) -> str:
+def read_kernel_file(folder: str, name: str) -> str:
     """Return what a file of the kernel says; nothing where it is not there."""
     try:
         with open(os.path.join(folder, name)) as file:

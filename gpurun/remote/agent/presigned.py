@@ -31,13 +31,13 @@ class Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def opened(request: urllib.request.Request) -> Any:
+def open_url(request: urllib.request.Request) -> Any:
     """The answer of a bucket, if it is a good one."""
-    return answered(urllib.request.build_opener(Stay()), request)
+    return open_with(urllib.request.build_opener(Stay()), request)
 
 
 def read_range(
-    url: str, edges: List[int], open_url: Callable[[urllib.request.Request], Any] = opened
+    url: str, edges: List[int], open_url: Callable[[urllib.request.Request], Any] = open_url
 ) -> Iterator[bytes]:
     """The pieces of an object between these offsets, as they come."""
     request = urllib.request.Request(url, headers={"Range": "bytes=%d-%d" % (edges[0], edges[-1] - 1)})
@@ -58,11 +58,11 @@ def put_object(url: str, body: Callable[[], Iterator[bytes]], size: int) -> None
     """Put an object of so many bytes there; whatever `body` raises ends it, and nothing is there then."""
     headers = {"Content-Length": str(size), "Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, data=body(), method="PUT", headers=headers)
-    with opened(request) as answer:
+    with open_url(request) as answer:
         answer.read(MOST_WORDS_BYTES)
 
 
-def answered(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
+def open_with(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> Any:
     """The answer, if it is a good one."""
     try:
         return opener.open(request, timeout=TALK_S)

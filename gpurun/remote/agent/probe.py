@@ -19,7 +19,7 @@ from gpurun.remote.agent.job_state import clocks_now, heard
 from gpurun.remote.agent.login_environment import learn, remembered
 from gpurun.remote.agent.processes import environment
 from gpurun.remote.agent.system import at, cores, read, write
-from gpurun.remote.agent.torch_look import Looks, clip
+from gpurun.remote.agent.torch_look import Looks, keep_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def hello(root: str, options: Json) -> Answer:
         "boot_id": clocks["boot_id"],
         "shipped_sha256": shipped(root).get("manifest_sha256"),
         "gpus": cards,
-        "driver_words": clip(words) or None,
+        "driver_words": keep_end(words) or None,
         "torch": torch,
         "exported": exported,
     }, b""
@@ -85,7 +85,7 @@ def imports(root: str, options: Json) -> Answer:
     """Return which of these top-level modules the Python of the job does not find; none of them is run."""
     python = (read(root, "agent", "python.json") or {}).get("python") or sys.executable
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
-    answer = {"python": clip(python), "missing": [], "note": ""}
+    answer = {"python": keep_end(python), "missing": [], "note": ""}
     try:
         done = subprocess.run(
             [python, "-c", FIND, *options["names"].split(",")], env=environment(**dict(remembered(root), **path)),
@@ -93,7 +93,7 @@ def imports(root: str, options: Json) -> Answer:
         )  # fmt: skip
         answer["missing"] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        answer["note"] = clip("%s does not say which modules it finds: %s" % (python, error))
+        answer["note"] = keep_end("%s does not say which modules it finds: %s" % (python, error))
     return answer, b""
 
 

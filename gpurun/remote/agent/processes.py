@@ -27,7 +27,7 @@ WITH_USER = r"(^|//|[\s,;])[^/\s,;]+@"
 """In a value: the user of a URL, and perhaps a password."""
 
 
-def processes() -> Dict[int, Tuple[int, Set[bytes]]]:
+def list_processes() -> Dict[int, Tuple[int, Set[bytes]]]:
     """Every live process that can be seen: its parent and its environment. Nothing where there is no /proc."""
     seen = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
@@ -48,7 +48,7 @@ def processes() -> Dict[int, Tuple[int, Set[bytes]]]:
 
 def trainers(root: str) -> Set[int]:
     """The trainer's live processes: all that carry its mark, and all that descend from those or from the keeper."""
-    seen = processes()
+    seen = list_processes()
     if not seen:
         pid = (read(root, "agent", "keeper.json") or {}).get("pid")
         return {pid} if pid and alive(pid) else set()
@@ -62,12 +62,12 @@ def trainers(root: str) -> Set[int]:
 
 def keepers(root: str) -> Set[int]:
     """The keeper's live processes, of which there is one at most."""
-    return marked(root, b"GPURUN_KEEPER_OF=", "keeper.json", "keeper_pid")
+    return find_marked(root, b"GPURUN_KEEPER_OF=", "keeper.json", "keeper_pid")
 
 
-def marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
+def find_marked(root: str, mark: bytes, name: str, key: str) -> Set[int]:
     """The live processes that carry a mark of this run; where there is no /proc, the one that a file names."""
-    seen, pair = processes(), mark + os.fsencode(root)
+    seen, pair = list_processes(), mark + os.fsencode(root)
     if not seen:
         pid = (read(root, "agent", name) or {}).get(key)
         return {pid} if pid and alive(pid) else set()
@@ -83,7 +83,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def send(pids: Set[int], number: int) -> None:
+def send_signal(pids: Set[int], number: int) -> None:
     """Signal processes, of which some may just have ended."""
     for pid in pids:
         try:
@@ -98,7 +98,7 @@ def kill_all(root: str) -> None:
         left = trainers(root)
         if not left:
             return
-        send(left if os.path.isdir("/proc/self") else {-pid for pid in left}, signal.SIGKILL)
+        send_signal(left if os.path.isdir("/proc/self") else {-pid for pid in left}, signal.SIGKILL)
         time.sleep(0.05)
 
 

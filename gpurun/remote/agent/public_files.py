@@ -12,7 +12,7 @@ import ssl
 import urllib.request
 from contextlib import suppress
 
-from gpurun.remote.agent.presigned import UrlRefused, answered
+from gpurun.remote.agent.presigned import UrlRefused, open_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MOST_REDIRECTS = 5
 def opened_public(request: urllib.request.Request) -> Any:
     """The answer to a request for a public file; UrlRefused `not_public` for an address within somebody's network."""
     demand_https(request.full_url)
-    return answered(urllib.request.build_opener(Redirects(), Https()), request)
+    return open_with(urllib.request.build_opener(Redirects(), Https()), request)
 
 
 def demand_https(url: str) -> None:

@@ -42,7 +42,7 @@ def begin(root: str, options: Json) -> Answer:
 
     Asked with `--held ask`, it first names the files of an earlier pack that could be in this one, if there are any.
     """
-    content = listed(options)
+    content = read_list(options)
     layout = checked_layout(json.loads(content))
     held = locked(root, "unpack.lock", WAIT_S)
     sizes = {size for _, size in layout["files"]} if options["held"] == "ask" else set()
@@ -64,7 +64,7 @@ def begin(root: str, options: Json) -> Answer:
     return {"codecs": codecs(), "kind": kind, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}, body
 
 
-def listed(options: Json) -> bytes:
+def read_list(options: Json) -> bytes:
     """Standard input whole, by the digest that was told."""
     content = sys.stdin.buffer.read(MOST_LIST_BYTES + 1)
     if hashlib.sha256(content).hexdigest() != options["sha256"]:
@@ -137,11 +137,11 @@ def held_lines(root: str, sizes: Set[int]) -> List[str]:
     # What was pulled since this boot was verified part by part, as what comes over SSH is; the rest is read again.
     pulled = [at(root, PULLED, sha256) for sha256, _, _ in found]
     fresh = {path for path in pulled if verified_parts(path + ".parts")}
-    good = [one for one in found if one[1] in fresh or digest_of(one[1]) == one[0]]
+    good = [one for one in found if one[1] in fresh or hash_file(one[1]) == one[0]]
     return ["%s %d\n" % (sha256, size) for sha256, _, size in good]
 
 
-def digest_of(path: str) -> str:
+def hash_file(path: str) -> str:
     """The sha256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
@@ -240,7 +240,7 @@ def receive(root: str, options: Json) -> Answer:
             signal.alarm(0)  # the disk may take its time
             if len(content) != size or hashlib.sha256(content).digest() != sha256:
                 raise Refusal("wrong_digest", "part %d did not arrive as it was sent" % index)
-            keep(incoming, index, content)
+            store_part(incoming, index, content)
             os.write(log, b"%d %s\n" % (index, sha256.hex().encode()))
             count += 1
             head = HEAD.unpack(exactly(HEAD.size))
@@ -250,7 +250,7 @@ def receive(root: str, options: Json) -> Answer:
         os.close(log)
 
 
-def keep(incoming: Incoming, index: int, content: bytes) -> None:
+def store_part(incoming: Incoming, index: int, content: bytes) -> None:
     """Store a part; a disk that is full is a refusal with the size that is needed in all."""
     try:
         store(incoming, index, content)

@@ -15,17 +15,17 @@ import time
 
 from gpurun.remote.agent.decompress import inflater
 from gpurun.remote.agent.login_environment import remembered
-from gpurun.remote.agent.presigned import UrlRefused, opened, read_range
+from gpurun.remote.agent.presigned import UrlRefused, open_url, read_range
 from gpurun.remote.agent.public_files import opened_public
 from gpurun.remote.agent.receive import (
     PULLED,
     WAIT_S,
     begin_list,
     check_room,
-    digest_of,
+    hash_file,
     held_files,
-    listed,
     put_at,
+    read_list,
     verified_parts,
 )
 from gpurun.remote.agent.system import MOST_PART_BYTES, Refusal, at, locked
@@ -48,17 +48,17 @@ FINAL = ("expired", "denied", "absent", "altered", "no_ranges", "not_public")
 
 def pull(root: str, options: Json) -> Answer:
     """Pull what is missing of an order; lines of progress follow, and a last one that says what is here."""
-    order = json.loads(listed(options))
+    order = json.loads(read_list(options))
     os.environ.update(remembered(root))  # The way out of this network, as a login knows it: urllib goes by these.
     held = locked(root, "unpack.lock", WAIT_S)
     os.makedirs(at(root, PULLED), exist_ok=True)
     here = held_files(root)
-    files = [Wanted(root, one, here, order.get("origin") or "") for one in order["files"]]
+    files = [PulledFile(root, one, here, order.get("origin") or "") for one in order["files"]]
     check_room(root, sum(file.missing_bytes for file in files))
     return {"files": len(files)}, Pulling(files, held).lines()
 
 
-class Wanted:
+class PulledFile:
     """One file of the order, and what of it is here."""
 
     def __init__(self, root: str, told: Json, here: Dict[str, Tuple[str, int]], origin: str = "") -> None:
@@ -75,7 +75,7 @@ class Wanted:
         self.url: str = told["url"]
         # A hub in a network of the user's own is reached as it was named; anything else that is public over https.
         is_plain = not self.is_public or (origin and self.url.startswith(origin + "/"))
-        self.open = opened if is_plain else opened_public
+        self.open = open_url if is_plain else opened_public
         self.digests: List[str] = [digest for _, digest in parts]
         self.starts: List[int] = [0]
         for sent, _ in parts:
@@ -88,7 +88,7 @@ class Wanted:
         self.left = set(range(len(parts)))
         # What an earlier pack has left here is not pulled either: `begin` will name it as held.
         path = here[sha256][0] if sha256 in here else None
-        self.is_here = path is not None and (path == self.path or digest_of(path) == sha256)
+        self.is_here = path is not None and (path == self.path or hash_file(path) == sha256)
         if self.is_here:
             self.left = set()
         elif os.path.exists(self.path + ".part"):
@@ -133,7 +133,7 @@ class Wanted:
 class Pulling:
     """The files of one order on their way in, and the threads that pull them."""
 
-    def __init__(self, files: List[Wanted], held: int) -> None:
+    def __init__(self, files: List[PulledFile], held: int) -> None:
         self.files, self.held = files, held
         self.todo = [(file, first, end) for file in files for first, end in file.ranges()]
         self.todo.reverse()
@@ -181,7 +181,7 @@ class Pulling:
                     needed: Dict[str, Any] = {"needed_bytes": sum(f.bytes for f in self.files)} if full else {}
                     self.trouble = Refusal("disk_full" if full else "os_error", str(error), **needed)
 
-    def bring(self, file: Wanted, first: int, end: int) -> None:
+    def bring(self, file: PulledFile, first: int, end: int) -> None:
         """Pull one range; what is wrong with it for good, or again and again, ends the whole file."""
         tries = 0
         while first < end and file.failed is None:
@@ -205,11 +205,11 @@ class Pulling:
         with self.lock:
             self.settle(file)
 
-    def settle(self, file: Wanted) -> None:
+    def settle(self, file: PulledFile) -> None:
         """Give a file that is here whole its name; a public one, if it is what it must be."""
         if file.left or file.is_here or file.failed is not None:
             return
-        if file.is_public and digest_of(file.path + ".part") != file.sha256:
+        if file.is_public and hash_file(file.path + ".part") != file.sha256:
             for name in (file.path + ".part", file.path + ".parts"):
                 os.unlink(name)
             file.failed = ("altered", "it is not the file whose digest was agreed to")

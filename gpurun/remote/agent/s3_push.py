@@ -14,9 +14,9 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from gpurun.remote.agent.job_status import finished, listed, raw_name
+from gpurun.remote.agent.job_status import locate_finished, raw_name, read_finished_list
 from gpurun.remote.agent.presigned import put_object
-from gpurun.remote.agent.system import at, monotonic, part, read, say, stream, write
+from gpurun.remote.agent.system import at, monotonic, read, read_part, say, stream, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Later(Exception):
     """It cannot be pushed now; the message is safe to log."""
 
 
-def begin(root: str) -> Pusher:
+def begin_push(root: str) -> Pusher:
     """Push from a thread of its own; the keeper calls this where there is something to push to."""
     pusher = Pusher(root)
     pusher.thread.start()
@@ -64,7 +64,7 @@ class Pusher:
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.work, daemon=True)
         self.said, self.took_s = "", 0.0
-        self.plan: Optional[Plan] = None
+        self.plan: Optional[PushPlan] = None
         self.spending = threading.Lock()
         self.state: Json = read(root, "agent", STATE) or {"seq": 0, "manifest": "", "maybe": []}
         placed = places_noted(root)  # In a file of its own, written once a head: it may be long.
@@ -86,7 +86,7 @@ class Pusher:
 
         Of a command without checkpoints, all that it has left.
         """
-        content = listed(self.root)
+        content = read_finished_list(self.root)
         if not content or hashlib.sha256(content).hexdigest() != self.state["manifest"]:
             return False
         manifest = json.loads(content)
@@ -94,7 +94,7 @@ class Pusher:
         files = manifest["files"]
         wanted = [one for one in files if one["kind"] in RANK and one["step"] in steps]
         wanted = files if manifest["latest"] is None else wanted
-        return bool(wanted) and all(key_of(one) in self.sure for one in wanted)
+        return bool(wanted) and all(make_file_key(one) in self.sure for one in wanted)
 
     def work(self) -> None:
         """Push again and again; what goes wrong is tried again, more and more seldom."""
@@ -126,7 +126,7 @@ class Pusher:
 
     def push(self) -> None:
         """Push what the manifest has and the last head has not; then the new head."""
-        content = listed(self.root)
+        content = read_finished_list(self.root)
         digest = hashlib.sha256(content).hexdigest()
         if not content or digest == self.state["manifest"]:
             return
@@ -134,7 +134,7 @@ class Pusher:
         if order is None:
             raise Later("there is no whole order to push by")
         if self.plan is None or self.plan.digest != digest:
-            self.plan = Plan(digest, json.loads(content), order, self.state, self.sure)
+            self.plan = PushPlan(digest, json.loads(content), order, self.state, self.sure)
         plan = self.plan
         plan.check_whole()
         if not self.is_paid_for(plan, order):
@@ -152,7 +152,7 @@ class Pusher:
         self.note(dict(self.state, seq=seq, manifest=digest, slots=sorted(plan.slots), maybe=[]))
         self.said = ""
 
-    def is_paid_for(self, plan: Plan, order: Json) -> bool:
+    def is_paid_for(self, plan: PushPlan, order: Json) -> bool:
         """Whether what is to go out may: where each byte is charged, spread over the steps, the last one's kept."""
         most = order.get("most_bytes")
         asked = sum(length for _, pieces in plan.todo for _, _, length in pieces)
@@ -173,7 +173,7 @@ class Pusher:
         write(at(self.root, "agent", STATE), state)
 
 
-class Plan:
+class PushPlan:
     """Where each file of one manifest goes; what the last head has stays where it is."""
 
     def __init__(
@@ -190,14 +190,14 @@ class Plan:
         named = [entry for entry in manifest["files"] if raw_name(entry["name"])]
         # Each byte is charged: the newest alone, beside what is there.
         if order.get("most_bytes") is not None and manifest["latest"] is not None:
-            new = [one for one in named if one["step"] == manifest["latest"] or key_of(one) in sure]
+            new = [one for one in named if one["step"] == manifest["latest"] or make_file_key(one) in sure]
             self.left_out = [one["name"] for one in named if one not in new]
             named = new
         files = sorted(named, key=lambda one: (RANK.get(one["kind"], 3), -(one["step"] or 0), one["name"]))
         self.put_small([one for one in files if one["bytes"] < SMALL_BYTES], sure)
         for entry in files:
             if entry["bytes"] >= SMALL_BYTES:
-                known = sure.get(key_of(entry))
+                known = sure.get(make_file_key(entry))
                 if known:
                     self.places[entry["name"]] = known
                 else:
@@ -222,7 +222,7 @@ class Plan:
 
         What an old slot has of files that are replaced is given back so.
         """
-        known = {one["name"]: sure[key_of(one)] for one in entries if key_of(one) in sure}
+        known = {one["name"]: sure[make_file_key(one)] for one in entries if make_file_key(one) in sure}
         slots = {slot for places in known.values() for slot, _, _ in places}
         new = [one for one in entries if one["name"] not in known]
         if new and len(slots) >= MOST_SMALL_SLOTS:
@@ -253,7 +253,7 @@ class Plan:
     @property
     def kept(self) -> Dict[str, List[Place]]:
         """The places by name and digest: a file that is replaced under its name is another file."""
-        return {key_of(one): self.places[one["name"]] for one in self.listed["files"]}
+        return {make_file_key(one): self.places[one["name"]] for one in self.listed["files"]}
 
     def check_whole(self) -> None:
         """Refuse to put a head without the newest checkpoint in the place of one that has an older one whole."""
@@ -280,7 +280,7 @@ class Plan:
                 size = sum(length for _, _, length in pieces)
                 try:
                     spend(size)
-                    put_object(urls[slot], partial(blocks, root, pieces, gone), size)
+                    put_object(urls[slot], partial(read_parts, root, pieces, gone), size)
                 except Exception as error:  # noqa: BLE001 - raised again below: the slot is not to be promised
                     with lock:
                         self.todo.append((slot, pieces))
@@ -309,19 +309,19 @@ def places_noted(root: str) -> Optional[Json]:
         return None
 
 
-def key_of(entry: Json) -> str:
+def make_file_key(entry: Json) -> str:
     """A file's name and content."""
     return "%s %s" % (entry["name"], entry["sha256"])
 
 
-def blocks(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> Iterator[bytes]:
+def read_parts(root: str, pieces: List[Tuple[str, int, int]], gone: List[int]) -> Iterator[bytes]:
     """The content of some parts of files, one after the other; Later when one has been replaced meanwhile.
 
     `gone` has the size of each block that was taken.
     """
     for name, offset, length in pieces:
         while length:
-            block = part(finished(root, name), offset, min(BLOCK_BYTES, length))[0]
+            block = read_part(locate_finished(root, name), offset, min(BLOCK_BYTES, length))[0]
             if not block:
                 raise Later("%s is no longer there" % name)
             gone.append(len(block))

@@ -9,8 +9,8 @@ import sys
 import time
 from contextlib import suppress
 
-from gpurun.remote.agent.processes import marked, send
-from gpurun.remote.agent.system import at, boot_id, lock, monotonic, part, read, say, write
+from gpurun.remote.agent.processes import find_marked, send_signal
+from gpurun.remote.agent.system import at, boot_id, lock, monotonic, read, read_part, say, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def setup(root: str, options: Json) -> Answer:
     Begun and without an end, with nobody who watches it, it is "lost", or "rebooted": it is never begun again.
     """
     if "limit" in options:
-        begin(root, float(options["limit"]))
+        begin_setup(root, float(options["limit"]))
     told, path = state_of(root), at(root, LOG)  # Its state first: once that is an end, all of its log is there.
-    data, size = part(path, int(options["from"]), int(options["most"]))
-    tail = part(path, max(0, size - TAIL_BYTES), TAIL_BYTES)[0].decode("utf-8", "replace")
+    data, size = read_part(path, int(options["from"]), int(options["most"]))
+    tail = read_part(path, max(0, size - TAIL_BYTES), TAIL_BYTES)[0].decode("utf-8", "replace")
     return dict(told, size=size, bytes=len(data), tail=tail), data
 
 
-def begin(root: str, limit_s: float) -> None:
+def begin_setup(root: str, limit_s: float) -> None:
     """Give the script a process that runs it, once: on disk before that, so no crash makes it begin twice."""
     held = lock(root, LOCK, 0.0)
     if held is None:
@@ -88,7 +88,7 @@ def attend(root: str, _: Json) -> Answer:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     record = read(root, "agent", RECORD)
     end_mono, is_late = record["begun_mono"] + record["limit_s"], False
-    child = launched(root)
+    child = launch_script(root)
     code = CANNOT_RUN if child is None else child.poll()
     while child is not None and code is None:
         is_late = monotonic() >= end_mono
@@ -112,7 +112,7 @@ def attend(root: str, _: Json) -> Answer:
     return {}, b""
 
 
-def launched(root: str) -> Any:
+def launch_script(root: str) -> Any:
     """The script's first process, in a session of its own, by its own `#!` or else by sh; None where there is none."""
     path = at(root, SCRIPT)
     with open(at(root, LOG), "ab") as log:
@@ -131,12 +131,12 @@ def launched(root: str) -> Any:
 
 def setups(root: str) -> Set[int]:
     """The live processes of the script, with what it left running, and who attends to it."""
-    return marked(root, b"GPURUN_SETUP_OF=", RECORD, "pid")
+    return find_marked(root, b"GPURUN_SETUP_OF=", RECORD, "pid")
 
 
 def end_setups(root: str) -> None:
     """Kill the script with all that it started, whatever session that is in."""
     until_mono = monotonic() + KILLED_S
     while (left := setups(root) - {os.getpid()}) and monotonic() < until_mono:
-        send(left, signal.SIGKILL)
+        send_signal(left, signal.SIGKILL)
         time.sleep(0.05)

@@ -108,10 +108,10 @@ def say(what: str) -> None:
         return
 
 
-def part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
+def read_part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
     """Bytes of a regular file and its size; a file that is not there is empty."""
     try:
-        file, size = opened(path, offset, most)
+        file, size = open_part(path, offset, most)
     except FileNotFoundError:
         return b"", 0
     with file:
@@ -121,7 +121,7 @@ def part(path: str, offset: int, most: int) -> Tuple[bytes, int]:
 def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int, int]:
     """Bytes of a regular file in blocks, each good until the next, how many those are, and the file's size."""
     try:
-        file, size = opened(path, offset, most)
+        file, size = open_part(path, offset, most)
     except FileNotFoundError:
         return iter(()), 0, 0
     length = max(0, min(most, size - offset))
@@ -139,7 +139,7 @@ def stream(path: str, offset: int, most: int) -> Tuple[Iterator[memoryview], int
     return blocks(), length, size
 
 
-def opened(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
+def open_part(path: str, offset: int, most: int) -> Tuple[io.FileIO, int]:
     """A regular file, open at an offset, and its size; FileNotFoundError where there is none."""
     file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
     facts = os.fstat(file.fileno())

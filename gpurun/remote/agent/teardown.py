@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from gpurun.remote.agent.job_control import stop
 from gpurun.remote.agent.job_secrets import drop_secrets
-from gpurun.remote.agent.processes import keepers, kill_all, send, trainers
+from gpurun.remote.agent.processes import keepers, kill_all, send_signal, trainers
 from gpurun.remote.agent.setup_process import end_setups, setups
 from gpurun.remote.agent.system import Refusal, at, lock
 
@@ -35,15 +35,15 @@ def farewell(root: str, options: Json) -> Answer:
     stop(root, {"now": True, "reason": "farewell"})
     # Where the disk is full there is room again by this, before anything more is written.
     kept = tuple(name for name in str(options.get("keep") or "").split(",") if name in ("out", "bundle"))
-    remove(root, {"bundle", "data", "out"}.difference(kept))
+    remove_names(root, {"bundle", "data", "out"}.difference(kept))
     # The keeper ends last, and by itself: it alone knows the children that the trainer's processes left behind.
     if lock(root, "keeper.lock", WAIT_S) is None:
-        send(keepers(root), signal.SIGKILL)
+        send_signal(keepers(root), signal.SIGKILL)
         if lock(root, "keeper.lock", 1) is None:
             raise Refusal("busy", "the keeper cannot be ended")
     kill_all(root)
     if kept:
-        remove(root, set(os.listdir(root)).difference(kept))
+        remove_names(root, set(os.listdir(root)).difference(kept))
     else:
         shutil.rmtree(root, ignore_errors=True)
     left = set(os.listdir(root)) if os.path.exists(root) else set()
@@ -52,7 +52,7 @@ def farewell(root: str, options: Json) -> Answer:
     return {"killed": killed}, b""
 
 
-def remove(root: str, names: Set[str]) -> None:
+def remove_names(root: str, names: Set[str]) -> None:
     """Remove files and folders of the run folder, as far as that goes."""
     for name in names:
         path = at(root, name)

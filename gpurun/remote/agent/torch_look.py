@@ -124,7 +124,7 @@ class Looks:
     def __init__(self, root: str, python: Optional[str]) -> None:
         exported = remembered(root)
         self.root, self.begun_mono, self.next_s = root, time.monotonic(), TELL_S
-        self.looks = [Look(one, exported) for one in ([python] if python else pythons())]
+        self.looks = [TorchProbe(one, exported) for one in ([python] if python else pythons())]
 
     def best(self, tell: Callable[[Json], None]) -> Json:
         """The first Python whose torch works on every card, else the best there is; remembered for `start`.
@@ -132,7 +132,7 @@ class Looks:
         `looks` are the others that were waited for. `tell` hears every two seconds who is.
         """
         best: Json = dict(NOTHING, found=False, python=None)
-        seen: List[Look] = []
+        seen: List[TorchProbe] = []
         has_cards = os.path.exists("/dev/nvidiactl")
         try:
             for look in self.looks:
@@ -153,7 +153,7 @@ class Looks:
         write(at(self.root, "agent", "python.json"), best)
         return dict(best, looks=others)
 
-    def wait(self, look: Look, tell: Callable[[Json], None]) -> None:
+    def wait(self, look: TorchProbe, tell: Callable[[Json], None]) -> None:
         """Wait until it has imported torch, or ended where it has already; not past the limit."""
         while not (look.has_ended() or (look.has_imported() and not look.is_on_cards)):
             spent_s = time.monotonic() - self.begun_mono
@@ -173,7 +173,7 @@ class Looks:
         return "waits for " + "; ".join(parts)
 
 
-class Look:
+class TorchProbe:
     """One Python at work on the probe; its output is in files that have no name."""
 
     def __init__(self, python: str, exported: Dict[str, str]) -> None:
@@ -219,18 +219,18 @@ class Look:
         if not self.has_ended():
             words = "it did not answer within %.0f s; %s" % (LIMIT_S, words)
         for device in answer["devices"]:
-            device.update({"error": clip(device["error"])} if device.get("error") else {})
-        return dict(answer, error=clip(words) or None)
+            device.update({"error": keep_end(device["error"])} if device.get("error") else {})
+        return dict(answer, error=keep_end(words) or None)
 
     def as_record(self) -> Json:
         """Return whether it answered, and its last words."""
-        return {"python": clip(self.python), "answered": self.has_ended(), "words": self.words()}
+        return {"python": keep_end(self.python), "answered": self.has_ended(), "words": self.words()}
 
     def words(self) -> str:
         """Return the last lines of its standard error."""
         lines = [line.strip() for line in content_of(self.err).decode("utf-8", "replace").splitlines()]
         last = [line for line in lines if line and not line.startswith(("Traceback", 'File "<string>"'))]
-        return clip(self.failure or " / ".join(last[-LAST_LINES:]))
+        return keep_end(self.failure or " / ".join(last[-LAST_LINES:]))
 
     def end(self) -> None:
         """End it with all that it has started. One that hangs in the kernel, as with a lost card, is not waited for."""
@@ -253,9 +253,9 @@ def content_of(file: Any) -> bytes:
 def few(pythons: List[str]) -> str:
     """The first of them, and how many more."""
     more = " and %d more" % (len(pythons) - 1) if pythons[1:] else ""
-    return clip(pythons[0], 200) + more
+    return keep_end(pythons[0], 200) + more
 
 
-def clip(words: str, most: int = MOST_WORDS) -> str:
+def keep_end(words: str, most: int = MOST_WORDS) -> str:
     """The end of what was said, as that names the error."""
     return words if len(words) <= most else "… " + words[2 - most :]

@@ -9,12 +9,12 @@ import time
 
 from gpurun.remote.agent.activity import Activity
 from gpurun.remote.agent.end_early import ended
-from gpurun.remote.agent.gpu_use import GpuUse
+from gpurun.remote.agent.gpu_use import GpuWatcher
 from gpurun.remote.agent.job_secrets import take_secrets
 from gpurun.remote.agent.job_state import blank, last_heard, request_stop
-from gpurun.remote.agent.login_environment import chosen, remembered
+from gpurun.remote.agent.login_environment import remembered, select_variables
 from gpurun.remote.agent.memory_limits import oom_kills, room
-from gpurun.remote.agent.processes import environment, kill_all, processes, send, trainers
+from gpurun.remote.agent.processes import environment, kill_all, list_processes, send_signal, trainers
 from gpurun.remote.agent.system import Refusal, at, monotonic, read, say, write
 
 TYPE_CHECKING = False
@@ -52,9 +52,9 @@ def keep(root: str, _: Json) -> Answer:
         listen(keeper.job["notice_url"], lambda: requests.append("preempted"))
     pusher = None
     if os.path.exists(at(root, "agent", "push.json")):
-        from gpurun.remote.agent.s3_push import begin
+        from gpurun.remote.agent.s3_push import begin_push
 
-        pusher = begin(root)
+        pusher = begin_push(root)
     keeper.keep()
     if pusher is not None:
         pusher.finish()
@@ -87,7 +87,7 @@ class Keeper:
         else:
             self.launch()
         self.beat("running")
-        self.gpus = GpuUse(self.root)  # Not sooner: a process is started most safely by one that has no threads.
+        self.gpus = GpuWatcher(self.root)  # Not sooner: a process is started most safely by one that has no threads.
         self.activity = Activity(root, self.job, self.gpus, self.requests.append)
         self.activity.begin(self.pid)
         record = {"keeper_pid": os.getpid(), "pid": self.pid, "started_wall": self.started_wall}
@@ -98,7 +98,7 @@ class Keeper:
         import subprocess
 
         known = dict(remembered(self.root), PYTHONUNBUFFERED="1")
-        known.update(chosen(self.job.get("pass_env") or [], os.environ))
+        known.update(select_variables(self.job.get("pass_env") or [], os.environ))
         known.update(self.job["env"], **take_secrets(self.root))
         with open(at(self.root, "out", "trainer.log"), "ab") as log:
             self.child = subprocess.Popen(
@@ -195,7 +195,7 @@ class Keeper:
 
         Those of several nodes are no child's children: srun has them started, and would end them at once if asked.
         """
-        seen, mark = processes(), b"GPURUN_TRAINER_OF=" + os.fsencode(self.root)
+        seen, mark = list_processes(), b"GPURUN_TRAINER_OF=" + os.fsencode(self.root)
 
         def has(pid: int, name: bytes) -> bool:
             return pid in seen and any(pair.startswith(name) for pair in seen[pid][1])
@@ -207,7 +207,7 @@ class Keeper:
             if parent == self.pid or (mark in pairs and has(pid, b"PET_NNODES="))
         }
         # A runner of gpurun's passes on what it is asked, and would not know of what its command was asked beside it.
-        send({self.pid} if self.job.get("runner") else workers or {self.pid}, number)
+        send_signal({self.pid} if self.job.get("runner") else workers or {self.pid}, number)
 
     def say(self, what: str) -> None:
         """Write to the agent's log, once for each trouble."""

@@ -11,7 +11,7 @@ _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9!_
 
 
 @dataclass(frozen=True)
-class Address:
+class BucketAddress:
     """A bucket and the beginning of the names in it that are gpurun's."""
 
     bucket: str
@@ -25,7 +25,7 @@ class Address:
         return f"s3://{self.bucket}/{self.key()}".rstrip("/")
 
 
-def parse_address(text: str) -> Address:
+def parse_address(text: str) -> BucketAddress:
     """`s3://bucket/prefix`; anything else is a UsageError."""
     found = _ADDRESS.fullmatch(text)
     parts = (found[2] or "").split("/") if found else []
@@ -35,4 +35,4 @@ def parse_address(text: str) -> Address:
             f"--stage {text[:200]!r} is no address of a bucket.",
             hint="Write it as s3://bucket/prefix. Another endpoint than AWS's: set AWS_ENDPOINT_URL_S3.",
         )
-    return Address(found[1], "/".join(filter(None, parts)))
+    return BucketAddress(found[1], "/".join(filter(None, parts)))

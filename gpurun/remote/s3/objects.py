@@ -53,7 +53,7 @@ def index_key(bucket: Bucket, sha256: str) -> str:
     return bucket.address.key("files", f"{sha256}.json")
 
 
-def find(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
+def find_staged(bucket: Bucket, sha256: str, size_bytes: int) -> Index | None:
     """The index of a file that is staged whole; None when it is not there, or is not what was put there.
 
     A tag or a size that differ are what an altered object shows at once; what they do not show, the digests do.

@@ -53,7 +53,7 @@ class _Line(BaseModel):
     error: No | None = None
 
 
-class Asks(Protocol):
+class AsksForPull(Protocol):
     """A far side, as far as this needs it."""
 
     def ask(
@@ -77,7 +77,7 @@ class Pulled:
 
 
 def have_pulled(
-    far: Asks, bucket: Bucket, wanted: Sequence[StagedFile], came: Pulled, *, on_progress: Callable[[], None],
+    far: AsksForPull, bucket: Bucket, wanted: Sequence[StagedFile], came: Pulled, *, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
     """Have files pulled, with fresh URLs where some have expired; `came` is told what is there, over many calls too.
@@ -95,7 +95,7 @@ def have_pulled(
 
 
 def have_downloaded(
-    far: Asks, files: Sequence[PublicFile], origin: str, came: Pulled, *, on_progress: Callable[[], None],
+    far: AsksForPull, files: Sequence[PublicFile], origin: str, came: Pulled, *, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
     """Have public files downloaded; `came` is told what is there. `origin` is the hub that the user named, if one was.
@@ -122,7 +122,7 @@ def _batches(files: dict[str, StagedFile]) -> Iterator[list[StagedFile]]:
 
 
 def _order(
-    far: Asks, order: dict[str, object], asked: set[str], came: Pulled, on_progress: Callable[[], None],
+    far: AsksForPull, order: dict[str, object], asked: set[str], came: Pulled, on_progress: Callable[[], None],
     timeout_s: float,
 ) -> None:  # fmt: skip
     """Send one order, of the files with these digests."""

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpurun.core.errors import CollectFailed
-from gpurun.remote.download import Wanted, fetch
+from gpurun.remote.download import WantedFile, fetch
 from gpurun.remote.interface import FarRefusal, MachineLost, Take
 from gpurun.remote.machine_facts import Count, Text
 from gpurun.remote.messages import (
@@ -86,7 +86,7 @@ def read_pushed(bucket: Bucket, folder: str, *, run: str, key: str, most_bytes: 
     return Pushed(manifest, head.places, head.left_out, head.seq)
 
 
-def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: Wanted, into: Path) -> Path:
+def fetch_pushed(bucket: Bucket, folder: str, pushed: Pushed, wanted: WantedFile, into: Path) -> Path:
     """Bring one of the files home; it gets its name once its digest is right. See `gpurun.remote.download.fetch`.
 
     MachineLost when the bucket breaks off: asked again, it goes on where it was.

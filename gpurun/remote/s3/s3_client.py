@@ -17,8 +17,8 @@ from gpurun.core.clock import Clock
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
 from gpurun.core.secrets import Secret
-from gpurun.remote.s3.address import Address
-from gpurun.remote.s3.s3_errors import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, refusal, skewed
+from gpurun.remote.s3.address import BucketAddress
+from gpurun.remote.s3.s3_errors import PASSING, SKEWED, UNKNOWN_KEY, BucketLost, explain_s3_refusal, skewed
 
 MOST_SIGNED_S = 7 * 24 * 3600
 """No presigned URL lives longer (SigV4), and none longer than the credentials that signed it."""
@@ -45,7 +45,7 @@ class Bucket:
     `is_paid`: a machine waits for the answer and is billed, so it is given up soon.
     """
 
-    def __init__(self, address: Address, clock: Clock, *, is_paid: bool = False) -> None:
+    def __init__(self, address: BucketAddress, clock: Clock, *, is_paid: bool = False) -> None:
         self.address = address
         self._clock = clock
         self._waits = BRISK if is_paid else PATIENT
@@ -226,7 +226,7 @@ class Bucket:
             if (status >= 500 and status != 507) or code in PASSING:
                 raise BucketLost(f"{self.endpoint} gave no clear answer to {operation}: {code} {words}") from None
             region = str(told.get("Region") or _headers(error.response).get("x-amz-bucket-region") or "")
-            raise refusal(operation, code, words, region, key, self.address, self.endpoint) from None
+            raise explain_s3_refusal(operation, code, words, region, key, self.address, self.endpoint) from None
         name = type(error).__name__
         if "Credential" in name or name in ("ProfileNotFound", "TokenRetrievalError", "SSOTokenLoadError"):
             hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; then `gpurun doctor`."

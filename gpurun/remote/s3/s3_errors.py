@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gpurun.core.errors import GpurunError, SetupError
-from gpurun.remote.s3.address import Address
+from gpurun.remote.s3.address import BucketAddress
 
 ACTIONS = {
     "list_objects_v2": "s3:ListBucket",
@@ -50,7 +50,9 @@ class BucketLost(GpurunError):
         super().__init__("stage.unreachable", what, hint=hint)
 
 
-def refusal(operation: str, code: str, words: str, region: str, key: str, place: Address, endpoint: str) -> SetupError:
+def explain_s3_refusal(
+    operation: str, code: str, words: str, region: str, key: str, place: BucketAddress, endpoint: str
+) -> SetupError:
     """What a refusal of S3 means; `region` is the bucket's own as far as S3 told it, `key` the object's name."""
     said, told = words.rstrip("."), f"{endpoint} said {code}"
     if code in _NO_BUCKET:

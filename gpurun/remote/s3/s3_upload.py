@@ -18,7 +18,7 @@ from gpurun.core.paths import make_private
 from gpurun.core.records import canonical
 from gpurun.remote.archive import PackedFile
 from gpurun.remote.chunks import Parts, compressed
-from gpurun.remote.s3.objects import Index, data_key, find, index_key
+from gpurun.remote.s3.objects import Index, data_key, find_staged, index_key
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 
@@ -28,7 +28,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Digests:
+class FileDigests:
     """A file as it was read here: its sha256, and that of each of its parts."""
 
     sha256: str
@@ -36,18 +36,18 @@ class Digests:
     parts: tuple[str, ...]
 
 
-def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> Digests:
+def digests_of(file: PackedFile, raise_if_stopped: Callable[[], None]) -> FileDigests:
     """Read a file once; UsageError `pack.changed` when it is not the file of the survey."""
     known: dict[str, str] = {}
     parts = Parts([file], known)
     for index in range(parts.count):
         parts.read(index)
         raise_if_stopped()
-    return Digests(known[file.name], parts.part_bytes, tuple(parts.digests))
+    return FileDigests(known[file.name], parts.part_bytes, tuple(parts.digests))
 
 
 def stage_file(
-    bucket: Bucket, file: PackedFile, digests: Digests, notes: Path, on_sent: Callable[[int], None]
+    bucket: Bucket, file: PackedFile, digests: FileDigests, notes: Path, on_sent: Callable[[int], None]
 ) -> Index:
     """The index of a file that is in the bucket now; what was there already is not sent again.
 
@@ -58,7 +58,7 @@ def stage_file(
     make_private(notes)
     # Two runs with the same shards: the second finds them there.
     with exclusive(notes / f"{digests.sha256}.lock", meanwhile=lambda: on_sent(0)):
-        index = find(bucket, digests.sha256, file.bytes)
+        index = find_staged(bucket, digests.sha256, file.bytes)
         if index is None:
             index = _Sending(bucket, file, digests, notes / f"{digests.sha256}.pieces", on_sent).send()
         (notes / f"{digests.sha256}.pieces").unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class _Sending:
     """One file on its way; `notes` has a line for the upload, one for each piece that is there, and one for the end."""
 
     def __init__(
-        self, bucket: Bucket, file: PackedFile, digests: Digests, notes: Path, on_sent: Callable[[int], None]
+        self, bucket: Bucket, file: PackedFile, digests: FileDigests, notes: Path, on_sent: Callable[[int], None]
     ) -> None:
         self._bucket = bucket
         self._file = file

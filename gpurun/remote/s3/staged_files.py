@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from gpurun.core.records import Frozen
 from gpurun.remote.archive import PackedFile
 from gpurun.remote.s3.objects import Index
-from gpurun.remote.s3.s3_upload import Digests
+from gpurun.remote.s3.s3_upload import FileDigests
 
 
 class StagedFile(Frozen):
@@ -37,7 +37,7 @@ class Staged(Frozen):
     files: tuple[StagedFile, ...]
 
 
-def staged_file(file: PackedFile, digests: Digests, index: Index) -> StagedFile:
+def staged_file(file: PackedFile, digests: FileDigests, index: Index) -> StagedFile:
     """What is to be remembered of a file that was staged."""
     return StagedFile(
         name=file.name,

@@ -27,7 +27,7 @@ from gpurun.core.untrusted import error_words, last_words
 from gpurun.remote.interface import MOST_REPLY_BYTES, MachineLost, Take
 from gpurun.remote.key_pairs import AGENT, fingerprint, private_key, public_part
 from gpurun.remote.ssh.host_key import ExpectedKey, HostKeyMismatch, Jump
-from gpurun.remote.ssh.transport import Transport, Wire
+from gpurun.remote.ssh.transport import TimedSocket, Transport
 
 CONNECT_S = 15.0
 LOGIN_S = 30.0
@@ -47,7 +47,7 @@ _CIPHERS = (
 )
 
 # A connection within so many seconds.
-Dial = Callable[[float], Wire]
+Dial = Callable[[float], TimedSocket]
 _MOST_LINES = 6
 _FEWER = (
     "Its server lets few keys be tried (MaxAuthTries). Name the right one: --identity FILE, or --identity KEY.pub "
@@ -68,10 +68,10 @@ _KINDS: dict[str, type[paramiko.PKey]] = {
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class Connection:
+class ParamikoConnection:
     """A login that stands, for any number of threads; closed by its maker."""
 
-    def __init__(self, transport: Transport, wire: Wire, where: str) -> None:
+    def __init__(self, transport: Transport, wire: TimedSocket, where: str) -> None:
         self.where = where
         self.round_trip_s = CHANNEL_S
         self._transport = transport
@@ -145,7 +145,7 @@ def connect(
     clock: Clock,
     limit_s: float,
     jump: Jump | None = None,
-) -> Connection:
+) -> ParamikoConnection:
     """Log in to the host that has the expected key, with what `identities` names and nothing else.
 
     MachineLost when it cannot be reached or does not let us in (as yet), HostKeyMismatch when it is another host,
@@ -161,7 +161,7 @@ def connect(
         except BaseException:
             _end(transport, wire)
             raise
-    return Connection(transport, wire, address.place)
+    return ParamikoConnection(transport, wire, address.place)
 
 
 def shown_key(
@@ -181,7 +181,7 @@ def shown_key(
 
 def _to_expected(
     address: Address, expected: ExpectedKey, clock: Clock, limit_s: float, dial: Dial
-) -> tuple[Transport, Wire]:
+) -> tuple[Transport, TimedSocket]:
     """An encrypted connection to the expected host, with nothing sent on it yet.
 
     A host has several keys and shows one of the type that is asked for: a fingerprint alone may need more tries.
@@ -200,7 +200,7 @@ def _to_expected(
 
 def _greet(
     address: Address, offer: tuple[str, ...], clock: Clock, limit_s: float, dial: Dial
-) -> tuple[Transport, Wire, str] | None:
+) -> tuple[Transport, TimedSocket, str] | None:
     """Connect and agree on keys: the connection and the host's public line, or None when it has no such key."""
     end = clock.monotonic() + min(CONNECT_S, limit_s)
     wire = dial(min(CONNECT_S, limit_s))
@@ -250,7 +250,7 @@ def _dialled(address: Address, clock: Clock, key: Path | str | None, jump: Jump 
     return partial(_dial, address, clock) if jump is None else partial(_through, jump, address, clock, key)
 
 
-def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> Wire:
+def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None, limit_s: float) -> TimedSocket:
     """A connection that a host on the way makes for us, as `ssh -J` has it; whichever end goes, all of it goes."""
     over = connect(jump.address, key, jump.expected, clock, limit_s)
     try:
@@ -280,7 +280,7 @@ def _through(jump: Jump, address: Address, clock: Clock, key: Path | str | None,
     return _wire(ours, clock)
 
 
-def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
+def _dial(address: Address, clock: Clock, limit_s: float) -> TimedSocket:
     """The TCP connection; MachineLost says which of the ways it failed."""
     where = address.place
     try:
@@ -299,8 +299,8 @@ def _dial(address: Address, clock: Clock, limit_s: float) -> Wire:
     return _wire(plain, clock)
 
 
-def _wire(plain: socket.socket, clock: Clock) -> Wire:
-    wire = Wire(fileno=plain.detach())
+def _wire(plain: socket.socket, clock: Clock) -> TimedSocket:
+    wire = TimedSocket(fileno=plain.detach())
     wire.clock, wire.heard_mono = clock, clock.monotonic()
     return wire
 
@@ -398,7 +398,7 @@ def _ask_for_life(transport: Transport) -> None:
     transport._send_user_message(message)
 
 
-def _end(transport: Transport, wire: Wire) -> None:
+def _end(transport: Transport, wire: TimedSocket) -> None:
     """Leave no thread and no descriptor behind: the reader is woken before its socket is closed."""
     with suppress(OSError):
         wire.shutdown(socket.SHUT_RDWR)

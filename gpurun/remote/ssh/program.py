@@ -108,7 +108,7 @@ def kill_argv(group: int) -> list[str]:
     return ["sh", "-c", _KILL, "gpurun", str(group)]
 
 
-class Program:
+class RemoteProgram:
     """A program in a folder, which is made private where it is missing; begun at once.
 
     What it says counts from its mark on (`MARK GROUP`), and before that it is fed nothing. `group` is its process group

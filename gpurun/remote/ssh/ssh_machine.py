@@ -16,7 +16,7 @@ from gpurun.core.untrusted import last_words
 from gpurun.remote.interface import FarRefusal, MachineLost, Reply, Take
 from gpurun.remote.key_pairs import fingerprint
 from gpurun.remote.ssh.host_key import ALGORITHMS, ExpectedKey, Jump
-from gpurun.remote.ssh.program import Connection, NoRoom, Program, kill_argv, put_argv
+from gpurun.remote.ssh.program import Connection, NoRoom, RemoteProgram, kill_argv, put_argv
 
 # Not a byte heard for this long is a connection that is dead: four questions were left unanswered. While something is
 # being sent the far side says now and then how much more it takes.
@@ -189,7 +189,7 @@ class RemoteMachine:
         timeout_s: float,
     ) -> Reply:
         """One program on a connection. When this raises, the program was ended or nobody could reach it any more."""
-        program = Program(connection, self._folder, argv, stdin, sink)
+        program = RemoteProgram(connection, self._folder, argv, stdin, sink)
         begun_mono = self._clock.monotonic()
 
         def still() -> None:
@@ -217,7 +217,7 @@ class RemoteMachine:
             raise self._without_reply(connection, program)
         return reply
 
-    def _kill(self, connection: Connection, program: Program) -> None:
+    def _kill(self, connection: Connection, program: RemoteProgram) -> None:
         """End a program that nobody waits for any more, before it can take the end of its input for the whole of it.
 
         Where that fails the connection is closed, by which the far side ends the session when it notices.
@@ -225,14 +225,14 @@ class RemoteMachine:
         if program.exit_code(within_s=0) is not None:
             return
         if program.group is not None and connection.alive:
-            killer = Program(connection, self._folder, kill_argv(program.group))
+            killer = RemoteProgram(connection, self._folder, kill_argv(program.group))
             exit_code = killer.exit_code(within_s=KILL_S)
             killer.close()
             if exit_code == 0:
                 return
         self._drop(connection)
 
-    def _without_reply(self, connection: Connection, program: Program) -> GpurunError:
+    def _without_reply(self, connection: Connection, program: RemoteProgram) -> GpurunError:
         """Why a program that has ended left no whole answer behind."""
         words = program.said_instead
         if program.group is not None or not connection.alive:

@@ -29,7 +29,7 @@ _AHEAD_BYTES = 256 << 10
 _TO_CHANNEL = MSG_CHANNEL_WINDOW_ADJUST, MSG_CHANNEL_CLOSE
 
 
-class Wire(socket.socket):
+class TimedSocket(socket.socket):
     """A TCP connection that knows when it was last heard, and how much it may still be told before the login."""
 
     clock: Clock
@@ -122,7 +122,7 @@ class Transport(paramiko.Transport):
         MSG_CHANNEL_EXTENDED_DATA: _bounded(paramiko.Channel._feed_extended),  # type: ignore[attr-defined]  # As above.
     }
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: TimedSocket) -> None:
         self.wire = wire
         self.is_taking = False
         self.offered: dict[str, list[str]] = {}

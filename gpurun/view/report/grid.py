@@ -8,7 +8,7 @@ from gpurun.view.number_format import format_loss
 from gpurun.view.report.escape import escaped, lines_escaped, tag
 from gpurun.view.report.line_styles import swatch
 from gpurun.view.report.report_model import RunMaterial
-from gpurun.view.report.series import Written
+from gpurun.view.report.series import WrittenSample
 
 _SHARED_ENOUGH = 1.5
 
@@ -35,7 +35,7 @@ def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
     return f'<details{opened}><summary>{title}</summary><div class="wide" tabindex="0">{table}</div></details>'
 
 
-def aligned(columns: Sequence[Sequence[Written]]) -> list[tuple[str, list[Written | None]]]:
+def aligned(columns: Sequence[Sequence[WrittenSample]]) -> list[tuple[str, list[WrittenSample | None]]]:
     """The rows: by step where the runs share enough of their steps, else the first with the first, and so on."""
     by_step = [{sample.step: sample for sample in column} for column in columns]
     steps = sorted({step for column in by_step for step in column})
@@ -49,19 +49,19 @@ def aligned(columns: Sequence[Sequence[Written]]) -> list[tuple[str, list[Writte
     ]
 
 
-def _row(name: str, samples: Sequence[Written | None], prompt: str, runs: Sequence[RunMaterial]) -> str:
+def _row(name: str, samples: Sequence[WrittenSample | None], prompt: str, runs: Sequence[RunMaterial]) -> str:
     cells = "".join(_cell(sample, prompt, run, name) for sample, run in zip(samples, runs, strict=True))
     return f"<tr>{tag('th', escaped(name), scope='row')}{cells}</tr>"
 
 
-def _cell(sample: Written | None, prompt: str, run: RunMaterial, name: str) -> str:
+def _cell(sample: WrittenSample | None, prompt: str, run: RunMaterial, name: str) -> str:
     if sample is None:
         return tag("td", "", class_="none", data_label=run.run)
     text = f"<b>{escaped(prompt)}</b>{lines_escaped(sample.lines)}"
     return tag("td", tag("pre", text) + tag("small", escaped(_when(sample, run, name))), data_label=run.run)
 
 
-def _when(sample: Written, run: RunMaterial, name: str) -> str:
+def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:
     """The step where the row does not say it, the epoch, and the validation loss of that moment."""
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
     epoch = run.epoch_at(sample.step)

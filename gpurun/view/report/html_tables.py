@@ -14,7 +14,7 @@ from gpurun.view.number_format import UNKNOWN, format_count, format_duration, fo
 from gpurun.view.receipt_screen import cost_label, signature_word
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.line_styles import swatch
-from gpurun.view.report.report_model import RunMaterial, best_of, differences, settings
+from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, list_differences, settings
 from gpurun.view.report.series import Mark
 
 _MOST_ROWS = 60
@@ -23,7 +23,7 @@ _MOST_ROWS = 60
 def runs_table(runs: Sequence[RunMaterial]) -> str:
     """One row a run; on a narrow page each row becomes a card."""
     heads = ("run", "recipe", "machine", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
-    best = best_of(runs)
+    best = find_lowest_loss(runs)
     rows = "".join(_run_row(place, run, heads, best[1].loss if best else None) for place, run in enumerate(runs))
     head = "".join(tag("th", escaped(name), scope="col") for name in heads)
     return f'<table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -123,7 +123,7 @@ def _verdict(run: RunMaterial) -> str:
 
 def differences_table(runs: Sequence[RunMaterial]) -> str:
     """What the runs were told to do and is not the same, one column a run; a sentence where nothing differs."""
-    found, kinds = differences(runs), {run.terms for run in runs}
+    found, kinds = list_differences(runs), {run.terms for run in runs}
     if not found and len(kinds) > 1:
         return tag("p", "A recipe and a command have no setting in common.", class_="note")
     if not found:

@@ -13,7 +13,7 @@ from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.grid import samples_section
 from gpurun.view.report.html_tables import differences_table, runs_table, settings_table, validation_table
 from gpurun.view.report.line_styles import swatch
-from gpurun.view.report.report_model import RunMaterial, best_of, is_drawn, own_settings, why_unranked
+from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, is_drawn, own_settings, why_unranked
 from gpurun.view.report.svg_charts import Curve, above, axes_for, loss_chart
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -55,7 +55,7 @@ def _listed(names: Sequence[str]) -> str:
 def _lede(runs: Sequence[RunMaterial]) -> str:
     """The best result, and what all of it took."""
     words = []
-    if (best := best_of(runs)) is not None:
+    if (best := find_lowest_loss(runs)) is not None:
         run, mark = best
         of = f" by {run.run}" if len(runs) > 1 else ""
         words.append(f"Best validation loss {format_loss(mark.loss)}{of}, step {mark.step:,}")

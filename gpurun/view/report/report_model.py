@@ -143,7 +143,7 @@ def why_unranked(runs: Sequence[RunMaterial]) -> str:
     return ""
 
 
-def best_of(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
+def find_lowest_loss(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
     """The lowest validation loss and whose it is; None where there is none, or no one measure for all."""
     judged = [(run, run.told.best) for run in runs if run.told.best is not None]
     return min(judged, key=lambda one: one[1].loss, default=None) if not why_unranked(runs) else None
@@ -156,7 +156,7 @@ def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
     return [(key, [one.get(key, "") for one in flat]) for key in keys]
 
 
-def differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
+def list_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
     """What is not the same in what the runs were told to do; a recipe is not held against a command."""
     found = []
     for key, values in settings(runs):
@@ -189,7 +189,7 @@ def _own_words(argv: Sequence[str], every: Sequence[Sequence[str]]) -> str:
 
 
 def _own_keys(runs: Sequence[RunMaterial]) -> list[str]:
-    found = [(key, values) for key, values in differences(runs) if key != "shards"]
+    found = [(key, values) for key, values in list_differences(runs) if key != "shards"]
     words = [key.rpartition(".")[2] for key, _ in found]
     names = [word if words.count(word) == 1 else key for word, (key, _) in zip(words, found, strict=True)]
     shown, more = list(zip(names, found, strict=True))[:_MOST_NAMED], len(found) - _MOST_NAMED

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gpurun.core.money import Micros
-from gpurun.core.trainer_events import Alert, CoreScore, Evaluation, Sample, Start, Step, Stop, parse
+from gpurun.core.trainer_events import (
+    AlertEvent,
+    CoreScoreEvent,
+    EvaluationEvent,
+    SampleEvent,
+    StartEvent,
+    StepEvent,
+    StopEvent,
+    parse_event,
+)
 from gpurun.core.untrusted import safe_line, safe_text
 
 MOST_MARKS = 4096
@@ -40,7 +49,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenSample:
     """What the model wrote after a prompt, made harmless; `lines` do not repeat the prompt."""
 
     step: int
@@ -82,7 +91,7 @@ class Told:
 
     losses: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
     validation: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
-    samples: dict[str, Kept[Written]] = field(default_factory=dict)
+    samples: dict[str, Kept[WrittenSample]] = field(default_factory=dict)
     prompts_left_out: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
     device: str = ""
@@ -112,37 +121,37 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
     """
     told, before_s, torn = Told(), 0.0, False
     for line in lines:
-        event = parse(line)
+        event = parse_event(line)
         torn = event is None
         if event is None:
             told.unreadable += 1
             continue
-        if isinstance(event, Start):
+        if isinstance(event, StartEvent):
             before_s = told.seconds
             _start(told, event)
         told.seconds = max(told.seconds, before_s + (event.elapsed_s or 0.0))
         match event:
-            case Step():
+            case StepEvent():
                 _mark(told, told.losses, event, event.loss, spent_at)
-            case CoreScore():
+            case CoreScoreEvent():
                 told.core = event.core
-            case Evaluation():
+            case EvaluationEvent():
                 told.bits_per_byte = event.bits_per_byte if event.bits_per_byte is not None else told.bits_per_byte
                 mark = _mark(told, told.validation, event, event.val_loss, spent_at)
                 if mark is not None and (told.best is None or mark.loss < told.best.loss):
                     told.best = mark
-            case Sample():
+            case SampleEvent():
                 _sample(told, event)
-            case Alert() if len(told.warnings) < _MOST_WARNINGS:
+            case AlertEvent() if len(told.warnings) < _MOST_WARNINGS:
                 told.warnings.append(safe_line(event.message.replace("\n", " ")))
-            case Stop():
+            case StopEvent():
                 told.stop_reason, told.stop_message = event.reason, safe_line(event.message.replace("\n", " "))
     if torn:
         told.unreadable -= 1  # The last line of a run that goes on, or was cut off, may be half a line.
     return told
 
 
-def _start(told: Told, event: Start) -> None:
+def _start(told: Told, event: StartEvent) -> None:
     told.device = event.cuda_name or event.device or ""
     told.steps = event.steps
     told.tokens_per_step, told.train_tokens = event.tokens_per_step, event.train_tokens
@@ -158,7 +167,7 @@ def _start(told: Told, event: Start) -> None:
 def _mark(
     told: Told,
     kept: Kept[Mark],
-    event: Step | Evaluation,
+    event: StepEvent | EvaluationEvent,
     loss: float | None,
     spent_at: Callable[[float], Micros | None],
 ) -> Mark | None:
@@ -167,13 +176,13 @@ def _mark(
         told.not_finite += loss is None and ("loss" in event.said or "val_loss" in event.said)
         return None
     tokens = told.tokens_at(event.step) if event.tokens is None else event.tokens
-    beside = (event.bits_per_byte, event.hellaswag) if isinstance(event, Evaluation) else ()
+    beside = (event.bits_per_byte, event.hellaswag) if isinstance(event, EvaluationEvent) else ()
     mark = Mark(event.step, loss, tokens, told.seconds, spent_at(told.seconds), *beside)
     kept.add(mark)
     return mark
 
 
-def _sample(told: Told, event: Sample) -> None:
+def _sample(told: Told, event: SampleEvent) -> None:
     prompt = safe_line(event.prompt.replace("\n", " "))
     if event.step is None or event.text is None:
         return
@@ -181,4 +190,4 @@ def _sample(told: Told, event: Sample) -> None:
         told.prompts_left_out.add(prompt[:80])
         return
     lines = tuple(safe_text(event.text.removeprefix(event.prompt), most_lines=_MOST_LINES))
-    told.samples.setdefault(prompt, Kept(MOST_SAMPLES)).add(Written(event.step, lines))
+    told.samples.setdefault(prompt, Kept(MOST_SAMPLES)).add(WrittenSample(event.step, lines))

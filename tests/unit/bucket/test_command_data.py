@@ -9,7 +9,7 @@ import pytest
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import UsageError
 from gpurun.core.run_plan import Request
-from gpurun.planning.command_proposal import data_of
+from gpurun.planning.command_proposal import summarize_data
 from gpurun.remote.s3.s3_client import Bucket
 
 
@@ -19,7 +19,7 @@ def put(bucket: Bucket, names: dict[str, bytes]) -> None:
 
 
 def asked(folder: Path, address: str) -> dict[str, bytes]:
-    told = data_of(Request(recipe="", data=address), folder, SystemClock(), lambda _: None)
+    told = summarize_data(Request(recipe="", data=address), folder, SystemClock(), lambda _: None)
     files = {one.relative_to(folder / "data").as_posix(): one for one in (folder / "data").rglob("*") if one.is_file()}
     assert told.bytes == sum(path.stat().st_size for path in files.values())
     return {name: path.read_bytes() for name, path in files.items()}
@@ -34,7 +34,7 @@ def test_all_below_the_address_comes_and_nothing_beside_it(bucket: Bucket, tmp_p
 
 
 @pytest.mark.parametrize(("name", "code"), [("../../outside", "data.bad_name"), ("", "data.missing")])
-def test_a_name_that_leaves_the_folder_and_an_empty_address_are_refused(
+def test_a_name_out_of_the_folder_and_an_empty_url_are_refused(
     bucket: Bucket, tmp_path: Path, name: str, code: str
 ) -> None:
     if name:

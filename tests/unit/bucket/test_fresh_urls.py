@@ -74,7 +74,7 @@ def pushing(s3: S3Emulator, clock: Waiting, machine: Machine, tmp_path: Path) ->
     return given
 
 
-def test_a_bucket_that_is_away_for_half_a_minute_before_the_start_costs_the_run_no_checkpoint(
+def test_a_bucket_briefly_away_before_the_start_loses_nothing(
     clock: Waiting, machine: Machine, pushing: Pushing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back_mono, look = clock.monotonic() + 30, Bucket.look
@@ -92,7 +92,7 @@ def test_a_bucket_that_is_away_for_half_a_minute_before_the_start_costs_the_run_
     assert clock.monotonic() < back_mono - 3600 + 90, "a minute, and the training waits no longer"
 
 
-def test_a_full_disk_here_before_the_start_costs_the_pushing_and_not_the_run(
+def test_a_full_disk_before_the_start_costs_only_the_pushing(
     pushing: Pushing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "push.key").unlink()
@@ -125,7 +125,7 @@ def test_fresh_urls_come_as_often_as_the_key_wants(
     assert len({order["key"] for order in machine.orders}) == 1, "one key signs the list of one machine"
 
 
-def test_a_key_that_was_renewed_in_its_file_is_used_once_the_old_one_has_ended(
+def test_a_key_renewed_in_its_file_is_used_once_the_old_ended(
     s3: S3Emulator, clock: Waiting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As a person who signs in again each morning has it; the laptop watches for days."""
@@ -143,7 +143,7 @@ def test_a_key_that_was_renewed_in_its_file_is_used_once_the_old_one_has_ended(
     assert KEY in bucket.url_to_put("x", 60).reveal()
 
 
-def test_a_refresh_that_fails_hurts_no_training_and_is_tried_again(
+def test_a_failed_url_refresh_hurts_no_training_and_is_retried(
     clock: Waiting, machine: Machine, pushing: Pushing, s3: S3Emulator
 ) -> None:
     clock.sleep(FRESH_S)

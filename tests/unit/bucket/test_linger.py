@@ -97,7 +97,7 @@ OUTPUTS = SAVES.replace('kind="weights"', 'kind="output"').replace("latest=10", 
 
 
 @pytest.mark.parametrize("script", [SAVES, OUTPUTS], ids=["a checkpoint", "a command's outputs"])
-def test_what_is_in_the_bucket_and_asked_for_by_nobody_ends_the_machine(rented: Rented, script: str) -> None:
+def test_a_machine_ends_when_all_is_pushed_and_nothing_asks(rented: Rented, script: str) -> None:
     began = time.monotonic()
     rented.lingers(script)
     assert rented.over_within(30), rented.log

@@ -29,7 +29,7 @@ class Sending:
         return "all of it is there"
 
 
-def test_what_goes_on_is_tried_again_however_long_it_takes_in_all() -> None:
+def test_a_transfer_that_moves_is_retried_however_long_it_takes() -> None:
     clock = VirtualClock()
     sending = Sending(clock, tries=9, sent_bytes=1)
     assert patiently(clock, 60, sending, moved=lambda: sending.sent_bytes) == "all of it is there"

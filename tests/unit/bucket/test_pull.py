@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.remote.agent.s3_pull import Wanted
+from gpurun.remote.agent.s3_pull import PulledFile
 from gpurun.remote.agent.system import Refusal
 from gpurun.remote.archive import Pack, survey
 from gpurun.remote.client import FarSide
@@ -73,7 +73,7 @@ def shipping(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> Shipping:
     return Shipping(tmp_path, bucket)
 
 
-def test_what_is_staged_is_pulled_in_ranges_and_only_the_rest_is_sent(s3: S3Emulator, shipping: Shipping) -> None:
+def test_staged_files_are_pulled_in_ranges_and_the_rest_is_sent(s3: S3Emulator, shipping: Shipping) -> None:
     before = len(s3.calls)
     came = shipping.pull()
     assert came.files == {file.sha256 for file in shipping.staged}
@@ -139,14 +139,14 @@ def test_more_parts_than_an_order_takes_are_ordered_in_turn(
     assert shipping.ship() < 5000
 
 
-def test_an_altered_object_is_refused_part_by_part_and_ssh_brings_the_file(s3: S3Emulator, shipping: Shipping) -> None:
+def test_an_altered_object_fails_by_part_and_ssh_brings_the_file(s3: S3Emulator, shipping: Shipping) -> None:
     s3.alter(shipping.key_of("train_1.bin"))
     came = shipping.pull()
     assert [one.code for one in came.failed.values()] == ["altered"]
     assert 0 < shipping.ship() < 10 << 20
 
 
-def test_what_came_of_a_file_that_goes_over_ssh_takes_no_room_beside_it(s3: S3Emulator, shipping: Shipping) -> None:
+def test_a_pulled_part_takes_no_room_beside_the_file_sent_by_ssh(s3: S3Emulator, shipping: Shipping) -> None:
     """A machine is rented with a disk for the shards, not for twice as much."""
     s3.alter(shipping.key_of("train_1.bin"))
     shipping.pull()
@@ -158,7 +158,7 @@ def test_what_came_of_a_file_that_goes_over_ssh_takes_no_room_beside_it(s3: S3Em
     assert set(seen) == {False}
 
 
-def test_a_bomb_in_the_place_of_an_object_costs_neither_memory_nor_disk(s3: S3Emulator, shipping: Shipping) -> None:
+def test_a_bomb_in_an_objects_place_costs_no_memory_and_no_disk(s3: S3Emulator, shipping: Shipping) -> None:
     import zstandard
 
     bomb = zstandard.ZstdCompressor(level=19).compress(bytes(256 << 20))
@@ -170,7 +170,7 @@ def test_a_bomb_in_the_place_of_an_object_costs_neither_memory_nor_disk(s3: S3Em
     assert shipping.ship() > 0
 
 
-def test_an_object_that_is_gone_or_shorter_is_refused_and_the_others_come(s3: S3Emulator, shipping: Shipping) -> None:
+def test_a_gone_or_short_object_is_refused_and_the_others_come(s3: S3Emulator, shipping: Shipping) -> None:
     key = shipping.key_of("train_1.bin")
     s3.alter(key, s3.content(key)[: 1 << 20])
     shipping.bucket.drop(shipping.key_of("train_2.bin"))
@@ -180,7 +180,7 @@ def test_an_object_that_is_gone_or_shorter_is_refused_and_the_others_come(s3: S3
     assert shipping.ship() > 0
 
 
-def test_a_bucket_that_the_machine_cannot_reach_costs_the_run_nothing(
+def test_a_bucket_the_machine_cannot_reach_costs_the_run_nothing(
     shipping: Shipping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
@@ -190,7 +190,7 @@ def test_a_bucket_that_the_machine_cannot_reach_costs_the_run_nothing(
     assert shipping.ship() > 0
 
 
-def test_after_a_reboot_what_was_pulled_is_read_again_before_it_counts(s3: S3Emulator, shipping: Shipping) -> None:
+def test_after_a_reboot_pulled_files_are_read_before_they_count(s3: S3Emulator, shipping: Shipping) -> None:
     shipping.pull()
     for parts in (shipping.box / ".pulled").glob("*.parts"):
         parts.write_text(parts.read_text().replace("boot ", "boot of-yesterday-", 1))
@@ -200,9 +200,7 @@ def test_after_a_reboot_what_was_pulled_is_read_again_before_it_counts(s3: S3Emu
     assert shipping.pack.sent_bytes < 11 << 20
 
 
-def test_no_url_is_in_any_file_on_the_machine_nor_in_what_its_processes_are_called(
-    s3: S3Emulator, shipping: Shipping
-) -> None:
+def test_no_url_is_in_a_file_or_process_name_on_the_machine(s3: S3Emulator, shipping: Shipping) -> None:
     seen: list[bytes] = []
 
     def look() -> None:
@@ -220,9 +218,7 @@ def test_no_url_is_in_any_file_on_the_machine_nor_in_what_its_processes_are_call
     assert not [one for one in seen if b"X-Amz-Signature" in one]
 
 
-def test_a_disk_without_room_is_refused_before_anything_comes_with_the_size_that_is_needed(
-    s3: S3Emulator, shipping: Shipping
-) -> None:
+def test_a_disk_without_room_is_refused_first_with_the_size(s3: S3Emulator, shipping: Shipping) -> None:
     part = 8 << 20
     count = shutil.disk_usage(shipping.box).free // part + 10
     huge = {"sha256": "0" * 64, "bytes": count * part, "part_bytes": part, "codec": "zstd"}
@@ -253,7 +249,7 @@ def _ask(far: FarSide, file: dict[str, object]) -> None:
 def test_what_is_no_digest_names_no_file_over_there(digest: str, tmp_path: Path) -> None:
     told = {"sha256": digest, "parts": [], "bytes": 0, "part_bytes": 1, "url": "", "codec": "zstd"}
     with pytest.raises(Refusal, match="no digest"):
-        Wanted(str(tmp_path), told, {})
+        PulledFile(str(tmp_path), told, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -268,7 +264,7 @@ class Claiming:
         return b"", b""
 
 
-def test_what_a_machine_says_of_files_that_it_was_not_asked_for_counts_for_nothing(shipping: Shipping) -> None:
+def test_a_machines_claims_about_unasked_files_count_for_nothing(shipping: Shipping) -> None:
     shipping.far = Claiming()  # type: ignore[assignment]
     came = shipping.pull()
     assert (came.files, came.failed) == (set(), {})

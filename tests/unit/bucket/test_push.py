@@ -21,7 +21,7 @@ from gpurun.remote.agent import s3_push
 from gpurun.remote.agent.presigned import UrlRefused
 from gpurun.remote.agent.s3_push import Later, Pusher
 from gpurun.remote.agent.system import Refusal
-from gpurun.remote.download import Wanted
+from gpurun.remote.download import WantedFile
 from gpurun.remote.s3 import push_slots
 from gpurun.remote.s3.pushed_files import Pushed, fetch_pushed, read_pushed
 from gpurun.remote.s3.s3_client import Bucket
@@ -72,7 +72,7 @@ class Trainer:
         found = self.pushed()
         assert found is not None
         for file in found.manifest.files:
-            fetch_pushed(self.bucket, PLACE, found, Wanted(file.name, file.bytes, file.sha256), into)
+            fetch_pushed(self.bucket, PLACE, found, WantedFile(file.name, file.bytes, file.sha256), into)
         return {file.name: (into / file.name).read_bytes() for file in found.manifest.files}
 
 
@@ -103,7 +103,7 @@ def test_what_is_there_already_is_not_pushed_again(s3: S3Emulator, trainer: Trai
     assert trainer.brought(tmp_path / "home") == saved
 
 
-def test_all_is_there_once_the_last_list_has_the_latest_and_the_best(trainer: Trainer) -> None:
+def test_all_is_there_once_the_last_list_has_latest_and_best(trainer: Trainer) -> None:
     """What a machine that nobody asks any more ends itself by."""
     assert not trainer.pusher.has_all()
     trainer.save(10, 20, size=1 << 20)
@@ -158,9 +158,7 @@ def test_whatever_is_cut_the_list_promises_only_what_is_there(s3: S3Emulator, tr
     assert trainer.brought(tmp_path / "home") == saved
 
 
-def test_an_answer_to_the_list_that_was_lost_leaves_both_lists_whole(
-    s3: S3Emulator, trainer: Trainer, tmp_path: Path
-) -> None:
+def test_a_lost_answer_to_the_list_leaves_both_lists_whole(s3: S3Emulator, trainer: Trainer, tmp_path: Path) -> None:
     trainer.save(10)
     trainer.pusher.push()
     second = trainer.save(20)
@@ -177,7 +175,7 @@ def test_an_answer_to_the_list_that_was_lost_leaves_both_lists_whole(
     assert trainer.brought(tmp_path / "again") == second, "a new keeper has not written over what it speaks of"
 
 
-def test_urls_that_have_expired_are_waited_for_and_fresh_ones_used(s3: S3Emulator, trainer: Trainer) -> None:
+def test_expired_urls_are_waited_for_and_fresh_ones_used(s3: S3Emulator, trainer: Trainer) -> None:
     trainer.order(seconds=1)
     s3.ahead_s = 60
     trainer.save(10)
@@ -190,7 +188,7 @@ def test_urls_that_have_expired_are_waited_for_and_fresh_ones_used(s3: S3Emulato
     assert trainer.pushed() is not None
 
 
-def test_a_checkpoint_that_does_not_fit_never_takes_the_place_of_one_that_did(trainer: Trainer, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_replaces_none_that_did(trainer: Trainer, tmp_path: Path) -> None:
     first = trainer.save(10)
     trainer.pusher.push()
     few = json.loads((trainer.root / "agent" / "push.json").read_text())["slots"][:16]
@@ -221,7 +219,7 @@ def test_whatever_ends_the_sending_of_a_slot_no_list_promises_it(trainer: Traine
     assert trainer.brought(tmp_path / "home") == first
 
 
-def test_a_machine_that_has_no_thread_to_spare_pushes_one_slot_after_the_other(
+def test_a_machine_without_a_spare_thread_pushes_slot_by_slot(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where a container may have so many processes and the trainer's loaders have them all."""
@@ -239,7 +237,7 @@ def test_a_machine_that_has_no_thread_to_spare_pushes_one_slot_after_the_other(
     assert trainer.brought(tmp_path / "home") == saved
 
 
-def test_what_nobody_has_thought_of_is_tried_again_as_all_else_is(
+def test_an_unforeseen_error_is_retried_like_any_other(
     trainer: Trainer, watching: Pusher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls, pushed = [MemoryError(), Refusal("not_regular", "it cannot be read so")], Pusher.push
@@ -286,7 +284,7 @@ NOWHERE = {"name": "samples/a.txt", "bytes": 0, "sha256": hashlib.sha256().hexdi
     ],
     ids=["of another run", "without its places", "without a place for nothing", "not a number", "without an end"],
 )
-def test_a_list_that_is_signed_and_still_makes_no_sense_is_not_believed(
+def test_a_signed_list_that_makes_no_sense_is_not_believed(
     trainer: Trainer, bucket: Bucket, change: dict[str, Any]
 ) -> None:
     """The machine that has the key is not to be trusted either."""
@@ -335,13 +333,13 @@ def watching(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Push
     """A pusher at work on its thread, as in the keeper, with short pauses."""
     monkeypatch.setattr(s3_push, "LOOK_S", 0.02)
     monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
-    pusher = s3_push.begin(str(trainer.root))
+    pusher = s3_push.begin_push(str(trainer.root))
     yield pusher
     pusher.finish()
     assert not pusher.thread.is_alive()
 
 
-def test_the_last_checkpoint_is_pushed_after_the_trainers_end_over_a_bucket_that_comes_and_goes(
+def test_the_last_checkpoint_is_pushed_after_the_end_over_cuts(
     s3: S3Emulator, trainer: Trainer, watching: Pusher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     s3.fail(5)
@@ -357,7 +355,7 @@ def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monk
     monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
     s3.fail(10_000)
     trainer.save(10)
-    pusher = s3_push.begin(str(trainer.root))
+    pusher = s3_push.begin_push(str(trainer.root))
     (trainer.root / "agent" / "stop.json").write_text('{"now": true, "reason": "farewell"}')
     begun = time.monotonic()
     pusher.finish()
@@ -366,7 +364,7 @@ def test_a_stop_at_once_waits_for_no_push(s3: S3Emulator, trainer: Trainer, monk
     pusher.thread.join(10)
 
 
-def test_a_bucket_that_stays_away_is_given_up_after_the_last_half_hour(
+def test_a_bucket_that_stays_away_is_left_after_a_last_half_hour(
     s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert s3_push.LAST_S == 1800, "as docs/STAGE.md has it"
@@ -374,7 +372,7 @@ def test_a_bucket_that_stays_away_is_given_up_after_the_last_half_hour(
     monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
     s3.fail(10_000)
     trainer.save(10)
-    pusher = s3_push.begin(str(trainer.root))
+    pusher = s3_push.begin_push(str(trainer.root))
     ending = threading.Thread(target=pusher.finish, daemon=True)
     ending.start()
     ending.join(60)
@@ -383,7 +381,7 @@ def test_a_bucket_that_stays_away_is_given_up_after_the_last_half_hour(
     pusher.thread.join(10)
 
 
-def test_where_each_byte_is_charged_the_newest_alone_is_pushed_spread_over_the_training_and_the_last_of_all(
+def test_charged_pushes_are_the_newest_spread_out_and_the_last(
     s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(s3_push, "AGAIN_S", 0.02)
@@ -396,14 +394,14 @@ def test_where_each_byte_is_charged_the_newest_alone_is_pushed_spread_over_the_t
     found = trainer.pushed()
     assert found is not None
     assert found.seq == 4
-    last = s3_push.begin(str(trainer.root))
+    last = s3_push.begin_push(str(trainer.root))
     last.finish()
     here = trainer.brought(tmp_path / "home")
     assert {name: content for name, content in saved.items() if name.startswith("checkpoints/000100")} == here
     assert s3.uploaded_bytes(f"{PLACE}/slot") <= limit
 
 
-def test_what_was_cut_counts_where_each_byte_is_charged_and_what_never_left_does_not(
+def test_charged_bytes_count_when_cut_but_not_when_never_sent(
     s3: S3Emulator, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer.order(most_bytes=6 << 20, steps=100)

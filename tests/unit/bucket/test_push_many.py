@@ -69,7 +69,7 @@ class Command:
         return below(into / "artifacts" / "outputs"), len(requests)
 
 
-def test_thousands_of_small_files_go_out_in_few_objects_and_come_home_in_few_requests(
+def test_many_small_files_travel_in_few_objects_and_requests(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = Command(tmp_path / "box", bucket)
@@ -80,7 +80,7 @@ def test_thousands_of_small_files_go_out_in_few_objects_and_come_home_in_few_req
     assert requests <= 8
 
 
-def test_small_files_that_come_one_after_the_other_never_use_up_the_slots(
+def test_small_files_in_sequence_never_use_up_the_slots(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each push took a slot for what was new: after 128 of them nothing more went out."""
@@ -90,7 +90,7 @@ def test_small_files_that_come_one_after_the_other_never_use_up_the_slots(
     assert command.brought(tmp_path / "home", monkeypatch)[0] == command.files
 
 
-def test_a_keeper_that_begins_again_overwrites_nothing_that_its_last_list_names(
+def test_a_restarted_keeper_keeps_all_that_its_last_list_names(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was killed right after the list went out, before it could note that."""

@@ -23,7 +23,7 @@ from gpurun.remote.archive import PackedFile, survey
 from gpurun.remote.s3 import objects
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket, Head
-from gpurun.remote.s3.s3_errors import BucketLost, refusal
+from gpurun.remote.s3.s3_errors import BucketLost, explain_s3_refusal
 from gpurun.remote.s3.s3_upload import digests_of, stage_file
 from tests.emulators.s3 import S3Emulator
 from tests.unit.bucket.conftest import shard
@@ -33,9 +33,7 @@ def put(bucket: Bucket, file: PackedFile, notes: Path) -> objects.Index:
     return stage_file(bucket, file, digests_of(file, lambda: None), notes, lambda _: None)
 
 
-def test_a_file_is_put_there_once_as_a_plain_zst_and_found_by_its_digest(
-    s3: S3Emulator, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_file_is_staged_once_as_plain_zst_under_its_digest(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "a.bin", 3 << 20)
     put(bucket, file, tmp_path / "notes")
     content = (tmp_path / "data" / "a.bin").read_bytes()
@@ -54,10 +52,10 @@ def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bu
     file = shard(tmp_path / "data", "big.bin", 44 << 20)
     digests = digests_of(file, lambda: None)
     cut(bucket, file, tmp_path / "notes", after_bytes=20 << 20)
-    assert objects.find(bucket, digests.sha256, file.bytes) is None, "half of it is nothing"
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) is None, "half of it is nothing"
     index = stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
     assert s3.uploaded_bytes() <= 1.3 * file.bytes
-    assert objects.find(bucket, digests.sha256, file.bytes) == index
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) == index
     plain = zstandard.ZstdDecompressor().stream_reader(
         s3.content(objects.data_key(bucket, digests.sha256)), read_across_frames=True
     )
@@ -65,19 +63,17 @@ def test_an_upload_of_several_pieces_goes_on_where_it_was_cut(s3: S3Emulator, bu
     assert not list((tmp_path / "notes").glob("*.pieces"))
 
 
-def test_a_service_that_wants_all_pieces_of_one_size_gets_them_so_also_after_a_cut(
-    s3: S3Emulator, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_equal_pieces_are_sent_where_required_even_after_a_cut(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
     """As Cloudflare R2 does: all but the last, which may be smaller; it says so only when all was sent."""
     s3.wants_equal_pieces = True
     file = words(tmp_path / "data")
     cut(bucket, file, tmp_path / "notes", after_bytes=10 << 20)
     index = put(bucket, file, tmp_path / "notes")
-    assert objects.find(bucket, index.sha256, file.bytes) == index
+    assert objects.find_staged(bucket, index.sha256, file.bytes) == index
     assert s3.uploaded_bytes() < 1.6 * index.sent_bytes
 
 
-def test_pieces_that_another_compressor_made_are_not_mixed_with_this_ones(
+def test_pieces_of_two_compressors_are_not_mixed(
     s3: S3Emulator, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = words(tmp_path / "data")
@@ -113,7 +109,7 @@ def cut(bucket: Bucket, file: PackedFile, notes: Path, *, after_bytes: int) -> N
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "replaced since"])
-def test_an_upload_whose_end_was_not_heard_is_not_sent_again_if_it_is_whole(
+def test_an_unheard_upload_is_not_sent_again_if_it_is_whole(
     s3: S3Emulator, bucket: Bucket, tmp_path: Path, is_whole: bool
 ) -> None:
     file = shard(tmp_path / "data", "big.bin", 18 << 20)
@@ -127,7 +123,7 @@ def test_an_upload_whose_end_was_not_heard_is_not_sent_again_if_it_is_whole(
     sent = s3.uploaded_bytes()
     stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
     assert (s3.uploaded_bytes() - sent < 10_000) is is_whole
-    assert objects.find(bucket, digests.sha256, file.bytes) is not None
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) is not None
 
 
 def test_two_runs_with_the_same_shards_send_them_once(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
@@ -162,15 +158,15 @@ def test_a_run_that_waits_for_anothers_upload_can_be_stopped(bucket: Bucket, tmp
         stage_file(bucket, file, digests, notes, stop_soon)
 
 
-def test_what_was_read_otherwise_than_before_is_not_called_staged(bucket: Bucket, tmp_path: Path) -> None:
+def test_a_file_that_reads_differently_is_not_called_staged(bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "a.bin", 1 << 20)
     digests = digests_of(file, lambda: None)
     with pytest.raises(VerificationFailed, match="changed while"):
         stage_file(bucket, file, replace(digests, parts=("0" * 64,)), tmp_path / "notes", lambda _: None)
-    assert objects.find(bucket, digests.sha256, file.bytes) is None
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) is None
 
 
-def test_an_object_that_s3_has_not_kept_whole_is_not_called_staged(
+def test_an_object_s3_did_not_keep_whole_is_not_called_staged(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, head = shard(tmp_path / "data", "a.bin", 1 << 20), bucket.head
@@ -186,9 +182,7 @@ def test_an_object_that_s3_has_not_kept_whole_is_not_called_staged(
     assert bucket.get(objects.index_key(bucket, digests_of(file, lambda: None).sha256), 1 << 20) is None
 
 
-def test_notes_of_an_upload_that_s3_has_forgotten_are_worth_nothing(
-    s3: S3Emulator, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_notes_of_an_upload_that_s3_forgot_are_worth_nothing(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "big.bin", 10 << 20)
     digests = digests_of(file, lambda: None)
     (tmp_path / "notes").mkdir()
@@ -200,7 +194,7 @@ def test_notes_of_an_upload_that_s3_has_forgotten_are_worth_nothing(
     ]
     (tmp_path / "notes" / f"{digests.sha256}.pieces").write_text("\n".join(lines))
     stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
-    assert objects.find(bucket, digests.sha256, file.bytes) is not None
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) is not None
 
 
 def test_an_upload_that_s3_has_ended_meanwhile_is_begun_anew(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
@@ -211,34 +205,32 @@ def test_an_upload_that_s3_has_ended_meanwhile_is_begun_anew(s3: S3Emulator, buc
         stage_file(bucket, file, digests, tmp_path / "notes", lambda sent: s3.fail(not sent, 404, "NoSuchUpload"))
     s3.fail(0)
     stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
-    assert objects.find(bucket, digests.sha256, file.bytes) is not None
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) is not None
 
 
-def test_an_object_that_was_replaced_is_not_taken_for_the_file_and_sent_again(
-    s3: S3Emulator, bucket: Bucket, tmp_path: Path
-) -> None:
+def test_a_replaced_object_is_not_taken_for_the_file_but_resent(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "a.bin", 1 << 20)
     index = put(bucket, file, tmp_path / "notes")
     bucket.put(objects.data_key(bucket, index.sha256), b"something else")
-    assert objects.find(bucket, index.sha256, file.bytes) is None
+    assert objects.find_staged(bucket, index.sha256, file.bytes) is None
     put(bucket, file, tmp_path / "notes")
-    assert objects.find(bucket, index.sha256, file.bytes) is not None
+    assert objects.find_staged(bucket, index.sha256, file.bytes) is not None
 
 
 @pytest.mark.parametrize(
     ("stored", "is_there"),
     [("GLACIER", False), ("DEEP_ARCHIVE", False), ("GLACIER_IR", True), ("STANDARD_IA", True)],
 )
-def test_an_object_that_a_rule_has_moved_to_an_archive_is_put_there_again_before_a_machine_is_refused_it(
+def test_an_archived_object_is_staged_again_before_a_pull_fails(
     s3: S3Emulator, bucket: Bucket, tmp_path: Path, stored: str, is_there: bool
 ) -> None:
     """It is there by its size and tag, and reading it takes hours."""
     file = shard(tmp_path / "data", "a.bin", 1 << 20)
     index = put(bucket, file, tmp_path / "notes")
     s3.objects.get_object("shards", objects.data_key(bucket, index.sha256))._storage_class = stored
-    assert (objects.find(bucket, index.sha256, file.bytes) is not None) is is_there
+    assert (objects.find_staged(bucket, index.sha256, file.bytes) is not None) is is_there
     put(bucket, file, tmp_path / "notes")
-    assert objects.find(bucket, index.sha256, file.bytes) == index
+    assert objects.find_staged(bucket, index.sha256, file.bytes) == index
 
 
 @pytest.mark.parametrize(
@@ -263,13 +255,13 @@ def test_the_index_of_another_file_is_not_taken_for_this_ones(s3: S3Emulator, bu
     ours, other = (put(bucket, file, tmp_path / "notes") for file in files)
     for key in (objects.index_key, objects.data_key):
         bucket.put(key(bucket, ours.sha256), bucket.get(key(bucket, other.sha256), 4 << 20) or b"")
-    assert objects.find(bucket, ours.sha256, files[0].bytes) is None
+    assert objects.find_staged(bucket, ours.sha256, files[0].bytes) is None
 
 
 @pytest.mark.parametrize("index", [b"", b"[]", b'{"v": 1, "sent": [-1]}', b"x" * (2 << 20)])
 def test_an_index_that_makes_no_sense_is_none(s3: S3Emulator, bucket: Bucket, index: bytes) -> None:
     bucket.put(objects.index_key(bucket, "0" * 64), index)
-    assert objects.find(bucket, "0" * 64, 1000) is None
+    assert objects.find_staged(bucket, "0" * 64, 1000) is None
 
 
 def test_a_file_that_changes_while_it_is_staged_is_refused(s3: S3Emulator, bucket: Bucket, tmp_path: Path) -> None:
@@ -278,7 +270,7 @@ def test_a_file_that_changes_while_it_is_staged_is_refused(s3: S3Emulator, bucke
     shard(tmp_path / "data", "a.bin", 2 << 20, seed=2)
     with pytest.raises(UsageError, match="changed while"):
         stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
-    assert objects.find(bucket, digests.sha256, file.bytes) is None
+    assert objects.find_staged(bucket, digests.sha256, file.bytes) is None
 
 
 def refusal_of(bucket: Bucket) -> GpurunError:
@@ -291,7 +283,7 @@ def refusal_of(bucket: Bucket) -> GpurunError:
     return told.value
 
 
-def test_a_bucket_that_does_not_exist_is_named_with_where_it_was_looked_for(s3: S3Emulator) -> None:
+def test_a_missing_bucket_is_named_with_where_it_was_sought(s3: S3Emulator) -> None:
     error = refusal_of(Bucket(parse_address("s3://nowhere/x"), SystemClock()))
     assert (error.code, "nowhere" in error.what, s3.environment["AWS_ENDPOINT_URL_S3"] in error.what) == (
         "stage.no_bucket", True, True,
@@ -306,9 +298,7 @@ def test_a_permission_that_is_missing_is_named(s3: S3Emulator, bucket: Bucket, a
     assert f"may not {action} on" in error.what
 
 
-def test_a_key_that_s3_does_not_know_and_no_key_at_all_are_told_apart(
-    s3: S3Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_key_and_no_key_at_all_are_told_apart(s3: S3Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
     assert refusal_of(Bucket(parse_address("s3://shards"), SystemClock())).code == "stage.key"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -316,9 +306,7 @@ def test_a_key_that_s3_does_not_know_and_no_key_at_all_are_told_apart(
     assert refusal_of(Bucket(parse_address("s3://shards"), SystemClock())).code == "auth.aws"
 
 
-def test_a_bucket_in_another_region_is_used_in_its_own_and_urls_are_signed_for_it(
-    s3: S3Emulator, bucket: Bucket
-) -> None:
+def test_a_bucket_in_another_region_is_used_and_signed_for_there(s3: S3Emulator, bucket: Bucket) -> None:
     s3.region = "eu-west-1"
     bucket.look()
     bucket.put("team/gpt/x", b"hello")
@@ -331,14 +319,14 @@ def test_a_bucket_in_another_region_is_used_in_its_own_and_urls_are_signed_for_i
 )
 def test_a_service_that_refuses_another_region_names_what_to_set(region: str, hint: str) -> None:
     place = parse_address("s3://shards/gpt")
-    error = refusal("head_object", "301", "Moved Permanently", region, "gpt/x", place, "https://s3.example")
+    error = explain_s3_refusal("head_object", "301", "Moved Permanently", region, "gpt/x", place, "https://s3.example")
     assert error.code == "stage.wrong_region"
     assert region in error.what
     assert hint in error.hint
 
 
 @pytest.mark.parametrize(("ahead_s", "said"), [(3600.0, "60 min behind"), (-3600.0, "60 min ahead of")])
-def test_a_clock_that_is_off_by_more_than_s3_takes_is_refused_and_says_by_how_much(
+def test_a_clock_too_far_off_for_s3_is_refused_by_how_much(
     s3: S3Emulator, bucket: Bucket, ahead_s: float, said: str
 ) -> None:
     s3.ahead_s = ahead_s
@@ -405,7 +393,7 @@ class Quiet(WSGIRequestHandler):
     [(404, b""), (404, b'{"message": "no route"}'), (200, b""), (200, b"<html><body>Welcome</body></html>")],
     ids=["nothing", "no route", "empty", "a console"],
 )
-def test_what_answers_and_is_no_s3_is_told_by_name_and_has_taken_nothing(
+def test_a_server_that_is_not_s3_is_named_and_given_nothing(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, status: int, page: bytes
 ) -> None:
     """As at the port of a service's console, or behind a gateway."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import AS_FOUND, Layout
-from gpurun.data.source_file import Span
+from gpurun.data.source_file import FileSpan
 from gpurun.data.sources import open_source
 
 
@@ -17,5 +17,5 @@ def in_parts(path: Path, cuts: list[int], layout: Layout = AS_FOUND) -> list[str
     places = sorted({0, *(cut % file.text_bytes for cut in cuts), file.text_bytes})
     found = []
     for start, stop in pairwise(places):
-        found += [document.text for document in documents_of([Span(file, start, stop)], layout)]
+        found += [document.text for document in documents_of([FileSpan(file, start, stop)], layout)]
     return found

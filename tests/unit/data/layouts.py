@@ -9,13 +9,13 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.data.documents import documents_of
-from gpurun.data.layout import checked_layout
-from gpurun.data.source_file import Document, Span
-from gpurun.data.sources import Source, open_source
+from gpurun.data.layout import parse_layout
+from gpurun.data.source_file import Document, FileSpan
+from gpurun.data.sources import TextSource, open_source
 
 
-def opened(path: Path, said: list[str] | None = None, **layout: Any) -> Source:
-    chosen = checked_layout(**layout)
+def opened(path: Path, said: list[str] | None = None, **layout: Any) -> TextSource:
+    chosen = parse_layout(**layout)
     return open_source(str(path), chosen, (said if said is not None else []).append, val_fraction=0.1)
 
 
@@ -23,8 +23,8 @@ def documents(path: Path, **layout: Any) -> list[Document]:
     """Every document of a source, read as one task."""
     source = opened(path, **layout)
     ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
-    spans = [Span(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
-    return list(documents_of(spans, checked_layout(**layout)))
+    spans = [FileSpan(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
+    return list(documents_of(spans, parse_layout(**layout)))
 
 
 def texts(path: Path, **layout: Any) -> list[str]:

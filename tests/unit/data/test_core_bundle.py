@@ -51,7 +51,7 @@ def drawn(questions: list[dict[str, Any]], index: int, shots: int) -> tuple[dict
     return order[index], [order[i] for i in random.Random(1234 + index).sample(others, shots)]
 
 
-def test_each_kind_of_task_is_asked_in_the_published_words_and_order(shards: Path) -> None:
+def test_each_task_is_asked_in_the_published_words_and_order(shards: Path) -> None:
     bundle = write_bundle(shards / "bundle.zip")
     head, items = items_of(bundle, shards)
     assert head["bundle_sha256"] == hashlib.sha256(bundle.read_bytes()).hexdigest()
@@ -76,7 +76,7 @@ def test_each_kind_of_task_is_asked_in_the_published_words_and_order(shards: Pat
         assert (end, items[14 + index]["label"]) == (" one", None)
 
 
-def test_the_first_of_the_shuffled_questions_are_taken_and_examples_are_of_these(shards: Path) -> None:
+def test_questions_and_examples_are_the_first_after_shuffling(shards: Path) -> None:
     head, items = items_of(write_bundle(shards / "bundle.zip", folder=""), shards, most=3)
     assert [one["items"] for one in head["tasks"]] == [3, 3, 3]
     order = [*ANIMALS]
@@ -112,7 +112,7 @@ def test_what_is_no_bundle_is_refused_with_the_place(shards: Path, other: dict[s
     assert not (shards / "core.jsonl").exists()
 
 
-def test_a_file_that_is_not_there_and_an_address_that_anybody_may_change_on_the_way_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_an_unencrypted_url_are_refused(tmp_path: Path) -> None:
     (tmp_path / "no.zip").write_text("no zip")
     with pytest.raises(UsageError, match="is no zip"):
         write_core(tmp_path / "no.zip", 5, tmp_path, tmp_path, lambda _: None)

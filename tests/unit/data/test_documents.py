@@ -22,7 +22,7 @@ from gpurun.data import texts as text_files
 from gpurun.data.documents import documents_of
 from gpurun.data.kinds import recognise
 from gpurun.data.layout import AS_FOUND, Layout
-from gpurun.data.source_file import SourceFile, Span
+from gpurun.data.source_file import FileSpan, SourceFile
 from gpurun.data.sources import open_source
 from tests.unit.data.documents import in_parts
 
@@ -41,7 +41,7 @@ def texts(path: Path, layout: Layout = AS_FOUND) -> list[str]:
     """What a source gives, read as one task."""
     source = open_source(str(path), layout, lambda _: None, val_fraction=0.1, accept_skipped=True)
     ends = [len(file.weights) if file.form == "parquet" else file.text_bytes for file in source.files]
-    spans = [Span(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
+    spans = [FileSpan(file, 0, end) for file, end in zip(source.files, ends, strict=True)]
     return [document.text for document in documents_of(spans, layout)]
 
 
@@ -57,7 +57,7 @@ STORY = st.text(alphabet="ab é\n<|", min_size=1, max_size=30).filter(lambda s: 
 @given(st.lists(STORY, min_size=2, max_size=12), st.lists(st.integers(0, 10_000), max_size=6))
 @example(["|<|a", "||"], [])
 @settings(max_examples=150, deadline=None)
-def test_marks_part_a_text_into_the_same_documents_wherever_it_is_divided(stories: list[str], cuts: list[int]) -> None:
+def test_marks_make_the_same_documents_wherever_a_text_is_cut(stories: list[str], cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_text(f"\n{END}\n".join(stories) + f"\n{END}", encoding="utf-8")
@@ -99,7 +99,7 @@ LINE = st.text(alphabet="a é日\n", max_size=40)
 
 @given(st.lists(LINE, min_size=1, max_size=30), st.lists(st.integers(0, 10_000), max_size=5))
 @settings(max_examples=150, deadline=None)
-def test_no_byte_of_a_text_is_lost_or_read_twice_wherever_it_is_divided(lines: list[str], cuts: list[int]) -> None:
+def test_no_byte_is_lost_or_read_twice_wherever_a_text_is_cut(lines: list[str], cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         content = "x" + "\n".join(lines)
@@ -107,13 +107,13 @@ def test_no_byte_of_a_text_is_lost_or_read_twice_wherever_it_is_divided(lines: l
         (file,) = open_source(str(path), AS_FOUND, lambda _: None, val_fraction=0.1).files
         assert file.form == "pieces"
         places = sorted({0, *(cut % file.text_bytes for cut in cuts), file.text_bytes})
-        spans = [Span(file, start, stop) for start, stop in pairwise(places)]
-        pieces = [piece for span in spans for piece in text_files.pieces(span)]
+        spans = [FileSpan(file, start, stop) for start, stop in pairwise(places)]
+        pieces = [piece for span in spans for piece in text_files.cut_text(span)]
         assert "".join(piece.text for piece in pieces) == content
         assert all(len(piece.text.encode()) <= 4 * file.piece_bytes for piece in pieces)
 
 
-def test_a_line_end_of_two_characters_is_one_and_a_byte_order_mark_none(tmp_path: Path) -> None:
+def test_crlf_is_one_line_end_and_a_byte_order_mark_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n" * 40)
     assert "".join(texts(tmp_path / "a.txt")).startswith("one\ntwo\n")
     assert "\r" not in "".join(texts(tmp_path / "a.txt"))
@@ -209,7 +209,7 @@ def test_half_a_surrogate_pair_is_mended_where_it_enters(tmp_path: Path) -> None
     assert texts(tmp_path / "a.jsonl") == ["a\ufffdb", "😀"]
 
 
-def test_parquet_gives_every_row_and_its_url_whatever_kind_of_string_it_is(tmp_path: Path) -> None:
+def test_parquet_gives_every_row_and_url_in_any_string_type(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [f"row {i}" if i % 5 else None for i in range(40)]
     for kind in (arrow.string(), arrow.large_string(), arrow.dictionary(arrow.int32(), arrow.string())):
@@ -217,10 +217,10 @@ def test_parquet_gives_every_row_and_its_url_whatever_kind_of_string_it_is(tmp_p
         parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=7)
         assert texts(tmp_path / "a.parquet") == [row for row in rows if row]
     (file,) = open_source(str(tmp_path / "a.parquet"), AS_FOUND, lambda _: None, val_fraction=0.1).files
-    assert next(documents_of([Span(file, 1, 2)], AS_FOUND)).url == "http://x/7"
+    assert next(documents_of([FileSpan(file, 1, 2)], AS_FOUND)).url == "http://x/7"
 
 
-def test_a_column_of_parquet_that_is_no_text_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_a_parquet_column_that_is_not_text_is_refused_by_type(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for kind, value in ((arrow.binary(), b"a"), (arrow.list_(arrow.string()), ["a"]), (arrow.int64(), 1)):
         parquet.write_table(arrow.table({"text": arrow.array([value], kind)}), tmp_path / "a.parquet")
@@ -243,7 +243,7 @@ def test_a_folder_holds_a_document_a_text_and_a_document_a_row(tmp_path: Path) -
     assert "hidden\n" not in found
 
 
-def test_links_are_followed_within_the_folder_and_in_the_hubs_cache(tmp_path: Path) -> None:
+def test_links_are_followed_in_the_folder_and_the_hubs_cache(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "data--x" / "blobs", tmp_path / "data--x" / "snapshots" / "abc"
     blobs.mkdir(parents=True)
     snapshot.mkdir(parents=True)
@@ -254,7 +254,7 @@ def test_links_are_followed_within_the_folder_and_in_the_hubs_cache(tmp_path: Pa
     assert texts(snapshot) == ["a row of the cache"]
 
 
-def test_a_folder_of_which_more_is_passed_over_than_read_is_no_corpus(tmp_path: Path) -> None:
+def test_a_folder_mostly_passed_over_is_not_taken_as_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("A few words.\n" * 20)
     (tmp_path / "weights.dat").write_bytes(b"\x00\x01" * 5000)
     with pytest.raises(UsageError, match="1 binary") as error:
@@ -270,10 +270,10 @@ def test_a_source_that_vanishes_or_changes_half_way_is_noticed(tmp_path: Path) -
     (file,) = open_source(str(path), AS_FOUND, lambda _: None, val_fraction=0.1).files
     path.write_text("another text\n" * 100)
     with pytest.raises(UsageError, match="changed while"):
-        list(documents_of([Span(file, 0, file.text_bytes)], AS_FOUND))
+        list(documents_of([FileSpan(file, 0, file.text_bytes)], AS_FOUND))
     path.unlink()
     with pytest.raises(UsageError, match="not any more"):
-        list(documents_of([Span(file, 0, file.text_bytes)], AS_FOUND))
+        list(documents_of([FileSpan(file, 0, file.text_bytes)], AS_FOUND))
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.data.documents import documents_of
-from gpurun.data.layout import AS_FOUND, checked_layout
-from gpurun.data.source_file import Span
+from gpurun.data.layout import AS_FOUND, parse_layout
+from gpurun.data.source_file import FileSpan
 from tests.unit.data.layouts import opened, refused, texts
 
 STORIES = [f'It was day {number}, and\nit rained; | we "stayed" in.\tTwo,\tthree.' for number in range(60)]
@@ -82,7 +82,7 @@ def test_a_quote_of_a_table_without_quoting_joins_no_rows(tmp_path: Path) -> Non
     assert texts(tmp_path / "a.tsv") == [line.partition("\t")[2] for line in lines]
 
 
-def test_a_row_with_other_cells_than_the_first_is_named_before_any_work(tmp_path: Path) -> None:
+def test_a_row_with_cells_unlike_the_first_is_named_before_work(tmp_path: Path) -> None:
     rows = [["id", "text"], *([str(n), "a"] for n in range(5000)), ["1", "b", "c"]]
     (tmp_path / "a.csv").write_text(table(",", rows))
     refused(tmp_path / "a.csv", "data.table_in_doubt", "row 5001 has 3 cells, and the first 2")
@@ -110,7 +110,7 @@ def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None
     ],
     ids=["poem", "program", "markdown", "makefile", "letter"],
 )
-def test_a_text_that_looks_a_little_like_a_table_is_one_in_its_folder(tmp_path: Path, content: str) -> None:
+def test_a_text_that_looks_like_a_table_stays_text_in_its_folder(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.txt").write_text(content)
     if content.startswith("Yes"):
         refused(tmp_path / "a.txt", "data.no_text_column", "--delimiter none")
@@ -150,14 +150,14 @@ def test_a_flag_that_nothing_is_read_by_is_refused(tmp_path: Path, flag: str, la
 )
 def test_a_flag_that_cannot_be_is_refused_with_one_that_can(layout: dict[str, Any], code: str) -> None:
     with pytest.raises(UsageError) as error:
-        checked_layout(**layout)
+        parse_layout(**layout)
     assert error.value.code == code
 
 
 # Rows of several columns, lines, arrays
 
 
-def test_a_template_makes_a_text_of_several_columns_in_every_form_of_rows(tmp_path: Path) -> None:
+def test_a_template_joins_columns_in_every_form_of_rows(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{"q": f"What, {n}?", "a": f"It is {n}." if n else "", "n": "no text"} for n in range(60)]
     expected = [f"Q: {row['q']}\nA: {row['a']} {{}}" for row in rows]
@@ -176,7 +176,7 @@ def test_each_line_of_a_text_is_a_document(tmp_path: Path) -> None:
     assert texts(tmp_path / "names.txt", per_line=True) == [f"{name}\n" for name in names]
     (file,) = opened(tmp_path / "names.txt", per_line=True).files
     cuts = range(0, file.text_bytes + 50, 37)
-    spans = [Span(file, start, min(start + 37, file.text_bytes)) for start in cuts if start < file.text_bytes]
+    spans = [FileSpan(file, start, min(start + 37, file.text_bytes)) for start in cuts if start < file.text_bytes]
     assert [one.text for one in documents_of(spans, AS_FOUND)] == [f"{name}\n" for name in names]
 
 
@@ -196,7 +196,7 @@ def test_an_array_of_strings_is_rows_and_one_of_arrays_is_named(tmp_path: Path) 
 # Folders
 
 
-def test_json_without_texts_in_a_folder_of_others_is_passed_over_and_counted(tmp_path: Path) -> None:
+def test_json_without_texts_among_others_is_skipped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.ts").write_text("export const a = 1;\n" * 100)
     (tmp_path / "tsconfig.json").write_text('{"compilerOptions": {"strict": true}}\n')
     (tmp_path / "list.json").write_text('[{"id": 1}, {"id": 2}]')

@@ -11,8 +11,8 @@ import pytest
 
 from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import tokenizer as tokenizers
-from gpurun.data.layout import checked_layout
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.layout import parse_layout
+from gpurun.data.prepare import PrepareOrder, prepare
 from tests.unit.data.layouts import documents, opened, refused
 
 
@@ -22,7 +22,7 @@ def lines(split: str, count: int = 300) -> str:
 
 def made(source: Path, out: Path, said: list[str] | None = None, **layout: str) -> dict[str, str]:
     """The text of each split, by the shards alone."""
-    order = Order(str(source), "char", out, layout=checked_layout(**layout))
+    order = PrepareOrder(str(source), "char", out, layout=parse_layout(**layout))
     prepare(order, (said if said is not None else []).append)
     manifest = json.loads((out / "data.json").read_bytes())
     tokens = tokenizers.read_vocabulary(out)
@@ -44,7 +44,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("form", ["folder", "zip"])
-def test_splits_are_taken_as_files_are_called_and_test_is_left_alone(tmp_path: Path, name: str, form: str) -> None:
+def test_splits_follow_file_names_and_test_is_left_alone(tmp_path: Path, name: str, form: str) -> None:
     pattern, *splits = LAYOUTS[name]
     for split in splits:
         path = tmp_path / "corpus" / pattern.format(split)
@@ -65,7 +65,7 @@ def test_splits_are_taken_as_files_are_called_and_test_is_left_alone(tmp_path: P
     assert "passed over: 1 test" in told
 
 
-def test_the_hubs_parquet_of_three_splits_stays_apart_behind_links_too(tmp_path: Path) -> None:
+def test_the_hubs_three_parquet_splits_stay_apart_behind_links(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     blobs, snapshot = tmp_path / "d" / "blobs", tmp_path / "d" / "snapshots" / "abc" / "wikitext-2"
     blobs.mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_val_says_what_is_held_out_wherever_it_lies(tmp_path: Path) -> None:
         documents(folder, val=str(apart), val_fraction=0.1)
 
 
-def test_names_that_contradict_one_another_are_refused_until_it_is_said(tmp_path: Path) -> None:
+def test_contradictory_split_names_are_refused_until_decided(tmp_path: Path) -> None:
     for name in ("train.txt", "test.txt", "notes.txt"):
         (tmp_path / name).write_text(lines(name))
     refused(tmp_path, "data.split_in_doubt", "notes.txt may be either", "--exclude", "--val none")
@@ -112,7 +112,7 @@ def test_names_that_contradict_one_another_are_refused_until_it_is_said(tmp_path
     assert len(opened(tmp_path, val="none").files) == 3
 
 
-def test_a_folder_of_programs_is_not_divided_by_what_they_are_called(tmp_path: Path) -> None:
+def test_a_folder_of_programs_is_not_split_by_its_file_names(tmp_path: Path) -> None:
     for name in ("train.py", "test.py", "dev/tool.py", "test/test_it.js", "notes.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(lines(name))

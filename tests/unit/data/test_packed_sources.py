@@ -18,7 +18,7 @@ import zstandard
 
 from gpurun.core.errors import UsageError
 from gpurun.data import archive_members
-from gpurun.data.prepare import Order, prepare
+from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.refusals import MOST_ROW_BYTES
 from tests.memory import forget_own_peak, own_growth_bytes
 from tests.unit.data.documents import in_parts
@@ -123,13 +123,13 @@ def test_an_archive_becomes_the_shards_of_its_unpacked_folder(tmp_path: Path, na
     shards = []
     for source in (tmp_path / f"x.{name}", folder):
         out = tmp_path / f"out-{source.name}"
-        prepare(Order(str(source), "char", out), lambda _: None, workers=2)
+        prepare(PrepareOrder(str(source), "char", out), lambda _: None, workers=2)
         manifest = json.loads((out / "data.json").read_bytes())
         shards.append([entry["sha256"] for entry in (*manifest["train"], *manifest["val"])])
     assert shards[0] == shards[1]
 
 
-def test_an_archive_that_is_damaged_or_cut_is_never_a_shorter_one(tmp_path: Path) -> None:
+def test_a_damaged_or_cut_archive_is_never_a_shorter_one(tmp_path: Path) -> None:
     tar, packed = tar_of(MEMBERS), zip_of(MEMBERS, zipfile.ZIP_STORED)
     broken = tar[:1024] + b"x" * 512 + tar[1536:]
     place = packed.index(b"A text")
@@ -168,7 +168,7 @@ def test_what_an_archive_says_of_its_files_is_bounded(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["zip", "tar.xz", "tar.bz2"])
-def test_a_row_of_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_place(tmp_path: Path, name: str) -> None:
+def test_an_archive_row_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, name: str) -> None:
     long = b'{"text": "one"}\n{"text": "' + b"a" * (MOST_ROW_BYTES + (32 << 20)) + b'"}\n'
     raw = TAR_PACKS[name](tar_of({"a.jsonl": long})) if name in TAR_PACKS else zip_of({"a.jsonl": long})
     path = tmp_path / f"x.{name}"
@@ -176,5 +176,5 @@ def test_a_row_of_an_archive_that_unpacks_to_gigabytes_is_refused_by_its_place(t
     del long, raw
     forget_own_peak()
     with pytest.raises(UsageError, match=r"a\.jsonl, line at offset 16: it has more than 64 MB"):
-        prepare(Order(str(path), "char", tmp_path / "out"), lambda _: None)
+        prepare(PrepareOrder(str(path), "char", tmp_path / "out"), lambda _: None)
     assert own_growth_bytes() < 1 << 30

@@ -24,9 +24,9 @@ from gpurun.data import prepare as pipeline
 from gpurun.data import prepare_state, tasks
 from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.layout import Layout
-from gpurun.data.prepare import Order, Prepared, prepare
+from gpurun.data.prepare import Prepared, PrepareOrder, prepare
 from gpurun.data.run_shards import order_for, prepared
-from gpurun.data.split import EVERY, bound_for, bound_for_few, key_of
+from gpurun.data.split import EVERY, bound_for, bound_for_few, hash_text
 from gpurun.data.tasks import UNFINISHED
 from gpurun.jobs.training.recipe import load_recipe, resolve
 
@@ -54,7 +54,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def made(source: Path | str, out: Path, *, workers: int = 1, **changes: Any) -> Prepared:
     order = {"tokenizer": "gpt2", "val_fraction": 0.05, "shard_tokens": 2000, **changes}
-    return prepare(Order(source=str(source), out=out, **order), lambda _: None, workers=workers)
+    return prepare(PrepareOrder(source=str(source), out=out, **order), lambda _: None, workers=workers)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -77,7 +77,7 @@ def documents_in(folder: Path, split: str) -> list[str]:
 # What comes out
 
 
-def test_every_document_is_in_one_split_once_with_its_id_before_it(corpus: Path, tmp_path: Path) -> None:
+def test_every_document_is_in_one_split_once_after_its_id(corpus: Path, tmp_path: Path) -> None:
     made(corpus, tmp_path / "out")
     rows = [json.loads(line)["text"] for path in sorted(corpus.iterdir()) for line in path.open()]
     train, val = (documents_in(tmp_path / "out", split) for split in ("train", "val"))
@@ -115,7 +115,7 @@ def test_forty_stories_with_marks_are_forty_documents(tmp_path: Path) -> None:
     assert "endoftext" not in "".join(documents_in(tmp_path / "out", "train"))
 
 
-def test_no_text_that_is_held_out_is_trained_on_however_often_it_lies_there(tmp_path: Path) -> None:
+def test_held_out_text_is_never_trained_on_even_if_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(100):
@@ -145,9 +145,7 @@ def test_one_text_in_a_folder_is_one_text(tmp_path: Path) -> None:
     assert 0.08 < val / (train + val) < 0.12
 
 
-def test_the_pieces_of_a_text_are_one_document_where_they_follow_one_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consecutive_pieces_of_a_text_are_one_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "_LEAST_BYTES", 1 << 20)
     text = "".join(f"{i}: {WORDS}" for i in range(3000))
     (tmp_path / "a.txt").write_text(text)
@@ -158,7 +156,7 @@ def test_the_pieces_of_a_text_are_one_document_where_they_follow_one_another(
     assert all(part in text for part in parts)
 
 
-def test_a_source_that_is_one_document_again_and_again_is_refused_before_it_is_tokenised(tmp_path: Path) -> None:
+def test_a_source_of_one_repeated_document_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the same\n<|endoftext|>\n" * 30)
     with pytest.raises(UsageError, match="the same one again and again") as error:
         made(tmp_path / "a.txt", tmp_path / "out")
@@ -166,16 +164,16 @@ def test_a_source_that_is_one_document_again_and_again_is_refused_before_it_is_t
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
-def test_the_held_out_bytes_come_as_near_to_the_fraction_as_documents_let_them() -> None:
+def test_held_out_bytes_come_as_near_the_fraction_as_possible() -> None:
     assert bound_for(0.25) == EVERY // 4
     few = [(key, 10) for key in range(0, 1000, 10)]
     bound = bound_for_few(few, 0.1, "it")
     assert sum(size for key, size in few if key < bound) == 100
     assert 0 < bound_for_few([(1, 5), (2, 5000)], 0.001, "it") <= 2, "one is held out, and one is not"
-    assert key_of("a  b\n") == key_of(" a b") != key_of("a c")
-    assert key_of("e\u0301") == key_of("\u00e9")
-    assert key_of("one\ttwo\x1f\n") == key_of("one\u3000two"), "white space of any kind"
-    assert key_of("one two é") != key_of("one two e")
+    assert hash_text("a  b\n") == hash_text(" a b") != hash_text("a c")
+    assert hash_text("e\u0301") == hash_text("\u00e9")
+    assert hash_text("one\ttwo\x1f\n") == hash_text("one\u3000two"), "white space of any kind"
+    assert hash_text("one two é") != hash_text("one two e")
 
 
 # Characters
@@ -184,7 +182,7 @@ def test_the_held_out_bytes_come_as_near_to_the_fraction_as_documents_let_them()
 def test_no_character_is_lost_for_which_there_is_an_id(tmp_path: Path) -> None:
     (tmp_path / "chess.txt").write_text("abcdefgh12345678" * 2000 + "x")
     talk: list[str] = []
-    prepare(Order(str(tmp_path / "chess.txt"), "char", tmp_path / "out"), talk.append)
+    prepare(PrepareOrder(str(tmp_path / "chess.txt"), "char", tmp_path / "out"), talk.append)
     assert {*b"".join(tokenizers.read_vocabulary(tmp_path / "out")).decode()} == {*"abcdefgh12345678x\ufffd"}
     assert not [line for line in talk if "no id" in line]
 
@@ -192,7 +190,7 @@ def test_no_character_is_lost_for_which_there_is_an_id(tmp_path: Path) -> None:
 def test_characters_beyond_the_recipes_size_are_said(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("abcdef" * 500 + "xyz")
     talk: list[str] = []
-    prepare(Order(str(tmp_path / "a.txt"), "char", tmp_path / "out", vocab_size=7), talk.append)
+    prepare(PrepareOrder(str(tmp_path / "a.txt"), "char", tmp_path / "out", vocab_size=7), talk.append)
     assert [line for line in talk if line.startswith("3 rarer characters, 0.10% of the text")]
     assert "\ufffd" in b"".join(tokenizers.read_vocabulary(tmp_path / "out")).decode()
 
@@ -246,7 +244,7 @@ def records(out: Path) -> list[Path]:
     return sorted(out.glob("task-*.json"))
 
 
-def test_killed_in_the_middle_it_goes_on_and_redoes_at_most_a_shard_a_process(tmp_path: Path) -> None:
+def test_killed_midway_it_redoes_at_most_a_shard_per_process(tmp_path: Path) -> None:
     source, out = large(tmp_path / "corpus"), tmp_path / "out"
     running = started(source, out)
     until(lambda: len(records(out)) >= 4 and list(out.glob(f"{UNFINISHED}*")), "four shards are done")
@@ -280,7 +278,7 @@ def _alive(group: int) -> bool:
     return True
 
 
-def test_a_worker_that_is_killed_ends_it_with_a_word_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_a_killed_worker_ends_it_with_a_word_and_keeps_the_rest(tmp_path: Path) -> None:
     source, out = large(tmp_path / "corpus"), tmp_path / "out"
     running = started(source, out)
     until(lambda: records(out), "a shard is done")
@@ -316,7 +314,7 @@ def begun(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return out
 
 
-def test_what_is_finished_of_a_prepare_that_failed_is_not_made_again(corpus: Path, begun: Path, tmp_path: Path) -> None:
+def test_the_finished_parts_of_a_failed_prepare_are_not_redone(corpus: Path, begun: Path, tmp_path: Path) -> None:
     first = sorted(begun.glob("train_*.bin"))[0]
     before = first.stat().st_mtime_ns
     made(corpus, begun, workers=2)
@@ -343,7 +341,7 @@ def test_going_on_with_other_options_is_refused_and_says_which(
     assert len(records(begun)) == 2
 
 
-def test_going_on_with_a_source_or_by_a_version_that_differs_is_refused(
+def test_continuing_with_another_source_or_version_is_refused(
     corpus: Path, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -355,7 +353,7 @@ def test_going_on_with_a_source_or_by_a_version_that_differs_is_refused(
         made(corpus, begun)
 
 
-def test_what_was_refused_before_anything_was_done_is_begun_with_what_the_hint_says(tmp_path: Path) -> None:
+def test_an_early_refusal_is_cured_by_what_its_hint_says(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"story": f"{i} {WORDS}"}) + "\n" for i in range(100))
     (tmp_path / "a.jsonl").write_text(rows)
     with pytest.raises(UsageError, match="no text in a key 'text'"):
@@ -398,13 +396,13 @@ def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_
         made(corpus, corpus / "out")
 
 
-def test_what_somebody_put_into_the_folder_meanwhile_is_never_removed(corpus: Path, begun: Path) -> None:
+def test_files_others_put_into_the_folder_are_never_removed(corpus: Path, begun: Path) -> None:
     (begun / "notes.txt").write_text("mine")
     made(corpus, begun)
     assert (begun / "notes.txt").read_text() == "mine"
 
 
-def test_a_disk_too_small_is_said_before_starting_with_the_number(
+def test_a_disk_too_small_is_refused_before_the_start_in_numbers(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
@@ -418,7 +416,7 @@ def test_a_disk_too_small_is_said_before_starting_with_the_number(
 def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(pipeline, "_FEW_BYTES", 0)
     talk: list[str] = []
-    order = Order(str(corpus), "gpt2", tmp_path / "out", val_fraction=0.05, shard_tokens=10**6)
+    order = PrepareOrder(str(corpus), "gpt2", tmp_path / "out", val_fraction=0.05, shard_tokens=10**6)
     monkeypatch.setattr(pipeline, "_ALLOWANCE", 1000.0)
     prepare(order, talk.append)
     (said,) = [line for line in talk if line.startswith("the shards need about")]
@@ -426,7 +424,7 @@ def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: 
     assert 0.8 < float(said.split()[4]) * 1e6 / taken < 1.2
 
 
-def test_a_corpus_smaller_than_a_batch_is_refused_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+def test_a_corpus_under_a_batch_is_refused_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tokens to train; the recipe needs at least 10,000,000") as error:
         made(corpus, tmp_path / "out", least_train_tokens=10_000_000)
     assert error.value.code == "data.too_small"
@@ -492,7 +490,7 @@ def test_a_refused_text_leaves_no_folder_of_a_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_text_in_the_cache_that_is_too_small_for_another_recipe_is_refused_here(tmp_path: Path) -> None:
+def test_a_cached_text_too_small_for_this_recipe_is_refused_here(tmp_path: Path) -> None:
     """The trainer would refuse it on paid time."""
     mini(tmp_path, "first")
     resolved = resolve(load_recipe("mini-gpt"), "full").record

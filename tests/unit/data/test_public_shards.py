@@ -48,9 +48,7 @@ def found(tmp_path: Path, data: str = "hf:me/tokens", *overrides: str) -> DataSu
     return prepared(record, data, into=tmp_path / "data", cache=tmp_path / "cache", say=lambda _: None)
 
 
-def test_no_more_shards_than_the_steps_read_are_bound_by_digest_at_the_commit_of_now(
-    hub: HubEmulator, tmp_path: Path
-) -> None:
+def test_only_the_shards_read_are_bound_by_digest_and_commit(hub: HubEmulator, tmp_path: Path) -> None:
     data = found(tmp_path)
     assert data.source == f"hf:me/tokens@{COMMIT}"
     assert [one.name for one in data.public] == [f"train_{n:06d}.bin" for n in (1, 2, 3)] + ["val_000000.bin"]
@@ -77,7 +75,7 @@ def _held_out_too(hub: HubEmulator) -> None:
     hub.files["tokens_val_000000.bin"] = hub.files["tokens_train_000001.bin"]
 
 
-def test_the_plan_alone_counts_what_the_hub_has_of_the_set_that_data_names(hub: HubEmulator, tmp_path: Path) -> None:
+def test_the_plan_alone_counts_what_the_hub_has_of_a_data_set(hub: HubEmulator, tmp_path: Path) -> None:
     def planned(data: str) -> DataSummary:
         wanted = ("model.context=8", "data.tokenizer=gpt2", "train.steps=10", "train.batch_tokens=800")
         request = Request(recipe="mini-gpt", data=data, overrides=(*wanted, "train.micro_batch=1"))
@@ -108,9 +106,7 @@ def test_what_names_no_set_is_refused_by_the_plan_too(data: str) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_set_that_no_machine_could_train_on_is_refused_before_renting(
-    case: str, hub: HubEmulator, tmp_path: Path
-) -> None:
+def test_an_untrainable_set_is_refused_before_renting(case: str, hub: HubEmulator, tmp_path: Path) -> None:
     data, spoil, code, word = REFUSED[case]
     spoil(hub)
     with pytest.raises(UsageError) as refused:
@@ -146,9 +142,7 @@ def download(far: FarSide, files: tuple[PublicFile, ...], origin: str) -> Pulled
     return came
 
 
-def test_a_download_that_was_cut_goes_on_and_ends_with_every_file(
-    hub: HubEmulator, far: FarSide, tmp_path: Path
-) -> None:
+def test_a_cut_download_continues_and_ends_with_every_file(hub: HubEmulator, far: FarSide, tmp_path: Path) -> None:
     data = found(tmp_path)
     hub.asked.clear()
     hub.refusals = [503] * 3
@@ -172,9 +166,7 @@ def test_a_file_that_changed_under_its_revision_is_not_taken(hub: HubEmulator, f
     assert not list((tmp_path / "box" / ".pulled").glob(f"{failed.sha256}*"))
 
 
-def test_no_address_within_a_network_is_asked_but_the_hub_that_the_user_named(
-    hub: HubEmulator, far: FarSide, tmp_path: Path
-) -> None:
+def test_no_private_address_is_asked_except_the_users_named_hub(hub: HubEmulator, far: FarSide, tmp_path: Path) -> None:
     data = found(tmp_path)
     for origin, redirect, code in (("", "", "not_public"), (hub.origin, f"{hub.origin}/elsewhere", "denied")):
         hub.redirect = redirect
@@ -190,7 +182,7 @@ def test_an_address_of_a_private_network_is_not_public(address: str) -> None:
     assert is_public("151.101.1.1")
 
 
-def test_a_name_is_asked_at_the_address_that_was_found_to_be_public() -> None:
+def test_a_name_is_asked_at_the_address_found_to_be_public() -> None:
     for url in ("https://localhost:1/x", "http://huggingface.co/x", "file:///etc/passwd"):
         with pytest.raises(UrlRefused) as refused:
             opened_public(web.Request(url))
@@ -218,7 +210,7 @@ def proxy() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
-def test_the_proxy_of_the_machines_login_is_asked_and_leads_into_no_private_network(
+def test_the_logins_proxy_is_used_and_opens_no_private_network(
     far: FarSide, tmp_path: Path, proxy: tuple[str, list[str]]
 ) -> None:
     origin, asked = proxy
@@ -231,9 +223,7 @@ def test_the_proxy_of_the_machines_login_is_asked_and_leads_into_no_private_netw
     assert set(asked) == {"huggingface.co:443"}
 
 
-def test_for_a_command_the_machine_downloads_all_that_has_a_digest_and_the_rest_comes_here(
-    hub: HubEmulator, tmp_path: Path
-) -> None:
+def test_a_commands_files_without_a_digest_are_downloaded_here(hub: HubEmulator, tmp_path: Path) -> None:
     told = files_of_the_hub("hf:me/tokens", tmp_path / "data", lambda _: None)
     assert {one.name: one.sha256 for one in told.public} == {
         name: hashlib.sha256(content).hexdigest() for name, content in hub.files.items()

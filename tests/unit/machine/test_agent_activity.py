@@ -73,7 +73,7 @@ def test_a_job_that_writes_anything_is_neither_silent_nor_idle(box: Box, tmp_pat
     assert (status.exit_code, status.stop_reason) == (0, None)
 
 
-def test_a_job_that_hangs_is_told_of_with_its_time_and_then_asked_to_save_and_stop(box: Box) -> None:
+def test_a_hanging_job_is_reported_then_asked_to_save_and_stop(box: Box) -> None:
     began_wall = time.time()
     box.far.start({**box.job(SAVES), "idle_s": 3})
     status = box.until(lambda: silent(box))
@@ -82,7 +82,7 @@ def test_a_job_that_hangs_is_told_of_with_its_time_and_then_asked_to_save_and_st
     assert (status.exit_code, status.stop_reason, box.text("saved")) == (0, "idle", "yes")
 
 
-def test_a_job_that_burns_a_core_without_a_word_is_silent_and_not_idle_until_silence_alone_ends_it(box: Box) -> None:
+def test_a_busy_wordless_job_is_silent_not_idle_and_ends_by_that(box: Box) -> None:
     box.far.start({**box.job(BURNS), "idle_s": 1, "silent_s": 4})
     assert box.until(lambda: silent(box)).state == "running"
     status = box.until_exited()
@@ -90,7 +90,7 @@ def test_a_job_that_burns_a_core_without_a_word_is_silent_and_not_idle_until_sil
 
 
 @pytest.mark.parametrize(("percent", "reason"), [("100", "silent"), ("3", "idle"), ("[N/A]", "idle")])
-def test_a_stuck_collective_is_silent_while_its_cards_show_100_percent(
+def test_a_stuck_collective_is_silent_with_cards_at_100_percent(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, percent: str, reason: str
 ) -> None:
     monkeypatch.setenv("PATH", scripted_card(tmp_path / "bin", percent))
@@ -98,7 +98,7 @@ def test_a_stuck_collective_is_silent_while_its_cards_show_100_percent(
     assert box.until_exited().stop_reason == reason
 
 
-def test_what_a_tracker_logs_by_itself_is_no_sign_of_the_jobs_life(box: Box) -> None:
+def test_what_a_tracker_logs_by_itself_shows_no_sign_of_life(box: Box) -> None:
     box.far.start({**box.job(TRACKED), "idle_s": 2})
     assert box.until_exited().stop_reason == "idle"
 

@@ -32,7 +32,7 @@ def finished(box: Box, name: str, content: bytes) -> None:
     (box.folder / "out" / "MANIFEST.json").write_text(json.dumps({"v": 1, "latest": 1, "best": None, "files": files}))
 
 
-def test_the_agent_is_one_file_of_python_3_8_and_the_standard_library() -> None:
+def test_the_agent_is_one_file_for_python_3_8_without_packages() -> None:
     zipped = zipfile.ZipFile(io.BytesIO(agent_zip()))
     for name in zipped.namelist():
         tree = ast.parse(zipped.read(name), feature_version=(3, 8))
@@ -42,9 +42,7 @@ def test_the_agent_is_one_file_of_python_3_8_and_the_standard_library() -> None:
         assert {module.partition(".")[0] for module in imported - own} <= set(sys.stdlib_module_names), name
 
 
-def test_the_same_sources_make_the_same_agent_wherever_and_whenever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_sources_always_make_the_same_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = agent_zip()
     for source in sorted(AGENT.glob("*.py"), reverse=True):
         (tmp_path / source.name).write_bytes(source.read_bytes())
@@ -72,7 +70,7 @@ def test_a_poll_loads_nothing_heavy(box: Box) -> None:
     }
 
 
-def test_polling_by_offset_loses_and_doubles_nothing_while_the_file_grows(box: Box) -> None:
+def test_polling_a_growing_file_loses_and_doubles_nothing(box: Box) -> None:
     path, dice = box.folder / "out" / "events.jsonl", random.Random(7)
     path.parent.mkdir(exist_ok=True)
     whole = b"".join(json.dumps({"step": i, "é": "x" * dice.randrange(60)}).encode() + b"\n" for i in range(2000))

@@ -70,7 +70,7 @@ def test_now_means_within_seconds(box: Box, timer: Guard) -> None:
     assert box.far.end(str(timer.folder)).taken, "asked again, when nobody looks at the file any more"
 
 
-def test_a_time_that_is_to_come_is_taken_and_read_back_and_no_later_one_is(box: Box, timer: Guard) -> None:
+def test_a_future_end_is_taken_and_read_back_and_no_later_one(box: Box, timer: Guard) -> None:
     soon = int(time.time()) + 3600
     assert box.far.end(str(timer.folder), soon + 0.9).deadline == soon
     later = box.far.end(str(timer.folder), soon + 900.0)
@@ -92,7 +92,7 @@ def test_a_machine_without_a_timer_says_so(box: Box, tmp_path: Path) -> None:
     assert "no timer" in ended.message
 
 
-def test_a_guard_that_lives_is_told_by_its_looks_and_a_dead_one_is_not_called_armed(box: Box, timer: Guard) -> None:
+def test_a_guard_is_armed_only_while_its_looks_show_it_alive(box: Box, timer: Guard) -> None:
     armed = box.far.end(str(timer.folder), NEVER_WALL)
     assert (armed.taken, armed.deadline) == (True, LATER)
     timer.kill()

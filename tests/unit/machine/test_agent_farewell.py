@@ -25,7 +25,7 @@ def test_nothing_of_the_run_is_left(box: Box) -> None:
     assert not box.folder.exists()
 
 
-def test_what_the_trainer_has_written_can_be_kept_and_nothing_else_is(box: Box) -> None:
+def test_a_farewell_keeps_the_trainers_output_alone_if_asked(box: Box) -> None:
     box.far.start(box.job(STUBBORN))
     box.until(lambda: box.text("up"))
     (box.folder / "out" / "checkpoints").mkdir()
@@ -66,16 +66,14 @@ def test_a_keeper_that_does_not_end_is_ended(box: Box) -> None:
     assert box.living() == []
 
 
-def test_a_farewell_may_be_asked_for_again_and_before_anything_was_started(box: Box) -> None:
+def test_a_farewell_may_come_twice_and_before_any_start(box: Box) -> None:
     assert box.far.farewell() == 0
     box.folder.mkdir()  # As a machine over SSH makes it with every call.
     assert box.far.farewell() == 0
     assert not box.folder.exists()
 
 
-def test_where_the_agent_is_there_nothing_is_put_as_the_disk_may_be_full(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_farewell_with_the_agent_there_uploads_nothing(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise FarRefusal("disk_full", "there is no room")
 

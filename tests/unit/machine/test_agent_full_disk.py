@@ -64,7 +64,7 @@ def box(tmp_path: Path) -> Iterator[FullBox]:
     box.close()
 
 
-def test_the_lease_is_held_and_the_end_is_told_once_there_is_room(box: FullBox) -> None:
+def test_the_lease_holds_and_the_end_is_reported_once_it_fits(box: FullBox) -> None:
     box.run(SAVES, soft_s=2.5)
     assert box.until(lambda: box.text("saved")) == "yes"
     box.free()
@@ -95,7 +95,7 @@ def test_a_trainer_that_is_asked_to_stop_may_save(box: FullBox) -> None:
     assert (box.until_exited().exit_code, bool(box.status().stop_reason)) == (0, True)
 
 
-def test_a_trainer_that_ignores_it_is_killed_after_its_time_to_save(box: FullBox) -> None:
+def test_a_trainer_that_ignores_it_dies_after_its_time_to_save(box: FullBox) -> None:
     box.run(STUBBORN, save_s=0.5)
     box.far.stop(reason="user")
     box.free()

@@ -13,7 +13,7 @@ from conftest import Box
 
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Reply
-from gpurun.remote.machine_facts import Card
+from gpurun.remote.machine_facts import CardFacts
 from gpurun.remote.messages import GpuNow
 
 ECC = "ecc.errors.uncorrected.volatile.total"
@@ -40,7 +40,7 @@ def no_torch(box: Box) -> Path:
     return box.folder / "no-such-python"
 
 
-def cards(box: Box, no_torch: Path) -> tuple[Card, ...]:
+def cards(box: Box, no_torch: Path) -> tuple[CardFacts, ...]:
     return box.far.hello(python=str(no_torch)).gpus
 
 
@@ -50,7 +50,7 @@ def test_cards_are_told_with_memory_driver_and_errors(box: Box, no_torch: Path, 
         f'[ "$*" = "--query-gpu=name,memory.total,driver_version,{ECC} --format=csv,noheader,nounits" ] || exit 2\n'
         'echo "NVIDIA A100-SXM4-80GB, 81920, 570.195.03, 0"\necho "NVIDIA A100-SXM4-80GB, 81920, 570.195.03, 3"',
     )
-    healthy = Card(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30, driver="570.195.03", ecc_errors=0)
+    healthy = CardFacts(name="NVIDIA A100-SXM4-80GB", memory_bytes=80 << 30, driver="570.195.03", ecc_errors=0)
     assert cards(box, no_torch) == (healthy, healthy.model_copy(update={"ecc_errors": 3}))
 
 
@@ -68,7 +68,9 @@ def test_a_driver_that_knows_no_errors_is_asked_without(box: Box, no_torch: Path
         "nvidia-smi",
         f'case $* in *{ECC}*) echo "Field is not a valid field."; exit 2 ;; esac\necho "Tesla T4, 15360, 470.1"',
     )
-    assert cards(box, no_torch) == (Card(name="Tesla T4", memory_bytes=15360 << 20, driver="470.1", ecc_errors=None),)
+    assert cards(box, no_torch) == (
+        CardFacts(name="Tesla T4", memory_bytes=15360 << 20, driver="470.1", ecc_errors=None),
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_a_machine_without_python_says_what_it_lacks() -> None:
         assert refused.value.reason == "no_python"
 
 
-def test_the_heartbeat_tells_what_the_cards_do_and_nothing_where_nobody_knows(box: Box, pretend: Pretend) -> None:
+def test_the_heartbeat_reports_the_cards_or_nothing_if_unknown(box: Box, pretend: Pretend) -> None:
     pretend("nvidia-smi", 'echo "94, 62464, 81920, 71, 607.53"\necho "[N/A], 4, 81920, 30, [N/A]"')
     box.far.start(box.job("time.sleep(60)"))
     first, second = box.until(lambda: box.status().gpus)
@@ -152,7 +154,7 @@ def test_the_heartbeat_tells_what_the_cards_do_and_nothing_where_nobody_knows(bo
 
 
 @pytest.mark.parametrize(("holders", "is_own"), [("ps -e -o pid=", True), ("echo 1", False), ("exit 1", False)])
-def test_that_the_job_was_at_work_on_a_card_is_counted_whether_anybody_looks_or_not(
+def test_the_jobs_work_on_a_card_is_counted_even_unobserved(
     box: Box, pretend: Pretend, holders: str, is_own: bool
 ) -> None:
     figures = 'echo "94, 62464, 81920, 71, 607.53"'
@@ -165,7 +167,7 @@ def test_that_the_job_was_at_work_on_a_card_is_counted_whether_anybody_looks_or_
 
 
 @pytest.mark.parametrize("script", ["exit 6", "echo nonsense", "sleep 60"])
-def test_a_tool_that_fails_or_hangs_says_nothing_and_holds_nothing_up(box: Box, pretend: Pretend, script: str) -> None:
+def test_a_tool_that_fails_or_hangs_says_and_delays_nothing(box: Box, pretend: Pretend, script: str) -> None:
     pretend("nvidia-smi", script)
     box.far.start(box.job("sys.exit(3)"))
     status = box.until_exited()

@@ -68,7 +68,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_job_runs_to_its_end_and_its_words_and_exit_code_are_kept(box: Box) -> None:
+def test_a_job_runs_to_its_end_with_words_and_exit_code_kept(box: Box) -> None:
     started = box.far.start(box.job("print('hello'); sys.exit(3)"))
     assert not started.already
     status = box.until_exited()
@@ -88,7 +88,7 @@ def test_starting_twice_at_once_makes_one_trainer(box: Box) -> None:
 
 
 @pytest.mark.slow
-def test_a_start_that_is_killed_at_any_moment_and_repeated_makes_one_trainer(tmp_path: Path) -> None:
+def test_a_start_killed_anywhere_and_repeated_makes_one_trainer(tmp_path: Path) -> None:
     for number, delay_s in enumerate([0.0, 0.015, 0.025, 0.03, 0.035, 0.04, 0.05, 0.06, 0.08]):
         box = Box(tmp_path / str(number))
         try:
@@ -108,7 +108,7 @@ def test_a_start_that_is_killed_at_any_moment_and_repeated_makes_one_trainer(tmp
             box.close()
 
 
-def test_a_heartbeat_that_cannot_be_written_does_not_take_the_keeper_away(box: Box) -> None:
+def test_an_unwritable_heartbeat_does_not_end_the_keeper(box: Box) -> None:
     box.far.start(box.job("time.sleep(1.6); sys.exit(7)"))
     while not (box.folder / "out" / "status.json").is_dir():  # A beat may come in between.
         (box.folder / "out" / "status.json").unlink()
@@ -137,7 +137,7 @@ def test_another_job_in_the_same_folder_is_refused(box: Box) -> None:
     assert refused.value.reason == "other_job"
 
 
-def test_nothing_is_started_before_what_was_shipped_is_verified_and_in_place(box: Box) -> None:
+def test_nothing_starts_before_the_shipment_is_verified_in_place(box: Box) -> None:
     job = box.job("pass")
     (box.folder / "agent" / "shipped.json").unlink()
     with pytest.raises(FarRefusal) as refused:
@@ -153,7 +153,7 @@ def test_a_trainer_that_cannot_be_started_is_a_refusal(box: Box) -> None:
     assert box.status().state == "idle"
 
 
-def test_a_killed_keeper_leaves_a_running_trainer_which_a_new_keeper_adopts(box: Box) -> None:
+def test_a_killed_keepers_trainer_is_adopted_by_a_new_keeper(box: Box) -> None:
     job = box.job(WAITS)
     first = box.far.start(job)
     box.until(lambda: box.text("starts"))
@@ -177,7 +177,7 @@ def test_a_trainer_without_a_keeper_is_still_bound_by_its_lease(box: Box) -> Non
     assert not [pid for pid in children if alive(pid)]
 
 
-def test_when_keeper_and_trainer_were_killed_the_run_has_ended_and_may_start_again(box: Box) -> None:
+def test_with_keeper_and_trainer_killed_the_run_may_start_again(box: Box) -> None:
     job = box.job(WAITS)
     first = box.far.start(job)
     box.until(lambda: box.text("starts"))
@@ -213,7 +213,7 @@ def test_at_the_soft_stop_the_trainer_may_save(box: Box) -> None:
     assert (status.exit_code, status.stop_reason, box.text("saved")) == (0, "lease", "yes")
 
 
-def test_at_the_hard_stop_everything_dies_whatever_it_ignores_and_wherever_it_hides(box: Box) -> None:
+def test_at_the_hard_stop_everything_dies_wherever_it_hides(box: Box) -> None:
     box.far.start(box.job(STUBBORN, save_s=60))
     hidden = int(box.until(lambda: box.text("hidden")))
     children = [int(pid) for pid in box.until(lambda: box.text("children")).split()]
@@ -254,7 +254,7 @@ def test_shorten_brings_the_lease_forward_and_never_back(box: Box) -> None:
     assert box.text("saved") == "yes"
 
 
-def test_a_start_that_is_asked_again_with_another_lease_shortens_it_at_most(box: Box) -> None:
+def test_a_repeated_start_with_another_lease_only_shortens_it(box: Box) -> None:
     job = box.job(SAVES)
     box.far.start(job)
     lease = box.agent_file("lease.json")
@@ -266,9 +266,7 @@ def test_a_start_that_is_asked_again_with_another_lease_shortens_it_at_most(box:
 
 
 @pytest.mark.parametrize("ahead_s", [3600, -3600, 110], ids=["ahead", "behind", "a little ahead"])
-def test_a_clock_that_is_put_right_after_it_was_told_neither_lengthens_nor_shortens_the_lease(
-    box: Box, ahead_s: float
-) -> None:
+def test_a_corrected_clock_does_not_change_the_lease(box: Box, ahead_s: float) -> None:
     """It was so far ahead at `hello`, whose time the laptop counts from, and is right when the job comes."""
     now = clocks_now()
     box.machine.put("agent/clock.json", json.dumps({**now, "wall": now["wall"] + ahead_s}).encode())
@@ -319,7 +317,7 @@ def test_stop_saves_and_stop_now_does_not(box: Box) -> None:
     assert not box.far.stop(now=True), "nobody is left to be asked"
 
 
-def test_a_trainer_that_ignores_a_stop_is_killed_after_its_time_to_save(box: Box) -> None:
+def test_a_trainer_that_ignores_a_stop_dies_after_its_save_time(box: Box) -> None:
     box.far.start(box.job("signal.signal(15, 1); open('ready', 'w').write('1'); time.sleep(60)", save_s=0.5))
     box.until(lambda: box.text("ready"))
     box.far.stop(reason="user")
@@ -467,7 +465,7 @@ def test_a_machine_that_is_to_be_taken_away_saves_first(box: Box) -> None:
     ],
     ids=["nothing", "no HTTP", "half", "a line without end"],
 )
-def test_an_answer_that_makes_no_sense_is_no_notice_and_ends_no_listening(answer: bytes) -> None:
+def test_a_senseless_answer_is_ignored_and_listening_continues(answer: bytes) -> None:
     class Restarts(StreamRequestHandler):
         """A service that is just being restarted."""
 

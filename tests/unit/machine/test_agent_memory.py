@@ -53,7 +53,7 @@ def test_a_group_of_version_1(cgroups: Path) -> None:
     assert (told["oom_kills"], told["memory_bytes"]) == (1, GIB // 8)
 
 
-def test_where_nothing_is_told_the_kills_are_unknown_and_the_memory_is_the_machines(cgroups: Path) -> None:
+def test_without_figures_kills_are_unknown_memory_the_machines(cgroups: Path) -> None:
     wrote(cgroups, own="0::/\n")
     told = memory.room(None)
     assert (told["oom_kills"], told["memory_bytes"]) == (None, PHYSICAL)

@@ -116,7 +116,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_name_that_could_leave_the_folder_is_refused_and_leaves_nothing(box: Box, name: str) -> None:
+def test_a_name_that_could_leave_the_folder_is_refused(box: Box, name: str) -> None:
     outside = tree(box.folder.parent)
     assert Wire(box, {**GOOD, name: b"x"}).begin() == NAMES[name]
     left = {name for name in tree(box.folder.parent) if not name.startswith("box/agent/")}
@@ -160,7 +160,7 @@ FRAMES: dict[str, tuple[Callable[[Wire], bytes], str]] = {
 
 
 @pytest.mark.parametrize("case", FRAMES)
-def test_a_part_that_is_not_as_it_says_is_refused_and_does_not_count(box: Box, case: str) -> None:
+def test_a_part_that_is_not_as_declared_is_refused(box: Box, case: str) -> None:
     make, code = FRAMES[case]
     wire = Wire(box, GOOD)
     wire.begin()
@@ -196,7 +196,7 @@ LYING: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", LYING)
-def test_a_pack_that_is_not_as_its_manifest_says_is_refused_and_the_one_before_stays(box: Box, case: str) -> None:
+def test_a_pack_unlike_its_manifest_is_refused_and_the_old_stays(box: Box, case: str) -> None:
     before = Wire(box, {"bundle/old.py": b"old"})
     before.begin()
     before.receive(before.stream)
@@ -284,7 +284,7 @@ def test_a_machine_whose_python_has_no_zstd_uses_the_program(box: Box) -> None:
     assert (box.folder / "data/x.bin").read_bytes() == content
 
 
-def test_shipping_the_same_again_is_harmless_even_when_a_job_was_started_and_another_pack_is_not(box: Box) -> None:
+def test_reshipping_the_same_is_harmless_and_another_pack_is_not(box: Box) -> None:
     seen = survey({"bundle/a.py": b"1", "data/x.bin": b"22"})
     first = box.far.unpack(pack := Pack(seen))
     assert box.far.unpack(Pack(seen)).manifest_sha256 == first.manifest_sha256
@@ -297,7 +297,7 @@ def test_shipping_the_same_again_is_harmless_even_when_a_job_was_started_and_ano
     assert (box.folder / "bundle/a.py").read_bytes() == b"1"
 
 
-def test_a_new_pack_replaces_the_old_one_whole_and_what_both_have_is_not_sent_again(box: Box) -> None:
+def test_a_new_pack_replaces_the_old_and_resends_no_common_part(box: Box) -> None:
     shard = random.Random(4).randbytes(2 << 20)
     box.far.unpack(Pack(survey({"bundle/a.py": b"1", "data/x.bin": shard})))
     box.far.unpack(pack := Pack(survey({"bundle/b.py": b"3", "data/y.bin": shard})))
@@ -314,7 +314,7 @@ def test_what_was_altered_over_there_is_sent_again(box: Box) -> None:
     assert (box.folder / "data" / "x.bin").read_bytes() == shard
 
 
-def test_a_crash_while_it_was_put_in_place_costs_no_second_sending(box: Box) -> None:
+def test_a_crash_while_placing_costs_no_second_sending(box: Box) -> None:
     seen = survey({"bundle/a.py": b"1", "data/x.bin": random.Random(6).randbytes(2 << 20)})
     first = box.far.unpack(Pack(seen))
     (box.folder / "agent" / "shipped.json").unlink()  # As the crash leaves it: all but the last word.
@@ -332,9 +332,7 @@ def test_of_as_many_files_as_a_pack_may_have_none_is_forgotten(tmp_path: Path) -
     assert receive.held_files(str(tmp_path)) == {SHA: (str(tmp_path / "data" / "last.bin"), 1)}
 
 
-def test_on_a_disk_without_links_what_a_bucket_has_brought_is_copied_into_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_links_gets_copies_of_what_a_bucket_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As over SMB, or on a file system of a cluster that links only within one folder."""
 
     def unlinkable(*_: object) -> None:
@@ -351,11 +349,11 @@ def test_on_a_disk_without_links_what_a_bucket_has_brought_is_copied_into_place(
     entries = [{"name": "data/a.bin", "bytes": len(content), "sha256": sha256}]
     (tmp_path / ".incoming/x/files/data").mkdir()
     (tmp_path / ".incoming/x/files/data/a.bin").write_bytes(content[: 1 << 20])  # A crash had left half a copy.
-    finish_upload.gather(str(tmp_path), Incoming(str(tmp_path / ".incoming/x")), entries)
+    finish_upload.complete_files(str(tmp_path), Incoming(str(tmp_path / ".incoming/x")), entries)
     assert (tmp_path / ".incoming/x/files/data/a.bin").read_bytes() == content
 
 
-def test_what_a_reboot_tore_before_it_was_on_the_disk_is_not_trained_on_and_sent_again(box: Box) -> None:
+def test_a_file_torn_by_a_reboot_is_resent_and_not_trained_on(box: Box) -> None:
     shards = {f"data/{name}.bin": random.Random(name).randbytes(2 << 20) for name in "ab"}
     seen, record = survey({"bundle/a.py": b"1", **shards}), box.folder / "agent" / "shipped.json"
     box.far.unpack(Pack(seen))
@@ -373,7 +371,7 @@ def test_what_a_reboot_tore_before_it_was_on_the_disk_is_not_trained_on_and_sent
     assert pack.sent_bytes < 3 << 20, "the other one is not sent again"
 
 
-def test_a_failing_pack_leaves_nothing_in_place_and_what_came_is_not_sent_again(box: Box, tmp_path: Path) -> None:
+def test_a_failing_pack_places_nothing_and_keeps_what_came(box: Box, tmp_path: Path) -> None:
     for name in ("a.bin", "b.bin"):
         (tmp_path / name).write_bytes(random.Random(name).randbytes(3 << 20))
     seen = survey({"data/a.bin": tmp_path / "a.bin", "data/b.bin": tmp_path / "b.bin"})
@@ -389,7 +387,7 @@ def test_a_failing_pack_leaves_nothing_in_place_and_what_came_is_not_sent_again(
         box.far.unpack(Pack(seen))
 
 
-def test_a_file_that_changed_after_it_was_sent_is_not_put_in_place(box: Box, tmp_path: Path) -> None:
+def test_a_file_changed_after_it_was_sent_is_not_put_in_place(box: Box, tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(3 << 20))
     ask, asked = box.far.ask, list[str]()
 
@@ -428,7 +426,7 @@ def test_what_arrives_is_what_was_packed(box: Box, files: dict[str, bytes], code
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-def test_memory_grows_on_neither_side_with_what_is_shipped_or_brought_home(tmp_path: Path) -> None:
+def test_memory_on_either_side_does_not_grow_with_the_transfer(tmp_path: Path) -> None:
     with open(tmp_path / "big.bin", "wb") as out:
         out.truncate(128 << 20)
     with open(tmp_path / "big.bin", "rb") as content:

@@ -56,7 +56,7 @@ def test_two_that_would_begin_it_begin_it_once(box: Box) -> None:
     assert starts(box) == 1
 
 
-def test_what_it_leaves_in_the_background_holds_nobody_up_and_ends_with_the_run(box: Box) -> None:
+def test_its_background_processes_delay_nothing_and_end_with_it(box: Box) -> None:
     script = "nohup sleep 100 &\nsetsid sleep 100 &\necho done\n"
     begun = time.monotonic()
     assert ended(box, script).exit_code == 0

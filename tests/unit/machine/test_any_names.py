@@ -20,7 +20,7 @@ from gpurun.lifecycle.artifacts.downloader import Downloader
 from gpurun.lifecycle.artifacts.inventory import Inventory, wanted
 from gpurun.lifecycle.artifacts.on_demand import Brief
 from gpurun.remote import small_files
-from gpurun.remote.agent.runner.published import Outputs
+from gpurun.remote.agent.runner.published import PublishedOutputs
 from gpurun.remote.client import FarSide
 from gpurun.remote.messages import ManifestFile
 from tests.any_names import SETS, below, make
@@ -45,7 +45,7 @@ class Command:
         self.work.mkdir(parents=True)
         self.folder.artifacts.mkdir(parents=True)
         order = {"outputs": ["**"], "checkpoints": ""}
-        self.outputs = Outputs(str(self.work), str(self.out), order, lambda *_, **__: None)
+        self.outputs = PublishedOutputs(str(self.work), str(self.out), order, lambda *_, **__: None)
 
     def brought(self) -> Downloader:
         manifest = self.far.manifest(1 << 40)
@@ -72,7 +72,7 @@ def test_any_set_of_names_comes_home_byte_for_byte(command: Command, files: dict
     assert below(command.folder.artifacts / "outputs") == files
 
 
-def test_thousands_of_small_files_take_a_few_calls_and_a_cut_costs_no_file(
+def test_many_small_files_take_few_calls_and_a_cut_loses_none(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(small_files, "MOST_BYTES", 1 << 20)
@@ -102,7 +102,7 @@ def test_thousands_of_small_files_take_a_few_calls_and_a_cut_costs_no_file(
     assert (len(again.here), calls) == (3000, []), "what is here is not asked for again"
 
 
-def test_a_file_that_comes_with_another_content_is_fetched_by_itself_and_else_named(command: Command) -> None:
+def test_a_file_with_other_content_is_fetched_alone_or_named(command: Command) -> None:
     command.clear()
     files = {b"%d" % number: b"content %d" % number for number in range(30)}
     make(command.work, files)
@@ -117,7 +117,7 @@ def test_a_file_that_comes_with_another_content_is_fetched_by_itself_and_else_na
     assert below(command.folder.artifacts / "outputs") == {name: files[name] for name in files if name not in b"789"}
 
 
-def test_a_disk_that_the_command_filled_still_yields_a_list_of_all_that_is_finished(command: Command) -> None:
+def test_a_disk_the_command_filled_still_lists_what_is_finished(command: Command) -> None:
     command.clear()
     disk = command.place.folder
     shutil.copy(disk / "agent.pyz", disk.parent)
@@ -142,7 +142,7 @@ def test_a_disk_that_the_command_filled_still_yields_a_list_of_all_that_is_finis
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_name_that_this_computer_cannot_hold_is_kept_under_another_one(
+def test_a_name_this_computer_cannot_hold_is_kept_under_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file system that folds letters and takes no colon."""

@@ -86,7 +86,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_a_box_will_never_do_is_told_before_anything_is_opened(place: Place, own_home: Path, name: str) -> None:
+def test_what_a_box_can_never_do_is_reported_before_connecting(place: Place, own_home: Path, name: str) -> None:
     option, words = REFUSALS[name]
     server, began = place.serve(option(place.home / "home")), time.monotonic()
     code, said = asked(place, server.port, place.client, python="" if name == "no Python" else sys.executable)
@@ -97,9 +97,7 @@ def test_what_a_box_will_never_do_is_told_before_anything_is_opened(place: Place
     assert list((own_home / "runs").glob("*")) == []
 
 
-def test_a_key_that_is_not_authorised_is_told_with_the_line_that_is_missing(
-    place: Place, own_home: Path, tmp_path: Path
-) -> None:
+def test_an_unauthorised_key_gets_the_missing_line_to_add(place: Place, own_home: Path, tmp_path: Path) -> None:
     other = make_keys(tmp_path / "other").client_public.rpartition(" ")[0]
     code, said = asked(place, place.server.port, tmp_path / "other" / "client")
     assert code == 4
@@ -108,9 +106,7 @@ def test_a_key_that_is_not_authorised_is_told_with_the_line_that_is_missing(
     assert list((own_home / "runs").glob("*")) == []
 
 
-def test_a_box_that_begins_nothing_is_waited_for_no_longer_than_its_time(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_box_that_starts_nothing_is_waited_for_to_its_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_box, "ANSWER_S", 3.0)
     server = place.serve("ForceCommand echo Press a key; sleep 60")
     code, said = asked(place, server.port, place.client)
@@ -118,7 +114,7 @@ def test_a_box_that_begins_nothing_is_waited_for_no_longer_than_its_time(
     assert "runs no programs: Press a key in 3 s." in said
 
 
-def test_a_box_that_answers_is_planned_and_keeps_nothing_of_the_question(place: Place) -> None:
+def test_a_box_that_answers_is_planned_and_keeps_no_trace(place: Place) -> None:
     home = place.home / "home"
     server = place.serve(inside(home, "echo Welcome, it is maintenance on Sunday; "))
     code, said = asked(place, server.port, place.client, "plan")
@@ -131,7 +127,7 @@ def pem(key: Ed25519PrivateKey, kind: form.PrivateFormat, password: bytes = b"")
     return key.private_bytes(form.Encoding.PEM, kind, lock)
 
 
-def test_a_key_is_taken_in_any_form_that_openssh_writes_and_an_editor_saves(place: Place, tmp_path: Path) -> None:
+def test_a_key_is_taken_in_any_form_openssh_or_an_editor_saves(place: Place, tmp_path: Path) -> None:
     own = form.load_ssh_private_key(place.client.read_bytes(), None)
     assert isinstance(own, Ed25519PrivateKey)
     openssh = pem(own, form.PrivateFormat.OpenSSH)
@@ -146,7 +142,7 @@ def test_a_key_is_taken_in_any_form_that_openssh_writes_and_an_editor_saves(plac
         assert machine.call([sys.executable, "-c", ""], timeout_s=20).exit_code == 0, name
 
 
-def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: Place, tmp_path: Path) -> None:
+def test_an_unusable_key_is_reported_before_connecting(place: Place, tmp_path: Path) -> None:
     key = Ed25519PrivateKey.generate()
     (tmp_path / "locked").write_bytes(pem(key, form.PrivateFormat.OpenSSH, b"canary"))
     (tmp_path / "locked8").write_bytes(pem(key, form.PrivateFormat.PKCS8, b"canary"))
@@ -169,7 +165,7 @@ def test_a_key_that_cannot_be_used_is_told_before_anything_is_connected(place: P
 # What it has
 
 
-def test_the_plan_says_what_the_box_has_and_what_it_lacks_opens_no_run(place: Place, own_home: Path) -> None:
+def test_the_plan_says_what_a_box_has_and_a_lack_opens_no_run(place: Place, own_home: Path) -> None:
     server = place.serve(inside(place.home / "home"))
     code, said = asked(place, server.port, place.client, "plan")
     assert code == 0, said
@@ -187,7 +183,7 @@ def test_the_plan_says_what_the_box_has_and_what_it_lacks_opens_no_run(place: Pl
 # The way there
 
 
-def test_a_host_on_the_way_is_asked_too_and_both_host_keys_are_kept(place: Place, own_home: Path) -> None:
+def test_a_jump_host_is_asked_too_and_both_host_keys_are_kept(place: Place, own_home: Path) -> None:
     """A name that only the bastion knows leads on from there; a connection ends with the call that made it."""
     box, bastion = place.serve(inside(place.home / "home")), place.serve("AllowTcpForwarding yes")
     jump = ("--jump", f"{bastion.user}@127.0.0.1:{bastion.port}")
@@ -202,7 +198,7 @@ def test_a_host_on_the_way_is_asked_too_and_both_host_keys_are_kept(place: Place
     }  # fmt: skip
 
 
-def test_a_host_on_the_way_that_leads_nowhere_or_is_another_one_is_told_as_that(place: Place, own_home: Path) -> None:
+def test_a_dead_end_or_strange_jump_host_is_named_as_that(place: Place, own_home: Path) -> None:
     shut = place.serve("AllowTcpForwarding no")
     code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
     assert code == 4
@@ -213,7 +209,7 @@ def test_a_host_on_the_way_that_leads_nowhere_or_is_another_one_is_told_as_that(
     assert (code, "shows another host key than before" in said) == (4, True)
 
 
-def test_a_large_file_goes_through_a_host_on_the_way_and_nothing_stays_open(place: Place, tmp_path: Path) -> None:
+def test_a_large_file_passes_a_jump_host_and_nothing_stays_open(place: Place, tmp_path: Path) -> None:
     jump = Jump(Address(kind="ssh", host="127.0.0.1", port=place.serve().port, user=place.server.user),
                 ExpectedKey.of(place.keys.host_public))  # fmt: skip
     threads, content = threading.active_count(), os.urandom(24 << 20)
@@ -260,7 +256,7 @@ def test_an_agent_shows_its_keys_in_turn(place: Place, tmp_path: Path, monkeypat
     assert (code, "The SSH agent holds no key, or there is none." in said) == (4, True)
 
 
-def test_a_box_that_takes_passwords_alone_is_not_told_to_add_a_key(place: Place) -> None:
+def test_a_password_only_box_is_not_told_to_add_a_key(place: Place) -> None:
     server = place.serve("PubkeyAuthentication no", "PasswordAuthentication yes", "PermitRootLogin yes")
     code, said = asked(place, server.port, place.client, "plan")
     assert code == 4
@@ -269,7 +265,7 @@ def test_a_box_that_takes_passwords_alone_is_not_told_to_add_a_key(place: Place)
     assert "authorized_keys" not in said
 
 
-def test_an_agent_with_more_keys_than_a_box_lets_be_tried_is_told_to_name_one(
+def test_too_many_agent_keys_lead_to_advice_to_name_one(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = place.serve("MaxAuthTries 3")

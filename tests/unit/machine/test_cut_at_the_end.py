@@ -103,7 +103,7 @@ class Hashing(FarSide):
         self.is_given_up.set()
 
 
-def test_who_waits_for_the_list_of_what_is_there_waits_as_long_as_there_is_time_and_heeds_a_stop(box: Box) -> None:
+def test_the_wait_for_the_parts_list_uses_all_time_and_can_stop(box: Box) -> None:
     far = Hashing(box.machine, python=box.far._python)
 
     def stopped(_: int) -> None:

@@ -85,7 +85,7 @@ def login(place: Place) -> Login:
     return Login(place, exporting({**PROFILE, **WITH_PASSWORD, **OTHERS}), {**CONTAINER, **KEYS})
 
 
-def test_what_profile_and_container_export_reaches_the_job_and_no_key_does(login: Login) -> None:
+def test_profile_and_container_exports_reach_the_job_and_no_key(login: Login) -> None:
     told = login.look()
     job = login.job_has()
     wanted = {**PROFILE, **CONTAINER}
@@ -98,7 +98,7 @@ def test_what_profile_and_container_export_reaches_the_job_and_no_key_does(login
     assert not any(value in str(told) for value in kept_back.values())
 
 
-def test_nothing_that_looks_like_a_key_lies_on_the_disk_of_the_machine(login: Login) -> None:
+def test_nothing_that_looks_like_a_key_is_on_the_machines_disk(login: Login) -> None:
     login.look()
     login.job_has("*")
     written = b"".join(path.read_bytes() for path in login.folder.rglob("*.json"))
@@ -106,7 +106,7 @@ def test_nothing_that_looks_like_a_key_lies_on_the_disk_of_the_machine(login: Lo
     assert not any(value.encode() in written for value in {**KEYS, **WITH_PASSWORD}.values())
 
 
-def test_pass_env_adds_by_pattern_and_a_key_by_its_whole_name_alone(login: Login) -> None:
+def test_pass_env_adds_by_pattern_but_a_key_only_by_whole_name(login: Login) -> None:
     login.look()
     job = login.job_has("VLLM_*", "HF_TOKEN", "HTTP_*")
     assert job["VLLM_LOGGING_LEVEL"] == "DEBUG"
@@ -120,7 +120,7 @@ def test_what_the_job_names_itself_counts_more(login: Login) -> None:
     assert (job["NCCL_SOCKET_IFNAME"], job["HF_TOKEN"]) == ("eth1", "mine")
 
 
-def test_who_it_is_and_where_its_programs_are_stay_those_of_the_call(place: Place) -> None:
+def test_user_home_and_path_stay_those_of_the_call(place: Place) -> None:
     there = Login(
         place, exporting({"PATH": "/nowhere", "HOME": "/nowhere", "NCCL_DEBUG": "INFO"}) + "PATH=/usr/bin:/bin", {}
     )
@@ -134,9 +134,7 @@ def test_who_it_is_and_where_its_programs_are_stay_those_of_the_call(place: Plac
 @pytest.mark.parametrize(
     ("profile", "note"), [("sleep 600", "was not done after"), ("exit 3", "did not come to its end")]
 )
-def test_a_profile_that_hangs_or_ends_the_shell_holds_nothing_up_and_is_told(
-    place: Place, profile: str, note: str
-) -> None:
+def test_a_hanging_or_exiting_profile_is_reported_without_delay(place: Place, profile: str, note: str) -> None:
     there = Login(place, profile, CONTAINER)
     alter_agent(there.folder, "LOGIN_S = 10.0", "LOGIN_S = 1.0")
     told = there.look()
@@ -154,7 +152,7 @@ def test_what_a_profile_leaves_running_is_not_waited_for(place: Place) -> None:
     assert time.monotonic() - began < 8
 
 
-def test_a_key_among_the_families_is_a_warning_until_its_name_is_given() -> None:
+def test_a_key_among_the_families_warns_until_its_name_is_given() -> None:
     told = Exported(keys=("HTTP_PROXY", "HF_HUB_TOKEN"))
     (warning,) = login_warnings(told, ())
     assert "HTTP_PROXY, HF_HUB_TOKEN" in warning

@@ -22,7 +22,7 @@ from gpurun.core.records import Offer
 from gpurun.planning.verify_machine import check_box, on_record
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
-from gpurun.remote.machine_facts import Facts
+from gpurun.remote.machine_facts import MachineFacts
 from tests.emulators import sshd
 from tests.fake_torch import torch_source
 
@@ -98,7 +98,7 @@ def offer(gpu: str = "A100", vram_gb: int = 80, provider: str = "runpod") -> Off
     )  # fmt: skip
 
 
-def refused(facts: Facts, ordered: Offer, *, needs_torch: bool = True) -> GpurunError:
+def refused(facts: MachineFacts, ordered: Offer, *, needs_torch: bool = True) -> GpurunError:
     with pytest.raises(GpurunError) as error:
         check_box(facts, ordered, accept_cpu=False, needs_torch=needs_torch)
     return error.value
@@ -138,7 +138,7 @@ TROUBLES: dict[str, Trouble] = {
 
 
 @pytest.mark.parametrize("name", TROUBLES)
-def test_a_card_that_does_not_work_is_refused_before_the_upload_in_the_machines_words(box: LookedAt, name: str) -> None:
+def test_a_card_that_does_not_work_is_refused_early_in_its_words(box: LookedAt, name: str) -> None:
     torch, row, code, kind, words = TROUBLES[name]
     box.has_cards(row, apps="GPU-one, 4711, /usr/bin/python3, 77990")
     error = refused(box.far.hello(python=str(box.has_torch(**torch))), offer())
@@ -149,7 +149,7 @@ def test_a_card_that_does_not_work_is_refused_before_the_upload_in_the_machines_
 
 @pytest.mark.parametrize(("said", "cure"), [(MISMATCH, "driver was updated"), (LOST, "falls out again")])
 @pytest.mark.parametrize("needs_torch", [True, False])
-def test_a_driver_that_does_not_answer_is_told_in_its_words_and_is_no_matter_of_installing(
+def test_a_silent_driver_is_quoted_and_not_blamed_on_installing(
     box: LookedAt, said: str, cure: str, needs_torch: bool
 ) -> None:
     box.has_cards(tail=f"echo '{said}'; exit 18")
@@ -177,7 +177,7 @@ def test_an_rtx_5090_passes_with_a_torch_that_has_kernels_for_it(box: LookedAt) 
     assert (device.capability, device.error) == ("12.0", None)
 
 
-def test_a_card_that_a_desktop_uses_a_little_of_will_do_with_a_word(box: LookedAt) -> None:
+def test_a_card_a_desktop_uses_a_little_is_accepted_with_a_note(box: LookedAt) -> None:
     box.has_cards(card(used=12000), apps="GPU-one, 9, /usr/lib/Xorg, 12000")
     facts = box.far.hello(python=str(box.has_torch(free_gb=70)))
     (warning,) = check_box(facts, offer(), accept_cpu=False)
@@ -192,7 +192,7 @@ def test_a_torch_that_cannot_be_imported_is_told_with_why(box: LookedAt) -> None
     assert "undefined symbol: ncclCommRegister" in error.what
 
 
-def test_a_python_whose_torch_works_on_the_card_is_taken_before_one_whose_torch_does_not(box: LookedAt) -> None:
+def test_a_python_whose_torch_works_on_the_card_goes_first(box: LookedAt) -> None:
     """Both are found by themselves; the first in order has no kernels for the card."""
     box.only_in_home()
     box.has_cards(card())
@@ -204,7 +204,7 @@ def test_a_python_whose_torch_works_on_the_card_is_taken_before_one_whose_torch_
     assert check_box(facts, offer(), accept_cpu=False) == ()
 
 
-def test_pythons_are_asked_side_by_side_under_one_limit_and_who_is_waited_for_is_told(box: LookedAt) -> None:
+def test_pythons_are_asked_in_parallel_and_the_slow_one_is_named(box: LookedAt) -> None:
     """Three of them hang, as with a card that is off the bus: one limit for all, and none is without torch."""
     box.only_in_home()
     alter_agent(box.place.folder, "LIMIT_S = 180.0", "LIMIT_S = 5.0")
@@ -237,7 +237,7 @@ def test_a_kernel_that_hangs_is_no_python_without_torch(box: LookedAt) -> None:
     assert "did not answer" in error.what
 
 
-def test_a_small_shm_is_a_warning_for_a_command_and_nothing_to_the_trainer(box: LookedAt) -> None:
+def test_a_small_shm_warns_a_command_and_not_the_trainer(box: LookedAt) -> None:
     box.has_cards(card())
     facts = box.far.hello(python=str(box.has_torch()))
     assert facts.shm_bytes == os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
@@ -248,7 +248,7 @@ def test_a_small_shm_is_a_warning_for_a_command_and_nothing_to_the_trainer(box: 
     assert check_box(small, offer(), accept_cpu=False) == ()
 
 
-def test_a_disk_that_takes_no_file_where_outputs_go_is_refused_in_its_words(box: LookedAt) -> None:
+def test_an_output_disk_that_takes_no_file_is_refused_as_it_says(box: LookedAt) -> None:
     """It shows room, and is over its quota: here a folder stands where the file would be."""
     box.far.hello(python="/no/python")
     (box.place.folder / "out" / ".written").mkdir()
@@ -257,7 +257,7 @@ def test_a_disk_that_takes_no_file_where_outputs_go_is_refused_in_its_words(box:
     assert refusal.value.exit_code == 4
 
 
-def test_what_is_kept_on_record_names_no_path_and_no_process_of_the_machine(box: LookedAt) -> None:
+def test_the_record_names_no_path_and_no_process_of_the_machine(box: LookedAt) -> None:
     box.has_cards(card(used=12000), apps="GPU-one, 9, /srv/ann/secret-model, 12000")
     told = str(on_record(box.far.hello(python=str(box.has_torch(init="/srv/ann: Error 802")))))
     assert "secret-model" not in told
@@ -265,7 +265,7 @@ def test_what_is_kept_on_record_names_no_path_and_no_process_of_the_machine(box:
     assert "/srv/ann" not in told
 
 
-def test_a_module_that_is_nowhere_on_the_machine_is_found_out_without_running_it(box: LookedAt) -> None:
+def test_a_module_the_machine_lacks_is_found_without_running_it(box: LookedAt) -> None:
     python = box.has_torch()
     (python.parent.parent / "modules" / "explodes.py").write_text("raise SystemExit(9)")
     box.far.hello(python=str(python))

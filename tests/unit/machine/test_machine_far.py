@@ -193,7 +193,7 @@ def test_a_poll_that_does_not_answer_what_was_asked_is_nonsense(answer: bytes) -
     assert refused.value.reason == "nonsense"
 
 
-def test_a_refusal_comes_through_with_its_code_and_a_broken_agent_with_its_words() -> None:
+def test_a_refusal_keeps_its_code_and_a_broken_agent_its_words() -> None:
     full = b'{"error": {"code": "disk_full", "message": "9 bytes are needed", "needed_bytes": 9}}\n'
     with pytest.raises(FarRefusal, match="9 bytes are needed") as refused:
         FarSide(Liar(lambda argv: full, exit_code=1)).stop()
@@ -251,7 +251,7 @@ def test_a_download_that_broke_off_goes_on_where_it_stopped(tmp_path: Path) -> N
     assert files.asked == [0, 1000, *[2000] * MOST_FRUITLESS, 2000, 3000, 4000, 5000]
 
 
-def test_a_wrong_digest_is_fetched_again_three_times_and_then_given_up(tmp_path: Path) -> None:
+def test_a_wrong_digest_is_fetched_three_times_and_given_up(tmp_path: Path) -> None:
     files = Files({"checkpoints/a.bin": CONTENT})
     files.damage = lambda call, data: b"!" + data[1:] if call <= 6 else data
     assert bring(files, tmp_path).read_bytes() == CONTENT
@@ -265,7 +265,7 @@ def test_a_wrong_digest_is_fetched_again_three_times_and_then_given_up(tmp_path:
     assert not (tmp_path / "checkpoints" / "a.bin").exists()
 
 
-def test_a_file_that_is_shorter_or_longer_than_announced_does_not_come_home(tmp_path: Path) -> None:
+def test_a_file_of_unannounced_length_does_not_come_home(tmp_path: Path) -> None:
     files = Files({"checkpoints/a.bin": CONTENT})
     for size in (len(CONTENT) + 1, len(CONTENT) - 1):
         with pytest.raises(CollectFailed):

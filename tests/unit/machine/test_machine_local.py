@@ -23,7 +23,7 @@ def machine(tmp_path: Path) -> Machine:
     return LocalMachine(tmp_path, "gr-test-0001")
 
 
-def test_a_program_runs_in_the_folder_with_the_mark_and_without_secrets(
+def test_a_program_runs_in_the_folder_marked_and_without_secrets(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "canary-1")
@@ -35,7 +35,7 @@ def test_a_program_runs_in_the_folder_with_the_mark_and_without_secrets(
     assert b"canary" not in reply.stdout
 
 
-def test_big_input_and_big_output_on_both_pipes_do_not_wait_for_each_other(machine: Machine) -> None:
+def test_big_input_and_output_on_both_pipes_do_not_deadlock(machine: Machine) -> None:
     script = """
 import sys
 for block in iter(lambda: sys.stdin.buffer.read(65536), b''):
@@ -63,7 +63,7 @@ def test_an_error_of_the_source_ends_the_program_and_is_raised(machine: Machine,
     assert not (tmp_path / "ended").exists(), "half an input must never look like the whole of it"
 
 
-def test_a_program_that_takes_too_long_is_killed_with_its_children(machine: Machine, tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_dies_with_its_children(machine: Machine, tmp_path: Path) -> None:
     with pytest.raises(MachineLost, match="did not answer"):
         machine.call(["sh", "-c", "(sleep 600; true) & sleep 600"], timeout_s=0.5)
     end = time.monotonic() + 30

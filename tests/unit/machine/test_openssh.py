@@ -78,7 +78,7 @@ def settled(own_home: Path, **more: str) -> tuple[Box, list[str]]:
 
 def machine(own_home: Path, folder: Path, **more: str) -> OpensshMachine:
     box, _ = settled(own_home, **more)
-    way = own_box.machine_of(box, str(folder), SystemClock())
+    way = own_box.make_box_machine(box, str(folder), SystemClock())
     assert isinstance(way, OpensshMachine)
     return way
 
@@ -121,7 +121,7 @@ def test_programs_are_fed_drained_and_ended_over_one_connection(
     assert place.server.connections == before, "the master that the question had opened carries all of it"
 
 
-def test_a_master_that_ended_is_opened_again_where_a_key_is_enough(
+def test_an_ended_master_is_reopened_where_a_key_is_enough(
     place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path, masters: list[Master]
 ) -> None:
     way = machine(own_home, tmp_path / "box")
@@ -164,7 +164,7 @@ def test_a_jump_host_of_an_entry_is_reached_by_its_own_entry(
 # What does not come along --------------------------------------------------------------------------------------------
 
 
-def test_of_an_entry_nothing_comes_but_name_port_user_proxy_and_key(
+def test_an_entry_gives_only_name_port_user_proxy_and_key(
     place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = place.serve("AcceptEnv MY_TOKEN LANG", "PermitUserEnvironment yes")
@@ -187,7 +187,7 @@ def test_of_an_entry_nothing_comes_but_name_port_user_proxy_and_key(
     assert "tcpip-forward" not in server.log
 
 
-def test_another_host_key_than_the_known_one_is_refused_before_a_login(
+def test_a_host_key_other_than_the_known_is_refused_before_login(
     place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path
 ) -> None:
     other = make_keys(tmp_path / "other")
@@ -208,7 +208,7 @@ def test_another_host_key_than_the_known_one_is_refused_before_a_login(
     "name",
     ["-oProxyCommand=touch ran", "-oProxyCommand=touch@box", "--", "-Fnone", "lab; touch ran", "$(touch ran)", "a/b"],
 )
-def test_a_name_that_ssh_would_take_for_an_option_or_a_shell_for_a_command_is_refused(
+def test_a_name_that_reads_as_an_option_or_command_is_refused(
     name: str, entry: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -244,9 +244,7 @@ def test_the_socket_lies_in_a_folder_that_is_the_users_alone(
 # What is said --------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_without_an_entry_and_an_entry_that_leads_nowhere_are_told(
-    entry: Callable[..., None], own_home: Path
-) -> None:
+def test_a_missing_entry_and_one_that_leads_nowhere_are_named(entry: Callable[..., None], own_home: Path) -> None:
     with pytest.raises(UsageError) as refused:
         own_box.login_of("lba")
     assert "the name of an entry of ~/.ssh/config" in refused.value.hint
@@ -256,7 +254,7 @@ def test_a_name_without_an_entry_and_an_entry_that_leads_nowhere_are_told(
     assert lost.value.exit_code == 4
 
 
-def test_a_login_that_wants_more_than_a_key_waits_for_a_person_and_says_so(
+def test_a_login_beyond_a_key_waits_for_a_person_and_says_so(
     place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path
 ) -> None:
     """As a supervisor does, which has no terminal."""
@@ -350,7 +348,7 @@ def typed(word: str, *argv: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_person_answers_once_and_what_has_no_terminal_goes_on_over_that_connection(
+def test_a_person_answers_once_and_others_use_that_connection(
     asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
     masters: list[Master],
 ) -> None:  # fmt: skip
@@ -386,7 +384,7 @@ def test_a_person_answers_once_and_what_has_no_terminal_goes_on_over_that_connec
 
 
 @pytest.mark.slow
-def test_the_password_of_a_box_is_asked_for_once_and_gpuruns_key_lets_it_in_from_then_on(
+def test_a_boxs_password_is_asked_for_once_and_installs_the_key(
     asking: Callable[..., sshd.Sshd], place: Place, own_home: Path, tmp_path: Path
 ) -> None:
     (home := tmp_path / "home").mkdir()
@@ -427,7 +425,7 @@ def test_the_password_of_a_box_is_asked_for_once_and_gpuruns_key_lets_it_in_from
     assert not [file for file in own_home.rglob("*") if file.is_file() and b"opensesame" in file.read_bytes()]
 
 
-def test_a_password_is_asked_for_only_by_a_terminal_and_not_for_an_entry(entry: Callable[..., None]) -> None:
+def test_a_password_is_asked_at_a_terminal_and_for_no_entry(entry: Callable[..., None]) -> None:
     refused = gpurun("auth", "ssh", "you@127.0.0.1:1")
     assert (refused.returncode, "input.needed" in refused.stderr) == (2, True)
     named = gpurun("auth", "ssh", "lab")

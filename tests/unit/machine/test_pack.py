@@ -54,7 +54,7 @@ TREES = st.dictionaries(
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=TREES, shuffle=st.randoms(use_true_random=False))
-def test_the_same_files_make_the_same_bytes_whatever_their_order_time_and_mode(
+def test_equal_files_make_equal_bytes_in_any_order_time_and_mode(
     tmp_path: Path, files: dict[str, bytes], shuffle: object
 ) -> None:
     shutil.rmtree(tmp_path / "a", ignore_errors=True)
@@ -72,7 +72,7 @@ def test_the_same_files_make_the_same_bytes_whatever_their_order_time_and_mode(
     assert packs[0].manifest_sha256 == packs[1].manifest_sha256 == packs[0].name()
 
 
-def test_a_pack_has_its_files_in_order_and_then_the_manifest_whose_digest_names_it(tmp_path: Path) -> None:
+def test_a_pack_has_its_files_in_order_and_the_manifest_last(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "trainer", {"b.py": b"b" * 700, "a/c.py": b"", "__pycache__/b.pyc": b"", ".git/HEAD": b""}
     )
@@ -154,7 +154,7 @@ def test_what_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str) 
 
 
 @pytest.mark.parametrize(("what", "key"), KEYS)
-def test_a_text_that_holds_a_key_is_refused_and_the_key_is_not_shown(tmp_path: Path, what: str, key: str) -> None:
+def test_a_text_that_holds_a_key_is_refused_without_showing_it(tmp_path: Path, what: str, key: str) -> None:
     """Notebooks, scripts and settings have keys in them, and names that say nothing."""
     text = f"first = 1\nkey = '{key}'\n".encode()
     folder = write(tmp_path, {"notes.py": text, "shard.bin": b"\0" + text, "near.py": b"mask-" + text[:9]})
@@ -178,12 +178,12 @@ def test_a_text_that_holds_a_key_is_refused_and_the_key_is_not_shown(tmp_path: P
         pytest.param(lzma.compress(WHOLE_KEY.encode()), id="xz"),
     ],
 )
-def test_a_key_is_found_wherever_in_a_file_and_however_it_is_written(tmp_path: Path, content: bytes) -> None:
+def test_a_key_is_found_anywhere_in_a_file_in_any_encoding(tmp_path: Path, content: bytes) -> None:
     (refusal,) = survey({"data": write(tmp_path, {"dump": content})}).refusals
     assert refusal.code == "pack.secret"
 
 
-def test_a_compressed_file_that_is_damaged_or_endless_is_read_within_bounds(
+def test_a_damaged_or_endless_compressed_file_is_read_in_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secret_forms, "MOST_UNPACKED_BYTES", 2 << 20)
@@ -226,7 +226,7 @@ def test_links_pipes_and_names_that_do_not_travel_are_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", ["longer", "shorter", "other content", "another file", "a link", "gone"])
-def test_a_file_that_changes_between_survey_and_packing_is_refused_by_name(tmp_path: Path, how: str) -> None:
+def test_a_file_changed_between_survey_and_packing_is_refused(tmp_path: Path, how: str) -> None:
     path = write(tmp_path, {"x.bin": b"1234", "other": b"4321"}) / "x.bin"
     pack = Pack(survey({"data/x.bin": path}))
     if how in ("longer", "shorter", "other content"):
@@ -244,7 +244,7 @@ def test_a_file_that_changes_between_survey_and_packing_is_refused_by_name(tmp_p
     assert pack.manifest_sha256 is None
 
 
-def test_what_was_read_while_another_file_stood_in_its_place_is_not_packed(tmp_path: Path) -> None:
+def test_a_read_of_a_file_swapped_in_meanwhile_is_not_packed(tmp_path: Path) -> None:
     """The one that was surveyed is back at the end, so only the reading itself can have seen the other."""
     folder = write(tmp_path, {"x.bin": b"1234", "other": b"4321"})
     (file,) = survey({"data/x.bin": folder / "x.bin"}).files

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from gpurun.core.errors import StoreFull
 from gpurun.remote import download as fetching
 from gpurun.remote import resumable_file as partial
-from gpurun.remote.download import Pull, Wanted, fetch, noted_bytes
+from gpurun.remote.download import Pull, WantedFile, fetch, noted_bytes
 from gpurun.remote.interface import MachineLost, Take
 from gpurun.remote.resumable_file import Partial, Taker
 
 CONTENT = b"what was announced" * 1000
-WANTED = Wanted("weights", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+WANTED = WantedFile("weights", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
 def written(partial: Partial, offset: int, content: bytes) -> None:
@@ -39,7 +39,7 @@ def test_a_file_that_somebody_is_at_is_not_opened_by_another(tmp_path: Path, mon
         assert mine.have_bytes == 0, "its end frees it"
 
 
-def test_who_waited_for_a_file_cannot_alter_it_after_its_digest_was_verified(tmp_path: Path) -> None:
+def test_a_waiter_for_a_file_cannot_alter_it_once_verified(tmp_path: Path) -> None:
     late_is_in = threading.Event()
     failed: list[MachineLost] = []
 
@@ -64,7 +64,7 @@ def test_who_waited_for_a_file_cannot_alter_it_after_its_digest_was_verified(tmp
     assert (tmp_path / "part").read_bytes() == b"EVIL!", "it got a file of its own"
 
 
-def test_a_file_that_gets_its_name_between_opening_and_locking_is_left_alone(
+def test_a_file_named_between_opening_and_locking_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "part").write_bytes(b"right")
@@ -107,9 +107,7 @@ def test_what_another_has_brought_meanwhile_is_not_fetched_again(tmp_path: Path)
     assert not any((tmp_path / ".partial").iterdir())
 
 
-def test_whoever_brings_nothing_is_not_taken_for_somebody_who_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_fetcher_is_not_taken_for_a_working_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "SYNC_S", 0.01)
     noted = [noted_bytes(tmp_path, WANTED.sha256)]
 
@@ -177,9 +175,7 @@ def test_what_has_come_is_brought_to_the_disk_while_more_comes(tmp_path: Path, m
     assert fetch(WANTED, tmp_path, in_halves(synced)).read_bytes() == CONTENT
 
 
-def test_a_disk_that_takes_no_more_while_it_is_synced_is_told_and_nothing_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_full_at_the_sync_is_reported_and_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
 
     def full(descriptor: int) -> None:
@@ -220,7 +216,7 @@ def test_what_a_killed_process_had_counts_until_the_next_boot(tmp_path: Path, bo
     assert have(tmp_path / "part") == [], "nothing says that it was on the disk"
 
 
-def test_after_a_boot_what_was_on_the_disk_by_then_counts_and_nothing_else(tmp_path: Path, boots: list[str]) -> None:
+def test_after_a_boot_only_what_was_on_the_disk_counts(tmp_path: Path, boots: list[str]) -> None:
     with Partial(tmp_path / "part", 10) as mine:
         written(mine, 0, b"12")
         mine.sync()
@@ -233,7 +229,7 @@ def test_after_a_boot_what_was_on_the_disk_by_then_counts_and_nothing_else(tmp_p
     assert have(tmp_path / "part") == [(0, 2)], "what was believed once is still on the disk; the rest may not be"
 
 
-def test_what_arrives_while_the_disk_is_at_it_does_not_count_as_on_the_disk(
+def test_what_arrives_during_a_sync_does_not_count_as_synced(
     tmp_path: Path, boots: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Partial(tmp_path / "part", 10) as mine:
@@ -244,7 +240,7 @@ def test_what_arrives_while_the_disk_is_at_it_does_not_count_as_on_the_disk(
     assert have(tmp_path / "part") == [(0, 2)]
 
 
-def test_where_there_is_no_fdatasync_as_on_macos_all_of_it_is_synced(
+def test_without_fdatasync_as_on_macos_all_of_it_is_synced(
     tmp_path: Path, boots: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "fdatasync")
@@ -255,7 +251,7 @@ def test_where_there_is_no_fdatasync_as_on_macos_all_of_it_is_synced(
     assert have(tmp_path / "part") == [(0, 2)]
 
 
-def test_half_a_line_is_not_taken_for_another_piece_with_the_one_that_follows(tmp_path: Path) -> None:
+def test_half_a_line_does_not_join_the_next_as_another_piece(tmp_path: Path) -> None:
     with Partial(tmp_path / "part", 10) as mine:
         written(mine, 0, b"12")
         written(mine, 4, b"5")

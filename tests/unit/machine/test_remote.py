@@ -64,9 +64,7 @@ def in_background(call: Callable[[], object]) -> tuple[threading.Thread, list[Ba
 # Programs
 
 
-def test_a_program_runs_in_a_private_folder_and_is_told_no_secret(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_runs_in_a_private_folder_and_gets_no_secret(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNPOD_API_KEY", "canary-1")
     reply = place.machine().call(["sh", "-c", "pwd; ls -ld .; cat; echo words >&2; exit 3"], timeout_s=20)
     assert (reply.exit_code, reply.stderr) == (3, b"words\n")
@@ -78,7 +76,7 @@ def test_a_program_runs_in_a_private_folder_and_is_told_no_secret(
     assert "auth-agent-req" not in place.server.log
 
 
-def test_a_program_for_which_a_connection_has_no_room_runs_over_another_and_cuts_nobody(place: Place) -> None:
+def test_a_program_without_room_on_a_connection_uses_another(place: Place) -> None:
     server = place.serve("MaxSessions 1")
     machine, (come, go) = place.machine(server.port), (place.home / "come", place.home / "go")
     waits = f"touch {come}; until [ -e {go} ]; do sleep 0.05; done; echo whole"
@@ -95,14 +93,14 @@ def test_a_program_for_which_a_connection_has_no_room_runs_over_another_and_cuts
     assert machine._beside._connection is None
 
 
-def test_a_server_that_has_room_for_no_program_is_lost_over_one_connection(place: Place) -> None:
+def test_a_server_with_no_room_is_given_up_on_one_connection(place: Place) -> None:
     server = place.serve("MaxSessions 0")
     with pytest.raises(MachineLost, match="starts no program"):
         place.machine(server.port).call(["true"], timeout_s=20)
     assert server.connections == 1
 
 
-def test_what_a_thread_still_had_to_say_to_an_ended_program_ends_no_connection(place: Place) -> None:
+def test_late_words_to_an_ended_program_end_no_connection(place: Place) -> None:
     machine = place.machine()
     machine.call(["true"], timeout_s=20)
     connection = machine._connection
@@ -157,7 +155,7 @@ def test_all_calls_share_one_connection(place: Place) -> None:
     assert place.server.connections == 1
 
 
-def test_big_input_and_big_output_on_both_pipes_do_not_wait_for_each_other(place: Place) -> None:
+def test_big_input_and_output_on_both_pipes_do_not_deadlock(place: Place) -> None:
     script = """
 import sys
 for block in iter(lambda: sys.stdin.buffer.read(65536), b''):
@@ -198,16 +196,14 @@ class AllAtOnce:
 def test_a_large_answer_may_come_together_with_its_mark(noise: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_new_mark", lambda: "mark")
     answer = random.Random(5).randbytes(5 << 20)
-    reply = program.Program(AllAtOnce(noise + b"mark 77\n" + answer), "folder", ["true"]).wait(lambda: None)  # type: ignore[arg-type]
+    reply = program.RemoteProgram(AllAtOnce(noise + b"mark 77\n" + answer), "folder", ["true"]).wait(lambda: None)  # type: ignore[arg-type]
     assert reply is not None
     is_whole = reply.stdout == answer  # pytest would take minutes to show a difference
     assert is_whole
 
 
 @pytest.mark.parametrize("output", ["recv", "recv_stderr"])
-def test_a_line_that_is_cut_while_more_is_allowed_to_come_is_lost_at_once(
-    output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_cut_while_more_may_come_is_lost_at_once(output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     far = AllAtOnce(b"mark 77\nhalf an answer")
 
     def cut(most_bytes: int) -> bytes:
@@ -216,7 +212,7 @@ def test_a_line_that_is_cut_while_more_is_allowed_to_come_is_lost_at_once(
     monkeypatch.setattr(far, output, cut)
     monkeypatch.setattr(program, "_new_mark", lambda: "mark")
     with pytest.raises(MachineLost, match="cut off"):
-        program.Program(far, "folder", ["true"]).wait(lambda: pytest.fail("it waits for what cannot come"))  # type: ignore[arg-type]
+        program.RemoteProgram(far, "folder", ["true"]).wait(lambda: pytest.fail("it waits for what cannot come"))  # type: ignore[arg-type]
 
 
 def test_an_answer_may_be_as_large_as_it_may_be(place: Place) -> None:
@@ -248,7 +244,7 @@ def test_an_error_of_the_source_ends_the_program_and_is_raised(place: Place) -> 
     assert place.server.connections == 1, "the machine is not lost by that"
 
 
-def test_a_program_that_takes_too_long_is_killed_with_its_children(place: Place) -> None:
+def test_a_program_that_takes_too_long_dies_with_its_children(place: Place) -> None:
     far = place.machine()
     far.call(["true"], timeout_s=20)
     started = time.monotonic()
@@ -309,7 +305,7 @@ def test_a_program_that_is_not_there_has_the_shells_exit_code(place: Place) -> N
 @pytest.mark.parametrize(
     "noise", ["echo hello; echo there >&2", "printf 'no line end'", "yes | head -c 300000", "read x"]
 )
-def test_what_a_login_says_before_the_program_is_not_the_programs(place: Place, noise: str) -> None:
+def test_what_a_login_prints_is_not_the_programs_output(place: Place, noise: str) -> None:
     """As a chatty .bashrc does, on a box whose owner never noticed."""
     server = place.serve(login=f'command="{noise}; eval \\"$SSH_ORIGINAL_COMMAND\\""')
     far = place.machine(server.port)
@@ -464,7 +460,7 @@ def test_another_host_key_is_a_hard_stop_and_nothing_is_sent(place: Place, tmp_p
     assert not [trace for trace in traces if trace not in place.server.log], "else the above would prove nothing"
 
 
-def test_a_host_without_a_key_of_the_expected_type_is_another_host(place: Place, tmp_path: Path) -> None:
+def test_a_host_without_the_expected_key_type_is_another_host(place: Place, tmp_path: Path) -> None:
     server = place.serve(host_keys=(rsa_host_key(tmp_path / "rsa"),))
     with pytest.raises(HostKeyMismatch) as mismatch:
         place.machine(server.port).call(["true"], timeout_s=20)
@@ -538,7 +534,7 @@ def test_the_ways_of_not_being_reached_are_told_apart(
         place.machine().call(["true"], timeout_s=20)
 
 
-def test_connects_that_fail_are_lost_at_once_and_keep_a_growing_distance(place: Place) -> None:
+def test_failed_connects_are_lost_at_once_and_space_out(place: Place) -> None:
     clock = VirtualClock()
     place.server.close()
     far = place.machine(clock=clock)
@@ -557,9 +553,7 @@ def test_connects_that_fail_are_lost_at_once_and_keep_a_growing_distance(place: 
     assert clock.monotonic() - at[-1] <= 1 + 1e-9
 
 
-def test_who_waits_for_a_connection_when_all_are_ended_makes_none(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiter_for_a_connection_makes_none_when_all_are_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     came, connects, go_on, connect = list[str](), list[str](), threading.Event(), connection.connect
 
     class Noted:
@@ -573,7 +567,7 @@ def test_who_waits_for_a_connection_when_all_are_ended_makes_none(
         def __exit__(self, *_: object) -> None:
             self.lock.release()
 
-    def slowly(*settings: Any) -> connection.Connection:
+    def slowly(*settings: Any) -> connection.ParamikoConnection:
         connects.append(threading.current_thread().name)
         assert go_on.wait(20)
         return connect(*settings)
@@ -592,7 +586,7 @@ def test_who_waits_for_a_connection_when_all_are_ended_makes_none(
     assert far.call(["true"], timeout_s=20).exit_code == 0
 
 
-def test_a_connection_that_is_cut_in_mid_call_is_lost_and_made_again(place: Place) -> None:
+def test_a_connection_cut_in_mid_call_is_lost_and_made_again(place: Place) -> None:
     proxy = place.proxy()
     far = place.machine(proxy.port)
     thread, raised = in_background(lambda: far.call(["sh", "-c", "touch begun; sleep 30"], timeout_s=60))
@@ -605,7 +599,7 @@ def test_a_connection_that_is_cut_in_mid_call_is_lost_and_made_again(place: Plac
     assert proxy.connections == 2
 
 
-def test_a_connection_that_was_cut_between_two_calls_costs_one_of_them_at_most(place: Place) -> None:
+def test_a_cut_between_two_calls_costs_at_most_one_of_them(place: Place) -> None:
     proxy = place.proxy()
     far = place.machine(proxy.port)
     for _ in range(3):
@@ -681,9 +675,7 @@ def test_a_program_that_is_silent_for_long_is_not_taken_for_dead(place: Place, m
     assert reply.stdout == b"done\n"
 
 
-def test_a_disk_here_that_stalls_is_not_taken_for_a_dead_connection(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalling_disk_here_is_not_taken_for_a_dead_connection(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "STALL_S", 1.0)
     monkeypatch.setattr(connection, "KEEPALIVE_S", 0.2)
     far, came, others = place.machine(), bytearray(), []
@@ -701,7 +693,7 @@ def test_a_disk_here_that_stalls_is_not_taken_for_a_dead_connection(
     assert raised == []
 
 
-def test_many_connections_leave_no_thread_and_no_descriptor_behind(place: Place) -> None:
+def test_many_connections_leave_no_thread_and_no_descriptor(place: Place) -> None:
     far = place.machine()
     strange = other_key(place.home / "other")
 

@@ -61,7 +61,7 @@ def test_a_machine_that_took_in_another_pack_is_not_trained_on(box: Box) -> None
         Lying(box, settle=another_pack).unpack(Pack(survey(FILES)))
 
 
-def test_a_list_of_what_is_there_that_was_altered_on_its_way_is_not_believed(box: Box) -> None:
+def test_a_list_of_parts_altered_on_its_way_is_not_believed(box: Box) -> None:
     box.alter_agent("check_parts(incoming, json.loads(digests))", "raise Refusal('wrong_digest', 'a bad day')")
     with pytest.raises(FarRefusal, match="a bad day"):
         box.far.unpack(Pack(survey(FILES)))
@@ -79,7 +79,7 @@ def test_a_list_of_what_is_there_that_makes_no_sense_is_refused(box: Box, lie: L
         Lying(box, begin=lie).unpack(Pack(survey(FILES)))
 
 
-def test_a_file_that_changes_once_all_of_it_was_sent_is_not_put_into_place(
+def test_a_file_changed_after_its_last_byte_is_not_put_in_place(
     box: Box, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"

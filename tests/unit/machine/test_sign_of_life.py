@@ -17,7 +17,7 @@ LIMIT_S = 10.0
 
 
 @pytest.mark.parametrize("of", [str, fingerprint])
-def test_a_machine_that_shows_its_own_host_key_answers_and_nobody_logs_in(place: Place, of: type[str]) -> None:
+def test_a_machine_answers_by_its_host_key_without_a_login(place: Place, of: type[str]) -> None:
     far = FarSide(place.machine(host_key=of(place.keys.host_public)))
     assert far.answers(LIMIT_S)
     assert "userauth-request" not in place.server.log
@@ -41,7 +41,7 @@ def test_nothing_that_listens_is_none(place: Place) -> None:
         assert not FarSide(place.machine(taken.getsockname()[1])).answers(LIMIT_S)
 
 
-def test_something_that_listens_and_is_silent_is_none_within_the_limit(place: Place) -> None:
+def test_a_silent_listener_shows_no_sign_of_life_in_the_limit(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert not FarSide(place.machine(silent.getsockname()[1])).answers(1.0)
 

@@ -50,9 +50,7 @@ def test_after_a_crash_what_was_made_stays_and_the_rest_is_made(tmp_path: Path, 
     assert make_keys(tmp_path) == after
 
 
-def test_a_crash_at_any_write_leaves_keys_that_the_next_start_completes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_cut_by_a_crash_at_any_write_are_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = key_pairs.write_atomic
 
     class Died(BaseException):

@@ -43,9 +43,7 @@ def write_on(folder: Path, over: threading.Event, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("cuts", [12, pytest.param(200, marks=LATER)])
-def test_no_byte_is_lost_or_doubled_over_any_number_of_cuts_and_restarts(
-    place: Place, tmp_path: Path, cuts: int
-) -> None:
+def test_no_byte_is_lost_or_doubled_over_any_cuts_and_restarts(place: Place, tmp_path: Path, cuts: int) -> None:
     out, dice, over = place.folder / "out", random.Random(5), threading.Event()
     out.mkdir(parents=True)
     proxy = place.proxy()
@@ -84,7 +82,7 @@ def test_no_byte_is_lost_or_doubled_over_any_number_of_cuts_and_restarts(
         assert is_same, name
 
 
-def test_a_line_too_slow_for_a_whole_piece_in_one_call_is_asked_for_less_until_something_comes(tmp_path: Path) -> None:
+def test_a_slow_line_is_asked_for_less_until_something_comes(tmp_path: Path) -> None:
     carried_bytes, log, asked = 200_000, bytes(range(256)) * 4096, list[int]()
 
     def poll(wants: dict[str, tuple[int, int]]) -> Poll:

@@ -61,7 +61,7 @@ def test_a_longer_way_gets_more_lanes() -> None:
     assert [lanes_for(round_trip_s) for round_trip_s in (0.0005, 0.04, 0.1, 0.2)] == [1, 1, 7, 8]
 
 
-def test_a_line_that_is_cut_again_and_again_costs_no_more_than_what_was_under_way(
+def test_a_line_cut_repeatedly_costs_only_what_was_under_way(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunks, "LEAST_PART_BYTES", 1 << 18)
@@ -93,7 +93,7 @@ def test_a_line_that_corrupts_what_it_carries_damages_nothing(place: Place, tmp_
     assert_same(place.folder / "data", data)
 
 
-def test_what_another_supervisor_has_sent_before_it_died_is_not_sent_again(place: Place, tmp_path: Path) -> None:
+def test_what_a_dead_supervisor_has_sent_is_not_sent_again(place: Place, tmp_path: Path) -> None:
     data = shards(tmp_path / "data", 48 << 20)  # so that most is not there when it dies
     first, second = (Pack(survey({"data": data})) for _ in range(2))
 
@@ -142,7 +142,7 @@ def finished(place: Place, size: int) -> ManifestFile:
     return file
 
 
-def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place: Place, tmp_path: Path) -> None:
+def test_a_checkpoint_comes_home_over_many_lanes_despite_a_cut(place: Place, tmp_path: Path) -> None:
     file = finished(place, 40 << 20)
     proxy = place.proxy(round_trip_s=0.1)
     far, next_cut = far_behind(place, proxy), [8 << 20]
@@ -160,9 +160,7 @@ def test_a_checkpoint_comes_home_over_several_lanes_and_a_line_that_is_cut(place
     assert not any((tmp_path / ".partial").iterdir())
 
 
-def test_a_checkpoint_comes_home_whole_over_a_long_line_that_is_cut_and_corrupts_what_it_carries(
-    place: Place, tmp_path: Path
-) -> None:
+def test_a_checkpoint_comes_whole_over_a_cut_and_corrupting_line(place: Place, tmp_path: Path) -> None:
     file = finished(place, 96 << 20)  # What a quick line has under way when it is cut are some megabytes.
     proxy = place.proxy(round_trip_s=0.05)
     far, troubles = far_behind(place, proxy), [proxy.cut, lambda: proxy.corrupt(1)]
@@ -191,7 +189,7 @@ def test_keys_are_changed_while_programs_end_without_a_stall(
     assert proxy.connections == 1, "a connection that stalls is given up, and made again"
 
 
-def test_what_another_supervisor_has_fetched_before_it_died_is_not_fetched_again(place: Place, tmp_path: Path) -> None:
+def test_what_a_dead_supervisor_has_fetched_is_not_fetched_again(place: Place, tmp_path: Path) -> None:
     file = finished(place, 24 << 20)
 
     class Died(BaseException):
@@ -213,9 +211,7 @@ def test_what_another_supervisor_has_fetched_before_it_died_is_not_fetched_again
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_server_that_runs_few_programs_on_a_connection_gets_more_connections(
-    place: Place, tmp_path: Path, most: int
-) -> None:
+def test_a_server_of_few_programs_per_connection_gets_several(place: Place, tmp_path: Path, most: int) -> None:
     data = shards(tmp_path / "data", 6 << 20, 1 << 20)
     server = place.serve(f"MaxSessions {most}")
     far = FarSide(place.machine(server.port), python=sys.executable)

@@ -48,13 +48,13 @@ VARIABLES = (
 """What says where a cache lies."""
 
 
-def look(since_wall: float, passed_by: Iterable[str], limit_s: float) -> Dict[str, Any]:
+def find_results(since_wall: float, passed_by: Iterable[str], limit_s: float) -> Dict[str, Any]:
     """The results that appeared or changed since then, but for the folders and files of `passed_by` and caches.
 
     How many, their bytes, and the twenty that matter most: weights first, then by size. `is_whole` is false where the
     time was too short to look everywhere.
     """
-    found = Found()
+    found = ResultCounter()
     deadline = time.monotonic() + limit_s
     known = {os.path.realpath(path) for path in passed_by} | caches()
     seen: Set[Tuple[int, int]] = set()
@@ -88,7 +88,7 @@ def results(
     device = os.lstat(root).st_dev
     while waiting and time.monotonic() < deadline:
         folder, is_doubtful = waiting.pop()
-        folders, files = listed(folder, device)
+        folders, files = list_folder(folder, device)
         new = [(path, facts) for path, facts in files if facts.st_mtime >= since_wall and path not in passed_by]
         is_doubtful = is_doubtful or any(path.endswith(ARCHIVES) for path, _ in new)
         for path, facts in new:
@@ -102,7 +102,7 @@ def results(
                 waiting.append((path, is_doubtful or is_hidden))
 
 
-def listed(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os.stat_result]]]:
+def list_folder(folder: str, device: int) -> Tuple[List[str], List[Tuple[str, os.stat_result]]]:
     """The folders of a folder, and its regular files with their facts; nothing of another file system."""
     folders: List[str] = []
     files: List[Tuple[str, os.stat_result]] = []
@@ -152,7 +152,7 @@ def is_download(path: str, root: str) -> bool:
     return False
 
 
-class Found:
+class ResultCounter:
     """Counts results, and keeps the names of those that matter most: there may be millions."""
 
     def __init__(self) -> None:

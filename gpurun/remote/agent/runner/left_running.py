@@ -45,7 +45,7 @@ def end_left_running(*, is_stopped: bool) -> Tuple[List[str], List[str]]:
 
 def children() -> Dict[int, str]:
     """The live children of this process, by their names."""
-    return {pid: name for pid, (parent, name, _) in processes().items() if parent == os.getpid()}
+    return {pid: name for pid, (parent, name, _) in list_cpu_use().items() if parent == os.getpid()}
 
 
 def still_working() -> List[str]:
@@ -69,7 +69,7 @@ def still_working() -> List[str]:
 
 def used() -> Dict[int, Tuple[str, float, int]]:
     """Of every process below this one: its name, the seconds of CPU that it has used, and the bytes it has written."""
-    seen = processes()
+    seen = list_cpu_use()
     below, found = {os.getpid()}, {}
     for _ in range(len(seen)):
         more = {pid for pid, (parent, _, _) in seen.items() if parent in below} - below
@@ -82,7 +82,7 @@ def used() -> Dict[int, Tuple[str, float, int]]:
     return found
 
 
-def processes() -> Dict[int, Tuple[int, str, float]]:
+def list_cpu_use() -> Dict[int, Tuple[int, str, float]]:
     """Every live process: its parent, its name, and the seconds of CPU that it has used. Nothing without /proc."""
     found = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc/self") else ():

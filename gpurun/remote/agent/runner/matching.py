@@ -63,7 +63,7 @@ def part_pattern(part: str) -> str:
     return told
 
 
-class Found:
+class MatchedFiles:
     """What one walk found: new files, those of each checkpoint, how many each glob matched, what stays and why."""
 
     def __init__(self, globs: int, most_files: int) -> None:
@@ -93,16 +93,16 @@ class Walk:
         root, _, rest = name.partition("/")
         return os.path.realpath(os.path.join(self.roots[root], rest))
 
-    def find(self, most_files: int) -> Found:
+    def find(self, most_files: int) -> MatchedFiles:
         """Look at everything; only what is new or changed since `before` counts, and of more files only how many."""
-        found = Found(len(self.globs), most_files)
+        found = MatchedFiles(len(self.globs), most_files)
         for root, top in self.roots.items():
             states = frozenset((place, 0) for place, glob in enumerate(self.globs) if glob.root == root)
             if states and os.path.isdir(top):
                 self.below(root, top, states, found)
         return found
 
-    def below(self, root: str, top: str, states: frozenset[State], found: Found) -> None:
+    def below(self, root: str, top: str, states: frozenset[State], found: MatchedFiles) -> None:
         """Walk one root; no link to a folder is followed unless a glob names it and it stays inside."""
         inside = os.path.realpath(top) + "/"
         stack = [(top, root, states, "")]
@@ -177,7 +177,7 @@ class Walk:
         is_open = self.globs[self.checkpoint].parts[-1:] == ["**"]
         return child if is_open and is_file else "" if is_open else above or child
 
-    def take(self, child: str, real: str, done: set[int], unit: str, found: Found) -> None:
+    def take(self, child: str, real: str, done: set[int], unit: str, found: MatchedFiles) -> None:
         """Count one file, if it is a regular one and new."""
         try:
             facts = os.lstat(real)

@@ -128,7 +128,7 @@ class Progress:
     def _score(self, line: str) -> dict[str, Any] | None:
         """Return a score of the step that a line names, or of the last one."""
         found = {name: form.search(line) for name, form in SCORES.items()}
-        told = {name: number(one[1]) for name, one in found.items() if one}
+        told = {name: read_figure(one[1]) for name, one in found.items() if one}
         at = STEP.search(line)
         return dict(told, step=int(at[1]) if at else self.step) if told else None
 
@@ -269,10 +269,10 @@ class Progress:
             ("lr", ("lr", "learning_rate")),
             ("tokens_per_s", ("tokens_per_s", "tokens_per_second", "tok_per_s", "tokens/s")),
         ):
-            values = [number(record[name]) for name in theirs if name in record]
+            values = [read_figure(record[name]) for name in theirs if name in record]
             if values and values[0] is not None:
                 told[ours] = values[0]
-        steps = [number(record[name]) for name in STEPS if name in record]
+        steps = [read_figure(record[name]) for name in STEPS if name in record]
         if steps and steps[0] is not None and math.isfinite(steps[0]):
             told["step"] = int(steps[0])
         elif isinstance(record.get("epoch"), int) and not self.bars:
@@ -288,7 +288,7 @@ def losses_of(line: str, about: str) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for found in LOSS.finditer(line):
         before = re.split(r"[\d|,;]", line[: found.start()])[-1]
-        figure = number(found[1])
+        figure = read_figure(found[1])
         named = [form for form in (TEST, HELD_OUT, TRAINED) if form.search(before)]
         named = named or [form for form in (TEST, HELD_OUT) if form.search(about)]
         is_other = OTHER_LOSS.search(before) and not named  # Of several parts of a loss none is the loss.
@@ -301,7 +301,7 @@ def speeds_of(line: str) -> dict[str, float]:
     """Return the learning rate and the tokens a second in a line of text."""
     told: dict[str, float] = {}
     rate, speed = RATE.search(line), SPEED.search(line)
-    lr, figure = number(rate[1]) if rate else None, number(speed[1] or speed[3]) if speed else None
+    lr, figure = read_figure(rate[1]) if rate else None, read_figure(speed[1] or speed[3]) if speed else None
     if lr is not None:
         told["lr"] = lr
     if speed and figure is not None:
@@ -309,7 +309,7 @@ def speeds_of(line: str) -> dict[str, float]:
     return told
 
 
-def number(value: Any) -> float | None:
+def read_figure(value: Any) -> float | None:
     """Return a figure of a record or a text; None for what is none."""
     if isinstance(value, bool):
         return None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gpurun.remote.agent.runner.matching import Found, Stamp
+    from gpurun.remote.agent.runner.matching import MatchedFiles, Stamp
 
     Tell = Callable[..., None]
 
@@ -53,7 +53,7 @@ class Published:
         self.bytes, self.sha256, self.kind, self.step, self.stamp = stamp[0], sha256, "output", step, stamp
 
 
-class Outputs:
+class PublishedOutputs:
     """What a command leaves, published into `out`; `tell` writes an event.
 
     After the last look `unpublished` has name, bytes and reason of finished files that are not in the manifest,
@@ -93,7 +93,7 @@ class Outputs:
             return
         if is_last:
             # From here on its room is that of folders, links and the list.
-            remove(os.path.join(self.out, RESERVE))
+            remove_file(os.path.join(self.out, RESERVE))
             self.why.clear()
         try:
             self.publish_all(step, is_last)
@@ -137,7 +137,7 @@ class Outputs:
             self.write()
             self.is_changed = False
         for name in gone:
-            remove(os.path.join(self.out, name))
+            remove_file(os.path.join(self.out, name))
         self.tell_published()
         self.warn_limits(len(found.files) + found.over_files, listing_bytes)
         if is_last:
@@ -193,15 +193,15 @@ class Outputs:
         if not is_last and shutil.disk_usage(self.out).free < stamp[0] + SPARE_BYTES:
             self.warn("outputs.no_room", "%s waits for the end: this disk has no room for a copy of it" % words(name))
             return False
-        remove(partial)
+        remove_file(partial)
         try:
-            digest, stamp = linked(source, partial, stamp) if is_last else copied(source, partial, stamp)
+            digest, stamp = linked(source, partial, stamp) if is_last else copy_file(source, partial, stamp)
             self.put(partial, name)
         except Moved:
             self.why[name] = "it was still being written"
             return False
         except OSError as error:
-            remove(partial)  # On a full disk half a copy would take the room of the list.
+            remove_file(partial)  # On a full disk half a copy would take the room of the list.
             self.why[name] = error.strerror or str(error)
             self.warn("outputs.unreadable", "%s cannot be published: %s" % (words(name), self.why[name]))
             return False
@@ -223,7 +223,7 @@ class Outputs:
             above = ["/".join(parts[:end]) for end in range(2, len(parts))]
             for path in [one for one in above if os.path.isfile(os.path.join(self.out, one))]:
                 self.forget(path)
-                remove(os.path.join(self.out, path))
+                remove_file(os.path.join(self.out, path))
             if os.path.isdir(target):
                 for other in [one for one in self.published if one.startswith(name + "/")]:
                     self.forget(other)
@@ -278,7 +278,7 @@ class Outputs:
             self.tell("output", step=step, name=short(name), bytes=size, files=len(self.told))
         self.told = []
 
-    def sum_up(self, found: Found) -> None:
+    def sum_up(self, found: MatchedFiles) -> None:
         """Say what there is that does not come home, and why."""
         here = {name: entry.stamp for name, entry in self.published.items()}
         left = {name: stamp for name, stamp in found.files.items() if here.get(name) != stamp and name not in self.over}
@@ -341,10 +341,10 @@ def digests_listed(path: str) -> dict[str, str]:
         return {}
 
 
-def copied(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
+def copy_file(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
     """Copy a file as it is at one moment; its digest. Moved when it was written meanwhile."""
     with open(target, "wb") as out:
-        digest = digest_of(source, out)
+        digest = digest_while_copying(source, out)
     if stamp_of(source) != stamp:
         raise Moved
     return digest, stamp
@@ -357,16 +357,16 @@ def linked(source: str, target: str, stamp: Stamp) -> tuple[str, Stamp]:
     """
     try:
         os.link(source, target)
-        digest = digest_of(target, None)
+        digest = digest_while_copying(target, None)
         if stamp_of(source) == stamp:
             return digest, stamp
-        remove(target)
+        remove_file(target)
     except OSError:
-        remove(target)
+        remove_file(target)
     with open(target, "wb") as out:
-        digest = digest_of(source, out, stamp[0])
+        digest = digest_while_copying(source, out, stamp[0])
     if os.path.getsize(target) != stamp[0] or (
-        stamp_of(source) != stamp and digest_of(source, None, stamp[0]) != digest
+        stamp_of(source) != stamp and digest_while_copying(source, None, stamp[0]) != digest
     ):
         raise Moved
     return digest, stamp
@@ -378,7 +378,7 @@ def stamp_of(path: str) -> Stamp:
     return facts.st_size, facts.st_mtime_ns
 
 
-def digest_of(source: str, out: Any, most: int = 1 << 62) -> str:
+def digest_while_copying(source: str, out: Any, most: int = 1 << 62) -> str:
     """The sha256 of a file, or of its beginning, which is written to `out` meanwhile, if there is one."""
     found, left = hashlib.sha256(), most
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -391,7 +391,7 @@ def digest_of(source: str, out: Any, most: int = 1 << 62) -> str:
     return found.hexdigest()
 
 
-def remove(path: str) -> None:
+def remove_file(path: str) -> None:
     """Remove a file, if it is there."""
     try:
         os.unlink(path)

@@ -19,12 +19,12 @@ import time
 from contextlib import suppress
 
 from gpurun.remote.agent.runner.elsewhere import MOST_NAMED
-from gpurun.remote.agent.runner.elsewhere import look as look_elsewhere
+from gpurun.remote.agent.runner.elsewhere import find_results as look_elsewhere
 from gpurun.remote.agent.runner.last_words import LastWords
 from gpurun.remote.agent.runner.left_running import end_left_running
 from gpurun.remote.agent.runner.masked import begun, forms_of, mask
 from gpurun.remote.agent.runner.progress_lines import Progress
-from gpurun.remote.agent.runner.published import Outputs, encoded, words
+from gpurun.remote.agent.runner.published import PublishedOutputs, encoded, words
 from gpurun.remote.agent.runner.told_events import NAME, ToldEvents
 
 TYPE_CHECKING = False
@@ -74,7 +74,7 @@ class Events:
                 return
 
 
-class Curve:
+class ProgressEvents:
     """Turns what a command tells into `step` and `eval` events, at most two steps a second: the last is never lost.
 
     What it writes into $GPURUN_EVENTS counts, and from then on no line of its log does.
@@ -164,7 +164,7 @@ class Curve:
 class Log:
     """Passes on what the command prints, line by line, without the values that are secret in any of their forms."""
 
-    def __init__(self, secrets: list[str], curve: Curve) -> None:
+    def __init__(self, secrets: list[str], curve: ProgressEvents) -> None:
         self.forms, self.curve, self.held = forms_of(secrets), curve, b""
         self.words = LastWords()
 
@@ -203,7 +203,7 @@ class Log:
                 self.curve.take(text.strip())
 
 
-class Command:
+class RunningCommand:
     """The command, while it runs."""
 
     def __init__(self, order: dict[str, Any], root: str) -> None:
@@ -213,9 +213,9 @@ class Command:
             os.chmod(os.path.join(work, name), 0o755)
         self.order, self.events, self.asked_s = order, Events(out), 0.0
         told = ToldEvents(os.path.join(root, NAME))
-        self.curve = Curve(self.events, told, order["total_steps"])
+        self.curve = ProgressEvents(self.events, told, order["total_steps"])
         self.log = Log([os.environ[name] for name in order["secrets"] if os.environ.get(name)], self.curve)
-        self.outputs = Outputs(work, out, order, self.tell_file)
+        self.outputs = PublishedOutputs(work, out, order, self.tell_file)
         self.began_wall, self.root = time.time(), root
         self.events.tell("start", steps=order["total_steps"] or None, python=sys.version.split()[0])
         self.child = subprocess.Popen(
@@ -385,7 +385,7 @@ def main() -> int:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     root = os.path.dirname(os.getcwd())
     try:
-        command = Command(order, root)
+        command = RunningCommand(order, root)
     except OSError as error:
         why = "%s cannot be started: %s" % (order["argv"][0], error.strerror)
         sys.stdout.write(why + "\n")

@@ -48,7 +48,7 @@ class ToldEvents:
         self.rest = lines.pop()[: MOST_LINE_BYTES + 1]
         found = []
         for line in lines:
-            told = event_of(line) if len(line) <= MOST_LINE_BYTES else None
+            told = parse_told_event(line) if len(line) <= MOST_LINE_BYTES else None
             if told is not None:
                 found.append(told)
             elif line.strip() and not self.malformed:
@@ -56,7 +56,7 @@ class ToldEvents:
         return found
 
 
-def event_of(line: bytes) -> dict[str, Any] | None:
+def parse_told_event(line: bytes) -> dict[str, Any] | None:
     """Return the figures of a line; None where it is not an object with a step, or a figure is not a number."""
     try:
         told = json.loads(line)
