@@ -27,6 +27,7 @@ ON_A_MAC = {
     "gpurun/core/clock.py": "sysctl names the boot of a Mac, the network card the machine; its clock counts sleep",
     "gpurun/providers/processes.py": "ps",
     "gpurun/remote/resumable_file.py": "fsync and F_FULLFSYNC",
+    "trainer/distributed.py": "the count of all cores",
     "trainer/run.py": "the processor's name: its architecture",
     "trainer/shards.py": "the memory that is free: half of what there is",
 }

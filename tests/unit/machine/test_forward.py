@@ -16,7 +16,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import Address
 from gpurun.lifecycle import ways_in
 from gpurun.lifecycle.ways_in import Way, config_of
-from gpurun.remote.ssh.entry import Entry
+from gpurun.remote.ssh.entry import HostEntry
 from tests.emulators import sshd
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
@@ -27,7 +27,7 @@ def told(place: Place, monkeypatch: pytest.MonkeyPatch, server: sshd.Sshd) -> tu
     home, said = Home(place.home / "home").prepare(), list[str]()
     host_key = " ".join(place.keys.host_public.split()[:2])
     address = Address(kind="ssh", host="127.0.0.1", port=server.port, user=server.user)
-    entry = Entry("gpurun-fox-41", address, str(place.client), host_key)
+    entry = HostEntry("gpurun-fox-41", address, str(place.client), host_key)
     home.ssh.mkdir()
     (home.ssh / "known_hosts").write_text(entry.known())
     config_of(home).write_text(entry.config(home.ssh / "known_hosts"))
