@@ -134,7 +134,7 @@ def test_a_nested_state_from_a_machine_spoils_only_its_run(own_home: Path, shard
         plan.job.resolved["train"] |= {"batch_tokens": 1024, "init_from": ""}
         run.folder.plan.write_text(plan.to_json())
         run.until_gone().settle()
-    said = check("audit", "--replay")
+    said = check("audit", "--replay", "--all")
     assert "fox-41: it cannot be computed again: it is nested too deep" in said
     assert "owl-07: the validation loss of step 120 is 2 again" in said
 

@@ -404,7 +404,7 @@ def test_a_trainer_that_stands_still_says_where_and_is_ended(box: Box) -> None:
 def test_a_trainer_that_even_kill_does_not_end_is_told_as_ended(box: Box) -> None:
     """One that hangs in the driver of its card: it will never end, and every minute that it is waited for is paid."""
     box.alter_agent("for _ in range(50):", "for _ in range(2):")
-    box.alter_agent("        send(left if", "        (lambda *_: None)(left if")
+    box.alter_agent("        send_signal(left if", "        (lambda *_: None)(left if")
     box.alter_agent("DUMP_S, LAST_WORDS_S, KILLED_S = 1.0, 5.0, 60.0", "DUMP_S, LAST_WORDS_S, KILLED_S = 0.1, 0.1, 0.5")
     box.far.start(box.job("signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STUCK))
     status = box.until_exited()
