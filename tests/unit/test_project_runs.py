@@ -173,6 +173,7 @@ def test_what_is_its_users_own_to_type_is_refused_by_name(shell: Shell, key: str
         ('upload = ".."', "run.not_in_a_table", "upload"),
         ('upload = "away"', "run.not_in_a_table", "upload"),
         ('data = "~/private"', "run.not_in_a_table", "data"),
+        ('data = "s3://private/notes"', "run.not_in_a_table", "data"),
         ('pip = ["/etc/notes.txt"]', "run.not_in_a_table", "pip"),
         ('include = [".env"]', "run.not_in_a_table", ".env"),
         ("grace = -5", "run.table", "grace"),

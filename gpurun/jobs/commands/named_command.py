@@ -188,9 +188,9 @@ def _demand_no_values(values: Mapping[str, Any], place: str) -> None:
 def _demand_harmless(named: NamedCommand, project: Path) -> None:
     """UsageError where a table of a folder names files outside of it, or lets in one that looks like a key."""
     files = [("pip", wanted) for wanted in named.pip if wanted.endswith(".txt")]
-    data = [("data", named.data)] if named.data and not named.data.startswith(("hf:", "s3://")) else []
+    data = [("data", named.data)] if named.data and not named.data.startswith("hf:") else []
     for key, path in [("upload", named.upload), *data, *files]:
-        if path.startswith("~") or not (project / path).resolve().is_relative_to(project.resolve()):
+        if path.startswith(("~", "s3:")) or not (project / path).resolve().is_relative_to(project.resolve()):
             what = f"{key} in {named.place} is {path}, which is not below the file's folder."
             raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --{key} {shlex.quote(path)}")
     folder = project / named.upload
