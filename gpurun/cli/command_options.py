@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +30,10 @@ def command_request(session: Session, **typed: Any) -> Request:
     from gpurun.core.errors import UsageError
     from gpurun.core.run_plan import Request
 
-    typed = _with_named(typed)
+    if typed["command"]:
+        from gpurun.cli.named_run import with_named
+
+        typed = with_named(session, typed, COMMAND.flags)
     renting = renting_from(session, **typed)
     request = Request(recipe="", **renting)
     if typed["command"]:
@@ -46,28 +48,6 @@ def command_request(session: Session, **typed: Any) -> Request:
 
         request = command_as_before(request, session.home, usual_providers(session))
     return request.model_copy(update={"command": _with_pip(request, typed["pip"])})
-
-
-def _with_named(typed: dict[str, Any]) -> dict[str, Any]:
-    """What was typed, a named command replaced by what it stands for; flags that were typed count more."""
-    first, *more = typed["command"] or [""]
-    if not first or "/" in first or "." in first:
-        return typed
-    from gpurun.core.errors import UsageError
-    from gpurun.jobs.commands.named_command import demand_clone, named_commands, read_named
-
-    if first not in named_commands():
-        return typed
-    if more:
-        hint = f"Flags come first: gpurun run --upload DIR --max-cost 60 {first}"
-        raise UsageError(
-            "run.named_words", f"{first} takes no words of its own, and here are {shlex.join(more)}.", hint=hint
-        )
-    named = read_named(first)
-    demand_clone(named, Path(typed["upload"] or ".").expanduser().absolute())
-    usual = {name: value for name, (_, value) in COMMAND.flags.items()}
-    told = {name: value for name, value in named.flags.items() if name == "command" or typed[name] == usual[name]}
-    return {**typed, **told, "upload": typed["upload"] or "."}
 
 
 def _command(typed: dict[str, Any]) -> Command:

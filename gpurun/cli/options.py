@@ -160,7 +160,8 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     return {
         "gpu": parse_gpu(typed["gpu"]) if typed["gpu"] else None,
         "max_cost_micros": parse_usd(cap) if cap else None,
-        "cap_from": "--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else "",
+        "cap_from": typed.get("cap_from")
+        or ("--max-cost" if typed["max_cost"] else settings["max_cost"].source if cap else ""),
         "providers": tuple("slurm" if name.startswith("slurm:") else name for name in providers),
         "data": typed["data"] or None,
         "hours": typed["hours"],

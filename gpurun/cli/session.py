@@ -31,6 +31,8 @@ class Session:
     color: str = "auto"
     no_input: bool = False
     no_progress: bool = False
+    typed: frozenset[str] = frozenset()
+    """The flags of the verb that stood on the command line, by their parameters' names."""
     clock: Clock = field(default_factory=SystemClock)
 
     @cached_property

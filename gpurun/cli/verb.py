@@ -73,7 +73,7 @@ def verb(
             try:
                 _refuse_blanks(context.find_root())
                 _refuse_blanks(context)
-                session = _session(common)
+                session = _session(common, _typed_names(context))
             except GpurunError as error:
                 return render_result(name, common["json"], Result(errors=(error,), exit_code=error.exit_code), None)
 
@@ -114,20 +114,26 @@ def takes(command: Callable[..., Any], flags: Mapping[str, tuple[Any, Any]]) -> 
 
 def _refuse_blanks(context: Any) -> None:
     """Refuse an empty text where to say nothing means whatever is usual: a script's variable may not be set."""
+    typed = _typed_names(context)
     for parameter in context.command.params:
         name = parameter.name or ""
-        typed = getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-        if typed and parameter.default == "" and not str(context.params[name]).strip():
+        if name in typed and parameter.default == "" and not str(context.params[name]).strip():
             told = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
             hint = "Give it a value, or leave it out; a script's variable may not be set."
             raise UsageError("usage.blank", f"{told} is empty.", hint=hint)
 
 
-def _session(common: dict[str, Any]) -> Session:
+def _typed_names(context: Any) -> frozenset[str]:
+    """Return which parameters were given on the command line, though it be the usual value."""
+    names = (parameter.name or "" for parameter in context.command.params)
+    return frozenset(name for name in names if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE")
+
+
+def _session(common: dict[str, Any], typed: frozenset[str] = frozenset()) -> Session:
     home = common.pop("home")
     root = home_at(home) if home else default_home()
     common["color"] = common["color"] or _usual_color(Home(root))
-    return Session(home=Home(root), **common)
+    return Session(home=Home(root), typed=typed, **common)
 
 
 def _usual_color(home: Home) -> str:

@@ -239,6 +239,11 @@ class Home:
         return self.root / "priors.json"
 
     @property
+    def approved_runs(self) -> Path:
+        """The run tables of folders' files that the user has agreed to, a file each, by digest."""
+        return self.root / "approved-runs"
+
+    @property
     def ledger(self) -> Path:
         """The chain of receipts."""
         return self.root / "ledger.jsonl"

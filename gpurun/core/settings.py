@@ -1,8 +1,9 @@
 """Defaults a person may set once: flag > environment > project file > user file > built in.
 
 The user file is `config.toml` in the home, and may set every key. The project file is `gpurun.toml` in the working
-folder, which may be a stranger's: it sets PROJECT_KEYS alone, and lowers a cap but never raises or gives one. Every
-value is returned with the place it came from, so that `gpurun config show` and the plan can say it.
+folder, which may be a stranger's: it sets PROJECT_KEYS alone, and lowers a cap but never raises or gives one; its
+tables [run.NAME] are named commands, which `jobs/commands/named_command.py` reads. Every value is returned with the
+place it came from, so that `gpurun config show` and the plan can say it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ DEFAULTS: Mapping[str, str] = {
     "notify.exec": "",
 }
 _USER_FILE = "user file config.toml"
+PROJECT_FILE = "gpurun.toml"
+_OF_PROJECT = f"project file {PROJECT_FILE}"
 PROJECT_KEYS = ("recipe", "max_cost", "color")
 _METADATA = {"fd00:ec2::254", "100.100.100.200", "192.0.0.192"}
 """Beside 169.254.169.254, which is link-local: of AWS over IPv6, Alibaba, Oracle."""
@@ -58,9 +61,9 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
     found |= _read(home.config, _USER_FILE)
     if found["notify.exec"].value:
         _demand_own(home)
-    for key, setting in _read(project / "gpurun.toml", "project file gpurun.toml").items():
+    for key, setting in _read(project / PROJECT_FILE, _OF_PROJECT).items():
         if key not in PROJECT_KEYS:
-            what = f"{key} stands in the project file gpurun.toml, which may set {', '.join(PROJECT_KEYS)} and no more."
+            what = f"{key} stands in the {_OF_PROJECT}, which may set {', '.join(PROJECT_KEYS)} and no more."
             raise UsageError("config.not_for_a_project", what, hint=f"Take it out, or set it in {home.config}.")
         found[key] = _lower(found[key], setting) if key == "max_cost" else setting
     for key in DEFAULTS:
@@ -161,6 +164,12 @@ def find_cluster(home: Home, name: str | None) -> Cluster:
     return cluster_of(known, name)
 
 
+def project_runs(project: Path) -> dict[str, Any]:
+    """The tables [run.NAME] of a folder's gpurun.toml by name, unchecked; none where there is no such file."""
+    tables = _table(project / PROJECT_FILE).get("run", {})
+    return tables if isinstance(tables, dict) else {}
+
+
 def _clusters(tables: object, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
     from gpurun.core.cluster import clusters_in
 
@@ -172,6 +181,8 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
     table = _table(path)
     if source == _USER_FILE and "slurm" in table:
         _clusters(table.pop("slurm"))  # What is wrong there is said here; `load_clusters` has the rest.
+    if source == _OF_PROJECT and isinstance(table.get("run"), dict):
+        table.pop("run")  # `project_runs` has it.
     for name, value in list(table.items()):
         if isinstance(value, dict):  # A key with a point in it is a table.
             table |= {f"{name}.{key}": inner for key, inner in table.pop(name).items()}

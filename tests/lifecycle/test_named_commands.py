@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.paths import Home
 from gpurun.core.secrets import child_environment
 from gpurun.jobs.commands import named_command
-from gpurun.jobs.commands.named_command import named_commands, read_named
+from gpurun.jobs.commands.named_command import approve, find_named, packaged_commands, read_packaged
 from tests.command_line import gpurun
 
 SPEEDRUN = """
@@ -69,9 +70,9 @@ def run(clone: Path, *flags: str, command: tuple[str, ...] = ("nano-speedrun",))
     return envelope("run", "--provider", "local", "--upload", str(clone), "--yes", "--json", *flags, *command)
 
 
-@pytest.mark.parametrize("name", named_commands())
+@pytest.mark.parametrize("name", packaged_commands())
 def test_each_names_a_public_commit_and_brings_outputs_home(name: str) -> None:
-    named = read_named(name)
+    named = read_packaged(name)
     assert named.repository.startswith("https://github.com/")
     assert named.outputs
     assert named.hours is not None, "no public run is paid for a day because it hangs"
@@ -130,3 +131,20 @@ def test_a_flag_behind_its_name_is_refused_and_not_given_to_it(own_home: Path, c
     (error,) = run(clone, command=("nano-speedrun", "--max-cost", "60"))["errors"]
     assert error["code"] == "run.named_words"
     assert "Flags come first" in error["hint"]
+
+
+def test_a_folders_own_run_is_the_same_table_and_comes_home(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lab").mkdir()
+    Path("lab/go.sh").write_text("mkdir out && echo $SEED > out/seed.txt\n")
+    Path("gpurun.toml").write_text(
+        '[run.small]\ncommand = "bash go.sh"\nupload = "lab"\noutputs = "out/**"\nenv = {SEED = 7}\n'
+    )
+    named = find_named("small", tmp_path, ())
+    assert named is not None
+    approve(named, Home(own_home))
+    assert envelope("run", "--provider", "local", "--yes", "--json", "--name", "fox-3", "small")["ok"]
+    assert (own_home / "runs/fox-3/artifacts/outputs/out/seed.txt").read_text() == "7\n"
+    assert gpurun("audit", "--strict").returncode == 0

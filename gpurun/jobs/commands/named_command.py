@@ -1,62 +1,215 @@
-"""Named commands, `recipes/commands/NAME.toml`: a public repository's own run, from a clone that its user has.
+"""Named commands: what `gpurun run NAME` starts, a table of the flags of `gpurun run` under one name.
 
-Nothing of the repository is here. The file says which it is, at which commit, and what `gpurun run` is to be told.
+A packaged one is `recipes/commands/NAME.toml`: a public repository's own run, from a clone that its user has; nothing
+of the repository is here. One of a folder is `[run.NAME]` in its gpurun.toml, which a stranger may have written.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
-from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.credentials import VARIABLES
+from gpurun.core.errors import SetupError, UsageError, did_you_mean
 from gpurun.core.installed_files import bundle_root, recipe_file
-from gpurun.core.paths import read_regular
-from gpurun.core.records import Frozen
+from gpurun.core.paths import Home, make_private, read_regular, write_atomic
+from gpurun.core.records import Frozen, digest_json
 from gpurun.core.secrets import child_environment
+from gpurun.core.settings import PROJECT_FILE, project_runs
 from gpurun.jobs.commands.work_folder import commit_of
+from gpurun.remote.agent.processes import looks_secret
+from gpurun.remote.archive import survey
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_OF_A_SHELL = set("|&;<>`$\n")
+
+
+def _words(command: Any) -> Any:
+    """Return the words of a command that is written as one text; a shell's signs would reach the program as words."""
+    if not isinstance(command, str):
+        return command
+    if found := sorted(_OF_A_SHELL & set(command)):
+        raise ValueError(f'it has {found[0]!r}, which only a shell reads: command = ["bash", "-c", "…"]')
+    return shlex.split(command)
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
 class NamedCommand(Frozen):
-    """What a named command says; what its user types counts more. `gpu` to `data` are the flags of `gpurun run`."""
+    """What stands under a name; what its user types counts more. `command` to `silent` are flags of `gpurun run`.
+
+    `place` is where it is written. A table may hold no other flags: those are its user's own to type.
+    """
+
+    model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
 
     name: str
-    about: str
-    repository: Annotated[str, Field(pattern=r"https://[\w./-]+")]
-    commit: Annotated[str, Field(pattern=r"[0-9a-f]{40}")]
-    command: tuple[str, ...]
-    gpu: str
-    outputs: tuple[str, ...]
-    exclude: tuple[str, ...] = ()
-    pip: tuple[str, ...] = ()
+    place: str
+    about: str = ""
+    repository: Annotated[str, Field(pattern=r"https://[\w./-]+")] = ""
+    commit: Annotated[str, Field(pattern=r"[0-9a-f]{40}")] = ""
+    command: Annotated[tuple[str, ...], BeforeValidator(_words), Field(min_length=1)]
+    upload: str = ""
+    include: Texts = ()
+    exclude: Texts = ()
     data: str = ""
+    pip: Texts = ()
+    image: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    secret: Texts = ()
+    outputs: Texts = ()
+    checkpoint_glob: str = ""
+    resume_arg: str = ""
+    gpu: str = ""
+    spot: bool = False
+    max_cost: str = ""
     hours: float | None = None
     disk: int = 50
     output_gb: float = 2.0
+    total_steps: int = 0
+    stop_signal: str = "TERM"
+    grace: int = 60
+    idle: str = ""
+    silent: str = ""
 
     @property
     def flags(self) -> dict[str, Any]:
-        """What it stands for, by the names of the flags."""
-        told = self.model_dump(include={"gpu", "data", "hours", "disk", "output_gb"})
-        return told | {name: list(getattr(self, name)) for name in ("command", "outputs", "exclude", "pip")}
+        """Return what it sets, by the names of the flags."""
+        values = self.model_dump(mode="json", exclude_unset=True, exclude=set(_NO_FLAGS))
+        if "env" in values:
+            values["env"] = [f"{name}={value}" for name, value in self.env.items()]
+        return values
+
+    @property
+    def digest(self) -> str:
+        """Return the sha256 of the table, under its name."""
+        return digest_json(self.model_dump(mode="json", exclude_unset=True, exclude={"place"}))
+
+    @property
+    def is_packaged(self) -> bool:
+        """Return whether it came with gpurun, and so needs nobody's approval."""
+        return not self.place.endswith(PROJECT_FILE)
 
 
-def named_commands() -> tuple[str, ...]:
-    """The names of those that there are, sorted."""
+_NO_FLAGS = ("name", "place", "about", "repository", "commit")
+KEYS = tuple(key for key in NamedCommand.model_fields if key not in ("name", "place"))
+"""The keys that a table may have."""
+
+
+def packaged_commands() -> tuple[str, ...]:
+    """Return the names of those that came with gpurun, sorted."""
     return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
 
 
-def read_named(name: str) -> NamedCommand:
-    """Read a named command; SetupError where this installation has a damaged one."""
+def read_packaged(name: str) -> NamedCommand:
+    """Read a packaged command; SetupError where this installation has a damaged one."""
     path = _folder() / f"{name}.toml"
     try:
-        return NamedCommand.model_validate({**recipe_file.parse_toml(read_regular(path).decode()), "name": name})
-    except (OSError, ValueError, ValidationError) as error:
+        return _parsed(name, recipe_file.parse_toml(read_regular(path).decode()), str(path), ())
+    except (OSError, ValueError, UsageError) as error:
         what = f"{path} is no named command: {str(error).splitlines()[0]}."
         raise SetupError("install.incomplete", what, hint="Install gpurun again.") from None
+
+
+def find_named(name: str, project: Path, flags: Collection[str]) -> NamedCommand | None:
+    """Return the command of that name, of the folder's own file first; None where there is none.
+
+    UsageError for a table that sets what it may not: another of the `flags`, or what reaches out of its folder.
+    """
+    tables = project_runs(project)
+    if name in tables:
+        named = _parsed(name, tables[name], f"[run.{name}] of {PROJECT_FILE}", flags)
+        _demand_harmless(named, project)
+        return named
+    return read_packaged(name) if name in packaged_commands() else None
+
+
+def refuse_unknown(name: str, project: Path) -> UsageError:
+    """Return the error for a name that is nowhere, with those that there are."""
+    own = [found for found in project_runs(project) if _NAME.fullmatch(found)]
+    here = f"In {PROJECT_FILE}: {', '.join(own)}. " if own else ""
+    known = f"{here}Packaged: {', '.join(packaged_commands())}."
+    near = did_you_mean(name, [*own, *packaged_commands()], otherwise="")
+    file = f" For the file of that name: ./{name}." if (project / name).is_file() else ""
+    hint = f"{near} {known}{file} For a program: gpurun run … -- {name}".strip()
+    return UsageError("run.no_such_name", f"There is no run and no program called {name!r} here.", hint=hint)
+
+
+def _parsed(name: str, table: Any, place: str, flags: Collection[str]) -> NamedCommand:
+    """Return the one reading of a table, wherever it stands; UsageError with the key that is wrong."""
+    if not _NAME.fullmatch(name) or not isinstance(table, Mapping):
+        what = f"{place} is not a table whose name has letters, digits, _ and - alone."
+        raise UsageError("run.table", what, hint='Write for instance: [run.baseline] command = "python train.py"')
+    values = {key.replace("-", "_"): value for key, value in table.items()}
+    for key in values:
+        if key not in KEYS and key in flags:
+            what = f"{key} stands in {place}, which may not set it."
+            raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --{key.replace('_', '-')}")
+        if key not in KEYS:
+            hint = did_you_mean(key, KEYS, otherwise=f"Known keys: {', '.join(KEYS)}.")
+            raise UsageError("run.unknown_key", f"{place} has the unknown key {key!r}.", hint=hint)
+    _demand_no_values(values, place)
+    try:
+        return NamedCommand.model_validate({**values, "name": name, "place": place})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key, why = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+        hint = f"Write {key} as docs/ANY-SCRIPT.md shows it under Runs that have a name."
+        raise UsageError("run.table", f"{key} in {place}: {why}.", hint=hint) from None
+
+
+def _demand_no_values(values: Mapping[str, Any], place: str) -> None:
+    """UsageError where a key's value stands in the table, which is not shown again; or one of gpurun's own is named."""
+    secret, env = values.get("secret", ()), values.get("env", {})
+    names = _listed(secret)
+    if not isinstance(names, list | tuple) or any("=" in str(name) for name in names):
+        what = f"secret in {place} holds more than names; a value of a secret may not stand in a file."
+        raise UsageError("run.secret_value", what, hint='Names alone: secret = ["WANDB_API_KEY"]; the value is yours.')
+    for name, value in env.items() if isinstance(env, Mapping) else ():
+        if looks_secret(name, str(value)):
+            what = f"env.{name} in {place} looks like a key, whose value may not stand in a file."
+            raise UsageError("run.secret_value", what, hint=f'Write secret = ["{name}"]; the value is from your shell.')
+    if own := [name for name in names if name in VARIABLES.values() or str(name).startswith("AWS_")]:
+        what = f"secret in {place} names {own[0]}, a key by which machines are rented."
+        raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --secret {own[0]}")
+
+
+def _demand_harmless(named: NamedCommand, project: Path) -> None:
+    """UsageError where a table of a folder names files outside of it, or lets in one that looks like a key."""
+    files = [("pip", wanted) for wanted in named.pip if wanted.endswith(".txt")]
+    data = [("data", named.data)] if named.data and not named.data.startswith("hf:") else []
+    for key, path in [("upload", named.upload), *data, *files]:
+        if path.startswith(("~", "s3:")) or not (project / path).resolve().is_relative_to(project.resolve()):
+            what = f"{key} in {named.place} is {path}, which is not below the file's folder."
+            raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --{key} {shlex.quote(path)}")
+    folder = project / named.upload
+    let_in = {name: folder / name for name in named.include if (folder / name).is_file()}
+    for refusal in survey(let_in, []).refusals:
+        what = f"include in {named.place} lets in {refusal.path}: {refusal.reason}."
+        hint = f"Take it out; if that file is not a key, type --include {shlex.quote(Path(refusal.path).name)}."
+        raise UsageError("run.not_in_a_table", what, hint=hint)
+
+
+def is_approved(named: NamedCommand, home: Home) -> bool:
+    """Return whether the user has agreed to just this table before."""
+    return (home.approved_runs / f"{named.digest}.json").is_file()
+
+
+def approve(named: NamedCommand, home: Home) -> None:
+    """Keep that the user agreed to this table."""
+    make_private(home.prepare().approved_runs)
+    write_atomic(home.approved_runs / f"{named.digest}.json", named.to_json().encode())
 
 
 def demand_clone(named: NamedCommand, folder: Path) -> None:

@@ -1,0 +1,166 @@
+"""`gpurun run NAME`: shows what stands under the name, asks about a stranger's, and lets what was typed count more."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from gpurun.cli.options import STARTING, usual_providers
+from gpurun.cli.session import Session
+from gpurun.cli.verb import COMMON
+from gpurun.core.errors import Declined, UsageError
+from gpurun.core.places import place_kinds
+from gpurun.jobs.commands.named_command import (
+    NamedCommand,
+    approve,
+    demand_clone,
+    find_named,
+    is_approved,
+    refuse_unknown,
+)
+
+if TYPE_CHECKING:
+    from gpurun.view.styled_text import Cell, Line
+
+_ADDED = ("env", "secret")
+"""What is typed of these stands beside what the table has, and replaces one of the same name alone."""
+_ROWS = {
+    "Uploads": ("upload", "data", "include", "exclude"),
+    "Installs": ("pip", "image"),
+    "Brings home": ("outputs", "checkpoint_glob", "resume_arg"),
+    "Asks for": ("gpu", "spot", "max_cost", "hours", "disk", "output_gb", "total_steps", "stop_signal", "grace", "idle",
+                 "silent"),
+}  # fmt: skip
+
+
+def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """Return what was typed, a name replaced by what it stands for by these `flags`; those that were typed count more.
+
+    A word with a `/` or a point in it is a file, and what stands behind `--` a command, whatever they are called.
+    """
+    first, *more = typed["command"] or [""]
+    is_command = sys.argv[-len(more) - 2 :][:1] == ["--"]
+    if not first or "/" in first or "." in first or is_command:
+        return typed
+    named = find_named(first, Path.cwd(), _flag_names(flags))
+    if named is None:
+        if not more and shutil.which(first) is None:
+            raise refuse_unknown(first, Path.cwd())
+        return typed
+    if more:
+        what = f"{first} takes no words of its own, and here are {shlex.join(more)}."
+        raise UsageError("run.named_words", what, hint=f"Flags come first: gpurun run --max-cost 60 … {first}; for the "
+                         f"program of that name: gpurun run … -- {first}")  # fmt: skip
+    upload = typed["upload"] or named.upload or "."
+    if named.repository:
+        demand_clone(named, Path(upload).expanduser().absolute())
+    values = named.flags
+    _demand_bounds(named, values, flags)
+    own = [name for name in values if name in session.typed and name not in ("command", *_ADDED)]
+    cap = {} if "max_cost" in own else _lowered_cap(session, named)
+    _show_and_ask(session, named, typed, own)
+    merged = {name: value for name, value in values.items() if name not in own}
+    merged |= {name: [*values[name], *typed[name]] for name in _ADDED if name in values}
+    return {**typed, **merged, "max_cost": typed["max_cost"], **cap, "upload": upload}
+
+
+def _lowered_cap(session: Session, named: NamedCommand) -> dict[str, str]:
+    """Return the table's cap where it is below the user's own; UsageError for one above it.
+
+    Where the user has no cap it counts for nothing: a stranger's folder has no money to spend.
+    """
+    from gpurun.core.money import parse_usd
+
+    own = session.settings["max_cost"]
+    if not named.max_cost:
+        return {}
+    wanted = parse_usd(named.max_cost, name=f"max_cost in {named.place}", example="max_cost = 5")
+    if not own.value:
+        return {}
+    if wanted > parse_usd(own.value):
+        what = f"max_cost in {named.place} is {named.max_cost}, above your cap of {own.value} ({own.source})."
+        raise UsageError("run.not_in_a_table", what, hint=f"Type the cap that you want: --max-cost {own.value}")
+    return {"max_cost": named.max_cost, "cap_from": named.place}
+
+
+def _demand_bounds(named: NamedCommand, values: dict[str, Any], flags: Mapping[str, tuple[Any, Any]]) -> None:
+    """UsageError for a number that the flag would not take."""
+    for name, value in values.items():
+        option = get_args(flags[name][0])[1]
+        if (option.min is not None and value < option.min) or (option.max is not None and value > option.max):
+            most = "" if option.max is None else f" to {option.max}"
+            what = f"{name} in {named.place} is {value}, and goes from {option.min}{most}."
+            raise UsageError("run.table", what, hint="Write a number within these bounds.")
+
+
+def _flag_names(flags: Mapping[str, tuple[Any, Any]]) -> set[str]:
+    """Return every flag that `gpurun run` takes, as a table would call it."""
+    groups = (flags, STARTING.flags, COMMON)
+    options = (get_args(kind)[1] for group in groups for kind, _ in group.values())
+    words = (
+        str(word) for option in options for word in (option.default, *(option.param_decls or ()))
+    )  # As Typer has it.
+    return {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+
+
+def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> None:
+    """Show what the name stands for; a table of a folder's file that is not approved is asked about, at a terminal."""
+    is_new = not named.is_packaged and not is_approved(named, session.home)
+    if is_new and not session.interactive:
+        what = f"{named.place} was not agreed to here, and that is asked at a terminal only; --yes does not answer it."
+        hint = f"Read it, then type once at a terminal: gpurun run --dry-run {named.name}"
+        raise UsageError("run.not_approved", what, hint=hint)
+    shown = session.draw(_screen(session, named, typed, own))
+    if not is_new:
+        if not session.json:
+            session.say(shown)
+        return
+    providers = tuple(typed["provider"]) or usual_providers(session)
+    is_here = typed["dry_run"] or place_kinds(providers) == {"here"}
+    where = "on this computer, with your rights" if is_here else "on what you rent"
+    print(shown, file=sys.stderr, flush=True)  # Whatever --quiet says: nothing is agreed to that was not shown.
+    question = f"Run this {where}? It is asked once for each change of the table. [y/N]"
+    if session.ask(question, flag="an answer at a terminal").lower() not in ("y", "yes"):
+        raise Declined("run.declined", "Nothing was uploaded, installed or begun.", hint="Take another command.")
+    approve(named, session.home)
+
+
+def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: Sequence[str]) -> list[Line]:
+    """Return what would run, be uploaded, installed and handed over; of variables the names alone."""
+    from gpurun.view.styled_text import Span, line
+    from gpurun.view.table import fields
+
+    folder = Path(typed["upload"] or named.upload or ".").expanduser().absolute()
+    words = shlex.join(named.command).split("\n")
+    rows: list[tuple[str, Sequence[Cell]]] = [
+        (named.name, [Span(named.place, "title"), named.about]),
+        *[("" if number else "Runs", [part]) for number, part in enumerate(words)],
+        ("In a copy of", [str(folder)]),
+        *[(title, list(_values(named, keys))) for title, keys in _ROWS.items()],
+        ("Variables", sorted(named.env)),
+        ("Your secrets", [Span(f"{name}: its value is handed over", "warn") for name in named.secret]),
+        ("You typed", [_typed(name, typed, named) for name in (*own, *(name for name in _ADDED if typed[name]))]),
+    ]
+    if named.max_cost and not session.settings["max_cost"].value and "max_cost" not in own:
+        rows.append(("Cap", ["max_cost counts only where you have set a larger one, or else type --max-cost"]))
+    return [line(), *fields(rows, session.style, label=16), line()]
+
+
+def _values(named: NamedCommand, keys: Sequence[str]) -> Iterator[str]:
+    """Yield those of the keys that the table sets, each as it stands there."""
+    for key in keys:
+        if key in named.model_fields_set and (value := getattr(named, key)) not in ("", ()):
+            yield f"{key} {', '.join(value) if isinstance(value, tuple) else value}"
+
+
+def _typed(name: str, typed: dict[str, Any], named: NamedCommand) -> str:
+    """Return a flag that counts more than the table, with what stands there; of variables the names alone."""
+    flag = f"--{name.replace('_', '-')}"
+    if name in _ADDED:
+        return f"{flag} {', '.join(word.partition('=')[0] for word in typed[name])}"
+    shown = ", ".join(typed[name]) if isinstance(typed[name], list) else typed[name]
+    return f"{flag} {shown}, instead of {next(_values(named, [name]), 'nothing')}"
