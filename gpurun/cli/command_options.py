@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.options import RENTING, make_text_option, renting_from, usual_providers
+from gpurun.cli.options import RENTING, bound_challenge, make_text_option, renting_from, usual_providers
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -47,7 +47,10 @@ def command_request(session: Session, **typed: Any) -> Request:
         from gpurun.jobs.commands.continued_command import command_as_before
 
         request = command_as_before(request, session.home, usual_providers(session))
-    return request.model_copy(update={"command": _with_pip(request, typed["pip"])})
+    command = _with_pip(request, typed["pip"])
+    if command and typed["challenge"]:
+        command = command.model_copy(update={"challenge": bound_challenge(session, typed["challenge"])})
+    return request.model_copy(update={"command": command})
 
 
 def _command(typed: dict[str, Any]) -> Command:
@@ -207,6 +210,10 @@ COMMAND = Shared(
         "checkpoint_glob": (make_text_option("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
         "resume_arg": (make_text_option("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
         "env": (_many("--env", "NAME=VALUE", "A variable; may be repeated."), []),
+        "challenge": (
+            make_text_option("--challenge", "C", "What your teacher gave you; its seed is $GPURUN_SEED."),
+            "",
+        ),
         "secret": (_many("--secret", "NAME", "One from here that is written nowhere."), []),
         "pip": (_many("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
         "total_steps": (

@@ -200,8 +200,11 @@ _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 
 def challenged(session: Session, challenge: str) -> tuple[str, ...]:
     """The override by which a run's seed follows from a teacher's word and the key that will sign its receipt."""
-    if not challenge:
-        return ()
+    return (f'train.challenge="{bound_challenge(session, challenge)}"',) if challenge else ()
+
+
+def bound_challenge(session: Session, challenge: str) -> str:
+    """Return a teacher's word with the id of the key that will sign: WORD:KEYID."""
     from gpurun.core.errors import SetupError, UsageError
     from gpurun.ledger.signing import load_signer
 
@@ -214,7 +217,7 @@ def challenged(session: Session, challenge: str) -> tuple[str, ...]:
             f"A challenge is bound to the key that signs receipts, and {session.home.keys} has none that can be read."
         )
         raise SetupError("challenge.no_key", what, hint="See The form in docs/RECEIPTS.md for how to begin again.")
-    return (f'train.challenge="{challenge}:{signer.keyid}"',)
+    return f"{challenge}:{signer.keyid}"
 
 
 _BESIDE_PLAN = ("recipe", "max_cost", "dry_run", "accept_weak_lease")

@@ -38,7 +38,8 @@ class Command(Frozen):
     whenever it runs, and that are not in its folder. `python` is the Python of a rehearsal with `pip`.
     A command is stopped by `stop_signal` and killed after `grace_s`. `output_bytes` is what its outputs are counted to
     weigh. `executable` are the files that may be started by themselves, `commit` is the one that git had checked out
-    there, `resumed` is the checkpoint below its folder that it goes on from.
+    there, `resumed` is the checkpoint below its folder that it goes on from. `challenge` is a teacher's word with
+    the id of the key that signs (WORD:KEYID).
     """
 
     argv: tuple[str, ...]
@@ -61,6 +62,7 @@ class Command(Frozen):
     pip: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     python: str = ""
+    challenge: str = ""
 
     @property
     def save_s(self) -> int:

@@ -402,6 +402,18 @@ class Job(Frozen, ABC):
         """Return the command as its user typed it; () where nobody typed one."""
         return ()
 
+    @property
+    def challenge(self) -> str:
+        """Return the challenge that it was given, as WORD:KEYID; "" where it has none."""
+        return ""
+
+    def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
+        """Return where its user's own code lay, as names and texts; `beside` is where that folder of the plan is today.
+
+        Nothing is said of a copy that has changed since it was uploaded.
+        """
+        return []
+
     def opened(self) -> dict[str, Any]:
         """Return what `run.opened` and the receipt say of it beside the facts that every kind has."""
         return {"job": self.kind}

@@ -7,10 +7,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from os.path import normpath
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gpurun.core.command import WORK, Command
+from gpurun.core.installed_files import recipe_file
 from gpurun.core.job_terms import COMMAND, JobTerms
 from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Job, Mode, Plan, Workload
@@ -82,21 +84,33 @@ class CommandJob(Job):
         """See `Job.argv`."""
         return self.command.argv
 
+    @property
+    def challenge(self) -> str:
+        """See `Job.challenge`."""
+        return self.command.challenge
+
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
         """See `Job.workload`."""
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
         commit = {"GPURUN_GIT_COMMIT": self.command.commit} if self.command.commit else {}
-        env = {"PYTHONUNBUFFERED": "1", **commit, **self.command.env}
+        env = {"PYTHONUNBUFFERED": "1", **commit, **self.command.env, **self._challenge_env()}
         uploads = self._uploads(plan)
         return Workload(argv, uploads, env, has_runner=True, allowed=tuple(self._let_in(uploads)))
 
     def digest(self, plan: Plan, trainer: Path) -> str:
         """Return one digest over the command's folder: the names of its files and what is in them."""
-        work, digests = Path(plan.data.beside) / "work", dict[str, str]()
-        for path in sorted(path for path in work.rglob("*") if path.is_file()):
-            with path.open("rb") as content:
-                digests[path.relative_to(work).as_posix()] = hashlib.file_digest(content, "sha256").hexdigest()
-        return digest_json(digests)
+        return digest_json(_file_digests(Path(plan.data.beside) / "work"))
+
+    def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
+        """Return the files that the command names, of the folder that was uploaded, and the commit there."""
+        digests = _file_digests(beside / "work")
+        if digest_json(digests) != plan.bundle_sha256:
+            return []
+        folder = Path(self.command.folder)
+        where = f"in {folder.name if folder.suffix not in ('.py', '.ipynb') else folder.parent.name}/, as uploaded"
+        started = (name for name in dict.fromkeys(map(normpath, self.command.argv)) if name in digests)
+        files = [("Code", f"{name}, {where} · sha256 {digests[name]}") for name in started]
+        return [*files, *([("Commit", f"{self.command.commit}, as git had it")] if self.command.commit else [])]
 
     def opened(self) -> dict[str, Any]:
         """Return the command's words, and the names of its variables without a value."""
@@ -114,6 +128,8 @@ class CommandJob(Job):
             parts.append(f"with {', '.join(names)}")
         if self.command.checkpoints:
             parts.append(f"checkpoints {self.command.checkpoints}")
+        if self.challenge:
+            parts.append(f"challenge {self.challenge.partition(':')[0]}, its seed in $GPURUN_SEED")
         return parts
 
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
@@ -129,6 +145,12 @@ class CommandJob(Job):
             commit = self.command.commit
             known = "the commit is in $GPURUN_GIT_COMMIT" if commit else "its folder here has no commit either"
             yield f".git is not uploaded, so git knows nothing there; {known}."
+
+    def _challenge_env(self) -> dict[str, str]:
+        """Return the challenge and its seed as variables; the seed has 32 bits, which numpy and torch take."""
+        if not self.challenge:
+            return {}
+        return {"GPURUN_CHALLENGE": self.challenge, "GPURUN_SEED": str(recipe_file.seed_of(self.challenge, 32))}
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
@@ -155,3 +177,12 @@ class CommandJob(Job):
         folders = (uploads.get(name) for name in (WORK, "data"))
         places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())
+
+
+def _file_digests(work: Path) -> dict[str, str]:
+    """Return the sha256 of each file of a folder, by its path in it."""
+    digests: dict[str, str] = {}
+    for path in sorted(path for path in work.rglob("*") if path.is_file()):
+        with path.open("rb") as content:
+            digests[path.relative_to(work).as_posix()] = hashlib.file_digest(content, "sha256").hexdigest()
+    return digests

@@ -45,6 +45,11 @@ class TrainerJob(Job):
         return steps if isinstance(steps, int) else 0
 
     @property
+    def challenge(self) -> str:
+        """See `Job.challenge`."""
+        return str(self.resolved.get("train", {}).get("challenge", ""))
+
+    @property
     def disk_gb(self) -> int:
         """See `Job.disk_gb`."""
         return int(self.resolved["hardware"]["disk_gb"])

@@ -50,6 +50,8 @@ _NOT_SHOWN = {
     NOT_A_PROVIDER: "It does not show that anything was rented: whoever runs that address could answer anything.",
 }
 
+_SEED_NOT_SHOWN = "It does not show that the command used the seed of its challenge."
+
 _DEVICE = re.compile(r"device: (cuda|cpu)")
 _CODE = re.compile(r"code: embedding trainer/\S+ \| .+")
 _SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,]+"), _CODE)
@@ -226,13 +228,20 @@ def command_verdict(
     how = _COMMAND_ENDS.get(outcome, "the command failed")
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
+    if opened.challenge:
+        word = opened.challenge.rpartition(":")[0]
+        says = plain_line(f"{says}; opened for the challenge {word} by the key that signs")
     if opened.endpoint:
-        says = plain_line(f"asked {opened.endpoint} in place of {opened.provider}; {says}")
-        return _with_limits(NOT_A_PROVIDER, says)
-    if not is_on_gpu:
-        return _with_limits(_without_gpu(opened, outcome), says)
-    is_rented = opened.mode == "paid" and machine is not None and _is_told(machine)
-    return _with_limits(RENTED if is_rented else BY_ITS_WORD, says)
+        kind, says = NOT_A_PROVIDER, plain_line(f"asked {opened.endpoint} in place of {opened.provider}; {says}")
+    elif not is_on_gpu:
+        kind = _without_gpu(opened, outcome)
+    else:
+        is_rented = opened.mode == "paid" and machine is not None and _is_told(machine)
+        kind = RENTED if is_rented else BY_ITS_WORD
+    verdict = _with_limits(kind, says)
+    if opened.challenge:
+        verdict["not_shown"] += f" {_SEED_NOT_SHOWN}"
+    return verdict
 
 
 def older_verdict(device: str, outcome: str) -> Verdict:

@@ -237,7 +237,7 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, importe
         cap_micros=plan.cap_micros,
         worst_micros=plan.most_micros,
         stage=plan.choices.stage,
-        challenge=plan.job.resolved.get("train", {}).get("challenge", ""),
+        challenge=plan.job.challenge,
         continues=plan.continues.model_dump(include=before, exclude_defaults=True) if plan.continues else None,
         **told,
     )

@@ -6,13 +6,14 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from gpurun.core.money import format_figure
 from gpurun.core.receipt_record import Predicate, Receipt
 from gpurun.core.untrusted import safe_text
 from gpurun.view.number_format import UNKNOWN, format_loss
-from gpurun.view.receipt_markdown import card_pairs, escape_markdown, file_rows, receipt_markdown
+from gpurun.view.receipt_markdown import card_pairs, escape_markdown, file_rows, literal_block, receipt_markdown
 from gpurun.view.receipt_screen import log_lines, sample_text
 from gpurun.view.report.escape import escaped, lines_escaped, tag
 from gpurun.view.style import Style
@@ -23,6 +24,8 @@ _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "table{border-collapse:collapse;width:100%}td,th{border:1px solid #8884;padding:.3rem .6rem;text-align:left;"
     "vertical-align:top;overflow-wrap:anywhere}pre{overflow:auto;background:#8881;padding:.6rem}"
+    "svg{display:block;width:100%;fill:none;stroke:#888}polyline{stroke:#2a6fdb;stroke-width:2}"
+    "text{font-size:12px;fill:currentColor;stroke:none}:root{color-scheme:light dark}"
 )
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _COLUMNS = (
@@ -31,23 +34,41 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def card_markdown(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
-    """The card for a platform that takes text; `platform` is where it ran, in the words of who chose it."""
+Quoted = Sequence[tuple[str, Sequence[str]]]
+"""Blocks of lines that a log has, each with its title."""
+
+
+def card_markdown(
+    receipt: Receipt, *, platform: str, shutdown: str = "", more: Sequence[tuple[str, str]] = (), quoted: Quoted = ()
+) -> str:
+    """The card for a platform that takes text; `platform` is where it ran, in the words of who chose it.
+
+    `more` are rows beside those of the receipt.
+    """
     told = receipt.predicate
-    rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in _first(told, platform))
-    return f"# Evidence card: {escape_markdown(told['run'])}\n\n| | |\n| --- | --- |\n{rows}\n" + receipt_markdown(
-        receipt, shutdown=shutdown
-    ).replace("# Receipt", "## Receipt", 1)
+    rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in [*_first(told, platform), *more])
+    head = f"# Evidence card: {escape_markdown(told['run'])}\n\n| | |\n| --- | --- |\n{rows}\n"
+    page = receipt_markdown(receipt, shutdown=shutdown).replace("# Receipt", "## Receipt", 1)
+    blocks = [line for title, lines in quoted for line in ("", *literal_block(title, lines))]
+    return "\n".join([head + page, *blocks]) + "\n"
 
 
-def card_html(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
-    """The same as one page without a script or a link."""
+def card_html(
+    receipt: Receipt,
+    *,
+    platform: str,
+    shutdown: str = "",
+    more: Sequence[tuple[str, str]] = (),
+    quoted: Quoted = (),
+    losses: Sequence[tuple[int, float]] = (),
+) -> str:
+    """The same as one page without a script or a link; the curve of its `losses` comes first."""
     told, verdict = receipt.predicate, receipt.predicate["verdict"]
-    pairs = [*_first(told, platform), *card_pairs(receipt, shutdown)]
+    pairs = [*_first(told, platform), *more, *card_pairs(receipt, shutdown)]
     for _, files in file_rows(told):
         pairs += [(name, f"sha256 {sha256}" if sha256 else "") for name, sha256 in files]
     rows = "".join(tag("tr", tag("th", escaped(name)) + tag("td", escaped(text))) for name, text in pairs)
-    texts = (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told))))
+    texts = (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told))), *quoted)
     blocks = "".join(tag("h2", escaped(title)) + tag("pre", lines_escaped(lines)) for title, lines in texts if lines)
     title = escaped(f"Evidence card: {told['run']}")
     says = tag("p", tag("strong", escaped(verdict["says"])) + " " + escaped(verdict.get("not_shown", "")))
@@ -56,8 +77,33 @@ def card_html(receipt: Receipt, *, platform: str, shutdown: str = "") -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{title}</title>'
         f"<style>{_STYLE}</style>"
     )
-    body = f"<h1>{title}</h1>{says}<table>{rows}</table>{blocks}"
+    body = f"<h1>{title}</h1>{loss_curve(losses)}{says}<table>{rows}</table>{blocks}"
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+
+
+def loss_curve(losses: Sequence[tuple[int, float]]) -> str:
+    """Return losses by their steps as a drawing without a library, which a card must not need; "" for less than two."""
+    drawn = [(step, loss) for step, loss in losses if isfinite(loss)]
+    if len(drawn) < 2:
+        return ""
+    first, last = drawn[0][0], drawn[-1][0]
+    low, high = min(loss for _, loss in drawn), max(loss for _, loss in drawn)
+    width, height, left, top = 640, 200, 60, 12
+
+    def place(step: int, loss: float) -> str:
+        across, up = (step - first) / (last - first), (loss - low) / (high - low) if high > low else 0.5
+        return f"{left + across * width:.1f},{top + (1 - up) * height:.1f}"
+
+    points, below = " ".join(place(step, loss) for step, loss in drawn), top + height
+    texts = (
+        (left - 8, top + 5, "end", f"{high:.3g}"), (left - 8, below, "end", f"{low:.3g}"),
+        (left, below + 20, "start", f"step {first:,}"), (left + width, below + 20, "end", f"step {last:,}"),
+    )  # fmt: skip
+    words = "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in texts)
+    return (
+        f'<svg viewBox="0 0 {left + width + 12} {below + 28}" role="img" aria-label="Loss by step">'
+        f'<path d="M{left} {top}V{below}H{left + width}"/><polyline points="{points}"/>{words}</svg>'
+    )
 
 
 def _first(told: Predicate, platform: str) -> list[tuple[str, str]]:

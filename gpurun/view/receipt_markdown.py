@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gpurun.core.artifact_names import shown
 from gpurun.core.clock import utc
@@ -39,10 +40,15 @@ def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
         ]
     for title, texts in (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told)))):
         if any(texts):
-            longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
-            fence = "`" * max(3, longest + 1)
-            lines += ["", f"## {title}", "", f"{fence}text", *texts, fence]
+            lines += ["", *literal_block(title, texts)]
     return "\n".join(lines)
+
+
+def literal_block(title: str, texts: Sequence[str]) -> list[str]:
+    """Return lines below a title, in a fence that none of them closes."""
+    longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"## {title}", "", f"{fence}text", *texts, fence]
 
 
 def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:

@@ -21,7 +21,7 @@ def evidence(
     run: UsualRun = None,
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RUN.card.zip.")] = "",
     with_checkpoint: Annotated[
-        bool, typer.Option("--with-checkpoint", help="The last checkpoint and a small text's shards, too.")
+        bool, typer.Option("--with-checkpoint", help="Its checkpoints and a small text's shards, too.")
     ] = False,
 ) -> Result:
     """Write a run's evidence into one file to hand in: card, receipt, journal, log and events.
@@ -36,6 +36,7 @@ def evidence(
     from gpurun.core.installed_files import bundle_root
     from gpurun.ledger.write_receipt import read_receipt
     from gpurun.readers.evidence.card import pack_card
+    from gpurun.readers.evidence.card_additions import card_additions
     from gpurun.remote.agent.runner.masked import forms_of
     from gpurun.view.evidence_card import card_html, card_markdown
     from gpurun.view.number_format import format_bytes
@@ -47,16 +48,21 @@ def evidence(
         "platform": f"{plan.offer.provider}, {plan.offer.label}",
         "shutdown": shutdown_line(session, folder.name, receipt),
     }
-    pages = {"card.md": card_markdown(receipt, **words), "card.html": card_html(receipt, **words)}
     private = tuple({str(session.home.root), str(Path.home()), str(bundle_root())})
+    more = card_additions(folder, plan, {**receipt.predicate}, private)
+    pages = {
+        "card.md": card_markdown(receipt, **words, more=more.rows, quoted=more.quoted),
+        "card.html": card_html(receipt, **words, more=more.rows, quoted=more.quoted, losses=more.losses),
+    }
+    data = Path(folder.now_at(plan.data.folder)) if plan.data.folder else None  # "" would be the working folder.
     at_hand = secrets_at_hand(plan.job.secrets)
     content, left_out = pack_card(
         folder, session.home.keys, plan.model_dump(mode="json"), pages, {**receipt.predicate},
-        private=private, with_checkpoint=with_checkpoint, data=Path(folder.now_at(plan.data.folder)),
+        private=private, with_checkpoint=with_checkpoint, data=data,
         secrets={name: forms_of([value]) for name, value in at_hand.items()},
     )  # fmt: skip
     path = Path(output or f"{folder.name}.card.zip").expanduser()
     write_bytes(path, content, flag="-o")
     said = [f"left out: {name}, because {why}" for name, why in left_out.items()]
-    data = {"run": folder.name, "file": str(path), "bytes": len(content), "left_out": left_out}
-    return Result(data=data, text="\n".join([f"Wrote {path}, {format_bytes(len(content))}.", *said]))
+    written = {"run": folder.name, "file": str(path), "bytes": len(content), "left_out": left_out}
+    return Result(data=written, text="\n".join([f"Wrote {path}, {format_bytes(len(content))}.", *said]))

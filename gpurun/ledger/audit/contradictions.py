@@ -134,13 +134,13 @@ class _Said:
 def contradictions(folder: RunFolder, records: Sequence[Record], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
     """What contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
     said = _listen(folder)
+    yield from _challenge_problems(told, plan)
     if not terms_in(told).has_model:  # What a command prints is its own affair, and no verdict rests on it.
         yield from _time_problems(said, records)
         return
     if told["training"]["device"] == "cuda":
         yield from _card_problems(said, told)
         yield from _speed_problems(said, plan)
-    yield from _challenge_problems(told, plan)
     yield from _step_problems(said, records, told, plan)
     yield from _size_problems(said, told, plan)
     yield from _log_problems(folder, said)
@@ -243,12 +243,16 @@ def _model_of(plan: Json) -> schema.ModelConfig | None:
 
 
 def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
-    """Whether the seed follows from the challenge, and the challenge was for the key that signed."""
-    train = plan.get("resolved", {}).get("train", {})
-    challenge = train.get("challenge", "")
+    """Whether the seed follows from the challenge, and the challenge was for the key that signed.
+
+    A command is handed its seed, and no evidence says what it does with it.
+    """
+    train, command = plan.get("resolved", {}).get("train", {}), plan.get("command")
+    challenge = (command or train).get("challenge", "")
     if told["asked"].get("challenge", "") != challenge:
         yield "the run was not opened with the plan's challenge"
-    if challenge and train.get("seed") not in (recipe_file.seed_of(challenge), recipe_file.seed_of(challenge, 32)):
+    seeds = (recipe_file.seed_of(challenge), recipe_file.seed_of(challenge, 32))
+    if challenge and not command and train.get("seed") not in seeds:
         yield "its seed is not the one that its challenge gives"
     if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
         yield "its challenge was given to another key than the one that its receipt names"

@@ -34,6 +34,12 @@ EVENTS = "events.jsonl"
 _SMALL = {INDEX: 1 << 20, KEY: 1 << 14, RECEIPT: 4 << 20, PLAN: 4 << 20, "card.md": 1 << 20, "card.html": 2 << 20}
 _LARGE = {JOURNAL: 16 << 20, LOG: 16 << 20, EVENTS: 32 << 20}
 _CHECKPOINT = re.compile(r"checkpoints/\d{6}\.(model\.safetensors|optim\.safetensors|state\.json)")
+_OUTPUT = re.compile(
+    r"outputs/(?:(?!\.)[A-Za-z0-9._-]{1,80}/){0,6}(?!\.)[A-Za-z0-9._-]{1,80}\.(?:pt|pth|ckpt|safetensors|bin)"
+)
+"""A checkpoint that a command saved, by the ends that such files have."""
+MOST_OUTPUTS, MOST_SHARDS = 50, 100
+"""With all else that a card has, fewer than `MOST_ENTRIES`."""
 _SHARD = re.compile(r"data/(?!\.)[A-Za-z0-9._-]{1,80}")
 MOST_STATE_BYTES = 1 << 20
 MOST_ENTRIES = 200
@@ -99,12 +105,15 @@ def pack_card(
     left_out = {name: why for name in (JOURNAL, LOG, EVENTS) if (why := _why_not(name, files.get(name), private))}
     files = {name: content for name, content in files.items() if name not in left_out}
     files |= dict(_kept(run, told, with_checkpoint=with_checkpoint))
+    if with_checkpoint:
+        outputs, not_taken = _outputs(run, told)
+        files, left_out = files | outputs, left_out | not_taken
     if with_checkpoint and data is not None:
         shards = [path for path in sorted(data.glob("*")) if path.is_file() and _SHARD.fullmatch(f"data/{path.name}")]
-        if sum(path.stat().st_size for path in shards) <= MOST_SHARD_BYTES:
+        if len(shards) <= MOST_SHARDS and sum(path.stat().st_size for path in shards) <= MOST_SHARD_BYTES:
             files |= {f"data/{path.name}": path for path in shards}
         else:
-            left_out["data"] = f"the shards have more than {MOST_SHARD_BYTES >> 20} MB"
+            left_out["data"] = f"they are more than {MOST_SHARDS} files, or {MOST_SHARD_BYTES >> 20} MB"
     _demand_no_secret(files, secrets or {})
     return _zipped(files, str(told["run"]), left_out), left_out
 
@@ -114,7 +123,7 @@ def _demand_no_secret(files: Mapping[str, bytes | Path], secrets: Mapping[str, S
     texts = {name: one for name, one in files.items() if not name.endswith((".safetensors", ".bin", ".npy"))}
     for secret, forms in secrets.items():
         for name, one in texts.items():
-            content = one if isinstance(one, bytes) else read_regular(one)
+            content = one if isinstance(one, bytes) else read_regular(one, MOST_WEIGHTS_BYTES)
             if any(form in content for form in forms):
                 what = f"{name} shows the value of {secret}, whole or in part. Nothing was written."
                 hint = (
@@ -131,6 +140,31 @@ def _kept(run: RunFolder, told: Mapping[str, Any], *, with_checkpoint: bool) -> 
         path = run.artifacts / one["name"]
         if (with_checkpoint or (one["step"], one["kind"]) == (last, "state")) and path.is_file():
             yield str(one["name"]), path
+
+
+def _outputs(run: RunFolder, told: Mapping[str, Any]) -> tuple[dict[str, bytes | Path], dict[str, str]]:
+    """The checkpoints among what a command left, the newest first, and those that are left out with why."""
+    files = [one for one in told["checkpoint"]["files"] if is_saved_model(one)]
+    taken, left_out, left = dict[str, bytes | Path](), dict[str, str](), MOST_WEIGHTS_BYTES
+    for one in sorted(files, key=lambda one: -(one["step"] or 0)):
+        name, path = str(one["name"]), run.artifacts / one["name"]
+        size = path.stat().st_size if path.is_file() else None
+        if not _OUTPUT.fullmatch(name):
+            left_out[name] = "its name is none that a card takes"
+        elif size is None:
+            left_out[name] = "it is not in the run's folder"
+        elif size > left or len(taken) == MOST_OUTPUTS:
+            left_out[name] = f"a card takes {MOST_OUTPUTS} checkpoints, {MOST_WEIGHTS_BYTES >> 30} GB together"
+        else:
+            taken[name], left = path, left - size
+    if not files and any(one["kind"] == "output" for one in told["checkpoint"]["files"]):
+        left_out["outputs"] = "none is named as a checkpoint is (.pt, .pth, .ckpt, .safetensors, .bin)"
+    return taken, dict(list(left_out.items())[:MOST_OUTPUTS])
+
+
+def is_saved_model(file: Mapping[str, Any]) -> bool:
+    """Whether a receipt's file is a checkpoint that a command saved, by its user's word or its name's end."""
+    return file["kind"] == "checkpoint" or (file["kind"] == "output" and bool(_OUTPUT.fullmatch(str(file["name"]))))
 
 
 def without_values(plan: Any) -> Any:
@@ -179,7 +213,7 @@ def _zipped(files: Mapping[str, bytes | Path], run: str, left_out: Mapping[str, 
 
 def _put(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     member = zipfile.ZipInfo(name, _STAMP)
-    is_dense = name.endswith((".safetensors", ".bin"))
+    is_dense = name.endswith((".safetensors", ".bin")) or bool(_OUTPUT.fullmatch(name))
     member.compress_type = zipfile.ZIP_STORED if is_dense else zipfile.ZIP_DEFLATED
     member.external_attr = 0o644 << 16
     archive.writestr(member, content)
@@ -239,7 +273,8 @@ def _opened(file: Any) -> zipfile.ZipFile:
 def _check_names(archive: zipfile.ZipFile, names: list[str]) -> None:
     for member in archive.infolist():
         name = member.filename
-        if not (name in _SMALL or name in _LARGE or _CHECKPOINT.fullmatch(name) or _SHARD.fullmatch(name)):
+        known = name in _SMALL or name in _LARGE or any(one.fullmatch(name) for one in (_CHECKPOINT, _OUTPUT, _SHARD))
+        if not known:
             raise NoCard(f"it holds {plain_line(member.filename)!r}, which no card has")
         if member.flag_bits & 1 or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise NoCard(f"{member.filename} is packed in a way that no card is")

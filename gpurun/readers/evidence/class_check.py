@@ -23,7 +23,18 @@ from gpurun.ledger.audit.audit_run import audit_run
 from gpurun.ledger.audit.findings import NO
 from gpurun.ledger.audit.strict_lines import journal_lines
 from gpurun.ledger.signing import parse_public_key, payload_of
-from gpurun.readers.evidence.card import EVENTS, JOURNAL, KEY, LOG, PLAN, RECEIPT, EvidenceCard, NoCard, read_card
+from gpurun.readers.evidence.card import (
+    EVENTS,
+    JOURNAL,
+    KEY,
+    LOG,
+    PLAN,
+    RECEIPT,
+    EvidenceCard,
+    NoCard,
+    is_saved_model,
+    read_card,
+)
 from gpurun.readers.evidence.roster import OFFICIAL, ClassTask, Roster
 
 NO_CARD, UNREADABLE, TWICE = "no card", "not a card", "handed in twice"
@@ -36,7 +47,7 @@ class CardRow:
 
     `notes` are warnings, which count under --strict; `checked` is what was computed again, and `replayed` how much of
     the training was ("all", "3 spans", "nothing"; "" where none was asked for). `marks` are what no second card may
-    have, in words; `weights` the digests of the checkpoints'.
+    have, in words; `weights` the digests of the checkpoints', `saved` those of the files that a command saved as such.
     """
 
     file: str
@@ -61,6 +72,7 @@ class CardRow:
     replayed: str = ""
     marks: set[str] = field(default_factory=set)
     weights: set[str] = field(default_factory=set)
+    saved: set[str] = field(default_factory=set)
     place: tuple[str, int, str] = ("", 0, "")
     """Whose chain it is in, where, and after which receipt."""
     told: Mapping[str, Any] = field(default_factory=dict)
@@ -154,6 +166,11 @@ def _judge(row: CardRow, card: EvidenceCard, root: Path) -> None:
     row.challenge = str(told["asked"].get("challenge", ""))
     row.marks = {*found.marks}
     row.place = (str(told["signing"]["keyid"]), int(told["seq"]), str(told["prev"]))
+    listed = {str(one["name"]): str(one["sha256"]) for one in told["checkpoint"]["files"]}
+    for name, sha256 in card.large.items():
+        if not name.startswith("data/") and listed.get(name) != sha256:
+            row.problems.append(f"{plain_line(name)} is not the file that its receipt lists")
+    row.saved = {str(one["sha256"]) for one in told["checkpoint"]["files"] if is_saved_model(one)}
     row.weights = {str(one["sha256"]) for one in told["checkpoint"]["files"] if one["kind"] == "weights"}
 
 
@@ -187,7 +204,8 @@ def _other_than(task: ClassTask, row: CardRow) -> Iterator[str]:
     if task.data and not row.data.startswith(task.data):
         yield f"it trained on the data {row.data[:12]}…, and the class was given {task.data[:12]}…"
     if task.trainer == OFFICIAL and not row.trainer.startswith(OFFICIAL):
-        yield f"it used a {row.trainer}, and the class was given the official one"
+        used = f"a {row.trainer}" if row.trainer else "a program of its own"
+        yield f"it used {used}, and the class was given the official one"
     if task.trainer not in ("", OFFICIAL) and not str(row.told["digests"]["trainer"]).startswith(task.trainer):
         yield f"it used another trainer than the class was given ({task.trainer[:12]}…)"
 
@@ -210,6 +228,10 @@ def _hold_together(rows: Sequence[CardRow], *, is_class: bool) -> None:
             for row in owners:
                 said = "the same weights as {others}: without a challenge the same training gives them, too"
                 row.notes.append(said.format(others=_others(owners, row)))
+    for _, owners in _shared((sha256, row) for row in judged for sha256 in row.saved):
+        for row in owners:
+            why = "a command that does not take $GPURUN_SEED saves the same again, and a copy is the same"
+            row.notes.append(f"the same checkpoint as {_others(owners, row)}: {why}")
     _hold_chains(judged)
 
 

@@ -1,0 +1,104 @@
+"""What a card says beside the receipt: the device by machine and log, the losses, the code, and a quoted sample."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.paths import RunFolder
+from gpurun.core.run_plan import Plan
+from gpurun.core.trainer_events import StepEvent, events_of
+from gpurun.core.untrusted import lines_of, plain_line
+
+_DEVICE = re.compile(r"\b(?:cuda|devices?|gpus?)(?![A-Za-z])", re.IGNORECASE)
+_SAMPLE = re.compile(
+    r"\W*(?:generated|generation|samples?|sampled)\b(?!\W*\d)(?!\W*(?:rate|size|count|seen)\b)", re.IGNORECASE
+)
+_AFTER_SAMPLE = re.compile(r"\W*(?:step|iter|iteration|epoch|saved?|saving|checkpoint|wrote|loss)\b", re.IGNORECASE)
+_MOST_DEVICE_LINES, _MOST_SAMPLE_LINES, _MOST_POINTS = 4, 24, 500
+_PRIVATE = "[a line that names a folder of this computer]"
+
+
+@dataclass(frozen=True)
+class CardAdditions:
+    """Rows of the card's table, quoted lines of the log by title, and the losses to be drawn: step and loss."""
+
+    rows: tuple[tuple[str, str], ...]
+    quoted: tuple[tuple[str, tuple[str, ...]], ...]
+    losses: tuple[tuple[int, float], ...]
+
+
+def card_additions(folder: RunFolder, plan: Plan, told: Mapping[str, Any], private: Sequence[str]) -> CardAdditions:
+    """Return what a run's folder has for its card; `private` are folders that no card may name.
+
+    What the log says is quoted as that: nothing of it is checked.
+    """
+    losses = _losses(folder)
+    devices, sample = _quoted(folder.log)
+    rows = [(name, plain_line(text)) for name, text in plan.job.code(plan, Path(folder.now_at(plan.data.beside)))]
+    rows += [("CUDA", f"{words}, by the machine's word") for words in _cuda(told["instance"])]
+    if devices:
+        rows.append(("CUDA in the log", " · ".join(f"“{line}”" for line in _shown(devices, private))))
+    if losses:
+        (first, start), (last, end) = losses[0], losses[-1]
+        words = f"{start:.4f} at step {first:,}, {end:.4f} at step {last:,}, the lowest {min(x for _, x in losses):.4f}"
+        rows.append(("Losses", f"{words}, as its log told them"))
+    block = ("Sample, as the log has it", tuple(_shown(sample, private)))
+    quoted = (block,) if sample and told["sample"] is None else ()
+    return CardAdditions(tuple(rows), quoted, _thinned(losses))
+
+
+def _losses(folder: RunFolder) -> list[tuple[int, float]]:
+    """Return the loss of each step that has one, the last that was told of it."""
+    steps = (event for event in events_of(folder.events) if isinstance(event, StepEvent))
+    return sorted({one.step: one.loss for one in steps if one.step is not None and one.loss is not None}.items())
+
+
+def _thinned(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return losses evenly chosen, the first and the last among them."""
+    if len(losses) <= _MOST_POINTS:
+        return tuple(losses)
+    last = len(losses) - 1
+    return tuple(losses[round(place * last / (_MOST_POINTS - 1))] for place in range(_MOST_POINTS))
+
+
+def _quoted(log: Path) -> tuple[list[str], list[str]]:
+    """Return the first lines of a log that tell of a device, and its last ones that say that they are a sample."""
+    devices: list[str] = []
+    sample: list[str] = []
+    is_sample = False
+    for line in lines_of(log):
+        if _SAMPLE.match(line) and not (is_sample and len(sample) == 1):  # A title may stand above its own label.
+            sample, is_sample = [line], True
+        elif is_sample and (_AFTER_SAMPLE.match(line) or len(sample) == _MOST_SAMPLE_LINES):
+            is_sample = False
+        elif is_sample:
+            sample.append(line)
+        elif _DEVICE.search(line) and len(devices) < _MOST_DEVICE_LINES and line not in devices:
+            devices.append(line)
+    while sample and not sample[-1].strip():
+        sample.pop()
+    return devices, sample if len(sample) > 1 or ":" in "".join(sample) else []
+
+
+def _shown(lines: Sequence[str], private: Sequence[str]) -> Iterator[str]:
+    """Yield lines as they may be shown to others."""
+    for line in lines:
+        own = any(len(folder) > 1 and folder in line for folder in private)
+        yield _PRIVATE if own else plain_line(line.strip("\r\n"))
+
+
+def _cuda(machine: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what the machine told of torch and its cards before the run began."""
+    hello = ((machine or {}).get("facts") or {}).get("hello") or {}
+    torch = hello.get("torch") or {}
+    if not torch.get("version"):
+        return
+    names = [plain_line(str(one.get("name"))) for one in torch.get("devices") or ()]
+    built = f", built for CUDA {torch['cuda']}" if torch.get("cuda") else ""
+    drivers = sorted({plain_line(str(card.get("driver"))) for card in hello.get("gpus") or ()})
+    driver = f", driver {', '.join(drivers)}" if drivers else ""
+    yield f"torch {plain_line(str(torch['version']))}{built}, sees {', '.join(names) or 'no CUDA device'}{driver}"
