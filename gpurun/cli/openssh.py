@@ -17,7 +17,7 @@ def program() -> str | None:
     return shutil.which("ssh")
 
 
-def words(config: Path, entry: HostEntry, *options: str, command: str = "") -> list[str]:
+def ssh_argv(config: Path, entry: HostEntry, *options: str, command: str = "") -> list[str]:
     """Return ssh's words for one entry of a configuration, and of no other; the name stands behind `--`."""
     return ["ssh", "-F", str(config), *options, "--", entry.alias, *([command] if command else [])]
 

@@ -44,7 +44,7 @@ HostKeyOf = Callable[[str, Box], str]
 
 
 @dataclass(frozen=True)
-class Way:
+class WayIn:
     """How the machine of a run is logged in to; `entry` is None where its scheduler is on this machine.
 
     `folder` is the run's own there; `job` the number of a scheduler's job, and `setup` what its table puts first.
@@ -69,7 +69,7 @@ def alias_of(run: str) -> str:
     return f"gpurun-{run}"
 
 
-def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> Way:
+def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
     """Return the way into a run's machine; a UsageError says why there is none, and what to do."""
     run, state, instance = sight.folder.name, sight.state, sight.state.instance
     if not sight.unfinished or state.phase not in (*_LIVE, *_BEFORE):
@@ -90,20 +90,20 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> Way:
         return _into_job(run, instance, address, home, host_key_of)
     alias, folder = alias_of(run), f".gpurun/{instance.token}"
     if sight.plan.box is not None:
-        return Way(run, _entry_of(alias, sight.plan.box, host_key_of), folder)
+        return WayIn(run, _entry_of(alias, sight.plan.box, host_key_of), folder)
     key, host_key = sight.folder.ssh / "client", sight.folder.ssh / "host.pub"
     if not (key.is_file() and host_key.is_file()):
         hint = "It is made with the run, and lies in the home that the run was started from: name that with --home."
         raise SetupError("way.no_key", f"The key that logs in to {run} is not in {sight.folder.ssh}.", hint=hint)
     line = " ".join(host_key.read_text(encoding="ascii").split()[:2])
-    return Way(run, HostEntry(alias, address, str(key), line), folder)
+    return WayIn(run, HostEntry(alias, address, str(key), line), folder)
 
 
-def _into_job(run: str, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> Way:
+def _into_job(run: str, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
     """The way into a job goes over its cluster's login node, which has the run's folder too."""
     cluster = cluster_of(load_clusters(home), instance.region)
     entry = None if cluster.is_here else _entry_of(alias_of(run), known_login(cluster, home), host_key_of)
-    return Way(run, entry, address.folder, instance.id.rpartition("/")[2], cluster.setup)
+    return WayIn(run, entry, address.folder, instance.id.rpartition("/")[2], cluster.setup)
 
 
 def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
@@ -123,7 +123,7 @@ def config_of(home: Home) -> Path:
     return home.ssh / "config"
 
 
-def write_entries(home: Home, clock: Clock | None = None) -> list[Way]:
+def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
     """Write the entry of each machine that can be logged in to, and return these ways.
 
     With a `clock` a box whose host key is known by its fingerprint alone is asked for it; without one it keeps the key
@@ -133,7 +133,7 @@ def write_entries(home: Home, clock: Clock | None = None) -> list[Way]:
     known_hosts = home.ssh / "known_hosts"
     with exclusive(home.ssh / ".lock"):
         host_key_of = _before(_known(known_hosts), clock)
-        ways = list[Way]()
+        ways = list[WayIn]()
         for sight, _ in look_at_all(home, planned_runs(home, only_open=True)):
             with suppress(GpurunError, OSError):  # Of the run that somebody names it is told to them.
                 ways += [way_into(sight, home, host_key_of)] if sight else []
@@ -150,7 +150,7 @@ def _replace(path: Path, text: str) -> None:
     write_atomic(path, text.encode())
 
 
-def way_to_run(home: Home, run: str, clock: Clock) -> Way:
+def way_to_run(home: Home, run: str, clock: Clock) -> WayIn:
     """Return the way into the machine of one run, once its entry is written; an error where there is none."""
     write_entries(home, clock)
     return way_into(look_at_run(home, run), home, _before(_known(home.ssh / "known_hosts"), clock))

@@ -67,7 +67,7 @@ def of_class(card: Path, roster: Roster) -> CardRow:
     return check_class([card], roster)[0]
 
 
-def test_the_command_is_handed_its_challenge_and_a_seed_of_32_bits(person: Person) -> None:
+def test_a_command_is_handed_its_challenge_and_a_32_bit_seed(person: Person) -> None:
     challenge = bound(person)
     log = (person.home / "runs/fox-41/run.log").read_text()
     seed = recipe_file.seed_of(challenge, 32)
@@ -100,9 +100,7 @@ def test_the_card_has_all_that_the_course_asks_for(person: Person, card: Path) -
     assert not any("diary" in name or name.startswith("data/") for name in names), "the folder that one stands in"
 
 
-def test_a_class_accepts_the_card_and_finds_what_was_put_in_its_place(
-    person: Person, card: Path, tmp_path: Path
-) -> None:
+def test_a_class_accepts_the_card_and_finds_one_put_in_its_place(person: Person, card: Path, tmp_path: Path) -> None:
     row = of_class(card, a_class())
     assert (row.student, row.problems, row.recipe) == ("Ada", [], SCRIPT)
     assert of_class(card, a_class(task=ClassTask(trainer=person.receipt()["digests"]["trainer"]))).problems == []

@@ -182,7 +182,7 @@ def test_what_is_its_users_own_to_type_is_refused_by_name(shell: Shell, key: str
         ("outputs = 3", "run.table", "outputs"),
     ],
 )
-def test_a_table_reaches_no_key_and_nothing_outside_of_its_folder(
+def test_a_table_reaches_no_key_and_nothing_outside_its_folder(
     shell: Shell, tmp_path: Path, lines: str, code: str, words: str
 ) -> None:
     Path("away").symlink_to(tmp_path)
@@ -217,7 +217,7 @@ def test_a_name_that_is_nowhere_lists_those_that_are(shell: Shell) -> None:
     assert "Did you mean baseline? In gpurun.toml: baseline. Packaged: llmc-gpt2-124m, modded-track-3" in shown
 
 
-def test_a_file_wins_only_with_a_path_and_a_program_only_behind_dashes(shell: Shell) -> None:
+def test_a_file_wins_by_a_path_and_a_program_behind_dashes(shell: Shell) -> None:
     Path("baseline").write_text("#!/bin/sh\necho file\n")
     shell.run("--dry-run", "./baseline")
     shell.run("--dry-run", "--", "baseline")

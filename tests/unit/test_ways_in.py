@@ -22,7 +22,7 @@ from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.core.run_plan import Box
 from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.lifecycle import ways_in
-from gpurun.lifecycle.ways_in import Way, config_of, way_into, write_entries
+from gpurun.lifecycle.ways_in import WayIn, config_of, way_into, write_entries
 from gpurun.remote.key_pairs import fingerprint, make_keys
 from gpurun.remote.ssh.entry import HostEntry, include_line
 from tests.command_line import gpurun
@@ -53,7 +53,7 @@ def sight_of(home: Home, phase: Phase, *, provider: str = "runpod", address: Add
     return replace(sight, state=sight.state.model_copy(update=told))
 
 
-def way(sight: Sight, home: Home) -> Way:
+def way(sight: Sight, home: Home) -> WayIn:
     return way_into(sight, home, lambda alias, box: KEY)
 
 

@@ -39,7 +39,7 @@ def forward(
 
     An open connection lengthens no deadline.
     """
-    from gpurun.cli.openssh import program, ssh_environment, words
+    from gpurun.cli.openssh import program, ssh_argv, ssh_environment
     from gpurun.cli.run_control import meant
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
@@ -61,7 +61,7 @@ def forward(
     options = ["-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
     options += [word for here, there in pairs for word in ("-L", f"{_HERE}:{here}:{_HERE}:{there}")]
     process = subprocess.Popen(
-        words(config, way.entry, *options),
+        ssh_argv(config, way.entry, *options),
         env=ssh_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

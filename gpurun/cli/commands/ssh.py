@@ -32,7 +32,7 @@ def ssh(
 
     It ends with the command's exit code, 255 where the connection fails.
     """
-    from gpurun.cli.openssh import program, words
+    from gpurun.cli.openssh import program, ssh_argv
     from gpurun.cli.run_control import meant
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
@@ -46,7 +46,7 @@ def ssh(
     if way.entry is None:
         _become(shlex.split(line))
     elif program() is not None:
-        _become(words(config_of(session.home), way.entry, "-t" if at_terminal else "-T", command=line))
+        _become(ssh_argv(config_of(session.home), way.entry, "-t" if at_terminal else "-T", command=line))
     else:
         from gpurun.cli.terminal_shell import run_here
 

@@ -17,7 +17,7 @@ from gpurun.cli.verb import verb
 from gpurun.core.errors import SetupError
 
 if TYPE_CHECKING:
-    from gpurun.lifecycle.ways_in import Way
+    from gpurun.lifecycle.ways_in import WayIn
 
 app = typer.Typer(rich_markup_mode=None)
 _FIRST_BLOCK = re.compile(r"^\s*(Host|Match)\b", re.IGNORECASE | re.MULTILINE)
@@ -63,7 +63,7 @@ def ssh_config(session: Session, yes: Yes = False) -> Result:
     return Result(data=data, text=text, after=after)
 
 
-def _shown(ways: list[Way]) -> list[str]:
+def _shown(ways: list[WayIn]) -> list[str]:
     lines = []
     for way in ways:
         if way.entry is None:

@@ -15,7 +15,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.paths import Home
 from gpurun.core.records import Address
 from gpurun.lifecycle import ways_in
-from gpurun.lifecycle.ways_in import Way, config_of
+from gpurun.lifecycle.ways_in import WayIn, config_of
 from gpurun.remote.ssh.entry import HostEntry
 from tests.emulators import sshd
 
@@ -31,7 +31,7 @@ def told(place: Place, monkeypatch: pytest.MonkeyPatch, server: sshd.Sshd) -> tu
     home.ssh.mkdir()
     (home.ssh / "known_hosts").write_text(entry.known())
     config_of(home).write_text(entry.config(home.ssh / "known_hosts"))
-    monkeypatch.setattr(ways_in, "way_to_run", lambda *_: Way("fox-41", entry, "x"))
+    monkeypatch.setattr(ways_in, "way_to_run", lambda *_: WayIn("fox-41", entry, "x"))
     monkeypatch.setattr("gpurun.cli.run_control.meant", lambda session, run: run)
 
     def use(port: int) -> None:
