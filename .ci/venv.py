@@ -122,7 +122,7 @@ def main() -> None:
         pip("--index-url", CPU_BUILDS, *torch)
     else:
         pip(*torch)
-    pip("--no-compile", "-c", "constraints.txt", "-e", "." if demo else ".[local,dev]")
+    pip("--no-compile", "-c", "constraints.txt", "-e", ".[report]" if demo else ".[local,dev]")
     STAMP.write_text(wanted(demo))
     print("Ready. To type gpurun by its name: . .venv/bin/activate", flush=True)
 

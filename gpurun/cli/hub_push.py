@@ -9,6 +9,7 @@ from types import ModuleType
 
 from gpurun.cli.session import Session
 from gpurun.core.errors import Declined, SetupError, UsageError
+from gpurun.core.installed_files import install_line
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
@@ -50,6 +51,6 @@ def _library() -> ModuleType:
         import huggingface_hub
         import huggingface_hub.errors
     except ImportError:
-        hint = "From the clone: pip install '.[data]'"
+        hint = install_line("data")
         raise SetupError("export.no_hub", "--push needs huggingface_hub, which is not installed.", hint=hint) from None
     return huggingface_hub

@@ -61,6 +61,13 @@ def broken_installation(fault: ImportError) -> SetupError:
     return SetupError("install.incomplete", what, hint="Install gpurun again, from the clone: pip install .")
 
 
+def install_line(extra: str) -> str:
+    """Return what installs an extra beside this installation, which an editable one stays."""
+    package = Path(gpurun.__file__).resolve().parent
+    is_clone = (package.parent / "pyproject.toml").is_file()
+    return f"pip install -e '{package.parent}[{extra}]'" if is_clone else f"pip install 'gpurun-cap[{extra}]'"
+
+
 def page(name: str) -> Path:
     """A page of docs/, where a person who has no checkout can open it, too."""
     return bundle_root() / "docs" / name

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import install_line
 from gpurun.core.installed_files import tokenizer as tokenizers
 
 __all__ = ["DEFAULT_TOKENS", "LEAST_TOKENS", "MOST_TOKENS", "check_vocab_size", "train_bpe"]
@@ -50,7 +51,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int = 0) -> list[bytes]:
         raise UsageError(
             "tokenizer.not_installed",
             "Training a tokeniser needs the tokenizers library.",
-            hint="Install it, from the clone: pip install '.[data]'; or take GPT-2's: --set data.tokenizer=gpt2.",
+            hint=f"{install_line('data')}; or take GPT-2's: --set data.tokenizer=gpt2.",
         ) from None
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

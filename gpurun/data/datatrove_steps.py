@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import SetupError
+from gpurun.core.installed_files import install_line
 from gpurun.data.documents import documents_of
 from gpurun.data.layout import Layout
 from gpurun.data.rows import mended
@@ -36,7 +37,7 @@ except ImportError as missing:
     raise SetupError(
         "prepare.not_installed",
         f"--executor datatrove needs {missing.name}.",
-        hint="Install it, from the clone: pip install '.[data]'; or leave --executor away.",
+        hint=f"{install_line('data')}; or leave --executor away.",
     ) from None
 
 _RAY_GB = 1.0
@@ -104,7 +105,7 @@ def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
         import ray
         from datatrove.executor.ray import RayPipelineExecutor
     except ImportError as error:
-        hint = "Install it, from the clone: pip install '.[ray]'; or leave --executor away."
+        hint = f"{install_line('ray')}; or leave --executor away."
         raise SetupError("prepare.not_installed", f"--executor ray needs {error.name}.", hint=hint) from None
     if not ray.is_initialized():
         root = str(Path(__file__).resolve().parents[2])

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.installed_files import install_line
 
 __all__ = ["download_files"]
 
@@ -133,6 +134,6 @@ def _huggingface_hub() -> ModuleType:
         raise UsageError(
             "data.no_hub",
             "Data sets of the hub are downloaded with huggingface_hub, which is not installed here.",
-            hint="Install it, from the clone: pip install '.[data]'",
+            hint=install_line("data"),
         ) from None
     return huggingface_hub

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import UsageError
+from gpurun.core.installed_files import install_line
 from gpurun.data.parquet_pages import MOST_PAGE_BYTES, largest_page
 from gpurun.data.refusals import MOST_ROW_BYTES, no_column, too_long, unreadable
 
@@ -92,7 +93,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except ImportError:
         raise UsageError(
             "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
-            hint="Install it, from the clone: pip install '.[data]'",
+            hint=install_line("data"),
         ) from None  # fmt: skip
     try:
         with pyarrow.parquet.ParquetFile(path) as file:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.installed_files import install_line
 from gpurun.core.money import format_usd, usd
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed
@@ -374,12 +375,12 @@ def _need_software(here: ResolvedRecipe) -> None:
         raise SetupError(
             "torch.missing",
             "Training on this machine needs PyTorch, which is not installed.",
-            hint="From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README).",
+            hint=f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README).",
         )
     missing = [name for name in HUGGINGFACE_PACKAGES if find_spec(name) is None]
     if here.tables.train.loop == "huggingface" and missing:
         what = f"{here.name} trains by the Hugging Face Trainer, and {' and '.join(missing)} is not installed here."
-        raise SetupError("huggingface.missing", what, hint="From the clone: pip install '.[hf]'")
+        raise SetupError("huggingface.missing", what, hint=install_line("hf"))
 
 
 def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:

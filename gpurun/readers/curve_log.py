@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.filelock import open_lock, take_lock
+from gpurun.core.installed_files import install_line
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.secrets import child_environment
@@ -51,7 +52,7 @@ class TensorBoardLog:
         try:
             from tensorboard.summary import Writer
         except ImportError:
-            hint = "From the clone: pip install '.[tensorboard]'"
+            hint = install_line("tensorboard")
             raise SetupError("export.no_tensorboard", "Curves for TensorBoard need its package.", hint=hint) from None
         self._writer, self._began_wall = Writer(str(place)), began_wall
 
@@ -95,7 +96,7 @@ def checked_trackers(text: str) -> tuple[str, ...]:
             hint = f"There are: {', '.join(TRACKERS)}."
             raise UsageError("usage.log_to", f"--log-to {name!r} is not known.", hint=hint)
         if find_spec(name) is None:
-            hint = f"From the clone: pip install '.[{name}]'"
+            hint = install_line(name)
             raise SetupError("log_to.missing", f"--log-to {name} needs its package.", hint=hint)
     if "wandb" in names and not _is_logged_in():
         hint = "wandb login; or set WANDB_MODE=offline, and wandb sync later."

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.core.errors import SetupError
+from gpurun.core.installed_files import install_line
 from gpurun.core.money import MICROS_PER_USD
 from gpurun.core.paths import Home, default_home, home_at
 from gpurun.core.trainer_events import EvaluationEvent, SampleEvent, StepEvent, events_of
@@ -46,7 +47,7 @@ class Run:
         try:
             from matplotlib.figure import Figure
         except ImportError:
-            hint = "From the clone: pip install '.[report]'"
+            hint = install_line("report")
             raise SetupError("plot.no_matplotlib", "Charts need matplotlib.", hint=hint) from None
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.subplots()

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import SetupError, UsageError, VerificationFailed
+from gpurun.core.installed_files import install_line
 from gpurun.core.journal_records import last_brought
 from gpurun.core.paths import open_regular
 from gpurun.jobs.trainer import CHANGED
@@ -130,7 +131,7 @@ def ask_trainer(module: str, found: HomeCheckpoint, *arguments: str, limit_s: fl
     JSON of `told`. SetupError where torch is missing or the program breaks; UsageError for what it refuses.
     """
     if find_spec("torch") is None:
-        hint = "From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
+        hint = f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError("torch.missing", "This needs PyTorch, which is not installed here.", hint=hint)
     words = [str(found.weights), *arguments, "--data", str(found.data)]
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:

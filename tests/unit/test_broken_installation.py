@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpurun.cli.app import build_app, run_app
+from gpurun.core.installed_files import install_line
 
 
 @pytest.fixture
@@ -44,3 +45,13 @@ def test_somebody_elses_gpurun_in_the_same_place_is_named(
     monkeypatch.setattr("gpurun.ledger.runs.planned_runs", without_pydantic)
     code, _, err = gpurun("ps")
     assert (code, "install.other_gpurun" in err) == (4, True)
+
+
+def test_an_extra_never_replaces_an_editable_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From a clone the hint put a copy in the place of an editable install: later changes did nothing."""
+    root = Path(__file__).parents[2]
+    assert install_line("report") == f"pip install -e '{root}[report]'"
+    monkeypatch.setattr("gpurun.__file__", str(tmp_path / "site-packages" / "gpurun" / "__init__.py"))
+    assert install_line("report") == "pip install 'gpurun-cap[report]'"
+    said = [path.name for path in (root / "gpurun").rglob("*.py") if "pip install '.[" in path.read_text()]
+    assert said == []

@@ -17,7 +17,7 @@ from gpurun.cli.result import Result
 from gpurun.cli.session import Session
 from gpurun.cli.verb import verb
 from gpurun.core.errors import ExitCode, GpurunError, SetupError
-from gpurun.core.installed_files import has_other_gpurun
+from gpurun.core.installed_files import has_other_gpurun, install_line
 from gpurun.core.places import place_facts
 from gpurun.core.untrusted import plain_line
 from gpurun.view.list_tables import Finding, doctor_lines
@@ -133,9 +133,7 @@ def _python() -> Finding:
 def _torch() -> Finding:
     """Whether torch is installed, without the second and the memory that importing it costs."""
     if importlib.util.find_spec("torch") is None:
-        return Finding(
-            "warn", "no PyTorch: planning and clouds work, dry runs do not", "from the clone: pip install '.[local]'"
-        )
+        return Finding("warn", "no PyTorch: planning and clouds work, dry runs do not", install_line("local"))
     from importlib.metadata import version
 
     return Finding("ok", f"PyTorch {version('torch')} for dry runs")

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import numpy as np
 
 from gpurun.core.errors import SetupError
+from gpurun.core.installed_files import install_line
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.split import hash_text
 
@@ -116,6 +117,6 @@ def _datasketch() -> Any:
         raise SetupError(
             "dedupe.not_installed",
             "Finding near duplicates needs datasketch.",
-            hint="From the clone: pip install '.[data]'; or compare only addresses and texts: --dedupe url,exact.",
+            hint=f"{install_line('data')}; or compare only addresses and texts: --dedupe url,exact.",
         ) from None
     return datasketch

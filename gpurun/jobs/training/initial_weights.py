@@ -20,6 +20,7 @@ from typing import Any
 
 from gpurun.core.bounded_program import run_module
 from gpurun.core.errors import SetupError, UsageError
+from gpurun.core.installed_files import install_line
 from gpurun.core.run_plan import DataSummary
 from gpurun.core.tensor_file import TensorPlace, read_tensor_places
 from gpurun.core.untrusted import error_words, read_object
@@ -58,7 +59,7 @@ def take_checkpoint(checkpoint: Path, into: Path) -> None:
         what = f"--init {checkpoint} is not a file."
         raise UsageError("init.missing", what, hint="Name nanoGPT's ckpt.pt or minGPT's model.pt.")
     if find_spec("torch") is None:
-        hint = "From the clone: pip install '.[local]' (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
+        hint = f"{install_line('local')} (no NVIDIA GPU: from PyTorch's CPU index; see the README)."
         raise SetupError(
             "torch.missing", "--init reads a checkpoint with PyTorch, which is not installed here.", hint=hint
         )

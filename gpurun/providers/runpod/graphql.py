@@ -18,6 +18,7 @@ from urllib.request import getproxies
 
 from gpurun.core.crashpoint import crashpoint
 from gpurun.core.errors import SetupError
+from gpurun.core.installed_files import install_line
 from gpurun.core.secrets import Secret, child_environment
 from gpurun.providers.base import Unknown
 from gpurun.providers.runpod.parse import plain
@@ -41,7 +42,7 @@ def require_sdk() -> None:
         raise SetupError(
             "runpod.no_sdk",
             "Spot pods and the balance need RunPod's own package, which is not installed.",
-            hint="From the clone: pip install '.[runpod]'",
+            hint=install_line("runpod"),
         )
 
 

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from gpurun.core.errors import SetupError
+from gpurun.core.installed_files import install_line
 from gpurun.core.money import Micros, format_exact_usd
 from gpurun.core.secrets import only_for_children
 from gpurun.view.number_format import format_count
@@ -100,7 +101,7 @@ def loss_chart(curves: Sequence[Curve], axis: Axis, *, unit: str = "nats a token
         raise SetupError(
             "report.no_matplotlib",
             "The report's charts are drawn by matplotlib, which is not installed.",
-            hint="From the clone: pip install '.[report]'; without --html the report needs nothing more.",
+            hint=f"{install_line('report')}; without --html the report needs nothing more.",
         ) from None
     size = (3.9, 3.5) if narrow else (9.2, 4.3)
     salt = f"gpurun-{axis.name}-{'narrow' if narrow else 'wide'}"
