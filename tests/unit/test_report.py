@@ -382,7 +382,7 @@ def test_a_table_needs_no_matplotlib_and_a_page_says_it_does(
     assert "2.100" in verb.report(session, ["fox-41"], html="").text
     with pytest.raises(SetupError, match="not installed") as missing:
         report(session, "fox-41")
-    assert "'.[report]'" in missing.value.hint
+    assert "[report]" in missing.value.hint
     assert not (session.home.root / "report.html").exists()
 
 

@@ -134,7 +134,7 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="PyTorch") as missing:
         sample(session, run="fox-41", prompt="a", checkpoint="best")
-    assert "'.[local]'" in missing.value.hint
+    assert "[local]" in missing.value.hint
 
 
 @pytest.mark.parametrize(
