@@ -238,8 +238,9 @@ class BilledTime:
         # What is ending is shown, and may cost nothing by its provider's own time of the end.
         up_ms = max(sign_ms, gone_ms - _ago_ms(read.up_s_ago, gone_ms))
         first_ms = self._first_gone_ms(gone.seq, gone_ms - _ago_ms(read.gone_s_ago, 0))
-        if first_ms < alive_ms:
-            first_ms = gone_ms
+        lived_us = self._lived_us(read)
+        if first_ms < alive_ms or (lived_us is not None and first_ms < nearest_ms(lived_us) - _STAMPS_MS):
+            first_ms = gone_ms  # It was denied, not gone: it showed itself since, or its provider tells a later end.
         is_watched = first_ms - alive_ms <= 1000 * WATCHED_S
         ends: list[tuple[int, str | None]] = [(first_ms, MEASURED if is_watched else UNSEEN)]
         if self.longest_ms is not None:
@@ -247,9 +248,7 @@ class BilledTime:
             ends += self._ends_of_queued(read.ran_s, self.longest_ms, *((alive_ms, up_ms) if self.begun else (0, 0)))
             ms, why = min(ends, key=lambda end: end[0])
             return max(0, ms - self._queued_ms), why
-        created = [one.created_wall for one in self._answers if one.created_wall is not None]
-        if created and read.ended_wall is not None:
-            lived_us = microseconds(read.ended_wall) - min(map(microseconds, created))
+        if lived_us is not None:
             told_ms = nearest_ms(lived_us + microseconds(STAMPS_S))
             ends += [(told_ms, REPORTED)] if told_ms >= up_ms - born_ms else []
         hourly = total(Micros(self.rate), Micros(self.intent.beside_micros_per_hour))
@@ -264,6 +263,13 @@ class BilledTime:
             ends += [(timer_ms, BY_TIMER)] if timer_ms >= alive_ms else []
         ms, why = min(ends, key=lambda end: end[0])
         return max(1, ms), why  # What was made costs the least that is billed, however soon it was gone.
+
+    def _lived_us(self, read: DeathRead) -> int | None:
+        """Return how long it lived by its provider's own times, in microseconds; None where these are not told."""
+        created = [one.created_wall for one in self._answers if one.created_wall is not None]
+        if not created or read.ended_wall is None or self.is_queued:
+            return None
+        return microseconds(read.ended_wall) - min(map(microseconds, created))
 
     def _first_gone_ms(self, seq: int, begun_ms: int) -> int:
         """When the unbroken row of readings begins that say GONE, up to that line, in milliseconds from the asking.

@@ -191,6 +191,18 @@ def test_readings_with_two_minutes_between_them_are_no_row(run: CloudRun) -> Non
     assert (told["billable_s"], told["end_is"]) == (3102.0, "unseen")
 
 
+def test_a_later_end_by_the_provider_makes_the_row_a_denial(run: CloudRun) -> None:
+    """It was denied from its birth on and lived for 70 s: the receipt had a second, and AWS bills a minute at least."""
+    born = run.clock.wall()
+    opens(run, created_wall=born)
+    run.clock.sleep(100)
+    shown_gone(run, 98.0)
+    run.clock.sleep(15)
+    dies(run, ended_wall=born + 70)
+    told = cost(run)["rentals"][0]
+    assert (told["billable_s"], told["end_is"]) == (72.0, "provider-reported")
+
+
 def test_a_shown_ending_does_not_contradict_the_providers_end(run: CloudRun) -> None:
     """EC2 ends the billing with the request, and shows the instance as shutting down for a minute."""
     born = run.clock.wall()

@@ -26,20 +26,20 @@ def budget(
     from gpurun.view.budget_screen import BudgetRow, HoldRow, budget_screen
 
     if month and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
-        raise UsageError("usage.month", f"--month {month!r} is no month.", hint="Write --month 2026-11.")
+        raise UsageError("usage.month", f"--month {month!r} is not a month.", hint="Write --month 2026-11.")
     own = MonthBudget(session.home, session.clock)
     held = own.entries()
-    open_holds = [one for one in held if not one.is_spent]
+    open_holds = [hold for hold in held if not hold.is_spent]
     row = BudgetRow(
         name=own.name,
         limit_micros=own.limit(),
-        spent_micros=sum(one.micros for one in held if one.is_spent),
-        held_micros=sum(one.micros for one in open_holds),
+        spent_micros=sum(hold.micros for hold in held if hold.is_spent),
+        held_micros=sum(hold.micros for hold in open_holds),
         left_micros=own.left(),
-        holds=tuple(HoldRow(one.who, one.micros, one.until_wall) for one in open_holds),
+        holds=tuple(HoldRow(hold.who, hold.micros, hold.until_wall) for hold in open_holds),
     )
     rows, unread = spent_by_month(session.home)
-    rows = [one for one in rows if one.month == month or not month]
+    rows = [spent for spent in rows if spent.month == month or not month]
     data = {
         "budgets": [
             {
@@ -48,10 +48,10 @@ def budget(
                 "spent_micros": row.spent_micros,
                 "held_micros": row.held_micros,
                 "left_micros": row.left_micros,
-                "held": [{"run": one.run, "micros": one.micros, "until_wall": one.until_wall} for one in row.holds],
+                "held": [{"run": hold.run, "micros": hold.micros, "until_wall": hold.until_wall} for hold in row.holds],
             }
         ],
-        "spent": [{name: getattr(one, name) for name in one.__slots__} for one in rows],
+        "spent": [{name: getattr(spent, name) for name in spent.__slots__} for spent in rows],
         "unread": unread,
     }
     lines = budget_screen([row], rows, unread, session.style, now=session.clock.wall())

@@ -232,13 +232,15 @@ class AuditedRental:
         agos = (read.alive_s_ago, read.up_s_ago)
         alive, up = (max(seen) if ago is None else max(*seen, longest - _milli(_exactly(ago))) for ago in agos)
         since = self._gone_since()
-        absent = since if since >= alive else longest
+        births = [_exactly(one.created_wall) for one in self._answers if one.created_wall is not None]
+        lived = _exactly(read.ended_wall) - min(births) if births and read.ended_wall is not None else None
+        is_denied = lived is not None and not intent.lease.queue_s and since < _milli(lived) - _STAMPS
+        absent = since if since >= alive and not is_denied else longest
         bounds: list[tuple[Decimal, str]] = [(absent, "measured" if absent - alive <= _WATCHED else "unseen")]
         if intent.lease.queue_s:
             return self._after_queue(read.ran_s, bounds, alive, up)
-        births = [_exactly(one.created_wall) for one in self._answers if one.created_wall is not None]
-        if births and read.ended_wall is not None:
-            lasted = _milli(_exactly(read.ended_wall) - min(births) + _STAMPS)
+        if lived is not None:
+            lasted = _milli(lived + _STAMPS)
             bounds += [(lasted, "provider-reported")] if lasted >= up - born else []
         hourly = total(Micros(self.rate), Micros(intent.beside_micros_per_hour))
         if self.bill is not None and hourly:
