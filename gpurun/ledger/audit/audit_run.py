@@ -327,7 +327,10 @@ def _earlier_in(told: Json) -> Json:
 
 
 def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
-    """Whether the run was opened with what its plan says, figure by figure."""
+    """Yield each field that the run was not opened with as its plan says.
+
+    The plan is read key by key, not as a `Plan`: an older or newer gpurun's may be none here, and is no forgery.
+    """
     for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
         if getattr(opened, name) != plan[name]:
             yield f"the run was not opened with the plan's {name}"
