@@ -120,7 +120,7 @@ def refuse_utf16(head: bytes, path: Path) -> None:
     """Refuse a text that begins as Windows writes "Unicode"; its zeros would pass for those of a binary file."""
     head = head[: _SNIFF_BYTES // 2 * 2]
     marked = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
-    for encoding in (marked,) if marked else ("utf-16-le", "utf-16-be") if b"\0" in head else ():
+    for encoding in (marked,) if marked else ("utf-16-le", "utf-16-be"):
         try:
             beginning = codecs.getincrementaldecoder(encoding)().decode(head)
         except UnicodeDecodeError:

@@ -45,6 +45,7 @@ _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}
 TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py",
                      f"{_LIFE}test_many_runs.py"),
+    "gpurun/core/collected_record.py": (f"{_LIFE}test_many_outputs.py",),
     "gpurun/": _SYNCS,
     "gpurun/cli/": (*_SYNCS, f"{_UNIT}test_cli.py"),
     "gpurun/ledger/": (
@@ -87,6 +88,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "gpurun/lifecycle/artifacts/inventory.py": (f"{_LIFE}test_collect_now.py", f"{_LIFE}test_early.py"),
     "gpurun/lifecycle/artifacts/on_demand.py": (*_SYNCS, f"{_LIFE}test_collect_now.py", f"{_LIFE}test_salvage.py"),
+    "gpurun/jobs/": (f"{_LIFE}test_changed_trainer.py",),
+    "gpurun/jobs/command.py": (f"{_LIFE}test_commands_here.py", f"{_LIFE}test_course_hand_in.py"),
+    "gpurun/jobs/commands/": (f"{_LIFE}test_looked_at.py",),
+    "gpurun/jobs/training/history.py": (f"{_UNIT}test_priors.py", f"{_UNIT}test_recipe.py"),
+    "gpurun/jobs/training/initial_weights.py": (f"{_UNIT}test_starting_weights.py",),
     "gpurun/jobs/training/compile_cache.py": (f"{_LIFE}test_warm.py",),
     "gpurun/jobs/earlier_run.py": (f"{_LIFE}test_warm.py", f"{_LIFE}test_continuing.py"),
     "gpurun/jobs/training/continued_training.py": (f"{_LIFE}test_continuing.py",),

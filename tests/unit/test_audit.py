@@ -525,7 +525,15 @@ def test_an_impossible_record_is_one_runs_problem_and_stops_none(home: Home, key
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("cap_micros", 99_000_000), ("data_sha256", "0" * 64), ("recipe", "mini-gpt")]
+    ("key", "value"),
+    [
+        ("cap_micros", 99_000_000),
+        ("data_sha256", "0" * 64),
+        ("core_bundle_sha256", "0" * 64),
+        ("worst_micros", 1),
+        ("max_gpu_hours", 9.0),
+        ("recipe", "mini-gpt"),
+    ],
 )
 def test_a_run_that_was_not_opened_with_its_plan(home: Home, key: str, value: Any) -> None:
     """A cap that was raised after the fact, in a journal that was rewritten down to its receipt."""
