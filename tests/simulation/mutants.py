@@ -45,6 +45,8 @@ _AGENT = (f"{_FAR}test_agent_answers.py", f"{_FAR}test_agent_parts.py", f"{_FAR}
 TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/core/": (*_SYNCS, f"{_UNIT}test_journal_lock.py", f"{_SAFE}test_locks.py", f"{_UNIT}test_ssh_provider.py",
                      f"{_LIFE}test_many_runs.py"),
+    "gpurun/planning/": (f"{_UNIT}test_box.py", f"{_LIFE}test_offers_in_turn.py", f"{_FAR}test_look_around.py"),
+    "gpurun/core/known_hosts.py": (f"{_UNIT}test_ssh_provider.py", f"{_FAR}test_openssh.py", *_SYNCS),
     "gpurun/core/collected_record.py": (f"{_LIFE}test_many_outputs.py",),
     "gpurun/": _SYNCS,
     "gpurun/cli/": (*_SYNCS, f"{_UNIT}test_cli.py"),
@@ -59,11 +61,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/readers/": (f"{_UNIT}test_imported_run.py", f"{_UNIT}test_weights.py", f"{_UNIT}test_replay_judged.py"),
     "gpurun/readers/evidence/": (f"{_UNIT}test_class_check.py",),
     "gpurun/ledger/shutdown_statement.py": (f"{_UNIT}test_confirm.py", f"{_SAFE}test_ledger_other_books.py"),
+    "gpurun/ledger/billed_time.py": (f"{_UNIT}test_cost.py", f"{_UNIT}test_spending.py", f"{_LIFE}test_rate.py"),
     "gpurun/ledger/rental.py": (
         f"{_UNIT}test_receipt.py", f"{_UNIT}test_audit.py", f"{_UNIT}test_queued_cost.py", *_CLOUD,
     ),
     "gpurun/providers/slurm/": ("tests/contract/test_slurm.py", f"{_LIFE}test_slurm_run.py"),
     "gpurun/lifecycle/": _CLOUD,
+    "gpurun/lifecycle/ways_in.py": (f"{_UNIT}test_ways_in.py", f"{_FAR}test_forward.py"),
     "gpurun/lifecycle/steps/await_ready.py": (*_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py"),
     "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
     "gpurun/lifecycle/machine_owner.py": (f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py"),
