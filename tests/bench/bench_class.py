@@ -1,10 +1,11 @@
 """How far an honest class's weights part from a teacher's replay, and how far those of another seed are.
 
-    python tests/bench/bench_class.py [--learners 30] [--recipe course-lab]
+    python tests/bench/bench_class.py [--learners 30] [--recipe course-lab] [--python PATH ...]
 
-Each learner trains the recipe from a seed of his own, on another number of threads, another instruction set and in
-another precision; the teacher replays it here from the seed, in fp32, as `gpurun audit --replay` does. Then the same
-weights are held against the seed of a classmate, as a forger would claim them. Prints the table of docs/RECEIPTS.md.
+Each learner trains the recipe from a seed of his own, on another number of threads, another instruction set, in
+another precision and by another of the given Pythons (each with its release of torch); the teacher replays it here
+from the seed, in fp32, as `gpurun audit --replay` does. Then the same weights are held against the seed of a
+classmate, as a forger would claim them. Prints the table of docs/RECEIPTS.md.
 """
 
 from __future__ import annotations
@@ -32,13 +33,18 @@ TEXT = "To be, or not to be, that is the question: whether 'tis nobler in the mi
 KINDS = list(product(("default", "avx2", "avx512"), ("1", "2", "3"), ("fp32", "bf16")))
 
 
-def ran(module: str, *words: str, **environment: str) -> str:
+def ran(module: str, *words: str, python: str = sys.executable, **environment: str) -> str:
     """Return what a program of the trainer prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    command = [sys.executable, "-m", module, *words]
+    command = [python, "-m", module, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-2000:]
     return done.stdout
+
+
+def torch_of(python: str) -> str:
+    """Return the release of torch that a Python has."""
+    return subprocess.check_output([python, "-c", "import torch; print(torch.__version__)"], text=True).strip()
 
 
 def replayed(out: Path, data: Path, recipe: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -59,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--learners", type=int, default=30)
     parser.add_argument("--recipe", default="course-lab")
+    parser.add_argument("--python", nargs="+", default=[sys.executable])
     given = parser.parse_args()
+    releases = [torch_of(python) for python in given.python]
     honest, forged, equal, losses = list[float](), list[float](), 0, list[float]()
     with tempfile.TemporaryDirectory() as own:
         work = Path(own)
@@ -72,14 +80,16 @@ def main() -> None:
         )
         steps = base["train"]["steps"]
         for number in range(given.learners):
-            capability, threads, precision = KINDS[number % len(KINDS)]
+            later, turn = divmod(number, len(given.python))
+            capability, threads, precision = KINDS[5 * later % len(KINDS)]
             seed, other = (recipe_file.seed_of(f"learner-{one}:key") for one in (number, number + 1))
             recipe = {**base, "train": {**base["train"], "seed": seed, "precision": precision}}
             out = work / f"out-{number}"
             out.mkdir()
             (out / "recipe.json").write_text(json.dumps(recipe))
             words = ("--recipe", str(out / "recipe.json"), "--data", str(work / "data"), "--out", str(out))
-            ran("trainer.train", *words, ATEN_CPU_CAPABILITY=capability, OMP_NUM_THREADS=threads)
+            python, narrow = given.python[turn], {"ATEN_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": threads}
+            ran("trainer.train", *words, python=python, **narrow)
             claimed = {**recipe, "train": {**recipe["train"], "precision": "auto"}}
             answer = replayed(out, work / "data", claimed, steps)
             (again,) = answer["again"]
@@ -91,7 +101,7 @@ def main() -> None:
             claimed["train"]["seed"] = other
             (again,) = replayed(out, work / "data", claimed, steps)["again"]
             forged.append(again["alike"])
-            print(f"{number:3} {capability:8} {threads} {precision}  honest {honest[-1]:.4f}  "
+            print(f"{number:3} {capability:8} {threads} {precision} torch {releases[turn]}  honest {honest[-1]:.4f}  "
                   f"forged {forged[-1]:.4f}  val_loss apart {losses[-1]:.1e}", flush=True)  # fmt: skip
     print(f"\n{given.recipe}, {given.learners} learners, {steps} steps; {equal} the same to the bit")
     for name, values in (("honest", honest), ("another seed", forged)):
