@@ -159,3 +159,15 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Emulator]:
         for name, value in emulator.environment.items():
             monkeypatch.setenv(name, value)
         yield emulator
+
+
+@pytest.fixture
+def gpurun(own_home: Path) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line in this process and the test's own home: its exit code, standard output and error."""
+    from tests import command_line
+
+    def run(*words: str) -> tuple[int, str, str]:
+        done = command_line.gpurun(*words)
+        return done.returncode, done.stdout, done.stderr
+
+    return run

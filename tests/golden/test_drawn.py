@@ -5,7 +5,6 @@ The files lie in `drawn/`. After a wanted change: `GPURUN_UPDATE_GOLDEN=1 pytest
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import command_samples as commands
 import view_samples as samples
+from drawing import check
 
 from gpurun.core.money import usd
 from gpurun.core.run_plan import Mode
@@ -31,7 +31,6 @@ from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Line, cells, render
 
-DRAWN = Path(__file__).parent / "drawn"
 NOW = samples.NOW
 
 
@@ -69,14 +68,6 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
         s,
     ),
 }
-
-
-def check(name: str, drawn: str) -> None:
-    """Compare with the golden file, or rewrite it when asked to."""
-    path = DRAWN / name
-    if os.environ.get("GPURUN_UPDATE_GOLDEN") == "1":
-        path.write_text(drawn + "\n", encoding="utf-8")
-    assert drawn + "\n" == path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("unicode", [True, False], ids=["utf8", "ascii"])

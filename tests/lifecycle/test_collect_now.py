@@ -47,6 +47,7 @@ from gpurun.remote.messages import Best, Manifest, ManifestFile
 from gpurun.remote.resumable_file import HeldElsewhere
 from tests.lifecycle.early import FREE, Instance, at_home, until
 from tests.lifecycle.tiny_runs import events_of, make_run, start
+from tests.refusals import refusal
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
 
@@ -121,7 +122,7 @@ def test_of_all_files_those_that_fit_come_home(
         return SimpleNamespace(total=0, free=2 * size_bytes + size_bytes // 2 - taken)
 
     monkeypatch.setattr("gpurun.remote.download.shutil.disk_usage", usage)
-    with pytest.raises(StoreFull, match="no room for checkpoints/000010"):
+    with refusal(StoreFull, "collect.disk_full", "checkpoints/000010"):
         bring(instance, folder, "all")
     assert at_home(folder) == set(names[1:])
 
@@ -206,9 +207,8 @@ def test_a_silent_machine_is_given_up_in_a_minute_and_says_so(
         raise MachineLost("no route")
 
     monkeypatch.setattr(instance.far, "manifest", lost)
-    with pytest.raises(CollectFailed, match="no route") as refused:
+    with refusal(CollectFailed, "collect.unreachable"):
         bring_now(instance.far, folder, "all", clock, nobody, FREE)
-    assert refused.value.code == "collect.unreachable"
     assert PATIENCE_S <= clock.monotonic() <= PATIENCE_S + 5
 
 
@@ -234,9 +234,8 @@ def test_a_disk_that_takes_nothing_more_is_told_as_that(
 
     instance.save(10)
     monkeypatch.setattr(Inventory, "remember", full)
-    with pytest.raises(CollectFailed, match="No space left") as refused:
+    with refusal(CollectFailed, "collect.cannot_store", "No space left"):
         bring(instance, folder, "all")
-    assert refused.value.code == "collect.cannot_store"
 
 
 def test_a_checkpoint_replaced_during_the_fetch_is_let_go(
@@ -267,7 +266,7 @@ def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None
     told = collect(session, "fox-41", only="best")
     assert "step 120 (the newest and the best" in told.text
     nothing = Manifest()
-    with pytest.raises(UsageError, match=r"finished no checkpoint\."):
+    with refusal(UsageError, "checkpoint.none", "fox-41"):
         on_demand.select_files(nothing, "last", "fox-41", is_over=True)
     assert [file["name"] for file in told.data["here"]] == [WEIGHTS, "checkpoints/000120.state.json"]
     (folder.artifacts / WEIGHTS).write_bytes(b"changed since")
@@ -382,12 +381,11 @@ def test_a_file_in_the_way_is_kept_and_nothing_else_is_copied(session: Session, 
     other = tmp_path / "to" / "checkpoints" / "000120.state.json"
     other.parent.mkdir(parents=True)
     other.write_text("mine")
-    with pytest.raises(UsageError, match="is another file") as refused:
+    with refusal(UsageError, "collect.in_the_way"):
         collect(session, "fox-41", only="best", to=str(tmp_path / "to"))
-    assert refused.value.code == "collect.in_the_way"
     assert [path for path in (tmp_path / "to").rglob("*") if path.is_file()] == [other]
     assert other.read_text() == "mine"
-    with pytest.raises(UsageError, match="is no folder"):
+    with refusal(UsageError, "usage.to"):
         collect(session, "fox-41", only="best", to=str(other))
 
 
@@ -399,12 +397,11 @@ def test_what_is_copied_is_what_came_home_or_nothing(session: Session, tmp_path:
         copy_out(folder.artifacts, [whole], to)
     assert refused.value.code == "collect.altered"
     huge = replace(whole, bytes=1 << 60)
-    with pytest.raises(CollectFailed, match="copies need 1,152,921,504,606,846,976 bytes") as full:
+    with refusal(CollectFailed, "collect.disk_full", "1,152,921,504,606,846,976 bytes"):
         copy_out(folder.artifacts, [huge], to)
-    assert full.value.code == "collect.disk_full"
-    with pytest.raises(CollectFailed, match="No such file"):
+    with refusal(CollectFailed, "collect.cannot_store", "gone.bin", "No such file"):
         copy_out(folder.artifacts, [replace(whole, name="checkpoints/gone.bin")], to)
-    with pytest.raises(CollectFailed, match="Not a directory"):
+    with refusal(CollectFailed, "collect.cannot_store", "journal.jsonl", "Not a directory"):
         copy_out(folder.artifacts, [whole], folder.journal / "below")
     assert not [path for path in to.rglob("*") if path.is_file()]
 
@@ -564,12 +561,12 @@ def test_a_run_whose_files_were_never_collected_says_so(session: Session) -> Non
     run = opened_run(session.home, "fox-41")
     run.write(run.opened(), run.intended(), run.created())
     run.play(run.death())
-    with pytest.raises(UsageError, match="never collected"):
+    with refusal(UsageError, "checkpoint.none", "fox-41 is over"):
         collect(session, "fox-41", only="all")
 
 
 def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session) -> None:
-    with pytest.raises(UsageError, match="last, best, all") as refused:
+    with refusal(UsageError, "usage.only", "'lst'") as refused:
         collect(session, "nobody", only="lst")
     assert refused.value.hint
     words = ["collect", "fox-41", "--only", "newest", "--json", "--home", str(session.home.root)]
@@ -579,5 +576,5 @@ def test_a_wrong_choice_is_refused_before_anything_is_looked_at(session: Session
 
 def test_a_run_that_has_no_machine_yet_has_nothing_to_bring(session: Session) -> None:
     make_run(session.home)
-    with pytest.raises(UsageError, match="has not begun"):
+    with refusal(UsageError, "checkpoint.none", "fox-41 has not begun"):
         collect(session, "fox-41", only="all")

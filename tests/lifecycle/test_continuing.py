@@ -36,6 +36,7 @@ from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.ledger.write_receipt import read_receipt
 from tests.changed_plan import changed_plan
 from tests.plan_makers import catalogue_quote
+from tests.refusals import refusal
 from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import CloudRun, Note, edit_lines
 from tests.unit.report_samples import plan_of
@@ -94,7 +95,7 @@ def shards(**more: Any) -> DataSummary:
     return plan_of("owl-07").data.model_copy(update=more)
 
 
-def refusal(
+def refused_code(
     home: Home, request: Request = FROM, recipe: ResolvedRecipe = RECIPE, data: DataSummary | None = None
 ) -> str:
     """The code with which it is refused, at whichever of the three places comes first."""
@@ -129,7 +130,7 @@ def test_another_challenge_is_another_training(home: Home) -> None:
     stopped_run(home)
     other = FROM.model_copy(update={"overrides": (f'train.challenge="ml-2026-word:{"a" * 64}"',)})
     resolved = resolve(load_recipe("gpt2-124m"), "full", training_as_before(other, home).overrides)
-    with pytest.raises(UsageError, match=r"other values of .*train\.challenge, train\.seed"):
+    with refusal(UsageError, "continue.changed", "train.challenge, train.seed"):
         with_earlier_checkpoint(resolved, training_as_before(other, home), home)
 
 
@@ -204,7 +205,7 @@ def test_what_a_chain_of_runs_has_cost_is_added_up(home: Home) -> None:
 )
 def test_another_run_or_recipe_than_there_is_is_refused(home: Home, request_: Request, code: str) -> None:
     stopped_run(home)
-    assert refusal(home, request_) == code
+    assert refused_code(home, request_) == code
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_another_run_or_recipe_than_there_is_is_refused(home: Home, request_: Re
 )
 def test_a_run_with_nothing_to_go_on_from_is_refused(home: Home, kinds: dict[str, Any], code: str) -> None:
     stopped_run(home, **kinds)
-    assert refusal(home) == code
+    assert refused_code(home) == code
 
 
 def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
@@ -232,8 +233,8 @@ def test_a_checkpoint_that_came_home_in_part_is_passed_over(home: Home) -> None:
 def test_other_values_or_shards_are_refused_before_renting(home: Home) -> None:
     stopped_run(home)
     other = resolve(load_recipe("gpt2-124m"), "full", ("optim.lr=0.002",), 1)
-    assert refusal(home, recipe=other) == "continue.changed"
-    assert refusal(home, data=shards(sha256="1" * 64)) == "continue.other_data"
+    assert refused_code(home, recipe=other) == "continue.changed"
+    assert refused_code(home, data=shards(sha256="1" * 64)) == "continue.other_data"
 
 
 def test_a_run_may_be_planned_further_but_never_less_far(home: Home) -> None:
@@ -247,7 +248,7 @@ def test_a_run_may_be_planned_further_but_never_less_far(home: Home) -> None:
     (note,) = longer_schedule_note(earlier, planned + 500)
     assert "planned for 18,865 steps, this run is for 19,365" in note
     assert list(longer_schedule_note(earlier, planned)) == []
-    assert refusal(home, recipe=shorter) == "continue.changed"
+    assert refused_code(home, recipe=shorter) == "continue.changed"
 
 
 def test_changes_are_listed_with_the_flags_that_undo_them(home: Home) -> None:
@@ -266,7 +267,7 @@ def test_changes_are_listed_with_the_flags_that_undo_them(home: Home) -> None:
 def test_a_checkpoint_that_is_not_what_came_home_is_refused(home: Home, name: str, change: Any) -> None:
     run = stopped_run(home)
     change(run.folder.artifacts / name)
-    assert refusal(home) == "continue.altered"
+    assert refused_code(home) == "continue.altered"
 
 
 def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> None:
@@ -290,7 +291,7 @@ def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> N
 
 def test_a_run_that_is_not_over_is_not_gone_on_from(home: Home) -> None:
     StoppedRun(home).until_gone()
-    assert refusal(home) == "continue.unfinished"
+    assert refused_code(home) == "continue.unfinished"
 
 
 def test_what_a_run_that_went_on_was_asked_is_asked_again(home: Home) -> None:
@@ -311,17 +312,17 @@ def test_a_run_without_a_receipt_of_this_home_is_not_continued(home: Home) -> No
     run = stopped_run(home)
     receipt = run.folder.receipt.read_bytes()
     run.folder.receipt.unlink()
-    assert refusal(home) == "continue.no_receipt"
+    assert refused_code(home) == "continue.no_receipt"
     envelope = json.loads(receipt)
     envelope["signatures"][0]["sig"] = "AAAA" + envelope["signatures"][0]["sig"][4:]
     run.folder.receipt.write_text(json.dumps(envelope))
-    assert refusal(home) == "continue.no_receipt"
+    assert refused_code(home) == "continue.no_receipt"
 
 
 def test_a_plan_that_was_edited_says_nothing(home: Home) -> None:
     run = stopped_run(home)
     edit_lines(run.folder.plan, lambda lines: [line.replace(b'"steps": 18865', b'"steps": 18866') for line in lines])
-    assert refusal(home) == "continue.altered"
+    assert refused_code(home) == "continue.altered"
 
 
 class Going(StoppedRun):
@@ -383,7 +384,7 @@ def test_the_key_that_signs_is_of_this_home(home: Home) -> None:
     for path in home.keys.glob("*"):
         if path.name != PRIVATE_NAME:
             path.unlink()
-    assert refusal(home) == "continue.no_receipt"
+    assert refused_code(home) == "continue.no_receipt"
 
 
 def test_a_moved_home_still_finds_the_shards_of_an_earlier_run(tmp_path: Path) -> None:
@@ -474,10 +475,12 @@ def test_a_recipe_of_ones_own_may_lie_elsewhere_by_now(
 ) -> None:
     asked_of(home, recipe="./mine.toml")
     (tmp_path / "mine.toml").write_text("")
-    assert refusal(home) == "continue.no_recipe"
+    assert refused_code(home) == "continue.no_recipe"
     other = str(tmp_path / "mine.toml")
     assert training_as_before(FROM.model_copy(update={"recipe": other}), home).recipe == other
-    assert refusal(home, FROM.model_copy(update={"recipe": str(tmp_path / "yours.toml")})) == "continue.other_recipe"
+    assert (
+        refused_code(home, FROM.model_copy(update={"recipe": str(tmp_path / "yours.toml")})) == "continue.other_recipe"
+    )
     monkeypatch.chdir(tmp_path)
     assert training_as_before(FROM, home).recipe == "./mine.toml"
 
@@ -524,5 +527,5 @@ def test_without_a_request_the_plan_says_what_can_be_continued(home: Home) -> No
     asked = training_as_before(FROM, home)
     assert (asked.recipe, asked.providers, asked.choices) == ("gpt2-124m", ("runpod",), Choices())
     changed = resolve(load_recipe("gpt2-124m"), "full", asked.overrides, 1)
-    assert refusal(home, recipe=changed) == "continue.changed"
+    assert refused_code(home, recipe=changed) == "continue.changed"
     assert with_earlier_checkpoint(RECIPE, asked, home).first_step == 120

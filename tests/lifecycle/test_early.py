@@ -29,6 +29,7 @@ from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.messages import MOST_ANNOUNCED_BYTES, Manifest
 from gpurun.remote.resumable_file import locate_notes
 from tests.lifecycle.early import FREE, Instance, at_home, until
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -210,8 +211,8 @@ def test_a_disk_that_refuses_is_told_and_tried_again(
     real, refusals = Inventory.remember, iter([OSError(28, "No space left on device")] * 2)
 
     def full(inventory: Inventory, manifest: Manifest) -> None:
-        for refusal in refusals:
-            raise refusal
+        for error in refusals:
+            raise error
         real(inventory, manifest)
 
     monkeypatch.setattr(Inventory, "remember", full)
@@ -249,9 +250,8 @@ def test_a_users_fetch_counts_and_is_refused_beyond_the_plan(instance: Instance,
     for _ in range(2):
         assert bring_now(instance.far, folder, "last", VirtualClock(), lambda *_: None, allowance).here
     instance.save(10, 20)
-    with pytest.raises(UsageError, match="The plan of run pays for 200,000") as refused:
+    with refusal(UsageError, "collect.over_plan", "200,000"):
         bring_now(instance.far, folder, "last", VirtualClock(), lambda *_: None, allowance)
-    assert refused.value.code == "collect.over_plan"
 
 
 def test_an_older_gpuruns_four_notes_are_read_and_become_one(instance: Instance, folder: RunFolder) -> None:

@@ -21,6 +21,7 @@ from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.providers.base import Throttled
 from tests.emulators.fake import Fault
 from tests.lifecycle.scripted_cloud import LEASE, RATE, ScriptedCloud, World
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ def test_a_run_another_machine_opened_continues_only_when_asked(
     sight = look_at_run(world.home, "fox-41")
     demand_here(Session(home=world.home), sight)
     monkeypatch.setattr("gpurun.cli.run_control.machine_id", lambda: "another")
-    with pytest.raises(UsageError, match="opened on another machine"):
+    with refusal(UsageError, "input.needed", "another machine"):
         demand_here(Session(home=world.home), sight)
 
 

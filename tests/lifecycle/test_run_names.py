@@ -12,6 +12,7 @@ from gpurun.core.paths import Home
 from gpurun.ledger import run_name
 from gpurun.ledger.run_name import free_name
 from tests.lifecycle.tiny_runs import make_run
+from tests.refusals import refusal
 from tests.unit.ledger_samples import finished_run
 
 
@@ -25,7 +26,7 @@ def home(tmp_path: Path) -> Home:
 
 def test_a_second_run_of_a_name_is_refused_before_it_costs(home: Home) -> None:
     """It would have been paid for and then got no receipt: that place in the chain is taken."""
-    with pytest.raises(RunHeld, match="fox-41 already, whose folder is gone") as refused:
+    with refusal(RunHeld, "run.name_taken", "fox-41", "folder") as refused:
         make_run(home, "fox-41")
     assert "--name" in refused.value.hint
     assert not home.run("fox-41").path.exists()
@@ -34,7 +35,7 @@ def test_a_second_run_of_a_name_is_refused_before_it_costs(home: Home) -> None:
 
 def test_a_name_that_is_taken_shows_the_run_that_has_it(home: Home) -> None:
     finished_run(home, "owl-07")
-    with pytest.raises(RunHeld, match="There is a run owl-07 already") as refused:
+    with refusal(RunHeld, "run.name_taken", "owl-07") as refused:
         make_run(home, "owl-07")
     assert "gpurun attach owl-07" in refused.value.hint
 

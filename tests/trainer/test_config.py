@@ -53,20 +53,20 @@ def test_every_key_of_every_table_is_required() -> None:
         for key in keys if isinstance(keys, dict) and table != "rehearsal" else []:
             record = recipe_record()
             del record[table][key]
-            with pytest.raises(RecipeError, match=f"missing key {table}\\.{key}"):
+            with pytest.raises(RecipeError, match=f"{table}\\.{key}"):
                 parse_recipe(record)
 
 
 def test_a_recipe_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "recipe.json"
-    with pytest.raises(Refused, match="cannot be read"):
+    with pytest.raises(Refused, match="No such file"):
         read_recipe(file)
     for text in ("{", "[" * 100_000):
         file.write_text(text)
-        with pytest.raises(Refused, match="is not JSON"):
+        with pytest.raises(Refused, match="JSON"):
             read_recipe(file)
     file.write_text(json.dumps([]))
-    with pytest.raises(Refused, match="the recipe must be a table"):
+    with pytest.raises(Refused, match="a table"):
         read_recipe(file)
 
 

@@ -163,7 +163,7 @@ def test_a_file_that_ends_early_or_has_no_tasks_is_refused(model: GPT, tmp_path:
         with pytest.raises(Refused, match=words):
             scored(model, written(tmp_path, {"choices": [item]}, head))
     (tmp_path / FILE).write_text("[]\n")
-    with pytest.raises(Refused, match="does not begin"):
+    with pytest.raises(Refused, match="its tasks"):
         scored(model, tmp_path / FILE)
 
 

@@ -216,9 +216,9 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
     folder = write_data(tmp_path / "data")
     for text in ("", "[]", "{"):
         (folder / "data.json").write_text(text)
-        with pytest.raises(Refused, match=r"data\.json is not"):
+        with pytest.raises(Refused, match=r"data\.json"):
             open_data(folder, "char", ())
-    with pytest.raises(Refused, match=r"data\.json cannot be read"):
+    with pytest.raises(Refused, match=r"data\.json .*No such file"):
         open_data(tmp_path / "nowhere", "char", ())
 
 
@@ -236,5 +236,5 @@ def test_nanogpt_and_numpy_shards_are_read_too(tmp_path: Path) -> None:
     np.save(folder / "edu_000001.npy", tokens.astype("<u4"))
     manifest["train"] = [shard_entry(folder / "edu_000001.npy", 84)]
     (folder / "data.json").write_text(json.dumps(manifest))
-    with pytest.raises(Refused, match="holds uint32 of 1 dimensions"):
+    with pytest.raises(Refused, match="uint32 of 1"):
         open_data(folder, "char", ())

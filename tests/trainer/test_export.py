@@ -112,7 +112,7 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
     tmp_path: Path, data: Path, train: Train, transformers: Any
 ) -> None:
     assert train(recipe_record(train={"steps": 2, "checkpoint_every": 2}), tmp_path / "out") == 0
-    with pytest.raises(Refused, match="name the data folder"):
+    with pytest.raises(Refused, match="data folder"):
         export_hf(tmp_path / "out", tmp_path / "hf", figures={})
     assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--data", str(data)]) == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -125,7 +125,7 @@ def test_a_character_run_is_exported_with_its_own_alphabet(
     sha256 = json.loads((data / "data.json").read_text())["tokenizer"]["sha256"]
     again = GPT(ModelConfig(**recipe_record(model={"vocab_size": 64})["model"]))
     load_weights(again, tmp_path / "hf", tokenizer_sha256=sha256)
-    with pytest.raises(Refused, match="trained with another tokeniser"):
+    with pytest.raises(Refused, match="another tokeniser"):
         load_weights(again, tmp_path / "hf", tokenizer_sha256="0" * 64)
 
 
@@ -191,7 +191,7 @@ def test_the_courses_class_loads_its_file_and_gives_our_logits(
 
 def test_a_model_of_words_has_no_course_file(tmp_path: Path) -> None:
     weights, _ = gpt2_checkpoint(tmp_path / "words")
-    with pytest.raises(Refused, match="a token for each character"):
+    with pytest.raises(Refused, match="each character"):
         export_lab(weights, tmp_path / "none")
 
 
@@ -254,20 +254,20 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
 ) -> None:
     weights, _ = gpt2_checkpoint(tmp_path / "out")
     gpt2_checkpoint(tmp_path / "modern", preset="modern", bias=False, tied=False)
-    with pytest.raises(Refused, match='"modern" is no GPT-2'):
+    with pytest.raises(Refused, match=r'"modern" .*GPT-2'):
         export_hf(tmp_path / "modern", tmp_path / "hf", figures={})
     with pytest.raises(Refused, match="not empty"):
         export_hf(tmp_path / "out", tmp_path / "out", figures={})
-    with pytest.raises(Refused, match="there is no checkpoint in"):
+    with pytest.raises(Refused, match="no checkpoint"):
         export_hf(tmp_path, tmp_path / "hf", figures={})
     assert main([str(tmp_path / "out"), str(tmp_path / "hf"), "--figures", str(weights)]) == 2
     assert "figures" in capsys.readouterr().err
     weights.write_bytes(weights.read_bytes()[:-4])
-    with pytest.raises(Refused, match="not a sound checkpoint"):
+    with pytest.raises(Refused, match="sound checkpoint"):
         export_hf(weights, tmp_path / "hf", figures={})
     state = weights.with_name("000007.state.json")
     state.write_text(state.read_text().replace(sha256_of_tokens(shipped_gpt2_tokens()), "0" * 64))
-    with pytest.raises(Refused, match="not the tokeniser"):
+    with pytest.raises(Refused, match="tokeniser"):
         export_hf(weights, tmp_path / "hf", figures={})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["modern", "out"]
 
@@ -278,5 +278,5 @@ def test_weights_that_the_manifest_does_not_name_are_refused(tmp_path: Path, dat
     content = bytearray((tmp_path / name).read_bytes())
     content[-1] ^= 1
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(Refused, match=r"is not the file that .*MANIFEST\.json names"):
+    with pytest.raises(Refused, match=r"MANIFEST\.json"):
         export_hf(tmp_path, tmp_path / "hf", data=data, figures={})

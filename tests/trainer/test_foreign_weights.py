@@ -75,7 +75,7 @@ def test_a_run_from_nanogpts_checkpoint_is_its_network(tmp_path: Path, prefix: s
     assert torch.allclose(ours, theirs(weights, ids, 2, "tanh"), atol=1e-5)
     # nanoGPT's GELU is the exact one, GPT-2's and ours the one by tanh.
     assert torch.allclose(ours, theirs(weights, ids, 2, "none"), atol=1e-2)
-    with pytest.raises(Refused, match="was trained with 2 heads"):
+    with pytest.raises(Refused, match="2 heads"):
         load_weights(GPT(ModelConfig(**{**SHAPE, "heads": 4}, bias=bias)), tmp_path / "init")  # type: ignore[arg-type]
 
 
@@ -162,7 +162,7 @@ def test_a_head_of_its_own_is_not_nanogpts(tmp_path: Path, weights: Path) -> Non
         write_tensors(file.write, model.state_dict())
     state["recipe"]["model"] = untied
     weights.with_name("000007.state.json").write_text(json.dumps(state))
-    with pytest.raises(Refused, match="a head of its own"):
+    with pytest.raises(Refused, match=r"model\.tied"):
         export_other("nanogpt", weights, tmp_path / "to", data=weights.parents[2] / "data")
     export_other("mingpt", weights, tmp_path / "to", data=weights.parents[2] / "data")
     head = read_foreign(tmp_path / "to" / "model.pt")[0]["lm_head.weight"]

@@ -146,7 +146,7 @@ def test_the_prompts_ids_are_those_that_training_saw() -> None:
 def test_what_is_not_this_models_checkpoint_is_refused(weights: Path) -> None:
     data = weights.parents[2] / "data"
     write_state(weights, MODEL | {"width": 32}, sha256_of_tokens(TOKENS))
-    with pytest.raises(Refused, match="not a sound checkpoint"):
+    with pytest.raises(Refused, match=r"attn\.c_attn\.bias is \[48\]"):
         open_checkpoint(weights, data)
     write_state(weights, MODEL | {"decoder_layers": 2}, sha256_of_tokens(TOKENS))
     with pytest.raises(Refused, match="decoder_layers"):
@@ -196,7 +196,7 @@ def test_weights_that_are_no_numbers_are_refused(weights: Path) -> None:
         model.wpe.weight[0, 0] = torch.nan
     with weights.open("wb") as file:
         write_tensors(file.write, model.state_dict())
-    with pytest.raises(Refused, match=r"not all of wpe\.weight are numbers"):
+    with pytest.raises(Refused, match=r"wpe\.weight"):
         open_checkpoint(weights, weights.parents[2] / "data")
 
 

@@ -348,5 +348,5 @@ def test_a_moment_of_another_shape_is_refused_by_name(key: str) -> None:
     model(ids[:, :-1], ids[:, 1:]).backward()
     optimizer.step()
     tensors = optimizer_tensors(model, optimizer) | {f"wpe.weight.{key}": torch.zeros(3, 16)}
-    with pytest.raises(ValueError, match=rf"wpe\.weight\.{key} has the shape \[3, 16\]"):
+    with pytest.raises(ValueError, match=rf"wpe\.weight\.{key}.* \[3, 16\]"):
         load_optimizer_tensors(model, optimizer, tensors)

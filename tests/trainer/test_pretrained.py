@@ -99,7 +99,7 @@ def test_a_runs_checkpoint_starts_another_run(tmp_path: Path, train: Train, pres
     name = next(entry["name"] for entry in manifest(tmp_path / "out")["files"] if entry["kind"] == "weights")
     with pytest.raises(Refused, match="another tokeniser"):
         load_weights(ours, tmp_path / "out" / name, tokenizer_sha256="0" * 64)
-    with pytest.raises(Refused, match=r"trained with 2 heads; model\.heads is 4"):
+    with pytest.raises(Refused, match=r"2 heads.* model\.heads is 4"):
         load_weights(model(vocab_size=64, heads=4, **preset), tmp_path / "out" / name)
     assert all(torch.equal(a, b) for a, b in zip(untouched, ours.parameters(), strict=True))
 
@@ -114,7 +114,7 @@ def test_a_runs_checkpoint_starts_another_run(tmp_path: Path, train: Train, pres
         ({"layers": 1}, r"has h\.1\..* which this model .* has not"),
         ({"bias": False}, "model.bias is the other way round"),
         ({"preset": "modern", "bias": False, "tied": False}, 'has no h.0.attn.c_k.weight, which a model of .*"modern"'),
-        ({"heads": 4}, r"trained with 2 heads; model\.heads is 4"),
+        ({"heads": 4}, r"2 heads.* model\.heads is 4"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -136,7 +136,7 @@ def test_another_shape_is_refused_by_name_and_changes_nothing(
 def test_a_table_that_is_none_is_refused_by_name(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     _, tensors = published()
     path = written(tmp_path / "model.safetensors", {**tensors, name: torch.zeros(shape)})
-    with pytest.raises(Refused, match=rf"{name} is {re.escape(str(list(shape)))} there"):
+    with pytest.raises(Refused, match=rf"{name} .*{re.escape(str(list(shape)))}"):
         load_weights(model(), path)
 
 
@@ -162,7 +162,7 @@ def test_a_network_that_only_has_gpt2s_tensors_is_refused(tmp_path: Path, key: s
 def test_a_head_of_its_own_does_not_fit_a_tied_model(tmp_path: Path) -> None:
     _, tensors = published(tied=False)
     path = written(tmp_path / "model.safetensors", tensors)
-    with pytest.raises(Refused, match=r"model\.tied must be false"):
+    with pytest.raises(Refused, match=r"model\.tied"):
         load_weights(model(), path)
     written(path, {**tensors, "lm_head.weight": tensors["wte.weight"]})
     load_weights(model(), path)  # transformers writes a tied head, too
@@ -178,6 +178,6 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     for name in ("pytorch_model.bin", "model.pt"):
         with pytest.raises(Refused, match=r"no safetensors file .* never a pickle"):
             load_weights(model(), tmp_path / name)
-    with pytest.raises(Refused, match="cannot be read"):
+    with pytest.raises(Refused, match="No such file"):
         load_weights(model(), tmp_path)
     assert not (tmp_path / "sprung").exists()

@@ -153,7 +153,7 @@ def test_cards_without_bf16_get_fp16_and_may_be_told_otherwise() -> None:
     assert precision_of_card("auto", "NVIDIA A100", True) == "bf16"
     assert precision_of_card("auto", "Tesla T4", False) == "fp16"
     assert [precision_of_card(word, "NVIDIA A100", True) for word in ("fp16", "fp32")] == ["fp16", "fp32"]
-    with pytest.raises(Refused, match='"bf16", which Tesla T4 does not have'):
+    with pytest.raises(Refused, match=r'"bf16".*Tesla T4'):
         precision_of_card("bf16", "Tesla T4", False)
 
 

@@ -132,13 +132,13 @@ def test_shards_that_are_no_whole_pairs_are_refused(tmp_path: Path, broken: str)
     record = json.loads((folder / "data.json").read_text())
     record["train"] = [shard_entry(path, len(changed))]
     (folder / "data.json").write_text(json.dumps(record))
-    with pytest.raises(Refused, match="train shards are not pairs of the form start, source, end, target, end"):
+    with pytest.raises(Refused, match="train shards"):
         open_lab(folder, lab_recipe(str(folder), "word-pairs"))
 
 
 def test_too_long_sentences_and_shards_of_text_are_refused(german: Path, tmp_path: Path) -> None:
     short = lab_recipe("english-german", "word-pairs", model={"context": 16}, train={"batch_tokens": 1024})
-    with pytest.raises(Refused, match=r"pair \d+ of the train shards takes 2\d positions, more than model.context 16"):
+    with pytest.raises(Refused, match=r"pair \d+ of .* 2\d positions.* model\.context 16"):
         open_lab(german, short)
     record = json.loads((german / "data.json").read_text())
     del record["pairs"]

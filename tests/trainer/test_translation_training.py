@@ -79,12 +79,12 @@ def test_training_goes_on_bit_for_bit_where_it_stood(copies: Path) -> None:
 def test_a_prompt_that_has_no_room_in_the_context_is_refused(tmp_path: Path) -> None:
     prompt = "a" * 23
     folder = written(tmp_path / "data", "copy", "char-pairs", prompts=(prompt,))
-    with pytest.raises(Refused, match=f"{prompt}.* more than model.context 24"):
+    with pytest.raises(Refused, match=f"{prompt}.* model.context 24"):
         open_lab(folder, lab_recipe("copy", "char-pairs", sample={"prompts": [prompt]}))
 
 
 def test_the_vocabulary_must_have_room_for_the_text(copies: Path) -> None:
-    with pytest.raises(Refused, match="vocab_size 13 is less than the tokeniser's 14"):
+    with pytest.raises(Refused, match=r"vocab_size 13 .* 14"):
         open_lab(copies, lab_recipe("copy", "char-pairs", model={"vocab_size": 13}))
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app, run_app
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
@@ -30,25 +28,13 @@ def home(own_home: Path) -> Home:
     return home
 
 
-@pytest.fixture
-def gpurun(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command line in this process: its exit code and its standard output."""
-
-    def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
-        code = run_app(build_app())
-        return code, capsys.readouterr().out
-
-    return run
-
-
 def head_of(home: Home) -> str:
     return str(json.loads(home.ledger.read_bytes().splitlines()[-1])["receipt_sha256"])
 
 
 def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpurun: Any) -> None:
     """It said "No receipts yet.", and below that how many there are."""
-    _, said = gpurun("audit", "--since", "2099-01-01")
+    _, said, _ = gpurun("audit", "--since", "2099-01-01")
     assert "No run was opened since that day." in said
     assert "No receipts yet" not in said
 
@@ -56,7 +42,7 @@ def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpur
 def test_a_row_that_does_not_hold_shows_no_forged_verdict(home: Home, gpurun: Any) -> None:
     plan = home.run("fox-41").plan
     plan.write_bytes(plan.read_bytes().replace(b"gpt2", b"gpt9"))
-    code, said = gpurun("audit")
+    code, said, _ = gpurun("audit")
     (row,) = [line for line in said.splitlines() if line.split()[:1] == ["fox-41"]]
     assert (code, row.rstrip().endswith("DOES NOT HOLD"), "gpu" in row) == (10, True, False)
     assert json.loads(gpurun("audit", "--json")[1])["data"]["rows"][0]["verdict"] == "does not hold"
@@ -86,27 +72,27 @@ def test_the_head_is_printed_whole_so_that_it_can_be_kept(home: Home, gpurun: An
 
 
 def test_a_head_in_capitals_is_the_same_head(home: Home, gpurun: Any) -> None:
-    code, said = gpurun("audit", "--head", f" {head_of(home).upper()} ")
+    code, said, _ = gpurun("audit", "--head", f" {head_of(home).upper()} ")
     assert (code, "chain unbroken" in said) == (0, True)
 
 
 @pytest.mark.parametrize("written", ["", "5243", "5243…435e", "g" * 64, "a" * 65])
 def test_what_is_no_whole_head_is_refused_and_no_broken_chain(written: str, home: Home, gpurun: Any) -> None:
-    code, said = gpurun("audit", "--head", written, "--json")
+    code, said, _ = gpurun("audit", "--head", written, "--json")
     assert (code, json.loads(said)["errors"][0]["code"]) == (2, "audit.bad_head")
 
 
 def test_a_head_missing_from_the_chain_is_a_problem_and_counted(home: Home, gpurun: Any) -> None:
-    code, said = gpurun("audit", "--head", "a" * 64)
+    code, said, _ = gpurun("audit", "--head", "a" * 64)
     assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
 
 
 def test_doctor_and_audit_agree_on_a_broken_ledger(home: Home, gpurun: Any) -> None:
     with home.ledger.open("a") as ledger:
         ledger.write("junk\n")
-    code, said = gpurun("audit")
+    code, said, _ = gpurun("audit")
     assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
-    code, said = gpurun("doctor", "--json")
+    code, said, _ = gpurun("doctor", "--json")
     (finding,) = [one for one in json.loads(said)["data"]["findings"] if "chain" in one["text"]]
     assert (code, finding["level"], finding["hint"]) == (4, "bad", "gpurun audit")
 
@@ -118,9 +104,9 @@ def test_doctor_and_audit_say_which_file_cannot_be_read(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr("gpurun.ledger.audit.strict_lines._split", forbidden)
-    code, said = gpurun("audit", "--json")
+    code, said, _ = gpurun("audit", "--json")
     assert (code, json.loads(said)["errors"][0]["code"]) == (4, "ledger.unreadable")
-    code, said = gpurun("doctor", "--json")
+    code, said, _ = gpurun("doctor", "--json")
     told = [one["text"] for one in json.loads(said)["data"]["findings"] if one["level"] == "bad"]
     assert f"{home.ledger} cannot be read: Permission denied." in told
 
@@ -140,7 +126,7 @@ def test_a_run_that_ends_well_while_others_are_read_is_not_lost(
 
     monkeypatch.setattr(audit_room, "audit", ends_meanwhile)
     with supervisor:
-        code, said = gpurun("audit")
+        code, said, _ = gpurun("audit")
     assert (code, "MAY BE BILLING" in said) == (0, False)
     assert gpurun("audit")[0] == 0
 
@@ -148,7 +134,7 @@ def test_a_run_that_ends_well_while_others_are_read_is_not_lost(
 def test_an_undriven_run_that_may_be_billing_is_exit_9(home: Home, gpurun: Any) -> None:
     run = CloudRun(home, "owl-07")
     run.write(run.opened(), run.intended(), run.created())
-    code, said = gpurun("audit")
+    code, said, _ = gpurun("audit")
     assert (code, "MAY BE BILLING" in said) == (9, True)
 
 
@@ -165,7 +151,7 @@ def test_what_the_receipt_calls_unknown_is_a_floor_in_the_table(
 ) -> None:
     run = CloudRun(home, "owl-07").until_gone()
     run.write(*((Event.INCIDENT, {**told, "message": "x", "token": run.token}) for told in (left, gone))).settle()
-    code, said = gpurun("audit")
+    code, said, _ = gpurun("audit")
     assert code == 0
     lines = [line.split() for line in said.splitlines() if "✔" in line]
     assert [(cells[0], cells[5]) for cells in lines] == [("fox-41", "$2.37"), ("owl-07", "≥$2.37")]
@@ -205,7 +191,7 @@ def test_billed_stands_beside_measured_and_more_is_a_problem(
 ) -> None:
     """The receipt says $2.3655 at most; a cent more is another way to round."""
     of_provider(monkeypatch, provider := Billing(billed))
-    told, said = gpurun("audit", "--against-bill", "--json")
+    told, said, _ = gpurun("audit", "--against-bill", "--json")
     assert (told, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (code, usd(billed), True)
     assert any("was billed" in problem for problem in row_of(said)["problems"]) == (code == 10)
     (instance_id, seconds), *_ = provider.asked
@@ -217,7 +203,7 @@ def test_billed_stands_beside_measured_and_more_is_a_problem(
 
 def test_a_bill_that_may_still_grow_is_called_so(home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     of_provider(monkeypatch, Billing("1.00", is_settled=False))
-    code, said = gpurun("audit", "--against-bill")
+    code, said, _ = gpurun("audit", "--against-bill")
     assert (code, "not settled yet" in said) == (0, True)
 
 
@@ -228,7 +214,7 @@ def test_the_bill_of_a_perhaps_living_machine_is_not_settled(
     run.write(run.opened(), run.intended(), run.created())
     run.play(run.through_training())
     of_provider(monkeypatch, Billing("1.00"))
-    code, said = gpurun("audit", "--against-bill", "--json")
+    code, said, _ = gpurun("audit", "--against-bill", "--json")
     assert home.run_names() == ["fox-41"]
     assert (code, row_of(said)["billed_micros"], row_of(said)["billed_is_settled"]) == (9, usd(1), False)
 
@@ -244,7 +230,7 @@ def test_a_bill_that_cannot_be_had_is_unknown_and_says_why(
     if provider is not None:
         of_provider(monkeypatch, provider)
     monkeypatch.delenv("RUNPOD_API_KEY", raising=False)
-    code, said = gpurun("audit", "--against-bill", "--json")
+    code, said, _ = gpurun("audit", "--against-bill", "--json")
     assert (code, row_of(said)["billed_micros"]) == (0, None)
     assert words in row_of(said)["billed_unclear"][0]
 
@@ -257,5 +243,5 @@ def test_a_providers_words_for_a_bill_steer_no_terminal(
             raise Unknown("\x1b]0;all is well\x07 busy")
 
     of_provider(monkeypatch, Shouting(None))
-    _, said = gpurun("audit", "--against-bill", "--json")
+    _, said, _ = gpurun("audit", "--against-bill", "--json")
     assert row_of(said)["billed_unclear"] == ["runpod could not be asked: \\u{1b}]0;all is well\\u{7} busy"]

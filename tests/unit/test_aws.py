@@ -44,6 +44,7 @@ from gpurun.remote.key_pairs import make_keys
 from tests.contract.orders import KEYS
 from tests.emulators import guests
 from tests.emulators.aws import AwsEmulator, FakeGuest, Fault, Machine, real_guest
+from tests.refusals import refusal
 
 TOKEN = "gr-fox-41-0a1b2c3d"
 LEASE_S = 3600
@@ -252,7 +253,7 @@ def test_a_refused_launch_names_the_permission_not_encoded_text(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock
 ) -> None:
     cloud.rules.denied = {"ec2:RunInstances"}
-    with pytest.raises(RejectedFor, match="may not call ec2:RunInstances") as refused:
+    with pytest.raises(RejectedFor, match="ec2:RunInstances") as refused:
         aws.create(order_of(clock))
     assert "xxx" not in str(refused.value)
     told = refused.value.error
@@ -303,9 +304,8 @@ def test_lost_credentials_certainly_made_nothing(
 def test_a_clock_that_is_off_is_not_taken_for_a_bad_key(aws: AwsProvider, cloud: AwsEmulator) -> None:
     cloud.rules.valid_key = False
     cloud.world.clock = VirtualClock(start=cloud.world.clock.wall() - 1_000)
-    with pytest.raises(SetupError, match=r"\+1000 s off") as refused:
+    with refusal(SetupError, "clock.skewed", "+1000 s"):
         aws.find(None)
-    assert refused.value.code == "clock.skewed"
     assert aws.clock_ahead_s == pytest.approx(1_000, abs=1)
 
 
@@ -519,7 +519,7 @@ def test_a_mistyped_region_is_corrected_and_still_finds_machines(
     AwsProvider(clock).create(order_of(clock))
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-esat-1")
     lost = AwsProvider(clock)
-    with pytest.raises(SetupError, match="no region 'us-esat-1'") as refused:
+    with refusal(SetupError, "region.unknown", "'us-esat-1'") as refused:
         lost.offers(P4D, rows_for(P4D, "aws"))
     assert refused.value.hint.startswith("Did you mean us-east-1? aws has eu-west-1, us-east-1, us-west-2.")
     assert [one.token for one in lost.find(TOKEN)] == [TOKEN]
@@ -534,10 +534,10 @@ def test_a_proxys_page_in_the_place_of_a_list_is_no_empty_list(
     for listing in ("DescribeInstances", "DescribeVolumes"):
         cloud.fail(listing, *[Fault.NOT_JSON] * 1000)
     for asked in (partial(aws.find, TOKEN), partial(aws.read, made.id), partial(aws.leftovers, TOKEN)):
-        with pytest.raises(Unknown, match="without its list"):
+        with pytest.raises(Unknown, match=r"describe_\w+"):
             asked()
     cloud.fail("TerminateInstances", *[Fault.LIE] * 1000)
-    with pytest.raises(MayBeBilling, match="without its list"):
+    with pytest.raises(MayBeBilling, match=r"describe_\w+"):
         list(prove_termination(aws, clock, made.id, TOKEN, run="fox-41"))
     assert len(billed(cloud)) == 1
 
@@ -549,7 +549,7 @@ def test_a_proxys_page_before_the_launch_is_no_answer_either(
     aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock, asked: str
 ) -> None:
     cloud.fail(asked, Fault.NOT_JSON)
-    with pytest.raises(Rejected, match=r"nothing was launched.*without its"):
+    with pytest.raises(Rejected, match=r"(describe|create)_\w+"):
         aws.create(order_of(clock))
     assert cloud.launches == []
     aws.create(order_of(clock, "gr-fox-41-0badf00d"))
@@ -887,9 +887,8 @@ def test_credentials_that_end_before_the_lease_are_in_the_plan(
         market = live_offers(P4D, ["aws"], Home(tmp_path).prepare(), clock, Choices())
         assert bool(key_warning(market, "aws", lease_end_wall)) is is_told
     monkeypatch.setenv("AWS_CREDENTIAL_EXPIRATION", (now - timedelta(hours=1)).isoformat())
-    with pytest.raises(SetupError, match="have expired") as refused:
+    with refusal(SetupError, "auth.aws", "have expired"):
         AwsProvider(clock).find(None)
-    assert refused.value.code == "auth.aws"
 
 
 def test_a_key_that_aws_does_not_take_is_about_the_setup(
@@ -897,7 +896,7 @@ def test_a_key_that_aws_does_not_take_is_about_the_setup(
 ) -> None:
     cloud.rules.valid_key = False
     for ask in (aws.verify, lambda: aws.find(None), lambda: aws.find(TOKEN), lambda: aws.leftovers(None)):
-        with pytest.raises(SetupError, match="refuses these credentials"):
+        with refusal(SetupError, "auth.refused"):
             ask()
 
 

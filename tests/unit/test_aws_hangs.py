@@ -21,6 +21,7 @@ from gpurun.providers.base import Unknown, endpoint_of
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
 from tests.emulators.aws import AwsEmulator
+from tests.refusals import refusal
 
 SHORT_S = 1.0
 HANGS = "echo $$ >>{pids}; exec sleep 600\n"
@@ -75,9 +76,8 @@ def test_a_hung_credential_process_blocks_no_verb_and_is_named(
     aws, real = AwsProvider(clock), SystemClock()
     began_s = real.monotonic()
     for verb in (aws.verify, lambda: aws.find(None), lambda: aws.destroy("us-east-1/i-0a1b2c3d"), aws.key_ends_wall):
-        with pytest.raises(SetupError, match="profile lab, whose credential_process is /bin/sh") as raised:
+        with refusal(SetupError, "auth.aws", "credential_process", "/bin/sh"):
             verb()  # type: ignore[operator]
-        assert raised.value.code == "auth.aws"
     assert endpoint_of(aws) == ""
     assert real.monotonic() - began_s < 3 * SHORT_S, "the next call does not wait again"
 
@@ -100,13 +100,13 @@ def test_credentials_that_hang_at_renewal_are_given_up_too(
     aws = AwsProvider(clock)
     assert aws.find(None) == []
     program(HANGS)
-    with pytest.raises(SetupError, match="does not answer"):
+    with refusal(SetupError, "auth.aws", "1 s", "credential_process"):
         aws.find(None)
 
 
 def test_a_bucket_waits_no_longer_for_its_credentials(clock: VirtualClock, program: Program) -> None:
     program(HANGS)
-    with pytest.raises(SetupError, match="does not answer"):
+    with refusal(SetupError, "auth.aws", "1 s", "credential_process"):
         Bucket(parse_address("s3://bucket/place"), clock).look()
 
 
@@ -117,5 +117,5 @@ def test_a_dripping_server_is_cut_at_an_exchanges_time_limit(
     monkeypatch.setattr(wire, "EXCHANGE_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(Unknown, match="no whole answer"):
+        with pytest.raises(Unknown, match="terminate_instances"):
             AwsProvider(clock).destroy("us-east-1/i-0a1b2c3d")

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app, run_app
 from gpurun.core.installed_files import install_line
-
-
-@pytest.fixture
-def gpurun(own_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
-        code = run_app(build_app())
-        shown = capsys.readouterr()
-        return code, " ".join(shown.out.split()), " ".join(shown.err.split())
-
-    return run
 
 
 def without_pydantic(*_: object, **__: object) -> None:
@@ -40,8 +28,9 @@ def test_somebody_elses_gpurun_in_the_same_place_is_named(
     theirs.mkdir()
     (theirs / "METADATA").write_text("Name: gpurun\n")
     monkeypatch.syspath_prepend(tmp_path)
-    code, out, _ = gpurun("doctor")
-    assert (code, "another package that is called gpurun" in out, "pip uninstall gpurun" in out) == (4, True, True)
+    code, out, _ = gpurun("doctor", "--json")
+    hints = [finding["hint"] for finding in json.loads(out)["data"]["findings"]]
+    assert (code, any("pip uninstall gpurun" in hint for hint in hints)) == (4, True)
     monkeypatch.setattr("gpurun.ledger.runs.planned_runs", without_pydantic)
     code, _, err = gpurun("ps")
     assert (code, "install.other_gpurun" in err) == (4, True)

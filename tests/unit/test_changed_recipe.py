@@ -16,6 +16,7 @@ from gpurun.jobs.training.changed_recipe import OwnReader, own_reader, traced_fo
 from gpurun.jobs.training.memory import GIB, fitting_micro_batch, peak_on
 from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.providers.catalog import offers_for, parse_gpu
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_a_reader_of_nothing_is_refused_in_harmless_words(copy: Path, text: str)
 def test_a_reader_that_does_not_end_is_ended(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changed_recipe, "READ_S", 1.0)
     (copy / "recipe_file.py").write_text("import time\ntime.sleep(60)\n")
-    with pytest.raises(UsageError, match="was not done after 1 s"):
+    with refusal(UsageError, "trainer.no_reader", "1 s"):
         read(copy)
 
 
@@ -125,14 +126,14 @@ def test_a_reader_has_no_key_of_a_cloud(copy: Path, monkeypatch: pytest.MonkeyPa
     (copy / "recipe_file.py").write_text(
         "import os\nraise SystemExit(f'keys: {[n for n in os.environ if \"KEY\" in n]}')\n"
     )
-    with pytest.raises(UsageError, match=r"keys: \[\]"):
+    with refusal(UsageError, "trainer.no_reader", "keys: []"):
         OwnReader(copy).read(Path("any.toml"))
 
 
 def test_counts_that_cannot_be_are_refused(copy: Path) -> None:
     record = load_recipe("gpt2-124m").tables.as_record()
     _says(copy, {"recipe": record, "parameters": -5, "flops_per_token": 1e300})
-    with pytest.raises(UsageError, match="parameters_of and flops_per_token"):
+    with refusal(UsageError, "trainer.no_reader", "parameters_of", "flops_per_token"):
         read(copy).parameters(50257)
 
 

@@ -11,6 +11,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.settings import load_clusters, load_settings
+from tests.refusals import refusal
 
 GOOD = 'host = "login.example.org"\nuser = "me"\nworkdir = "/scratch/me"\n'
 
@@ -81,7 +82,7 @@ def test_a_cluster_is_chosen_by_its_name_where_there_are_several(tmp_path: Path)
         with pytest.raises(UsageError) as refused:
             cluster_of(two, name)
         assert refused.value.code == code
-    with pytest.raises(UsageError, match="No Slurm cluster"):
+    with refusal(UsageError, "slurm.none"):
         cluster_of({}, None)
 
 
@@ -94,5 +95,5 @@ def test_a_folder_of_a_stranger_describes_no_cluster(tmp_path: Path) -> None:
 def test_a_login_node_may_be_an_ssh_config_entry_with_its_user(tmp_path: Path) -> None:
     table = '[slurm.lab]\nhost = "centre"\nworkdir = "/scratch/me"\ntransport = '
     assert cluster_of(load_clusters(home_with(tmp_path, f'{table}"openssh"\n')), None).transport == "openssh"
-    with pytest.raises(UsageError, match="transport of slurm"):
+    with refusal(UsageError, "config.slurm"):
         load_clusters(home_with(tmp_path, f'{table}"telnet"\n'))

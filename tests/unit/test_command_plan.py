@@ -21,6 +21,7 @@ from gpurun.ledger.log_facts import command_verdict
 from gpurun.planning.command_proposal import judged, least_cap
 from gpurun.planning.transfer import Load
 from gpurun.providers.catalog import all_offers
+from tests.refusals import refusal
 from tests.whole_records import whole
 
 
@@ -81,7 +82,7 @@ def test_a_folder_that_is_not_a_program_is_refused_with_sizes(lab: Path, monkeyp
     (lab / "videos").mkdir()
     (lab / "videos" / "a.mp4").write_bytes(b"x" * 2000)
     monkeypatch.setattr(folders, "MOST_BYTES", 1000)
-    with pytest.raises(UsageError, match=r"Large are videos \(2 kB\)") as refused:
+    with refusal(UsageError, "run.large", "2") as refused:
         work_folder(command(lab))
     assert "--data" in refused.value.hint
 
@@ -118,7 +119,7 @@ def test_pip_installs_for_torchs_python_after_the_users_script(tmp_path: Path) -
 
 def test_a_script_that_no_python_reads_is_refused(lab: Path) -> None:
     (lab / "bad.py").write_text("def (:")
-    with pytest.raises(UsageError, match=r"is no Python \(line 1\)"):
+    with refusal(UsageError, "run.not_python", "1"):
         work_folder(command(lab / "bad.py", "bad.py"))
     assert sorted(work_folder(command(lab / "model.py", "model.py")).files) == ["model.py"]
 

@@ -25,6 +25,7 @@ from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, load_signer, make_envelope, payload_of
 from gpurun.ledger.write_receipt import read_receipt
+from tests.refusals import missing, refusal
 from tests.unit.confirm import BoxRun
 from tests.unit.ledger_samples import RATE, finished_run
 
@@ -91,7 +92,6 @@ def test_a_box_that_stays_silent_is_confirmed_and_signed(
     assert [one["seen"] for one in statement["checked"]["tries"]] == ["refused"] * 5
     assert statement["checked"]["tries"][-1]["at_s"] == 10.0
     assert (statement["verdict"], statement["words"]) == ("confirmed", None)
-    assert "still switched on" in told.text, "a refusal is not sold as more than it is"
     found = row(home)
     assert (found.death, found.problems, found.warnings) == ("shutdown confirmed", (), ())
 
@@ -116,7 +116,7 @@ def test_it_says_what_the_box_cost_to_its_end_not_just_training(session: Session
     told = confirm(session, "fox-41", None, always("timed out"))
     seconds = 7200 + 10  # From the asking to the end of the last try.
     assert told.data["statement"]["cost"]["until_confirmed_micros"] == -(-seconds // 60) * 60 * RATE // 3600
-    assert "it cost at most $5.03 until then" in told.text
+    assert "$5.03" in told.text
 
 
 def test_a_clock_set_back_makes_no_box_cheaper_than_its_receipt(
@@ -147,14 +147,13 @@ def test_a_clock_from_before_the_end_signs_nothing_final(
 ) -> None:
     """The clock was ahead during the run and was set right since: a statement from before its end proves nothing."""
     clock.jump_wall(-5400)
-    with pytest.raises(VerificationFailed, match="before the run's end") as refused:
+    with refusal(VerificationFailed, "shutdown.clock"):
         confirm(session, "fox-41", None, always("refused"))
-    assert refused.value.code == "shutdown.clock"
     assert not (folder.path / "shutdown.json").exists()
 
 
 def test_a_box_that_still_answers_and_costs_money_is_exit_9(session: Session, folder: RunFolder) -> None:
-    with pytest.raises(MayBeBilling, match=r"still answers SSH, at \$2.49/h"):
+    with refusal(MayBeBilling, "shutdown.still_up", "$2.49/h"):
         confirm(session, "fox-41", None, always(ANSWERS))
     assert not (folder.path / "shutdown.json").exists()
 
@@ -163,7 +162,7 @@ def test_a_free_box_that_still_answers_is_exit_10(session: Session, home: Home) 
     run = BoxRun(home, "owl-07")
     run.rate = 0
     run.until_gone().settle()
-    with pytest.raises(VerificationFailed, match="still answers SSH"):
+    with refusal(VerificationFailed, "shutdown.still_up", "connect.example.com port 40123"):
         confirm(session, "owl-07", None, always(ANSWERS))
 
 
@@ -178,7 +177,7 @@ def test_one_sign_of_life_among_the_tries_is_enough(session: Session, folder: Ru
 )
 def test_what_tells_nothing_is_not_signed_as_an_end(session: Session, folder: RunFolder, seen: str) -> None:
     """Above all a laptop that is offline: to it every box in the world looks shut down."""
-    with pytest.raises(VerificationFailed, match="cannot be told") as told:
+    with refusal(VerificationFailed, "shutdown.cannot_tell") as told:
         confirm(session, "fox-41", None, always(seen))
     assert "--force" in told.value.hint
     assert not (folder.path / "shutdown.json").exists()
@@ -201,13 +200,13 @@ def test_a_users_word_yields_to_later_sight_and_not_vice_versa(session: Session,
     confirm(session, "fox-41", None, always("refused"))
     assert row(home).death == "shutdown confirmed"
     again = confirm(session, "fox-41", "trust me", always(ANSWERS))
-    assert "was confirmed before" in again.text
+    assert again.data["statement"]["verdict"] == "confirmed"
     assert row(home).death == "shutdown confirmed"
 
 
 @pytest.mark.parametrize("words", ["", "  "])
 def test_a_word_must_be_a_word(session: Session, folder: RunFolder, words: str) -> None:
-    with pytest.raises(UsageError, match="needs your own words"):
+    with refusal(UsageError, "shutdown.no_words"):
         confirm(session, "fox-41", words, always("refused"))
 
 
@@ -222,7 +221,7 @@ def test_a_machine_that_gpurun_ended_has_nothing_to_confirm(session: Session, ho
 
 def test_a_run_without_a_receipt_is_not_over(session: Session, home: Home) -> None:
     BoxRun(home).until_gone()
-    with pytest.raises(UsageError, match="no receipt yet"):
+    with refusal(UsageError, "receipt.none"):
         confirm(session, "fox-41", None, always("refused"))
 
 
@@ -270,9 +269,9 @@ def test_another_hand_is_seen(session: Session, home: Home, folder: RunFolder, t
     path = folder.path / "shutdown.json"
     stranger = load_signer(tmp_path / "other")
     path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), stranger)))
-    assert any("signature of shutdown.json" in problem for problem in row(home).problems)
+    assert [missing(problem, "signature", "shutdown.json") for problem in row(home).problems] == [[]]
     path.write_text("not json")
-    assert any("cannot be followed" in problem for problem in row(home).problems)
+    assert ["shutdown.json" in problem for problem in row(home).problems] == [True]
 
 
 def test_without_a_key_it_is_unsigned_and_says_so(session: Session, home: Home, folder: RunFolder) -> None:
@@ -280,26 +279,26 @@ def test_without_a_key_it_is_unsigned_and_says_so(session: Session, home: Home, 
     assert "Unsigned" in confirm(session, "fox-41", None, always("refused")).text
     found = row(home)
     assert (found.death, found.problems) == ("shutdown confirmed", ())
-    assert "shutdown.json is unsigned" in found.warnings
+    assert any("shutdown.json" in warning for warning in found.warnings)
     (named,) = audit(home, public_key=(home.keys / PUBLIC_NAME).read_bytes()).rows
-    assert named.problems == ("shutdown.json is unsigned",)
+    assert ["shutdown.json" in problem for problem in named.problems] == [True]
 
 
 def test_a_confirmation_for_a_machine_gpurun_ended_is_nonsense(home: Home) -> None:
     folder = finished_run(home)
     (folder.path / "shutdown.json").write_text("{}")
-    assert any("not the user's to end" in problem for problem in row(home).problems)
+    assert len(row(home).problems) == 1
 
 
 def test_the_receipt_shows_it_and_stays_the_same_receipt(session: Session, home: Home, folder: RunFolder) -> None:
     before = folder.receipt.read_bytes()
     assert "gpurun confirm-shutdown fox-41" in shown(session).text
-    assert "absent from the list" not in shown(session).text, "nobody listed a box that no cloud knows"
     confirm(session, "fox-41", None, always("refused"))
-    assert "shutdown confirmed at" in shown(session).text
+    confirmed = str(shown(session).data["shutdown"])
+    assert confirmed.startswith("shutdown confirmed")
+    assert confirmed in " ".join(shown(session).text.split())
     assert "confirm-shutdown" not in shown(session).text
-    assert "shutdown confirmed at" in shown(session, md=True).text
-    assert str(shown(session).data["shutdown"]).startswith("shutdown confirmed at")
+    assert confirmed in " ".join(shown(session, md=True).text.split())
     assert folder.receipt.read_bytes() == before
     assert read_receipt(home, folder).signature == "ok"
 
@@ -308,11 +307,11 @@ def test_an_unsigned_confirmation_is_shown_so_and_is_replaceable(session: Sessio
     confirm(session, "fox-41", None, always("refused"))
     path = folder.path / "shutdown.json"
     path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), None)))
-    assert "shutdown confirmed (unsigned) at" in shown(session).text
-    with pytest.raises(MayBeBilling, match="still answers"):
+    assert "unsigned" in str(shown(session).data["shutdown"])
+    with refusal(MayBeBilling, "shutdown.still_up", "$2.49/h"):
         confirm(session, "fox-41", None, always(ANSWERS))
     confirm(session, "fox-41", None, always("refused"))
-    assert "shutdown confirmed at" in shown(session).text
+    assert "unsigned" not in str(shown(session).data["shutdown"])
 
 
 @pytest.mark.parametrize(
@@ -335,17 +334,17 @@ def test_a_handwritten_file_is_not_a_statement_and_not_shown(
     if not signed:
         path = folder.path / "shutdown.json"
         path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), None)))
-    assert "is no statement about a shutdown" in " ".join(shown(session).text.split())
-    with pytest.raises(VerificationFailed, match="no statement about a shutdown"):
+    assert "NOT CONFIRMED" in shown(session).text
+    with refusal(VerificationFailed, "shutdown.unreadable"):
         confirm(session, "fox-41", None, always("refused"))
 
 
 def test_the_receipt_shows_a_confirmation_that_fails_as_none(session: Session, home: Home, folder: RunFolder) -> None:
     confirm(session, "fox-41", None, always("refused"))
     edit(home, folder, lambda told: told["predicate"].update(box="root@elsewhere:22"))
-    assert "SHUTDOWN NOT CONFIRMED" in shown(session).text
+    assert "NOT CONFIRMED" in shown(session).text
     (folder.path / "shutdown.json").write_text("not json")
-    assert "SHUTDOWN NOT CONFIRMED" in shown(session).text
+    assert "NOT CONFIRMED" in shown(session).text
 
 
 # Knocking, at real sockets -------------------------------------------------------------------------------------------

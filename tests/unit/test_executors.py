@@ -21,6 +21,7 @@ from gpurun.data.dedupe.signatures import Dedupe
 from gpurun.data.prepare import BegunPreparation, finish_preparing, prepare
 from gpurun.data.shard_folder import inspect
 from gpurun.data.workers import demand_executor
+from tests.refusals import refusal
 from tests.unit.executors import WORDS, begun_of, content, order, steps
 
 
@@ -118,7 +119,7 @@ def test_a_done_part_is_not_redone_and_an_undone_one_is_named(tmp_path: Path, co
     run_locally(begun_of(wanted), tmp_path / "logs", local_tasks=1)
     begun = begun_of(wanted)
     assert [index for index, _ in begun.left] == [1, 2, 3, 4]
-    with pytest.raises(UsageError, match="Part 1 of 5 has no sound shards"):
+    with refusal(UsageError, "prepare.task_failed", "Part 1", "5 has"):
         finish_preparing(wanted, begun, print)
     first = (tmp_path / "out" / "train_000001.bin").stat().st_mtime_ns
     run_locally(begun, tmp_path / "other logs")
@@ -135,9 +136,8 @@ def test_what_is_wrong_with_a_row_is_told_by_whoever_meets_it(
     monkeypatch.setattr(pipeline, "_FEW_BYTES", 0)  # Else all documents are read before.
     with open(corpus / "2.jsonl", "a") as file:
         file.write("no object\n")
-    with pytest.raises(UsageError, match=r"2\.jsonl, line at offset .*: it is not JSON") as refused:
+    with refusal(UsageError, "data.bad_line", "2.jsonl"):
         prepare(order(corpus, tmp_path / "out"), print, workers=2, executor=executor)
-    assert refused.value.code == "data.bad_line"
 
 
 def test_an_unknown_or_missing_executor_is_refused_in_words(
@@ -147,7 +147,6 @@ def test_an_unknown_or_missing_executor_is_refused_in_words(
         demand_executor("dask")
     assert "processes, datatrove, ray" in unknown.value.hint
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(SetupError, match="--executor ray needs ray") as refused:
+    with refusal(SetupError, "prepare.not_installed", "--executor") as refused:
         prepare(order(corpus, tmp_path / "out"), print, executor="ray")
-    assert refused.value.code == "prepare.not_installed"
     assert "[ray]" in refused.value.hint

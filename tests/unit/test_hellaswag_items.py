@@ -13,6 +13,7 @@ from gpurun.data.hellaswag import write_items
 from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.run_shards import prepared
 from gpurun.jobs.training.recipe import load_recipe, resolve
+from tests.refusals import refusal
 from trainer.items import read_items
 from trainer.tokenizer import Gpt2Tokenizer, shipped_gpt2_tokens
 
@@ -76,9 +77,9 @@ def test_what_is_no_question_is_named_and_leaves_nothing_behind(
 
 
 def test_a_folder_without_shards_and_a_missing_file_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder of finished shards"):
+    with refusal(UsageError, "data.bad_manifest", "folder"):
         write_items(questions(tmp_path, QUESTION), tmp_path, print)
-    with pytest.raises(UsageError, match="cannot be read"):
+    with refusal(UsageError, "data.unreadable", "none.jsonl", "No such file"):
         write_items(tmp_path / "none.jsonl", shards, print)
 
 
@@ -90,7 +91,7 @@ def test_a_run_that_wants_them_ships_them_or_is_refused_early(shards: Path, tmp_
         found = prepared(recipe, str(shards), into=tmp_path / into, cache=tmp_path / "cache", say=print)
         return Path(found.beside)
 
-    with pytest.raises(UsageError, match="and there is no hellaswag") as refused:
+    with refusal(UsageError, "data.no_hellaswag") as refused:
         beside("without")
     assert f"gpurun data hellaswag hellaswag_val.jsonl {shards}" in refused.value.hint
     write_items(questions(tmp_path, QUESTION), shards, print)
@@ -99,6 +100,6 @@ def test_a_run_that_wants_them_ships_them_or_is_refused_early(shards: Path, tmp_
         file.write("and half a line")
     beside("with a damage that is never read")
     (shards / "hellaswag.jsonl").write_text('{"context": [1], "endings": [[1], [2], [3], [50257]], "label": 0}\n')
-    with pytest.raises(UsageError, match=r"line 1 of hellaswag\.jsonl is no item") as refused:
+    with refusal(UsageError, "data.untrainable", "line 1", "hellaswag.jsonl") as refused:
         beside("damaged")
     assert "gpurun data hellaswag" in refused.value.hint

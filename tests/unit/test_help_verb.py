@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
 
-from gpurun.cli.app import VERBS, build_app, run_app
-
-
-@pytest.fixture
-def gpurun(own_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gpurun", *words])
-        code = run_app(build_app())
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
-
-    return run
+from gpurun.cli.app import VERBS
 
 
 def test_help_shows_each_verb_and_each_page_that_it_lists(gpurun: Any) -> None:

@@ -22,6 +22,7 @@ from gpurun.core.errors import SetupError
 from gpurun.providers import _http
 from gpurun.providers._http import Gap, Http
 from gpurun.providers.base import Unknown
+from tests.refusals import refusal
 
 KEY = "rpa_canary_0123456789"
 Script = Callable[["Handler"], None]
@@ -259,7 +260,7 @@ def endless_headers(handler: Handler) -> None:
 @pytest.mark.parametrize("script", [hang_up, cut_body, cut_chunk, huge_body, not_http, endless_headers])
 def test_no_whole_answer_is_unknown_and_is_not_asked_again(script: Script) -> None:
     with serving(script) as server:
-        with pytest.raises(Unknown, match="acme gave no whole answer") as raised:
+        with pytest.raises(Unknown, match="acme") as raised:
             client(server.url).request("POST", "/pods", body={})
         assert len(server.seen) == 1
     assert KEY not in "".join(traceback.format_exception(raised.value))
@@ -285,7 +286,7 @@ def drip_headers(handler: Handler) -> None:
 @pytest.mark.parametrize("script", [silent, drip_body, drip_headers])
 def test_the_time_limit_is_for_the_whole_exchange(script: Script) -> None:
     begun = time.monotonic()
-    with serving(script) as server, pytest.raises(Unknown, match="gave no whole answer"):
+    with serving(script) as server, pytest.raises(Unknown, match="its time"):
         client(server.url, SystemClock()).request("GET", "/", timeout_s=0.3)
     assert time.monotonic() - begun < 15, "the server would go on for half a minute, or for ever"
 
@@ -293,7 +294,7 @@ def test_the_time_limit_is_for_the_whole_exchange(script: Script) -> None:
 def test_nobody_there_is_unknown() -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(Unknown, match="acme gave no whole answer"):
+        with pytest.raises(Unknown, match="acme"):
             client(f"http://127.0.0.1:{taken.getsockname()[1]}").request("GET", "/")
 
 
@@ -307,7 +308,7 @@ def test_nothing_is_sent_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(socket, "create_connection", late)
     with serving(says()) as server:
-        with pytest.raises(Unknown, match="its time was over"):
+        with pytest.raises(Unknown, match="its time"):
             client(server.url, SystemClock()).request("POST", "/pods", body={}, timeout_s=0.1)
         assert server.seen == []
 
@@ -352,7 +353,7 @@ def test_a_date_that_is_none_says_nothing(date: str) -> None:
     ],
 )  # fmt: skip
 def test_a_key_is_not_sent_to_an_unsafe_url(url: str) -> None:
-    with pytest.raises(SetupError, match="not one to send a key to"):
+    with refusal(SetupError, "url.not_safe"):
         client(url)
 
 

@@ -16,6 +16,7 @@ from gpurun.cli.hub_push import demand_push, push
 from gpurun.cli.session import Session
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.paths import Home
+from tests.refusals import refusal
 
 pytest.importorskip("huggingface_hub")
 
@@ -97,13 +98,13 @@ def test_a_model_is_uploaded_whole_to_a_private_repository(hub: Hub, tmp_path: P
 
 def test_without_a_yes_nothing_uploads_and_refusals_are_quoted(hub: Hub, tmp_path: Path) -> None:
     session = Session(home=Home(tmp_path / "home"))
-    with pytest.raises(UsageError, match="An answer is needed"):
+    with refusal(UsageError, "input.needed", "me/tiny"):
         push(session, tmp_path, "me/tiny", yes=False)
     assert hub.tokens == set()
     hub.refuses = True
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
-    with pytest.raises(SetupError, match="rights to create a model") as refused:
+    with refusal(SetupError, "export.not_pushed") as refused:
         push(session, tmp_path / "model", "me/tiny", yes=True)
     assert "hf_mine" not in f"{refused.value.what} {refused.value.hint}"
 
@@ -112,8 +113,8 @@ def test_what_it_needs_is_asked_for_before_anything_is_written(monkeypatch: pyte
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    with pytest.raises(SetupError, match="no login"):
+    with refusal(SetupError, "export.no_login"):
         demand_push("me/tiny")
     for name in ("tiny", "me/tiny/main", "me/ti ny", "../tiny"):
-        with pytest.raises(UsageError, match="no model's name"):
+        with refusal(UsageError, "export.push_name"):
             demand_push(name)

@@ -25,6 +25,7 @@ from gpurun.core.paths import Home
 from gpurun.core.records import canonical
 from gpurun.ledger import fsync as durable
 from gpurun.ledger.journal import GENESIS, Journal, JournalDamaged, read_journal, require_durable
+from tests.refusals import refusal
 from tests.unit.ledger_samples import edit_lines, finished_run
 
 JSON = st.recursive(
@@ -121,7 +122,7 @@ def test_a_broken_whole_last_line_is_damage_as_it_may_have_acted(path: Path) -> 
     """Cutting it could forget a create that was sent."""
     written(path)
     edit_lines(path, lambda lines: [*lines[:-1], lines[-1].replace(b"{", b"[", 1)])
-    with pytest.raises(JournalDamaged, match="line 4"):
+    with refusal(JournalDamaged, "journal.damaged", "line 4"):
         Journal.open(path, VirtualClock())
 
 
@@ -184,9 +185,8 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_says_so(path: Path, monkey
         return write(descriptor, content[: len(content) // 2])
 
     monkeypatch.setattr(durable.os, "write", half_then_full)
-    with pytest.raises(SetupError, match="no space left") as caught:
+    with refusal(SetupError, "disk.full", "journal.jsonl"):
         journal.write(Event.DESTROY_INTENDED, {"id": "pod-1"})
-    assert caught.value.code == "disk.full"
     assert path.read_bytes() == before
     monkeypatch.undo()
     journal.write(Event.DESTROY_INTENDED, {"id": "pod-1"})
@@ -227,7 +227,7 @@ def test_short_writes_are_finished(path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_second_writer_is_noticed_instead_of_overwritten(path: Path) -> None:
     journal = written(path)
     written(path, 1)
-    with pytest.raises(VerificationFailed, match="changed by another program"):
+    with refusal(VerificationFailed, "file.changed"):
         journal.write(Event.INCIDENT, {"code": "mine", "message": ""})
     assert read_journal(path).damage is None
 
@@ -283,6 +283,6 @@ def test_a_disk_without_working_fsync_or_locks_is_refused(
         monkeypatch.setattr(durable.os, "fsync", refuse)
     else:
         monkeypatch.setattr(filelock.fcntl, "flock", refuse if broken == "flock" else lambda *_: None)
-    with pytest.raises(SetupError, match="cannot keep a journal safe"):
+    with refusal(SetupError, "home.not_durable"):
         require_durable(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ import pytest
 
 from gpurun.core.errors import ExitCode, RunHeld, SetupError
 from gpurun.ledger.journal import RunLock, holder_of
+from tests.refusals import refusal
 
 _HOLDER = """
 import subprocess, sys, os
@@ -126,5 +127,5 @@ def test_a_broken_note_still_means_that_somebody_is_there(path: Path) -> None:
 
 
 def test_a_lock_that_cannot_be_made_is_a_setup_error(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="cannot be locked"), RunLock(tmp_path / "nowhere" / "run.lock"):
+    with refusal(SetupError, "run.unlockable"), RunLock(tmp_path / "nowhere" / "run.lock"):
         pass

@@ -35,6 +35,7 @@ from tests.emulators.guests import whole
 from tests.emulators.lambda_cloud import KEY, FakeGuest, Fault, LambdaEmulator, Lie, Problem, real_guest
 from tests.emulators.lambda_cloud.contract import SPEC
 from tests.emulators.specs import ABSENT, document
+from tests.refusals import refusal
 
 A100 = GpuNeed(count=8, name="A100")
 SXM = "gpu_8x_a100_80gb_sxm4"
@@ -105,7 +106,7 @@ def test_verify_says_if_the_key_works_and_compares_the_clocks(lamb: LambdaProvid
 
 def test_a_bad_key_is_a_matter_of_setup_and_is_not_shown(cloud: LambdaEmulator, clock: VirtualClock) -> None:
     key = "_".join(("secret", "canary"))  # A traceback quotes the lines of this file.
-    with pytest.raises(SetupError, match="refuses the key") as raised:
+    with refusal(SetupError, "auth.refused", "HTTP 401") as raised:
         provider(cloud, clock, key).verify()
     assert "gpurun auth set lambda" in raised.value.hint
     assert key not in "".join(traceback.format_exception(raised.value))
@@ -116,9 +117,8 @@ def test_an_account_that_may_rent_nothing_is_told_what_it_lacks(
     cloud: LambdaEmulator, lamb: LambdaProvider, code: str
 ) -> None:
     cloud.fail("list", Problem(403, code))
-    with pytest.raises(SetupError, match="refuses the account") as raised:
+    with refusal(SetupError, "account.not_ready") as raised:
         lamb.verify()
-    assert raised.value.code == "account.not_ready"
     assert "https://cloud.lambda.ai" in raised.value.hint
 
 
@@ -352,7 +352,7 @@ def test_the_next_try_of_a_run_uses_the_key_the_last_one_left(cloud: LambdaEmula
 
 def test_nobody_elses_key_is_let_in(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:
     cloud.world.add_key(TOKEN, "ssh-ed25519 AAAAsomebody gpurun")
-    with pytest.raises(Rejected, match="another SSH key"):
+    with pytest.raises(Rejected, match=TOKEN):
         lamb.create(order())
     assert cloud.count("launch") == 0
 
@@ -609,7 +609,7 @@ def test_a_key_that_was_revoked_meanwhile_is_told(cloud: LambdaEmulator, lamb: L
     born = running(lamb)
     cloud.api_keys.clear()
     for asked in (lambda: lamb.destroy(born.id), lambda: lamb.read(born.id), lambda: lamb.find(TOKEN)):
-        with pytest.raises(SetupError, match="refuses the key"):
+        with refusal(SetupError, "auth.refused", "HTTP 401"):
             asked()
 
 
@@ -742,7 +742,7 @@ def test_a_guard_with_the_users_key_is_known_to_fail_with_it(cloud: LambdaEmulat
     assert (shared.guard_shares_key, own.guard_shares_key) == (True, False)
     born = running(shared)
     cloud.api_keys.discard(KEY)
-    with pytest.raises(SetupError, match="refuses the key"):
+    with refusal(SetupError, "auth.refused", "HTTP 401"):
         shared.destroy(born.id)
 
 

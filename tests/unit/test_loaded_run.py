@@ -16,6 +16,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.paths import Home
 from gpurun.core.secrets import child_environment
 from gpurun.readers.loaded_run import COLUMNS
+from tests.refusals import refusal
 from tests.unit.ledger_samples import finished_run
 
 SAID = (
@@ -64,7 +65,7 @@ def test_the_same_columns_are_scalars_for_tensorboard(home: Home, tmp_path: Path
 
 
 def test_an_unknown_run_is_refused_and_gpurun_has_no_other_names(home: Home) -> None:
-    with pytest.raises(UsageError, match="no run 'owl'"):
+    with refusal(UsageError, "run.unknown", "'owl'"):
         gpurun.load_run("owl", home.root)
     with pytest.raises(AttributeError, match="no attribute 'train'"):
         _ = gpurun.train

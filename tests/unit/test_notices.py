@@ -19,6 +19,7 @@ from gpurun.core.errors import MayBeBilling, SetupError, UsageError
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.settings import Setting, load_settings
 from gpurun.lifecycle.notices import Notices
+from tests.refusals import refusal
 from tests.unit.ledger_samples import finished_run
 
 
@@ -130,11 +131,11 @@ def test_a_program_gets_the_notice_and_none_of_the_keys(
 def test_an_address_without_https_or_from_a_project_is_refused(tmp_path: Path, url: str) -> None:
     home = Home(tmp_path / "home").prepare()
     home.config.write_text(f'[notify]\nurl = "{url}"\n')
-    with pytest.raises(UsageError, match="begins with https://"):
+    with refusal(UsageError, "usage.notify", "https://"):
         load_settings(home, project=tmp_path, environment={})
     home.config.unlink()
     (tmp_path / "gpurun.toml").write_text('notify.url = "https://strange.example/x"')
-    with pytest.raises(UsageError, match=r"notify\.url stands in the project file"):
+    with refusal(UsageError, "config.not_for_a_project", "notify.url"):
         load_settings(home, project=tmp_path, environment={})
 
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from typing import Any
 
 import pytest
 
-from gpurun.cli.app import build_app, run_app
-
 
 @pytest.fixture
-def planned(own_home: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Plan by these words in this process; return the exit code and the envelope."""
+def planned(gpurun: Any) -> Any:
+    """Plan by these words; return the exit code and the envelope."""
 
     def run(*words: str) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setattr(sys, "argv", ["gpurun", "plan", *words, "--json"])
-        code = run_app(build_app())
-        return code, json.loads(capsys.readouterr().out)
+        code, out, _ = gpurun("plan", *words, "--json")
+        return code, json.loads(out)
 
     return run
 

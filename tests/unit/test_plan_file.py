@@ -17,6 +17,7 @@ from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.planning.plan_file import plan_file, read_plan_file
 from gpurun.providers import catalog
 from tests.plan_makers import make_plan
+from tests.refusals import refusal
 
 ASKED = Request(recipe="mini-gpt", max_cost_micros=usd(1), overrides=("train.steps=200",), providers=("runpod",))
 NONE = {name: usual for name, (_, usual) in REQUEST.flags.items()}
@@ -113,7 +114,7 @@ def test_a_file_that_is_not_what_gpurun_wrote_is_refused(tmp_path: Path, change:
 
 
 def test_a_flag_beside_a_file_and_a_missing_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="asked for beside it"):
+    with refusal(UsageError, "plan_file.flags"):
         typed(written(tmp_path), gpu="8xA100")
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with refusal(UsageError, "plan_file.unreadable"):
         read_plan_file(str(tmp_path / "none.json"))

@@ -30,6 +30,7 @@ from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.changed_plan import changed_plan
 from tests.machine_words import facts
 from tests.plan_makers import make_plan
+from tests.refusals import refusal
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGLJ7pAWpOHG6rtB1nzqhwtbbz3y8aAhY6YyQyq3a2cD"
 
@@ -44,7 +45,7 @@ def test_what_set_says_of_a_machine_without_cuda_is_heeded(tmp_path: Path, monke
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     assert planned_here(tmp_path).job.form == "rehearsal"
     assert planned_here(tmp_path, "hardware.on_cpu=as_written").job.form == "full"
-    with pytest.raises(GpurunError, match="has no CUDA device"):
+    with refusal(GpurunError, "recipe.needs_gpu", "CUDA"):
         planned_here(tmp_path, "hardware.on_cpu=refuse")
 
 
@@ -66,7 +67,7 @@ def test_a_warm_up_is_checked_against_the_form_that_trains(tmp_path: Path, monke
         planned_here(tmp_path, "schedule.warmup_steps=150")
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: True)
     assert planned_here(tmp_path, "schedule.warmup_steps=150").job.form == "full"
-    with pytest.raises(UsageError, match=r"mini-gpt \(full form\) with --set: .* 501 is more than train\.steps 500"):
+    with refusal(UsageError, "recipe.does_not_add_up", "--set", "501 is", "train.steps", "500"):
         planned_here(tmp_path, *LONG)
 
 
@@ -76,11 +77,11 @@ def test_a_model_over_this_machines_memory_is_refused_in_numbers(
     """It was planned for a week, and the kernel ended it in its first minute, or another program instead."""
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     huge = ("model.layers=64", "model.width=16384")
-    with pytest.raises(UsageError, match=r"takes at least 3[0-9,.]+ GiB of memory here, and this") as refused:
+    with pytest.raises(UsageError, match=r"at least 3[0-9,.]+ GiB") as refused:
         planned_here(tmp_path, *huge)
     assert refused.value.code == "memory.small"
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}[name])
-    with pytest.raises(UsageError, match=r"at least 0\.0 GiB"):
+    with refusal(UsageError, "memory.small", "0.0 GiB"):
         planned_here(tmp_path)
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: True)
     assert planned_here(tmp_path, *huge).job.form == "full", "on a GPU its memory counts, which is not known here"
@@ -223,9 +224,8 @@ def test_no_cloud_to_ask_is_not_called_a_lack_of_capacity(tmp_path: Path, monkey
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", silent)
     request = Request(recipe="mini-gpt", providers=("runpod",), max_cost_micros=1_000_000)
     home = Home(tmp_path).prepare()
-    with pytest.raises(SetupError, match="No cloud could be asked") as refused:
+    with refusal(SetupError, "market.unreachable", "runpod"):
         make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=True)
-    assert refused.value.code == "market.unreachable"
 
 
 def rented(
@@ -264,9 +264,8 @@ def test_clouds_are_asked_again_only_when_prices_have_expired(
 def test_a_disk_that_checkpoints_would_fill_is_refused_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The latest two of 710 million parameters, the best, and the fourth that is being written take 32 GB."""
     large = ("model.layers=25", "model.width=1536", "model.heads=16", "train.checkpoint_every=100")
-    with pytest.raises(UsageError, match="take at least 32 GB") as refused:
+    with refusal(UsageError, "disk.small", "32 GB") as refused:
         rented(tmp_path, monkeypatch, "runpod", *large)
-    assert refused.value.code == "disk.small"
     wanted = refused.value.hint.removeprefix("Ask for a larger disk: --set ").removesuffix(".")
     assert rented(tmp_path, monkeypatch, "runpod", *large, wanted).job.resolved["hardware"]["disk_gb"] == 52
     assert rented(tmp_path, monkeypatch, "runpod", *large, "train.checkpoint_every=250").lease, "there are but two"
@@ -280,7 +279,7 @@ def test_a_disk_that_the_data_would_fill_is_refused_at_home(tmp_path: Path, monk
         return held(*told, **places).model_copy(update={"bytes": 20 * 10**9})
 
     monkeypatch.setattr(run_shards, "prepared", huge)
-    with pytest.raises(UsageError, match=r"the data \(20\.0 GB\) and"):
+    with refusal(UsageError, "disk.small", "20.0"):
         rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=20")
     assert rented(tmp_path, monkeypatch, "runpod", "hardware.disk_gb=40").lease
 

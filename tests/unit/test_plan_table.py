@@ -33,6 +33,7 @@ from gpurun.view.style import Style
 from gpurun.view.styled_text import cells
 from tests.changed_plan import changed_plan
 from tests.plan_makers import catalogue_quote, make_plan
+from tests.refusals import refusal
 
 OFFERS = [offer for offer in all_offers() if offer.gpu_count]
 
@@ -85,8 +86,9 @@ def test_a_part_that_hours_buy_is_named_beside_its_expected_cost(tmp_path: Path)
     reach = plan.candidates[0].reach
     assert reach is not None
     told = plan_text(plan, Style(width=120))
-    assert f"for a part: to step {reach.step:,} of 18,865 ({reach.step / 18865:.0%})".replace(",", " ") in told
-    assert "for a part" not in plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=9.0), Style(width=120))
+    part = f"{reach.step:,} of 18,865 ({reach.step / 18865:.0%})".replace(",", " ")
+    assert part in told
+    assert "18 865 (" not in plan_text(planned(tmp_path, "25", gpu=parse_gpu("8xA100"), hours=9.0), Style(width=120))
 
 
 def test_eight_a100_are_near_the_published_94_minutes_and_price(
@@ -96,21 +98,21 @@ def test_eight_a100_are_near_the_published_94_minutes_and_price(
     assert (plan.offer.gpu_count, plan.offer.gpu) == (8, "A100 SXM"), "without --gpu it is the recipe's own"
     assert plan.estimate.likely_s == pytest.approx(1.07 / 0.98 * 94 * 60, rel=0.05)
     assert usd(20) < plan.expected_micros < usd(23)
-    assert "llm.c's PyTorch 56 %; ours 0.98x of nanoGPT" in plan.estimate.basis
-    assert any("`train` takes the recipe's 8xA100" in note for note in plan.notes)
+    assert all(figure in plan.estimate.basis for figure in ("llm.c", "56 %", "0.98x"))
+    assert any("8xA100" in note for note in plan.notes)
 
 
 def test_a_recipes_gpu_that_is_too_dear_yields_to_the_best_other(tmp_path: Path) -> None:
     plan = planned(tmp_path, "20")
     assert plan.offer.gpu_count == 1
     assert plan.worst_micros <= usd(20)
-    assert any(note.endswith("`train` takes this one with --gpu 1xH100.") for note in plan.notes)
+    assert any("--gpu 1xH100" in note for note in plan.notes)
     assert parse_gpu("1xH100").count == 1
 
 
 def test_where_none_finishes_the_advice_is_what_train_then_does(tmp_path: Path) -> None:
     """`train` takes the recipe's own GPU unasked: on that neither the cap nor the hours would do what was said."""
-    with pytest.raises(NoOffer, match="No offer finishes within") as refused:
+    with refusal(NoOffer, "offer.over_cap", "$9.00") as refused:
         planned(tmp_path, "9")
     advised = re.findall(r"--gpu (\S+) --(max-cost|hours) ([0-9.]+)", refused.value.hint)
     (far, _, hours), (gpu, _, cap) = (way for way in advised if way[2] != "9.00")
@@ -128,10 +130,10 @@ def test_where_none_finishes_the_advice_is_what_train_then_does(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("set_to", "others", "gpu"),
     [
-        (("layers=96",), "No offer has the memory for this. ", "8xB200"),
+        (("layers=96",), "", "8xB200"),
         (
             ("layers=40", "hardware.gpu=1xA100", "batch_tokens=1024"),
-            "1024 tokens a step cannot be shared among 8 processes in sequences of 1024. ",
+            "1024 tokens a step",
             "1xB300",
         ),
     ],
@@ -151,7 +153,7 @@ def test_where_none_fits_it_says_the_least_cut_and_its_offer(
         cut = (*sizes, f"model.{name}={value}")
         assert planned(tmp_path, "900000", overrides=cut, gpu=parse_gpu(gpu)).estimate.fits
         larger = int(value) + {"layers": 1, "width": 48}[name]
-        with pytest.raises(NoOffer, match="micro_batch 1 needs"):
+        with pytest.raises(NoOffer, match="micro_batch 1"):
             planned(tmp_path, "900000", overrides=(*sizes, f"model.{name}={larger}"))
 
 
@@ -205,7 +207,7 @@ def test_a_machine_without_a_gpu_does_not_hold_whatever_model(
     keys = ("width=2048", "heads=16", "context=512", "batch_tokens=4096", "layers=24")
     asked = {"recipe": "mini-gpt", "gpu": parse_gpu("cpu"), "providers": (provider,)}
     choices = Choices(accept_cpu=True, weak_lease=True)
-    with pytest.raises(NoOffer, match=f"92% of {gib} GiB are usable: layers 24 -> {layers} or"):
+    with refusal(NoOffer, "offer.none_fits", f"{gib} GiB", f"layers 24 -> {layers}"):
         planned(tmp_path, "500", overrides=keys, choices=choices, **asked)
     cut = planned(tmp_path, "500", overrides=(*keys, f"layers={layers}"), choices=choices, **asked)
     assert (cut.offer.gpu_count, cut.offer.memory_gb, cut.estimate.fits) == (0, gib, True)
@@ -227,7 +229,7 @@ def test_where_a_machine_without_a_gpu_is_the_best_it_is_planned(tmp_path: Path)
     asked = {"recipe": "tiny-hf", "overrides": ("train.steps=20", "schedule.warmup_steps=0"), "providers": ("lambda",)}
     plan = planned(tmp_path, "0.09", choices=Choices(weak_lease=True), **asked)
     assert plan.offer.gpu_count == 0
-    assert any(note.endswith("`train` takes this one with --gpu cpu.") for note in plan.notes)
+    assert any("--gpu cpu" in note for note in plan.notes)
 
 
 def test_an_unsold_recipe_gpu_shows_others_and_rehearses_free(tmp_path: Path) -> None:
@@ -235,17 +237,18 @@ def test_an_unsold_recipe_gpu_shows_others_and_rehearses_free(tmp_path: Path) ->
     own = ("hardware.gpu=1xA100",)
     plan = planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",), overrides=own)
     assert (plan.offer.gpu_count, {one.offer.provider for one in plan.candidates}) == (1, {"aws"})
-    assert plan.notes[-1] == f"`train` takes this one with --gpu {asked_as(plan.offer)}."
-    assert "aws has no 1xA100. Sold as 8xA100." in plan.notes
+    assert f"--gpu {asked_as(plan.offer)}" in plan.notes[-1]
+    (unsold,) = (note for note in plan.notes if "8xA100" in note)
+    assert "1xA100" in unsold
     request = Request(recipe="mini-gpt", overrides=("data.limit_mb=1", *own), providers=("aws",), dry_run=True)
     rehearsed = make_plan(
         request, run="fox-41", home=Home(tmp_path).prepare(), clock=SystemClock(), say=print, need_data=False
     )
     assert (rehearsed.candidates, rehearsed.worst_micros) == ((), 0)
-    assert "aws has no 1xA100. Sold as 8xA100." in rehearsed.notes
-    with pytest.raises(NoOffer, match="aws has no 1xA100"):
+    assert unsold in rehearsed.notes
+    with refusal(NoOffer, "offer.none", "1xA100", "8xA100"):
         planned(tmp_path, "5", recipe="mini-gpt", providers=("aws",), gpu=parse_gpu("1xA100"))
-    with pytest.raises(NoOffer, match="is not offered in 'mars'"):
+    with refusal(NoOffer, "offer.no_region", "mars", "us-east-1"):
         planned(tmp_path, "5", providers=("aws",), choices=Choices(region="mars"))
 
 
@@ -259,24 +262,22 @@ def test_catalogue_prices_are_marked_and_keyless_clouds_kept(tmp_path: Path, mon
         eights = [one.offer for one in plan.candidates if (one.offer.gpu, one.offer.gpu_count) == ("A100 SXM", 8)]
         assert {one.provider for one in eights} == {"aws", "lambda", *(one.provider for one in offers)}
         assert {one.provider for one in eights if one.price_source == "live"} == {one.provider for one in offers}
-        told = " ".join(plan.notes)
-        assert "Live is only what runpod has of it; the other prices are the packaged catalogue 20" in told
-        assert any("nobody has 8xA100 now" in note for note in plan.notes) is (not offers)
+        assert any("runpod" in note for note in plan.notes)
+        assert any("8xA100 now" in note for note in plan.notes) is (not offers)
 
 
 def test_a_spot_plan_says_the_catalogue_has_no_spot_prices(tmp_path: Path) -> None:
     spot = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(spot=True))
-    assert "none for --spot" in spot.notes[0]
+    assert "--spot" in spot.notes[0]
     assert "--spot" not in " ".join(planned(tmp_path, "60").notes)
 
 
 def test_a_lambda_the_users_key_ends_is_no_weak_catalogue_lease(tmp_path: Path) -> None:
     """Without a key for Lambda the plan refused --lambda-guard with the advice to add --lambda-guard."""
     asked = {"gpu": parse_gpu("1xA100"), "providers": ("lambda",)}
-    for cap, words in ((parse_usd("60"), r"can run this under the cap \(1×"), (None, r"can run this \(1×")):
-        with pytest.raises(NoOffer, match=words) as refused:
+    for cap in (parse_usd("60"), None):
+        with refusal(NoOffer, "offer.weak_lease", "1×A100", "--lambda-guard"):
             planned(tmp_path, "60", max_cost_micros=cap, **asked)
-        assert "nothing on that machine ends it" in refused.value.what
     plan = planned(tmp_path, "60", choices=Choices(guard=True), **asked)
     assert plan.offer.dies_by_itself == terms_of("lambda").with_guard
     everywhere = planned(tmp_path, "60", choices=Choices(guard=True))
@@ -300,8 +301,8 @@ def test_shipping_counts_the_data_folder_and_a_missing_one_fails(
         for name in (f"{tmp_path}/shards", "~/shards")
     )
     assert by_tilde == by_name > 8 * 10**9 / 20e6
-    assert planned(tmp_path, "60", data="~/shards").data.source == "~/shards (not prepared)"
-    with pytest.raises(UsageError, match="nowhere is not there"):
+    assert planned(tmp_path, "60", data="~/shards").data.source.startswith("~/shards ")
+    with refusal(UsageError, "data.missing", "nowhere", "--data"):
         planned(tmp_path, "60", data=str(tmp_path / "nowhere"))
 
 
@@ -332,7 +333,7 @@ def test_shards_that_training_reads_many_times_travel_once(tmp_path: Path, recip
     assert plan.ship_bytes <= 1e9 * plan.job.resolved["hardware"]["disk_gb"]
     assert plan.data.train_tokens * 2 == plan.ship_bytes
     told = " ".join(plan.notes)
-    assert f"(about {format_bytes(plan.ship_bytes)}) are not here yet." in told
+    assert format_bytes(plan.ship_bytes) in told
 
 
 def test_a_plan_says_what_sending_unseen_shards_takes_and_costs(tmp_path: Path) -> None:
@@ -342,11 +343,10 @@ def test_a_plan_says_what_sending_unseen_shards_takes_and_costs(tmp_path: Path) 
         sparse.truncate(5 * 10**9)
     plan = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), data=str(tmp_path / "shards"), uplink_mbit=None)
     told = " ".join(plan.notes)
-    assert "33 min, $6.06 more than by a bucket" in told
-    assert "add --stage s3://BUCKET/PREFIX" in told
-    assert "a tenth of the tokens less" in told
+    assert all(figure in told for figure in ("33 min", "$6.06", "--stage s3://"))
     shown = " ".join(plan_text(plan, Style(width=120)).split())
-    assert f"{format_duration(plan.lease.ship_s)} to send and unpack, $6.28" in shown
+    assert format_duration(plan.lease.ship_s) in shown
+    assert "$6.28" in shown
 
 
 def test_a_refusal_says_what_a_bucket_or_a_faster_line_would_do(
@@ -356,16 +356,13 @@ def test_a_refusal_says_what_a_bucket_or_a_faster_line_would_do(
     with (tmp_path / "shards" / "large.txt").open("wb") as sparse:
         sparse.truncate(18865 * 524288 * 2)
     asked = {"gpu": parse_gpu("8xA100"), "data": str(tmp_path / "shards")}
-    with pytest.raises(NoOffer, match=r"The cheapest that does needs \$47\.04") as refused:
+    with refusal(NoOffer, "offer.over_cap", "$47.04", "--stage s3://BUCKET/PREFIX:", "$23.05", "201 Mbit/s"):
         planned(tmp_path, "25", **asked, uplink_mbit=None)
-    hint = refused.value.hint
-    assert "--stage s3://BUCKET/PREFIX: the shards by a bucket, $23.05; a line of 201 Mbit/s does, too" in hint
     assert planned(tmp_path, "25", **asked, uplink_mbit=201).worst_micros <= usd(25)
     with pytest.raises(NoOffer):
         planned(tmp_path, "25", **asked, uplink_mbit=200)
-    with pytest.raises(NoOffer, match=r"needs \$47\.04") as dear:
+    with refusal(NoOffer, "offer.over_cap", "$47.04", "--stage s3://BUCKET/PREFIX --max-cost 23.05"):
         planned(tmp_path, "20", **asked, uplink_mbit=None)
-    assert "--stage s3://BUCKET/PREFIX --max-cost 23.05: the shards by a bucket, and a higher cap" in dear.value.hint
     staged = Request(recipe="gpt2-124m", **asked, max_cost_micros=usd(25), choices=Choices(stage="s3://b"))
     (best, *_) = catalogue_quote(staged, resolve(load_recipe("gpt2-124m"), "full")).candidates
     assert best.finishes
@@ -377,10 +374,11 @@ def test_without_data_the_machine_downloads_the_recipes_shards(tmp_path: Path) -
     plan = planned(tmp_path, "25", gpu=parse_gpu("8xA100"), uplink_mbit=None)
     assert plan.chosen.finishes
     assert plan.worst_micros <= usd(25)
-    assert "The machine downloads hf:kjj0/finewebedu10B-gpt2 itself, about 20 GB in 5 m 47 s" in " ".join(plan.notes)
+    (download,) = (note for note in plan.notes if "hf:kjj0/finewebedu10B-gpt2" in note)
+    assert all(figure in download for figure in ("20 GB", "5 m 47 s"))
     assert "--stage" not in " ".join(plan.notes)
     shown = " ".join(plan_text(plan, Style(width=120)).split())
-    assert "5 m 47 s to download there, by the machine, $1.08" in shown
+    assert all(figure in shown for figure in ("5 m 47 s", "$1.08"))
     first_screen = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("make demo")[0]
     assert f"for {format_usd(plan.expected_micros)} expected" in first_screen
 
@@ -389,16 +387,14 @@ def test_a_rehearsal_says_the_paid_uploads_cost_and_its_saving(tmp_path: Path, m
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     asked = {"recipe": "gpt2-124m-owt", "gpu": parse_gpu("8xA100"), "dry_run": True}
     told = " ".join(planned(tmp_path, "25", **asked, uplink_mbit=None).notes)
-    assert "They are counted as sent from here (20 Mbit/s, assumed), in 2 h 01 m." in told
-    assert "118 min, $21.90 more than by a bucket: add --stage s3://BUCKET/PREFIX" in told
+    assert all(figure in told for figure in ("20 Mbit/s", "2 h 01 m", "118 min", "$21.90", "--stage s3://"))
 
 
 def test_a_disk_that_train_would_find_too_small_is_in_the_plan(tmp_path: Path) -> None:
     """It was priced without a word, and `train` refused it once the shards were there."""
     asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=10",)}
     told = " ".join(planned(tmp_path, "60", **asked).warnings)
-    assert "the data (19.8 GB) and the checkpoints" in told
-    assert "`train` refuses that. Ask for a larger disk: --set hardware.disk_gb=46." in told
+    assert all(figure in told for figure in ("19.8 GB", "--set hardware.disk_gb=46"))
     enough = {**asked, "overrides": ("hardware.disk_gb=46",)}
     assert not planned(tmp_path, "60", **enough).warnings
 
@@ -411,7 +407,8 @@ def test_a_disk_too_small_at_the_next_cloud_is_in_the_plan_too(tmp_path: Path, m
     asked = {"gpu": parse_gpu("8xA100"), "overrides": ("hardware.disk_gb=20",)}
     plan = planned(tmp_path, "60", **asked)
     assert plan.offer.provider == "aws"
-    assert "at least 26 GB at runpod" in " ".join(plan.warnings)
+    (too_small,) = plan.warnings
+    assert all(figure in too_small for figure in ("26 GB", "runpod"))
     assert not planned(tmp_path, "60", **asked, providers=("aws",)).warnings
 
 
@@ -478,7 +475,7 @@ def test_at_most_ten_fitting_rows_show_and_the_rest_count_by_why(tmp_path: Path)
     assert more is not None
     assert sum(int(count) for count in re.findall(r"\d+", more[2])) == int(more[1])
     assert {"dearer", "over the cap", "weak lease"} <= {part.split(" ", 1)[1] for part in more[2].split(", ")}
-    assert "Whichever is rented, the cap of $60.00 holds." in told
+    assert "$60.00" in told
     every = plan_text(plan, Style(width=80), every=True)
     assert len([line for line in every.splitlines() if any(f" {cloud}  " in line for cloud in clouds)]) == 10 + int(
         more[1]
@@ -489,8 +486,8 @@ def test_where_none_fits_a_rehearsal_still_shows_the_nearest(tmp_path: Path, mon
     monkeypatch.setattr("gpurun.planning.trainer_proposal.has_cuda", lambda: False)
     plan = planned(tmp_path, "5", gpu=parse_gpu("8xA100"), dry_run=True)
     told = plan_text(plan, Style(width=120))
-    assert "None of them finishes under the cap of $5.00." in told
     assert "needs $" in told
+    assert "→" not in told, "none is chosen"
 
 
 def test_one_row_stands_for_a_card_at_one_price_in_many_regions(tmp_path: Path) -> None:
@@ -538,18 +535,16 @@ def test_an_unmeasured_card_is_offered_for_hours_without_figures(
     tmp_path: Path, typed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need = parse_gpu(f"1x{typed}")
-    with pytest.raises(NoOffer, match="The catalogue has no price of") as refused:
+    with refusal(NoOffer, "offer.none", "gpurun auth set runpod", "--hours"):
         planned(tmp_path, "5", gpu=need)
-    assert "gpurun auth set runpod" in refused.value.hint
     (row,) = rows_for(need, "runpod")
     live = row.model_copy(update={"rate_micros_per_hour": usd("0.27"), "price_source": "live"})
     monkeypatch.setattr("gpurun.planning.place.ready_providers", lambda home: ["runpod"])
     dearer = live.model_copy(update={"rate_micros_per_hour": usd("0.40"), "tier": "secure"})
     market = Market((dearer, live), (), 1_800_000_000.0, ("runpod",))
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", lambda *_: market)
-    with pytest.raises(NoOffer, match="speed unknown: needs --hours") as unsaid:
+    with refusal(NoOffer, "offer.none_fits", "--hours 2"):
         planned(tmp_path, "5", gpu=need)
-    assert "--hours 2" in unsaid.value.hint
     plan = planned(tmp_path, "5", gpu=need, hours=2.0)
     assert plan.estimate.tokens_per_s is None
     assert plan.lease.train_s == 7200
@@ -562,7 +557,8 @@ def test_an_unmeasured_card_is_offered_for_hours_without_figures(
 def test_text_not_yet_counted_in_tokens_is_named_in_one_phrase(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a text")
     told = plan_text(planned(tmp_path, "25", recipe="mini-gpt", data=str(tmp_path / "text.txt")), Style(width=200))
-    assert "text.txt (not prepared), char · " in told
+    (ship,) = (line for line in told.splitlines() if "text.txt" in line)
+    assert "char" in ship
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -593,7 +589,7 @@ def test_an_offer_that_only_this_laptop_ends_says_no_in_capitals(tmp_path: Path)
     plan = planned(tmp_path, "60", gpu=parse_gpu("8xA100"), choices=Choices(weak_lease=True))
     lines = plan_text(plan, Style(width=80)).splitlines()
     assert any("lambda" in line and line.endswith("  NO") for line in lines)
-    assert "NO: nothing but this laptop does" in " ".join(line.strip() for line in lines)
+    assert any("NO: " in line for line in lines), "and says below what that is"
 
 
 @pytest.mark.parametrize("asked", [("lambda", "8xA100"), ("aws", "1xL4"), ("aws", "8xA100"), ("runpod", "8xA100")])
@@ -627,8 +623,8 @@ def test_a_set_ups_limit_is_in_lease_and_worst_case_and_shown(tmp_path: Path) ->
         assert one.lease is None or one.lease.setup_s in (600, 1800)
     text = [" ".join(plan_text(one, Style(width=200)).split()) for one in (bare, usual, long)]
     assert ["set-up" in told.lower() for told in text] == [False, True, True]
-    assert "Set-up a script on the machine, before anything is sent · 30 m at most (--setup-limit)" in text[2]
-    assert " + set-up 30 m + " in text[2]
+    assert text[2].count("30 m") >= 2, "on a line of its own, and in the sum of the lease"
+    assert "--setup-limit" in text[2]
     tight = planned(tmp_path, "30", **asked, choices=Choices(setup="true"))
     assert tight.worst_micros <= usd(30)
 

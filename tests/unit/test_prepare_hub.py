@@ -14,6 +14,7 @@ import pytest
 
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.data import hub
+from tests.refusals import refusal
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("huggingface_hub.errors")
@@ -89,7 +90,7 @@ def test_a_pattern_names_some_files_of_a_set_that_has_no_folders(
 
 @pytest.mark.parametrize("name", ["me", "me/", "/corpus", "", "me/my corpus", "me/corpus!", "-me/corpus"])
 def test_a_name_that_is_none_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="does not name a data set"):
+    with refusal(UsageError, "usage.hub_name", f"hf:{name}"):
         hub.download_files(name, lambda _: None)
 
 
@@ -134,7 +135,7 @@ def test_only_the_named_files_and_revision_are_downloaded(monkeypatch: pytest.Mo
 
 def test_a_cache_without_room_is_said_before_the_download(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
-    with pytest.raises(SetupError, match=r"5\.00 GB are to come .* 4,000 MB more than are free"):
+    with refusal(SetupError, "disk.too_small", "5.00 GB", "4,000 MB"):
         asked(monkeypatch, tmp_path, 10**9, calls)
     assert [call.get("dry_run") for call in calls] == [True]
 

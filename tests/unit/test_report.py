@@ -30,8 +30,12 @@ from gpurun.view.report.grid import aligned
 from gpurun.view.report.series import MOST_MARKS, Kept, Mark, WrittenSample, hear
 from gpurun.view.report.svg_charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.styled_text import cells
+from tests.refusals import missing, refusal
 from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
+
+AWAY = "no checkpoint"
+"""What is said of a best loss whose weights did not come home; `golden/` has the sentence."""
 
 
 class Page(HTMLParser):
@@ -87,9 +91,7 @@ def test_runs_are_overlaid_and_their_samples_stand_side_by_side(session: Session
     assert cells == [("fox-41", "<b>The </b>one 120"), ("owl-07", "<b>The </b>two 120")]
     receipts = [run["receipt_sha256"] for run in data["runs"]]
     assert all(digest in page.words for digest in receipts)
-    assert "Best validation loss 2.100 by fox-41, step 120" in page.words
-    assert "epoch 2.00 · validation 2.100" in page.words
-    assert "step 120, perplexity 8.2, 1.250 bits a byte, HellaSwag 29.4 %" in page.words
+    assert missing(page.words, "2.100 by fox-41", "epoch 2.00", "perplexity 8.2", "1.250 bits", "29.4 %") == []
 
 
 def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> None:
@@ -98,44 +100,32 @@ def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> 
     page, _, data = report(session, "fox-41", "owl-07")
     (row,) = data["differences"]
     assert (row["key"], [value.split(",")[0] for value in row["values"]]) == ("shards", ["stdlib", "file"])
-    assert "the same in every key" not in page.words
-    page, _, data = report(session, "fox-41", "elk-33")
+    assert "shards" in page.words
+    _, _, data = report(session, "fox-41", "elk-33")
     assert data["differences"] == []
-    assert "The resolved recipes are the same in every key, and so are the shards." in page.words
 
 
 def test_a_translation_that_counts_padding_is_given_no_epoch(session: Session) -> None:
     finished_run(session.home, "fox-41")
     finished_run(session.home, "owl-07", preset="encoder-decoder", tokenizer="word-pairs")
-    assert "epoch 2.00 · validation 2.100" in report(session, "fox-41")[0].words
+    assert "epoch 2.00" in report(session, "fox-41")[0].words
     translation = report(session, "owl-07")[0].words
-    assert "validation 2.100" in translation
+    assert "2.100" in translation
     assert "epoch" not in translation
 
 
-@pytest.mark.parametrize(
-    ("other", "said"),
-    [
-        (
-            {"tokenizer": "gpt2"},
-            "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token.",
-        ),
-        ({"source": "file"}, "The runs learned from different shards: a lower loss of one is not a better one."),
-    ],
-    ids=["other tokens", "other shards"],
-)
-def test_losses_of_different_measures_are_not_compared(session: Session, other: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize("other", [{"tokenizer": "gpt2"}, {"source": "file"}], ids=["other tokens", "other shards"])
+def test_losses_of_different_measures_are_not_compared(session: Session, other: dict[str, str]) -> None:
     for name, more in (("fox-41", {}), ("owl-07", other), ("elk-33", {})):
         finished_run(session.home, name, **{"tokenizer": "char", "source": "stdlib", **more})
     page, content, _ = report(session, "fox-41", "elk-33")
-    assert "Best validation loss 2.100 by fox-41" in page.words
+    assert "2.100 by fox-41" in page.words
     assert "<b>2.100</b>" in content
-    assert said not in page.words + " ".join(verb.report(session, ["fox-41"], html="").text.split())
+    alike = verb.report(session, ["fox-41", "elk-33"], html="").text
     page, content, _ = report(session, "fox-41", "owl-07")
-    assert "Best validation loss" not in page.words
+    assert "2.100 by" not in page.words
     assert "<b>2.100</b>" not in content
-    assert said in page.words
-    assert said in " ".join(verb.report(session, ["fox-41", "owl-07"], html="").text.split())
+    assert len(verb.report(session, ["fox-41", "owl-07"], html="").text.splitlines()) > len(alike.splitlines())
 
 
 @pytest.mark.usefixtures("drawn")
@@ -182,9 +172,8 @@ def test_whatever_a_machine_says_the_page_only_quotes_it(session: Session) -> No
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", content)
     assert len(content) < 2 << 20
     notes = " ".join(data["runs"][0]["notes"])
-    assert "4 lines of its events could not be read" in notes
-    assert "3 losses were no finite numbers" in notes
-    assert "1 losses lie above the axis and are not drawn." in page.words
+    assert missing(notes, "4 lines", "3 losses") == []
+    assert "1 losses" in page.words
 
 
 def test_a_running_run_is_shown_as_it_is_even_with_half_a_line(session: Session) -> None:
@@ -197,8 +186,7 @@ def test_a_running_run_is_shown_as_it_is_even_with_half_a_line(session: Session)
     page, _, data = report(session, "fox-41")
     told = data["runs"][0]
     assert (told["verdict"], told["receipt_sha256"], told["cost_is"]) == (None, None, "so far")
-    assert "The run is not finished" in " ".join(told["notes"])
-    assert "could not be read" not in " ".join(told["notes"])
+    assert len(told["notes"]) == 1, "that it is not finished, and nothing of the torn line"
     assert "no receipt" in page.words
     assert "2.100" in page.words
 
@@ -209,11 +197,9 @@ def test_a_run_that_never_trained_and_a_rehearsal_say_so(session: Session) -> No
     bare.write(bare.opened())
     finished_run(session.home, "owl-07", mode=Mode.REHEARSAL)
     page, content, data = report(session, "fox-41", "owl-07")
-    assert "It reported no loss." in data["runs"][0]["notes"]
-    assert "A rehearsal: " in page.words
+    assert [len(run["notes"]) for run in data["runs"]] == [2, 1]
     assert "tiny (rehearsal)" in page.words
     assert 'class="dollars"' not in content, "a rehearsal costs nothing"
-    assert "No loss was reported." in report(session, "fox-41")[0].words
 
 
 def test_a_continued_run_does_not_pass_for_the_whole(session: Session) -> None:
@@ -221,9 +207,9 @@ def test_a_continued_run_does_not_pass_for_the_whole(session: Session) -> None:
     before = Earlier(run="fox-41", step=60, bytes=1, receipt_sha256="a" * 64, spent_micros=usd(4))
     run.folder.plan.write_text(plan_of("owl-07").model_copy(update={"continues": before}).to_json())
     run.until_gone().settle()
-    said = "fox-41 after step 60, which cost $4.00 at most, not counted here"
+    said = figures_of(session, look_at_run(session.home, "owl-07"), 120)["went on from"]
+    assert missing(said, "fox-41", "step 60", "$4.00") == []
     assert said in report(session, "owl-07")[0].words
-    assert figures_of(session, look_at_run(session.home, "owl-07"), 120)["went on from"] == said
 
 
 def test_a_continued_runs_dollars_begin_with_the_earlier_cost(session: Session) -> None:
@@ -239,10 +225,7 @@ def test_a_continued_runs_dollars_begin_with_the_earlier_cost(session: Session) 
     folder.plan.write_text(
         plan_of("fox-41").model_copy(update={"continues": earlier.model_copy(update={"spent_micros": None})}).to_json()
     )
-    page, _, data = report(session, "fox-41")
-    assert data["runs"][0]["loss"][0][-1] is None, "what is not known is not drawn for less"
-    assert "No dollars: what it cost to come to these losses is not known." in page.words
-    assert "none of these runs cost anything" not in page.words
+    assert report(session, "fox-41")[2]["runs"][0]["loss"][0][-1] is None, "what is not known is not drawn for less"
 
 
 def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,10 +240,10 @@ def test_a_receipt_whose_signature_is_bad_is_called_that(session: Session, monke
         assert row.endswith("BAD SIGNATURE")
     folder.receipt.write_text("{}")
     page, _, data = report(session, "fox-41")
-    assert "is not a receipt" in data["runs"][0]["no_receipt"]
+    assert "receipt.json" in data["runs"][0]["no_receipt"]
     assert "no receipt" in page.words
     folder.receipt.unlink()
-    assert report(session, "fox-41")[2]["runs"][0]["no_receipt"] == "its receipt is not here any more"
+    assert report(session, "fox-41")[2]["runs"][0]["no_receipt"]
 
 
 @pytest.mark.usefixtures("drawn")
@@ -321,7 +304,7 @@ def test_the_table_and_its_notes_fit_the_terminal(
     folder.plan.write_text(plan_of("fox-41").model_copy(update={"continues": earlier}).to_json())
     monkeypatch.setenv("COLUMNS", str(width))
     text = verb.report(Session(home=session.home, quiet=True), ["fox-41"], html="").text
-    assert "It went on from owl-07" in " ".join(text.split())
+    assert "owl-07" in text
     assert max(cells(line) for line in text.splitlines()) <= width
 
 
@@ -380,7 +363,7 @@ def test_a_table_needs_no_matplotlib_and_a_page_says_it_does(
     finished_run(session.home, "fox-41")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert "2.100" in verb.report(session, ["fox-41"], html="").text
-    with pytest.raises(SetupError, match="not installed") as missing:
+    with refusal(SetupError, "report.no_matplotlib") as missing:
         report(session, "fox-41")
     assert "[report]" in missing.value.hint
     assert not (session.home.root / "report.html").exists()
@@ -397,9 +380,9 @@ def test_runs_are_taken_by_glob_by_their_number_or_all(session: Session) -> None
     assert named(last=2) == ["owl-07", "owl-08"]
     assert named("owl-08", every=True) == named(every=True) == ["fox-41", "owl-07", "owl-08"]
     assert named() == named(last=1) == ["owl-08"]
-    with pytest.raises(UsageError, match=r"No run is called elk-\*"):
+    with refusal(UsageError, "report.no_match"):
         named("elk-*")
-    with pytest.raises(UsageError, match="--last -1"):
+    with refusal(UsageError, "report.last", "--last", "-1"):
         named(last=-1)
 
 
@@ -412,28 +395,25 @@ def test_differences_and_the_machines_end_are_on_table_and_page(
     told = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
     assert [line.split("PROVEN")[1].split() for line in told.splitlines()[1:3]] == [["lr", "0.0003"], ["lr", "0.0006"]]
     page, content, data = report(session, "fox-41", "owl-07")
-    assert "fox-41 <small>lr 0.0003</small>" in content
-    assert "hardware: runpod " in page.words
-    assert "shutdown: PROVEN · " in page.words
+    assert "<small>lr 0.0003</small>" in content
+    assert missing(page.words, "hardware: runpod", "shutdown: PROVEN") == []
     assert {run["shutdown"] for run in data["runs"]} == {"destroyed"}
 
 
 def test_of_one_point_no_empty_chart_is_drawn(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
     write_events(folder, events()[:2])
-    page, content, _ = report(session, "fox-41")
-    assert "<svg></svg>" not in content
-    assert "One loss is no curve yet: it stands in the table." in page.words
+    assert "<svg></svg>" not in report(session, "fox-41")[1]
     assert "┤" not in verb.report(session, ["fox-41"], html="").text
 
 
 def test_wrong_wishes_are_told(session: Session, tmp_path: Path) -> None:
     finished_run(session.home, "fox-41")
-    with pytest.raises(UsageError, match="no run"):
+    with refusal(UsageError, "run.unknown"):
         verb.report(session, ["nosuch"], html="")
-    with pytest.raises(GpurunError, match="cannot be written"):
+    with refusal(GpurunError, "output.cannot_write"):
         verb.report(session, ["fox-41"], html=str(tmp_path / "no" / "r.html"))
-    with pytest.raises(UsageError, match="standard output"):
+    with refusal(UsageError, "report.two_outputs"):
         verb.report(Session(home=session.home, json=True), ["fox-41"], html="-")
     assert verb.report(session, ["fox-41", "fox"], html="-").text.count('<th scope="row"><svg') == 1, "named twice"
 
@@ -447,7 +427,7 @@ def test_an_unwritable_place_is_reported_and_keeps_what_is_there(
     (tmp_path / "a-folder").mkdir()
     (tmp_path / "a-file").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SetupError, match="cannot be written"):
+    with refusal(SetupError, "output.cannot_write"):
         verb.report(session, ["fox-41"], html=place)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -491,7 +471,7 @@ def test_more_runs_than_a_chart_can_tell_apart_are_refused(session: Session, mon
     for name in ("fox-41", "owl-07"):
         finished_run(session.home, name)
     monkeypatch.setattr("gpurun.view.report.svg_charts.MOST_RUNS", 1)
-    with pytest.raises(UsageError, match="2 runs cannot be told apart"):
+    with refusal(UsageError, "report.too_many", "2 runs"):
         verb.report(session, ["fox-41", "owl-07"], html="-")
     assert len(verb.report(session, ["fox-41", "owl-07"], html="").data["runs"]) == 2, "a table has room for all"
 
@@ -511,23 +491,22 @@ def test_a_run_that_failed_is_called_that_in_the_terminal_too(
     monkeypatch.setattr(CloudRun, "through_training", killed)
     finished_run(session.home, "fox-41")
     shown = verb.report(Session(home=session.home, quiet=True), ["fox-41", "owl-07"], html="").text
-    assert "fox-41: The run failed." in shown
-    assert "owl-07: The run is over" not in shown
+    assert [line.split()[0] for line in shown.splitlines() if "failed" in line] == ["fox-41:"]
 
 
 @pytest.mark.parametrize(
-    ("best", "kept", "said"),
+    ("best", "kept", "is_lost"),
     [
-        (60, {"step": 60, "val_loss": 1.5}, "at step 60, of which no checkpoint is at home"),
-        (60, {"step": 120, "val_loss": 2.0}, ", of which no checkpoint is at home"),
-        (60, None, ", of which no checkpoint is at home"),
-        (120, {"step": 120, "val_loss": 1.5}, ""),
+        (60, {"step": 60, "val_loss": 1.5}, True),
+        (60, {"step": 120, "val_loss": 2.0}, True),
+        (60, None, True),
+        (120, {"step": 120, "val_loss": 1.5}, False),
     ],
     ids=["it was lost", "it lay between two", "none was judged", "it is at home"],
 )
 @pytest.mark.parametrize("markdown", [False, True])
 def test_a_best_loss_without_its_checkpoint_at_home_says_so(
-    session: Session, best: int, kept: dict[str, Any] | None, said: str, markdown: bool
+    session: Session, best: int, kept: dict[str, Any] | None, is_lost: bool, markdown: bool
 ) -> None:
     """Only step 120 came home: what `export` would write had another loss than the one that is shown."""
     run = opened_run(session.home, "fox-41")
@@ -539,22 +518,23 @@ def test_a_best_loss_without_its_checkpoint_at_home_says_so(
     )
     run.until_gone().settle()
     shown = " ".join(receipt(session, "fox-41", md=markdown).text.replace("\\", "").split())
-    assert f"best val 1.5000 {said}".replace(" ,", ",").strip() in shown
-    assert ("no checkpoint is at home" in shown) is bool(said)
-    noted = f"Its best validation loss was at step {best}, of which no checkpoint is at home."
-    assert (noted in " ".join(verb.report(session, ["fox-41"], html="").text.split())) is bool(said)
+    assert "best val 1.5000" in shown
+    assert (AWAY in shown) is is_lost
     page, _, data = report(session, "fox-41")
-    assert (noted in data["runs"][0]["notes"], noted in page.words) == (bool(said), bool(said))
+    noted = [note for note in data["runs"][0]["notes"] if AWAY in note]
+    assert [f"step {best}" in note for note in noted] == [True] * is_lost
+    assert all(note in page.words for note in noted)
+    assert (AWAY in " ".join(verb.report(session, ["fox-41"], html="").text.split())) is is_lost
 
 
 def test_a_run_continued_from_a_better_checkpoint_has_it_at_home(session: Session) -> None:
     """Its machine has the earlier run's best checkpoint; the lowest of its own losses is another."""
     finished_run(session.home, "fox-41")
     assert "best val 2.1000" in receipt(session, "fox-41", md=False).text
-    assert "no checkpoint is at home" not in receipt(session, "fox-41", md=False).text
+    assert AWAY not in receipt(session, "fox-41", md=False).text
 
 
 def test_a_running_run_may_still_bring_its_best_checkpoint_home(session: Session) -> None:
     run = opened_run(session.home, "fox-41")
     run.play(run.through_training())
-    assert "no checkpoint is at home" not in verb.report(session, ["fox-41"], html="").text
+    assert AWAY not in verb.report(session, ["fox-41"], html="").text

@@ -16,6 +16,7 @@ from gpurun.core.errors import UsageError
 from gpurun.data.run_shards import prepared
 from gpurun.data.shard_folder import inspect
 from gpurun.jobs.training.recipe import load_recipe, resolve
+from tests.refusals import refusal
 
 TOKENS = np.arange(300, dtype="<u2") % 97
 LINES = "".join(f"the quick brown fox number {number} jumps over the lazy dog\n" for number in range(200))
@@ -78,9 +79,8 @@ def test_less_than_a_batch_is_refused_at_home_as_prepare_does(tmp_path: Path, is
         prepared(record, str(data), into=tmp_path / name, **places)
 
     made(text, "shards", 64)
-    with pytest.raises(UsageError, match=r"gives \d+ tokens to train; .*4,09[67]") as refused:
+    with refusal(UsageError, "data.too_small", "4,096"):
         made(text if is_text else tmp_path / "shards", "out", 4096)
-    assert refused.value.code == "data.too_small"
 
 
 def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_model_with_fewer_tokens_than_its_tokeniser_is_refused(tmp_path: Path)
     record = resolve(load_recipe("mini-gpt"), "full", ["model.vocab_size=64"]).record
     (tmp_path / "text").write_text(LINES + "".join(map(chr, range(32, 127))) * 20)
     places = {"into": tmp_path / "out", "cache": tmp_path / "cache"}
-    with pytest.raises(UsageError, match="has 97 tokens"):
+    with refusal(UsageError, "data.vocabulary_larger", "97 tokens"):
         prepared(record, str(tmp_path / "text"), **places, say=lambda _: None)
 
 
@@ -242,7 +242,7 @@ def test_sentence_pairs_are_made_brought_and_refused_at_home(tmp_path: Path) -> 
     assert prompts[0] == prompts[1]
     longest = json.loads((tmp_path / "own" / "data.json").read_text())["pairs"]["longest"]
     inspect(tmp_path / "own", tokenizer="word-pairs", vocab_size=0, context=longest)
-    with pytest.raises(UsageError, match=f"a sentence of {longest} positions; model.context is {longest - 1}"):
+    with pytest.raises(UsageError, match=f"{longest} positions.* model.context is {longest - 1}"):
         inspect(tmp_path / "own", tokenizer="word-pairs", vocab_size=0, context=longest - 1)
 
 
@@ -256,7 +256,7 @@ def test_two_files_are_a_parallel_text_wherever_it_is_run(tmp_path: Path, monkey
     made = prepared(recipe, "a.en,a.de", into=tmp_path / "own", **places)
     assert (made.source, made.passed_over) == ("file", "1 without text on one side")
     text = recipe | {"data": recipe["data"] | {"tokenizer": "char"}}
-    with pytest.raises(UsageError, match="english-german is sentence pairs, and the tokeniser char makes none"):
+    with refusal(UsageError, "data.parallel", "english-german", "char"):
         prepared(text, None, into=tmp_path / "text", **places)
 
 
@@ -332,6 +332,5 @@ def test_a_vocabulary_that_is_none_is_named(damaged: str, tmp_path: Path) -> Non
     places = {"cache": tmp_path / "cache", "say": lambda line: None}
     prepared(recipe, str(text), into=tmp_path / "own", **places)
     (tmp_path / "own" / "vocab.json").write_text(damaged)
-    with pytest.raises(UsageError, match=r"own/vocab\.json is no vocabulary") as refused:
+    with refusal(UsageError, "data.bad_vocabulary", "own/vocab.json"):
         prepared(recipe, str(tmp_path / "own"), into=tmp_path / "beside", **places)
-    assert refused.value.code == "data.bad_vocabulary"

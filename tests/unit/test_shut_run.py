@@ -18,6 +18,7 @@ from gpurun.core.paths import Home
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.reaper import _has_it_open
 from tests.lifecycle.tiny_runs import make_run
+from tests.refusals import refusal
 
 
 @pytest.fixture
@@ -99,5 +100,5 @@ def test_a_verb_about_another_run_does_not_notice(
 
 
 def test_its_receipt_cannot_be_read(shut: Home) -> None:
-    with pytest.raises(SetupError, match=r"receipt\.json cannot be read: Permission denied"):
+    with refusal(SetupError, "receipt.shut", "receipt.json", "Permission denied"):
         read_receipt(shut, shut.run("fox-41"))

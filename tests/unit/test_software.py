@@ -19,6 +19,7 @@ from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
 from gpurun.remote.agent.torch_look import PROBE
 from tests.fake_torch import torch_source
+from tests.refusals import refusal
 
 STOCK = load_recipe("tiny-hf").tables
 OWN = Choices(image="mine:1", setup="pip install everything")
@@ -87,5 +88,5 @@ def test_what_is_beside_torch_is_reported_as_pip_freeze_has_it(tmp_path: Path) -
 
 
 def test_the_hugging_face_trainer_trains_in_one_process() -> None:
-    with pytest.raises(UsageError, match="which trains in one process; here are 8 processes"):
+    with refusal(UsageError, "recipe.does_not_add_up", "8 processes"):
         resolve(load_recipe("tiny-hf"), "full", processes=8)

@@ -24,6 +24,7 @@ from gpurun.jobs.training import initial_weights
 from gpurun.jobs.training.initial_weights import INIT_FOLDER, started, take_checkpoint, weights_of
 from gpurun.jobs.training.recipe import ResolvedRecipe, load_recipe, resolve
 from gpurun.remote.archive import survey
+from tests.refusals import refusal
 from tests.unit.report_samples import plan_of
 from trainer import pretrained
 from trainer.checkpoint import write_tensors
@@ -101,17 +102,16 @@ def test_a_nanogpt_checkpoint_goes_with_shards_and_with_text(shards: Path, sourc
     assert found.bytes - data.bytes == sum(file.stat().st_size for file in (into / INIT_FOLDER).iterdir())
     load_weights(GPT(ModelConfig(**SHAPE), data.vocab_size), into / INIT_FOLDER)
     take_checkpoint(checkpoint_of_nanogpt(shards.parent / "ckpt.pt", data.vocab_size - 2), into)
-    with pytest.raises(UsageError, match="not the same characters"):
+    with refusal(UsageError, "weights.unfit", "39 tokens", "41"):
         started(data, resolved, into)
 
 
 def test_what_is_no_checkpoint_is_refused_at_home(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a file"):
+    with refusal(UsageError, "init.missing"):
         take_checkpoint(tmp_path / "ckpt.pt", tmp_path)
     (tmp_path / "ckpt.pt").write_bytes(b"no checkpoint")
-    with pytest.raises(UsageError, match=r"not a whole checkpoint of torch 1\.6") as error:
+    with refusal(UsageError, "init.refused", "torch 1.6"):
         take_checkpoint(tmp_path / "ckpt.pt", tmp_path)
-    assert error.value.code == "init.refused"
 
 
 def test_a_run_continued_from_a_checkpoint_ships_no_weights(shards: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_save_cut_by_a_death_is_not_taken_to_start_from(shards: Path) -> None:
     assert list(weights_of(shards, "out")) == ["out/checkpoints/000002.model.safetensors"]
     assert find_weights(shards / "out").name == "000002.model.safetensors", "as the trainer has it"
     manifest.write_text("[]")
-    with pytest.raises(UsageError, match=r"MANIFEST\.json cannot be understood"):
+    with refusal(UsageError, "weights.unfit", "MANIFEST.json"):
         weights_of(shards, "out")
 
 
@@ -169,7 +169,7 @@ def test_weights_the_trainer_would_refuse_are_refused_at_home(
 def test_an_export_of_other_characters_is_refused_at_home(shards: Path) -> None:
     data, config = data_of(shards, recipe()), {"n_head": 2, pretrained.TOKENIZER_KEY: "0" * 64}
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="another tokeniser than that of the shards"):
+    with refusal(UsageError, "weights.unfit", "another tokeniser"):
         started(data, recipe())
     config[pretrained.TOKENIZER_KEY] = data.tokenizer_sha256
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
@@ -229,31 +229,31 @@ def test_damaged_and_foreign_tokeniser_weights_are_refused_here(shards: Path) ->
     path.with_name("000004.state.json").write_text(json.dumps(state))
     assert started(data, recipe(path.name)).bytes > data.bytes
     path.with_name("000004.state.json").write_text(json.dumps(state | {"data": {"tokenizer": "0" * 64}}))
-    with pytest.raises(UsageError, match="another tokeniser"):
+    with refusal(UsageError, "weights.unfit", "another tokeniser"):
         started(data, recipe(path.name))
     whole = path.read_bytes()
     nested, endless = b"[" * 100_000, b'{"x":{"dtype":"F32","shape":[1e999],"data_offsets":[0,0]}}'
     lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
     for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
-        with pytest.raises(UsageError, match="not a whole safetensors file"):
+        with refusal(UsageError, "weights.unfit", "426,744", "426,743"):
             started(data, recipe(path.name))
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(UsageError, match="not a whole safetensors file"):
+    with refusal(UsageError, "weights.unfit", "426,744", "426,743"):
         started(data, recipe(path.name))
 
 
 def test_merely_gpt2_shaped_weights_fail_the_trainers_own_rule(shards: Path) -> None:
     config = {"n_head": 2, "scale_attn_by_inverse_layer_idx": True}
     (shards / "gpt2" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match="scale_attn_by_inverse_layer_idx true"):
+    with refusal(UsageError, "weights.unfit", "scale_attn_by_inverse_layer_idx"):
         started(data_of(shards, recipe()), recipe())
     assert initial_weights.AS_PUBLISHED == pretrained.AS_PUBLISHED
 
 
 def test_text_has_no_folder_in_which_weights_could_lie(shards: Path) -> None:
     data = data_of(shards.parent / "text.txt", recipe())
-    with pytest.raises(UsageError, match="makes its own shards of text") as refused:
+    with refusal(UsageError, "weights.no_folder") as refused:
         started(data, recipe())
     assert "gpurun data prepare" in refused.value.hint
 
@@ -303,7 +303,7 @@ def test_weights_in_parts_or_pickles_get_the_line_to_merge_them(shards: Path, ki
     assert started(data, recipe()).bytes > data.bytes
     load_weights(GPT(ModelConfig(**SHAPE | {"vocab_size": 64})), folder)
     if named != "gpt2":
-        with pytest.raises(UsageError, match=r"only one file model\.safetensors is read"):
+        with refusal(UsageError, "weights.parts", "model.safetensors"):
             started(data, asked)
 
 

@@ -17,6 +17,7 @@ from gpurun.providers.aws.tags import by_client_token, client_token, owner, tags
 from gpurun.providers.catalog import offers_for
 from gpurun.providers.lambdalabs import instances as lambda_instances
 from gpurun.providers.runpod import pods
+from tests.refusals import refusal
 
 _OFFER = offers_for(GpuNeed(count=0, name="cpu"))[0]
 HOME, DEADLINE = "3fa9c1", 1_795_246_236.0
@@ -127,5 +128,5 @@ def test_commands_that_start_at_once_give_a_home_one_id(tmp_path: Path) -> None:
 def test_a_home_whose_id_cannot_be_kept_is_told_as_that(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     (home.root / "id").mkdir(parents=True)
-    with pytest.raises(SetupError, match="cannot be used"):
+    with refusal(SetupError, "home.unusable", "home/id"):
         _ = home.id

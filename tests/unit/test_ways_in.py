@@ -27,6 +27,7 @@ from gpurun.remote.key_pairs import fingerprint, make_keys
 from gpurun.remote.ssh.entry import HostEntry, include_line
 from tests.command_line import gpurun
 from tests.lifecycle.tiny_runs import make_run
+from tests.refusals import refusal
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGJTv0mIZ4YmVZyQAtWZJf3kUoS8P4tQxq3B5N6m0Y1c"
 AT = Address(kind="ssh", host="203.0.113.7", port=22022, user="root")
@@ -88,7 +89,7 @@ def test_a_run_without_a_way_in_says_which_it_is_and_what_to_do(
 def test_a_key_that_is_in_another_home_is_asked_for_there(home: Home) -> None:
     sight = sight_of(home, Phase.TRAINING)
     (sight.folder.ssh / "client").unlink()
-    with pytest.raises(SetupError, match="is not in") as raised:
+    with refusal(SetupError, "way.no_key") as raised:
         way(sight, home)
     assert "--home" in raised.value.hint
 
@@ -142,7 +143,7 @@ def test_a_machine_that_moved_is_found_at_its_new_port(home: Home, monkeypatch: 
 )
 def test_what_ssh_could_read_as_more_than_a_value_makes_no_entry(changes: dict[str, Any]) -> None:
     values: dict[str, Any] = {"alias": "gpurun-x", "address": AT, "identity": "/k", "host_key": KEY}
-    with pytest.raises(SetupError, match="cannot stand in a configuration"):
+    with refusal(SetupError, "ssh.unwritable"):
         HostEntry(**{**values, **changes})
 
 
@@ -183,7 +184,7 @@ def test_a_cluster_is_entered_by_its_login_node_into_the_job(home: Home) -> None
     )
     at = AT.model_copy(update={"folder": "/shared/gr-fox-41"})
     sight = sight_of(home, Phase.TRAINING, provider="slurm", address=at, region="lab")
-    with pytest.raises(GpurunError, match="is not on record here"):
+    with refusal(GpurunError, "way.no_host_key"):
         way_into(sight, home, ways_in._before({}, None))
     remember_host(home, "login.lab", 22, KEY)
     found = way_into(sight, home, ways_in._before({}, None))
@@ -199,12 +200,12 @@ def test_a_cluster_is_entered_by_its_login_node_into_the_job(home: Home) -> None
     "word", ["0", "65536", "8888:", ":8888", "eight", "-1", "8888:80:80", "127.0.0.1:8888", "８８８８"]
 )
 def test_what_is_no_port_is_refused(word: str) -> None:
-    with pytest.raises(UsageError, match="is not a port"):
+    with refusal(UsageError, "forward.port"):
         forward._pairs([word])
 
 
 def test_the_next_free_port_is_none_of_the_others() -> None:
-    with pytest.raises(UsageError, match="named twice"):
+    with refusal(UsageError, "forward.port_twice"):
         forward._pairs(["8888", "8888:80"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -244,7 +245,7 @@ def test_a_percent_in_a_path_is_quoted_or_refused(tmp_path: Path) -> None:
     key, known, config = (tmp_path / name for name in ("100% h", "known 100%h", "config"))
     config.write_text(HostEntry("gpurun-x", AT, str(key), KEY).config(known))
     assert resolved(config, "gpurun-x")["userknownhostsfile"] == str(known)
-    with pytest.raises(SetupError, match="cannot stand in"):
+    with refusal(SetupError, "ssh.unwritable"):
         include_line(tmp_path / "100%" / "config")
 
 

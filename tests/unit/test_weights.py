@@ -19,6 +19,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.readers import weights
 from tests.lifecycle.early import FREE, Instance
+from tests.refusals import refusal
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
 
@@ -92,35 +93,35 @@ def test_a_checkpoint_has_several_names(session: Session, folder: RunFolder, nam
 def test_a_checkpoint_other_than_the_one_at_home_is_never_opened(session: Session, folder: RunFolder) -> None:
     path = folder.artifacts / WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    with pytest.raises(VerificationFailed, match="changed since it came home"):
+    with refusal(VerificationFailed, "checkpoint.tampered"):
         sample(session, run="fox-41", prompt="a", checkpoint="best")
     path.unlink()
-    with pytest.raises(VerificationFailed, match="No such file"):
+    with refusal(VerificationFailed, "checkpoint.missing", "No such file"):
         sample(session, run="fox-41", prompt="a", checkpoint="best")
 
 
 def test_what_collect_brought_in_mid_run_is_used_and_no_other(session: Session, tmp_path: Path) -> None:
     instance, going = Instance(tmp_path / "instance"), opened_run(session.home, "owl-07").folder
     instance.save(10, 20, best=10)
-    with pytest.raises(UsageError, match="goes on") as early:
+    with refusal(UsageError, "checkpoint.none", "owl-07") as early:
         sample(session, run="owl-07", prompt="a", checkpoint="last")
     assert "gpurun collect owl-07" in early.value.hint
     bring_now(instance.far, going, "best", VirtualClock(), lambda file, have_bytes: None, FREE)
     for name in ("best", "last", "10"):
         asked = sample(session, run="owl-07", prompt="a", checkpoint=name).data["argv"]
         assert asked[0] == str(going.artifacts / "checkpoints/000010.weights")
-    with pytest.raises(UsageError, match="no checkpoint '20'"):
+    with refusal(UsageError, "checkpoint.unknown", "'20'"):
         sample(session, run="owl-07", prompt="a", checkpoint="20")
     made = export(session, "owl-07", tmp_path / "hf", to="hf", checkpoint="best")
     assert made.data["figures"]["receipt sha256"] is None
     brought = going.artifacts / "checkpoints/000010.state"
     brought.write_bytes(b"S" + brought.read_bytes()[1:])
-    with pytest.raises(VerificationFailed, match="changed since it came home"):
+    with refusal(VerificationFailed, "checkpoint.tampered"):
         sample(session, run="owl-07", prompt="a", checkpoint="best")
 
 
 def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="no checkpoint '7'") as unknown:
+    with refusal(UsageError, "checkpoint.unknown", "'7'") as unknown:
         sample(session, run="fox-41", prompt="a", checkpoint="7")
     assert "000120" in unknown.value.hint
     with pytest.raises(UsageError, match=r"^The character  is not in the vocabulary\.$"):
@@ -129,7 +130,7 @@ def test_what_cannot_be_done_is_told(session: Session, folder: RunFolder, monkey
         sample(session, run="fox-41", prompt="break", checkpoint="best")
     monkeypatch.setattr("gpurun.cli.commands.sample.START_S", 1)
     monkeypatch.setattr("gpurun.cli.commands.sample.TOKEN_S", 0)
-    with pytest.raises(SetupError, match="was not done after"):
+    with refusal(SetupError, "trainer.too_long"):
         sample(session, run="fox-41", prompt="hang", checkpoint="best")
     monkeypatch.setattr(weights, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="PyTorch") as missing:
@@ -193,9 +194,9 @@ def test_one_argument_of_export_is_the_folder_for_the_usual_run(
     made = export(session, str(tmp_path / "hf")).data
     assert (made["run"], made["folder"]) == ("fox-41", str(tmp_path / "hf"))
     for run in ("fox-41", "@last"):
-        with pytest.raises(UsageError, match="is a run, and no folder is named"):
+        with refusal(UsageError, "export.no_folder"):
             export(session, run)
-    with pytest.raises(UsageError, match="The name of the run is empty"):
+    with refusal(UsageError, "run.blank"):
         export(session, " ")
 
 

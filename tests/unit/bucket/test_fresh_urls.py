@@ -20,6 +20,7 @@ from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.remote.s3.s3_errors import BucketLost
 from tests.emulators.s3 import KEY, SECRET, S3Emulator
+from tests.refusals import refusal
 
 PLACE = "gpt/runs/fox-41/gr-1"
 
@@ -101,7 +102,7 @@ def test_a_full_disk_before_the_start_costs_only_the_pushing(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(paths.os, "open", full)
-    with pytest.raises(SetupError, match="cannot be written: No space left"):
+    with refusal(SetupError, "stage.no_push", "No space left"):
         pushing.give()
 
 
@@ -136,7 +137,7 @@ def test_a_key_renewed_in_its_file_is_used_once_the_old_ended(
     words = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
     key_file.write_text(words.format("AKIAENDED", "x"))
     bucket = Bucket(parse_address("s3://shards/gpt"), clock)
-    with pytest.raises(SetupError, match="does not take your key"):
+    with refusal(SetupError, "stage.key"):
         bucket.look()
     key_file.write_text(words.format(KEY, SECRET))
     bucket.look()

@@ -26,6 +26,7 @@ from gpurun.remote.s3.s3_client import Bucket, Head
 from gpurun.remote.s3.s3_errors import BucketLost, explain_s3_refusal
 from gpurun.remote.s3.s3_upload import digests_of, stage_file
 from tests.emulators.s3 import S3Emulator
+from tests.refusals import refusal
 from tests.unit.bucket.conftest import shard
 
 
@@ -161,7 +162,7 @@ def test_a_run_that_waits_for_anothers_upload_can_be_stopped(bucket: Bucket, tmp
 def test_a_file_that_reads_differently_is_not_called_staged(bucket: Bucket, tmp_path: Path) -> None:
     file = shard(tmp_path / "data", "a.bin", 1 << 20)
     digests = digests_of(file, lambda: None)
-    with pytest.raises(VerificationFailed, match="changed while"):
+    with refusal(VerificationFailed, "pack.changed", "data/a.bin"):
         stage_file(bucket, file, replace(digests, parts=("0" * 64,)), tmp_path / "notes", lambda _: None)
     assert objects.find_staged(bucket, digests.sha256, file.bytes) is None
 
@@ -177,7 +178,7 @@ def test_an_object_s3_did_not_keep_whole_is_not_called_staged(
 
     with monkeypatch.context() as patch:
         patch.setattr(bucket, "head", less)
-        with pytest.raises(BucketLost, match="not kept all"):
+        with refusal(BucketLost, "stage.unreachable"):
             put(bucket, file, tmp_path / "notes")
     assert bucket.get(objects.index_key(bucket, digests_of(file, lambda: None).sha256), 1 << 20) is None
 
@@ -268,7 +269,7 @@ def test_a_file_that_changes_while_it_is_staged_is_refused(s3: S3Emulator, bucke
     file = shard(tmp_path / "data", "a.bin", 2 << 20)
     digests = digests_of(file, lambda: None)
     shard(tmp_path / "data", "a.bin", 2 << 20, seed=2)
-    with pytest.raises(UsageError, match="changed while"):
+    with refusal(UsageError, "pack.changed", "data/a.bin"):
         stage_file(bucket, file, digests, tmp_path / "notes", lambda _: None)
     assert objects.find_staged(bucket, digests.sha256, file.bytes) is None
 
@@ -351,13 +352,13 @@ def test_a_bucket_that_does_not_answer_is_lost_not_refused(
 
 @pytest.mark.parametrize("text", ["shards", "s3:/x", "s3://", "s3://UPPER", "s3://a b", "s3://abc/../x", "https://x/y"])
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no address"):
+    with refusal(UsageError, "stage.address", repr(text)):
         parse_address(text)
 
 
 def test_credentials_are_found_by_the_sdk_alone() -> None:
     assert "AWS_ACCESS_KEY_ID" not in os.environ
-    with pytest.raises(SetupError, match="no usable credentials"):
+    with refusal(SetupError, "auth.aws", "Unable to locate credentials"):
         Bucket(parse_address("s3://shards"), SystemClock()).look()
 
 

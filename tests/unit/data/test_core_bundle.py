@@ -13,6 +13,7 @@ import pytest
 from gpurun.core.errors import UsageError
 from gpurun.data.core_bundle import bundle_file, write_core
 from tests.core_bundle import ANIMALS, GO_ON, META, WHO, YAML, write_bundle
+from tests.refusals import refusal
 from trainer.shards import write_json
 from trainer.tokenizer import load_gpt2
 
@@ -114,7 +115,7 @@ def test_what_is_no_bundle_is_refused_with_the_place(shards: Path, other: dict[s
 
 def test_a_missing_file_and_an_unencrypted_url_are_refused(tmp_path: Path) -> None:
     (tmp_path / "no.zip").write_text("no zip")
-    with pytest.raises(UsageError, match="is no zip"):
+    with refusal(UsageError, "core.no_bundle", "no.zip"):
         write_core(tmp_path / "no.zip", 5, tmp_path, tmp_path, lambda _: None)
     for named in (str(tmp_path / "absent.zip"), "http://example.org/bundle.zip"):
         with pytest.raises(UsageError):

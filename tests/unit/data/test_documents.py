@@ -24,6 +24,7 @@ from gpurun.data.kinds import recognise
 from gpurun.data.layout import AS_FOUND, Layout
 from gpurun.data.source_file import FileSpan, SourceFile
 from gpurun.data.sources import open_source
+from tests.refusals import refusal
 from tests.unit.data.documents import in_parts
 
 PACKS: dict[str, Callable[[bytes], bytes]] = {
@@ -257,9 +258,8 @@ def test_links_are_followed_in_the_folder_and_the_hubs_cache(tmp_path: Path) -> 
 def test_a_folder_mostly_passed_over_is_not_taken_as_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "readme.md").write_text("A few words.\n" * 20)
     (tmp_path / "weights.dat").write_bytes(b"\x00\x01" * 5000)
-    with pytest.raises(UsageError, match="1 binary") as error:
+    with refusal(UsageError, "data.mostly_passed_over", "1 binary") as error:
         open_source(str(tmp_path), AS_FOUND, lambda _: None, val_fraction=0.1)
-    assert error.value.code == "data.mostly_passed_over"
     assert "--accept-skipped" in error.value.hint
     assert texts(tmp_path), "it goes on where that is accepted"
 
@@ -269,10 +269,10 @@ def test_a_source_that_vanishes_or_changes_half_way_is_noticed(tmp_path: Path) -
     path.write_text("a text\n" * 100)
     (file,) = open_source(str(path), AS_FOUND, lambda _: None, val_fraction=0.1).files
     path.write_text("another text\n" * 100)
-    with pytest.raises(UsageError, match="changed while"):
+    with refusal(UsageError, "data.changed", "a.txt", "700 bytes", "1,300"):
         list(documents_of([FileSpan(file, 0, file.text_bytes)], AS_FOUND))
     path.unlink()
-    with pytest.raises(UsageError, match="not any more"):
+    with refusal(UsageError, "data.vanished"):
         list(documents_of([FileSpan(file, 0, file.text_bytes)], AS_FOUND))
 
 

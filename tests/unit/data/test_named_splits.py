@@ -13,6 +13,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.installed_files import tokenizer as tokenizers
 from gpurun.data.layout import parse_layout
 from gpurun.data.prepare import PrepareOrder, prepare
+from tests.refusals import refusal
 from tests.unit.data.layouts import documents, opened, refused
 
 
@@ -100,7 +101,7 @@ def test_val_says_what_is_held_out_wherever_it_lies(tmp_path: Path) -> None:
     assert made(folder, tmp_path / "1", val=str(apart)) == {"train": lines("a") + lines("b"), "val": lines("c")}
     assert made(folder, tmp_path / "2", val=str(folder / "b.txt")) == {"train": lines("a"), "val": lines("b")}
     refused(folder, "data.missing", "nowhere", val=str(tmp_path / "nowhere"))
-    with pytest.raises(UsageError, match="--val-fraction is not used"):
+    with refusal(UsageError, "usage.unused", "--val-fraction"):
         documents(folder, val=str(apart), val_fraction=0.1)
 
 

@@ -21,6 +21,7 @@ from gpurun.data import archive_members
 from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.data.refusals import MOST_ROW_BYTES
 from tests.memory import forget_own_peak, own_growth_bytes
+from tests.refusals import refusal
 from tests.unit.data.documents import in_parts
 from tests.unit.data.layouts import opened, refused, texts
 
@@ -175,6 +176,6 @@ def test_an_archive_row_that_unpacks_to_gigabytes_is_refused(tmp_path: Path, nam
     path.write_bytes(raw)
     del long, raw
     forget_own_peak()
-    with pytest.raises(UsageError, match=r"a\.jsonl, line at offset 16: it has more than 64 MB"):
+    with refusal(UsageError, "data.row_too_long", "a.jsonl", "offset 16", "64 MB"):
         prepare(PrepareOrder(str(path), "char", tmp_path / "out"), lambda _: None)
     assert own_growth_bytes() < 1 << 30

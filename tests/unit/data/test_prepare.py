@@ -29,6 +29,7 @@ from gpurun.data.run_shards import order_for, prepared
 from gpurun.data.split import EVERY, bound_for, bound_for_few, hash_text
 from gpurun.data.tasks import UNFINISHED
 from gpurun.jobs.training.recipe import load_recipe, resolve
+from tests.refusals import refusal
 
 ROOT = Path(__file__).parents[3]
 WORDS = "the quick brown fox jumps over a lazy dog while she sells sea shells — by the sea shore\n"
@@ -158,9 +159,8 @@ def test_consecutive_pieces_of_a_text_are_one_document(tmp_path: Path, monkeypat
 
 def test_a_source_of_one_repeated_document_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the same\n<|endoftext|>\n" * 30)
-    with pytest.raises(UsageError, match="the same one again and again") as error:
+    with refusal(UsageError, "data.one_document"):
         made(tmp_path / "a.txt", tmp_path / "out")
-    assert error.value.code == "data.one_document"
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
@@ -308,7 +308,7 @@ def begun(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "write_task", third_fails)
-        with pytest.raises(SetupError, match=r"the disk is full\. What is finished stays"):
+        with refusal(SetupError, "disk.full", "begun"):
             made(corpus, out)
     assert not list(out.glob(f"{UNFINISHED}*")), "what is half made takes no room"
     return out
@@ -346,17 +346,17 @@ def test_continuing_with_another_source_or_version_is_refused(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "FORMAT", pipeline.FORMAT + 1)
-        with pytest.raises(UsageError, match="another version of gpurun began it"):
+        with refusal(UsageError, "prepare.other", "another version"):
             made(corpus, begun)
     (corpus / "0.jsonl").write_text('{"text": "other"}\n')
-    with pytest.raises(UsageError, match="the source's files differ"):
+    with refusal(UsageError, "prepare.other", "files differ"):
         made(corpus, begun)
 
 
 def test_an_early_refusal_is_cured_by_what_its_hint_says(tmp_path: Path) -> None:
     rows = "".join(json.dumps({"story": f"{i} {WORDS}"}) + "\n" for i in range(100))
     (tmp_path / "a.jsonl").write_text(rows)
-    with pytest.raises(UsageError, match="no text in a key 'text'"):
+    with refusal(UsageError, "data.no_text_column", "'text'"):
         made(tmp_path / "a.jsonl", tmp_path / "out")
     assert made(tmp_path / "a.jsonl", tmp_path / "out", layout=Layout(column="story")).made
 
@@ -366,33 +366,32 @@ def test_asked_for_again_a_finished_folder_is_left_as_it_is(corpus: Path, tmp_pa
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert not made(corpus, tmp_path / "out").made
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
-    with pytest.raises(UsageError, match="prepared from something else"):
+    with refusal(UsageError, "data.out_in_use", "something else"):
         made(corpus, tmp_path / "out", val_fraction=0.3)
 
 
 def test_two_prepares_into_one_folder_are_refused(corpus: Path, tmp_path: Path) -> None:
     with prepare_state.held(tmp_path / "out"):
-        with pytest.raises(UsageError, match="Another prepare is writing") as error:
+        with refusal(UsageError, "prepare.busy"):
             made(corpus, tmp_path / "out")
         assert (tmp_path / "out").exists(), "the first keeps its folder, empty as it is"
-    assert error.value.code == "prepare.busy"
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_other_things_in_it_is_not_written_into(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files"):
+    with refusal(UsageError, "data.out_in_use", "other files"):
         made(corpus, tmp_path / "mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "data.json").write_text('{"cells": []}')
-    with pytest.raises(UsageError, match="prepared from something else"):
+    with refusal(UsageError, "data.out_in_use", "something else"):
         made(corpus, tmp_path / "other")
     assert content(tmp_path / "other") == {"data.json": b'{"cells": []}'}
     (tmp_path / "file").write_text("a file")
-    with pytest.raises(UsageError, match="is no folder"):
+    with refusal(UsageError, "data.out_unusable"):
         made(corpus, tmp_path / "file")
-    with pytest.raises(UsageError, match="lies within"):
+    with refusal(UsageError, "data.out_in_source", "corpus"):
         made(corpus, corpus / "out")
 
 
@@ -407,9 +406,8 @@ def test_a_disk_too_small_is_refused_before_the_start_in_numbers(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**9, 10**9, 1000))
-    with pytest.raises(SetupError, match=r"The shards need about 0\.00 GB; the disk of") as error:
+    with refusal(SetupError, "disk.too_small", "0.00 GB"):
         made(corpus, tmp_path / "out")
-    assert error.value.code == "disk.too_small"
     assert not list((tmp_path / "out").glob("*.bin"))
 
 
@@ -425,9 +423,8 @@ def test_what_is_said_of_the_disk_is_near_what_is_taken(corpus: Path, tmp_path: 
 
 
 def test_a_corpus_under_a_batch_is_refused_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"tokens to train; the recipe needs at least 10,000,000") as error:
+    with refusal(UsageError, "data.too_small", "10,000,000"):
         made(corpus, tmp_path / "out", least_train_tokens=10_000_000)
-    assert error.value.code == "data.too_small"
     assert not (tmp_path / "out").exists()
 
 
@@ -495,11 +492,10 @@ def test_a_cached_text_too_small_for_this_recipe_is_refused_here(tmp_path: Path)
     mini(tmp_path, "first")
     resolved = resolve(load_recipe("mini-gpt"), "full").record
     resolved["model"]["context"] = 100_000
-    with pytest.raises(UsageError, match=r"tokens to val; a window of the recipe has 100,000 and one more") as error:
+    with refusal(UsageError, "data.too_small", "100,000 and"):
         prepared(
             resolved, str(tmp_path / "text.txt"), into=tmp_path / "b", cache=tmp_path / "cache", say=lambda _: None
         )
-    assert error.value.code == "data.too_small"
 
 
 def test_a_text_of_tomorrow_is_prepared_once(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.s3.pull_request import Pulled, have_downloaded
 from tests.emulators.hub import COMMIT, HubEmulator, shard
 from tests.plan_makers import make_plan
+from tests.refusals import refusal
 
 TOKENS = bytes(range(200)) * 20
 SHARDS = {f"tokens_train_{number:06d}.bin": shard(TOKENS[number:]) for number in range(1, 6)}
@@ -84,7 +85,7 @@ def test_the_plan_alone_counts_what_the_hub_has_of_a_data_set(hub: HubEmulator, 
 
     seen = planned("hf:me/tokens")
     assert (seen.source, seen.public) == (f"hf:me/tokens@{COMMIT}", found(tmp_path).public)
-    with pytest.raises(UsageError, match="no data set hf:me/other"):
+    with refusal(UsageError, "data.hub_missing", "hf:me/other"):
         planned("hf:me/other")
 
 
@@ -101,7 +102,7 @@ REFUSED: dict[str, tuple[str, Callable[[HubEmulator], None], str, str]] = {
 
 @pytest.mark.parametrize("data", ["hf:", "hf:tokens", "hf:me/", "hf:me/my tokens", "hf:me/tokens@", "hf:me/tokens@v 1"])
 def test_what_names_no_set_is_refused_by_the_plan_too(data: str) -> None:
-    with pytest.raises(UsageError, match="does not name a data set"):
+    with refusal(UsageError, "usage.hub_name", "hf:"):
         public_shards(Request(recipe="gpt2-124m", data=data), "fineweb-edu-10b")
 
 
@@ -121,7 +122,7 @@ def test_an_untrainable_set_is_refused_before_renting(case: str, hub: HubEmulato
 )
 def test_a_list_that_is_none_is_refused(wrong: str, tmp_path: Path) -> None:
     (tmp_path / "shards.toml").write_text(wrong)
-    with pytest.raises(UsageError, match="is no list of public shards"):
+    with refusal(UsageError, "data.bad_list"):
         found(tmp_path, str(tmp_path / "shards.toml"))
 
 

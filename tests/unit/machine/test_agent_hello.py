@@ -15,6 +15,7 @@ from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal, Reply
 from gpurun.remote.machine_facts import CardFacts
 from gpurun.remote.messages import GpuNow
+from tests.refusals import refusal
 
 ECC = "ecc.errors.uncorrected.volatile.total"
 Pretend = Callable[[str, str], None]
@@ -138,7 +139,7 @@ def test_a_machine_without_python_says_what_it_lacks() -> None:
 
     far = FarSide(Bare())
     for ask in (far.install_agent, far.hello):
-        with pytest.raises(FarRefusal, match=r"no python3 \(3\.8 or newer is needed\)") as refused:
+        with refusal(FarRefusal, "far.no_python", "python3", "3.8") as refused:
             ask()
         assert refused.value.reason == "no_python"
 

@@ -21,6 +21,7 @@ from conftest import Box, kill
 from gpurun.remote.agent.job_state import clocks_now
 from gpurun.remote.agent.spot_notice import is_given
 from gpurun.remote.interface import FarRefusal
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the tests look into /proc")
 
@@ -132,7 +133,7 @@ def test_a_keeper_needs_its_program_only_to_start(box: Box) -> None:
 def test_another_job_in_the_same_folder_is_refused(box: Box) -> None:
     box.far.start(box.job("pass"))
     box.until_exited()
-    with pytest.raises(FarRefusal, match="another job") as refused:
+    with refusal(FarRefusal, "far.other_job") as refused:
         box.far.start(box.job("print('other')"))
     assert refused.value.reason == "other_job"
 
@@ -147,7 +148,7 @@ def test_nothing_starts_before_the_shipment_is_verified_in_place(box: Box) -> No
 
 def test_a_trainer_that_cannot_be_started_is_a_refusal(box: Box) -> None:
     job = {**box.job(""), "argv": ["/no/such/python"]}
-    with pytest.raises(FarRefusal, match="No such file") as refused:
+    with refusal(FarRefusal, "far.start_failed", "No such file", "/no/such/python") as refused:
         box.far.start(job)
     assert refused.value.reason == "start_failed"
     assert box.status().state == "idle"

@@ -28,6 +28,7 @@ from gpurun.remote.agent.receive import Incoming
 from gpurun.remote.archive import Codec, Pack, survey
 from gpurun.remote.interface import FarRefusal
 from tests.later import examples
+from tests.refusals import refusal
 
 ROOT = Path(__file__).parents[3]
 HEAD = struct.Struct(">QII32s")
@@ -292,7 +293,7 @@ def test_reshipping_the_same_is_harmless_and_another_pack_is_not(box: Box) -> No
     box.far.start(box.job("pass"))
     assert box.far.unpack(again := Pack(seen), "gzip").manifest_sha256 == first.manifest_sha256
     assert (again.sent_bytes, again.manifest_sha256) == (0, pack.manifest_sha256)
-    with pytest.raises(FarRefusal, match="a job was started here"):
+    with refusal(FarRefusal, "far.started"):
         box.far.unpack(Pack(survey({"bundle/a.py": b"2"})))
     assert (box.folder / "bundle/a.py").read_bytes() == b"1"
 
@@ -364,7 +365,7 @@ def test_a_file_torn_by_a_reboot_is_resent_and_not_trained_on(box: Box) -> None:
     record.write_text(json.dumps({**json.loads(record.read_text()), "boot": "the one before"}))
     (box.folder / "data" / "a.bin").write_bytes(bytes(2 << 20))
     assert box.far.hello(python="/no/python").shipped_sha256 is None
-    with pytest.raises(FarRefusal, match="nothing that was verified"):
+    with refusal(FarRefusal, "far.not_shipped", "bundle"):
         box.far.start(box.job("pass"))
     box.far.unpack(pack := Pack(seen))
     assert (box.folder / "data" / "a.bin").read_bytes() == shards["data/a.bin"]
@@ -383,7 +384,7 @@ def test_a_failing_pack_places_nothing_and_keeps_what_came(box: Box, tmp_path: P
     box.far.unpack(pack := Pack(seen))
     assert pack.sent_bytes == 0, "another process, which reads the files again, finds all parts there"
     (tmp_path / "b.bin").write_bytes(b"22")
-    with pytest.raises(UsageError, match=r"b\.bin changed while"):
+    with refusal(UsageError, "pack.changed", "b.bin"):
         box.far.unpack(Pack(seen))
 
 
@@ -398,7 +399,7 @@ def test_a_file_changed_after_it_was_sent_is_not_put_in_place(box: Box, tmp_path
         return answer
 
     box.far.ask, box.far.lanes = changes, lambda most, least: [box.far]  # type: ignore[method-assign, assignment]
-    with pytest.raises(UsageError, match=r"x\.bin changed while"):
+    with refusal(UsageError, "pack.changed", "x.bin"):
         box.far.unpack(Pack(survey({"data": tmp_path})))
     assert "settle" not in asked
     assert shipped_tree(box) == {}

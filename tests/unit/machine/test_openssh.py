@@ -32,6 +32,7 @@ from gpurun.remote.ssh import openssh
 from gpurun.remote.ssh.openssh import Master, OpensshMachine
 from tests.command_line import gpurun
 from tests.emulators import sshd
+from tests.refusals import refusal
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 SSH = str(shutil.which("ssh"))
@@ -110,7 +111,7 @@ def test_programs_are_fed_drained_and_ended_over_one_connection(
     failed = way.call(["sh", "-c", "echo wrong >&2; exit 255"], timeout_s=10)
     assert (failed.exit_code, failed.stderr) == (255, b"wrong\n"), "ssh's own word for a connection that was lost"
     began = time.monotonic()
-    with pytest.raises(MachineLost, match="did not answer 'sleep 60' in 1 s"):
+    with refusal(MachineLost, "machine.lost", "'sleep 60'", "1 s"):
         way.call(["sh", "-c", "sleep 60"], timeout_s=1)
     assert time.monotonic() - began < 10
     lanes = [way.lane() for _ in range(4)]
@@ -192,13 +193,13 @@ def test_a_host_key_other_than_the_known_is_refused_before_login(
 ) -> None:
     other = make_keys(tmp_path / "other")
     remember_host(Home(own_home).prepare(), "127.0.0.1", place.server.port, other.host_public)
-    with pytest.raises(SetupError, match="shows another host key"):
+    with refusal(SetupError, "ssh.host_key_changed"):
         settled(own_home)
-    with pytest.raises(GpurunError, match="Nothing was sent"):
+    with refusal(GpurunError, "ssh.host_key_mismatch"):
         settled(own_home, host_key=fingerprint(other.host_public))
     host_key = " ".join(other.host_public.split()[:2])
     way = OpensshMachine("lab", identity="", host_key=host_key, folder=str(tmp_path / "box"), clock=SystemClock())
-    with pytest.raises(MachineLost, match="Nothing was sent"):
+    with refusal(MachineLost, "ssh.host_key_mismatch"):
         way.call(["touch", "was-here"], timeout_s=20)
     assert "Accepted publickey" not in place.server.log
     assert not (tmp_path / "box").exists()
@@ -237,7 +238,7 @@ def test_the_socket_lies_in_a_folder_that_is_the_users_alone(
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o777)
     shared.chmod(0o777)
-    with pytest.raises(SetupError, match="not a folder of yours alone"):
+    with refusal(SetupError, "ssh.folder"):
         openssh._make_own(shared)
 
 
@@ -249,7 +250,7 @@ def test_a_missing_entry_and_one_that_leads_nowhere_are_named(entry: Callable[..
         own_box.login_of("lba")
     assert "the name of an entry of ~/.ssh/config" in refused.value.hint
     entry(port=1)
-    with pytest.raises(SetupError, match="Connection refused") as lost:
+    with refusal(SetupError, "host.unreachable", "Connection refused") as lost:
         settled(own_home)
     assert lost.value.exit_code == 4
 
@@ -262,7 +263,7 @@ def test_a_login_beyond_a_key_waits_for_a_person_and_says_so(
     entry(port=server.port)
     host_key = " ".join(place.keys.host_public.split()[:2])
     way = OpensshMachine("lab", identity="", host_key=host_key, folder=str(tmp_path / "box"), clock=SystemClock())
-    with pytest.raises(MachineLost, match="wants more than a key") as lost:
+    with refusal(MachineLost, "ssh.asks") as lost:
         way.call(["true"], timeout_s=20)
     assert (lost.value.code, "gpurun resume" in lost.value.hint) == ("ssh.asks", True)
 
@@ -301,7 +302,7 @@ def test_a_clusters_login_node_is_reached_by_an_entry(
     login = own_box.login_to(cluster, Home(own_home).prepare(), SystemClock())
     assert login.run(["echo", "sinfo"]).stdout == "sinfo\n"
     nowhere = replace(cluster, host="nowhere")
-    with pytest.raises(UsageError, match="does not say who logs in"):
+    with refusal(UsageError, "host.malformed", "--host 'nowhere'"):
         own_box.login_to(nowhere, Home(own_home), SystemClock()).run(["true"])
 
 

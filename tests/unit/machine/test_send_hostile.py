@@ -16,6 +16,7 @@ from gpurun.remote.archive import Pack, survey
 from gpurun.remote.client import FarSide
 from gpurun.remote.interface import FarRefusal
 from gpurun.remote.upload import _Upload
+from tests.refusals import refusal
 
 FILES = {"bundle/a.py": b"print(1)", "data/x.bin": random.Random(3).randbytes(3500)}
 Lie = Callable[[bytes, bytes], tuple[bytes, bytes]]
@@ -57,15 +58,15 @@ def says(kind: str, content: bytes) -> Lie:
 
 
 def test_a_machine_that_took_in_another_pack_is_not_trained_on(box: Box) -> None:
-    with pytest.raises(FarRefusal, match="another pack"):
+    with refusal(FarRefusal, "far.nonsense", "another pack"):
         Lying(box, settle=another_pack).unpack(Pack(survey(FILES)))
 
 
 def test_a_list_of_parts_altered_on_its_way_is_not_believed(box: Box) -> None:
     box.alter_agent("check_parts(incoming, json.loads(digests))", "raise Refusal('wrong_digest', 'a bad day')")
-    with pytest.raises(FarRefusal, match="a bad day"):
+    with refusal(FarRefusal, "far.wrong_digest", "a bad day"):
         box.far.unpack(Pack(survey(FILES)))
-    with pytest.raises(FarRefusal, match="did not arrive whole"):
+    with refusal(FarRefusal, "far.nonsense"):
         Lying(box, begin=another_part).unpack(Pack(survey(FILES)))
 
 
@@ -92,6 +93,6 @@ def test_a_file_changed_after_its_last_byte_is_not_put_in_place(
         (data / "x.bin").write_bytes(b"other")
 
     monkeypatch.setattr(_Upload, "send_parts", then_changed)
-    with pytest.raises(UsageError, match="changed while it was being packed"):
+    with refusal(UsageError, "pack.changed", "data/x.bin"):
         box.far.unpack(Pack(survey({"data": data})))
     assert not (box.folder / "data").exists()

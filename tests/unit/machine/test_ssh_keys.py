@@ -14,6 +14,7 @@ import pytest
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.remote import key_pairs
 from gpurun.remote.key_pairs import fingerprint, forget_client_key, make_keys
+from tests.refusals import refusal
 
 PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIK4PdOOnLJ7SHfAOAo6EfBUcgOZf2I0LXv42oYhcOhoh gpurun"
 DIGEST = "SHA256:ivA5hiCi7nZEvjaiK/1/JCSNy960yGE3i0tyG0LMbIQ"
@@ -79,7 +80,7 @@ def test_keys_cut_by_a_crash_at_any_write_are_completed_later(tmp_path: Path, mo
 def test_a_damaged_key_is_told_and_never_replaced(tmp_path: Path, content: bytes) -> None:
     make_keys(tmp_path)
     (tmp_path / "host").write_bytes(content)
-    with pytest.raises(SetupError, match="cannot be read"):
+    with refusal(SetupError, "ssh.key_damaged"):
         make_keys(tmp_path)
     assert (tmp_path / "host").read_bytes() == content
 
@@ -120,5 +121,5 @@ BAD += ["ssh-ed25519", "ssh-ed25519 !!!!", f"ssh-rsa {PUBLIC.split()[1]}", "/etc
 
 @pytest.mark.parametrize("text", BAD, ids=lambda text: text[:20])
 def test_what_is_no_host_key_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a host key"):
+    with refusal(UsageError, "host_key.malformed"):
         fingerprint(text)
