@@ -159,7 +159,7 @@ def _cluster(name: str, table: Any, place: str) -> Cluster:
         for part in list(value) if isinstance(value, list) else [value]:
             if kind is list and not isinstance(part, str):
                 raise _wrong(f"{key} of {where} has {part!r}", "Write a list of texts.")
-            if _UNSAFE.search(str(part)):
+            if _UNSAFE.search(str(part).replace("\\", "") if key == "user" else str(part)):  # LAB\you of an AD.
                 raise _wrong(f"{key} of {where} has a quote, a backslash or a line break", "Leave it out.")
     for key in ("host", "workdir"):
         if not table.get(key):
@@ -184,7 +184,7 @@ _PRICE, _PRICE_HINT = "price_per_gpu_hour", "Write the dollars that a GPU takes 
 _KINDS: Mapping[type, str] = {str: "a text", int: "a number", list: "a list of texts"}
 _SHAPES = {
     "host": r"[A-Za-z0-9][A-Za-z0-9.:-]*",
-    "user": r"[A-Za-z0-9_][A-Za-z0-9_.@-]*",
+    "user": r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*",
     "workdir": r"/[A-Za-z0-9_./+@:-]+",
     "partition": r"[A-Za-z0-9_][\w,.-]*",
     "account": r"\w[\w.-]*",
