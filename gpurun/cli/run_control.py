@@ -51,14 +51,17 @@ def demand_here(session: Session, sight: Sight) -> None:
 
 
 def log_in_again(session: Session, sight: Sight) -> None:
-    """Let the way to a box of the user's ask its person what no supervisor can answer; one that fails is only told."""
+    """Let the way to a box or cluster of the user's ask its person what no supervisor can; a failure is only told."""
+    from gpurun.core.cluster import NoAnswer
     from gpurun.planning.own_box import open_way
 
-    if sight.plan.box is not None and session.interactive:
+    if session.interactive:
         try:
-            open_way(sight.plan.box)
+            open_way(sight.plan, session.home, session.clock)
         except GpurunError as error:
             session.say(error.what)
+        except NoAnswer as error:
+            session.say(str(error))
 
 
 def drive(session: Session, sight: Sight, *, to_its_end: bool = False) -> None:

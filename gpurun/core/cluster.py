@@ -56,7 +56,8 @@ class Cluster:
 
     `transport` is `openssh` where `host` is an entry of ~/.ssh/config, which the user's own ssh reaches.
     `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
-    number is added; `setup` is a line of shell that comes first in the job; `extra` are further options of sbatch.
+    number is added; `setup` is a line of shell that comes first in the job; `container` is the image in which the job's
+    own words run: a file there, or an address such as docker://; `extra` are further options of sbatch.
     `price_per_gpu_hour` is what the cluster bills, 0 where it bills nothing; a node without GPUs pays as one.
     """
 
@@ -75,6 +76,7 @@ class Cluster:
     gres: str = "gpu"
     python: str = "python3"
     setup: str = ""
+    container: str = ""
     price_per_gpu_hour: Micros = _FREE
     extra: tuple[str, ...] = ()
 
@@ -82,6 +84,11 @@ class Cluster:
     def is_here(self) -> bool:
         """Whether its commands are on this machine."""
         return self.host == LOCAL
+
+    @property
+    def is_pulled(self) -> bool:
+        """Whether a job has to fetch its image first."""
+        return "://" in self.container
 
 
 _KEYS = tuple(key for key in Cluster.__dataclass_fields__ if key != "name")
@@ -105,13 +112,14 @@ def clusters_in(
     return found
 
 
-def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str) -> Cluster:
+def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, container: str) -> Cluster:
     """Return the cluster with what was typed for one run in the place of its table's; "" leaves that as it is."""
     changed = replace(
         cluster,
         partition=partition or cluster.partition,
         account=account or cluster.account,
         qos=qos or cluster.qos,
+        container=container or cluster.container,
     )
     _check(changed, "the command line")
     return changed
@@ -151,7 +159,7 @@ def _cluster(name: str, table: Any, place: str) -> Cluster:
         for part in list(value) if isinstance(value, list) else [value]:
             if kind is list and not isinstance(part, str):
                 raise _wrong(f"{key} of {where} has {part!r}", "Write a list of texts.")
-            if _UNSAFE.search(str(part)):
+            if _UNSAFE.search(str(part).replace("\\", "") if key == "user" else str(part)):  # LAB\you of an AD.
                 raise _wrong(f"{key} of {where} has a quote, a backslash or a line break", "Leave it out.")
     for key in ("host", "workdir"):
         if not table.get(key):
@@ -176,7 +184,7 @@ _PRICE, _PRICE_HINT = "price_per_gpu_hour", "Write the dollars that a GPU takes 
 _KINDS: Mapping[type, str] = {str: "a text", int: "a number", list: "a list of texts"}
 _SHAPES = {
     "host": r"[A-Za-z0-9][A-Za-z0-9.:-]*",
-    "user": r"[A-Za-z0-9_][A-Za-z0-9_.@-]*",
+    "user": r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*",
     "workdir": r"/[A-Za-z0-9_./+@:-]+",
     "partition": r"[A-Za-z0-9_][\w,.-]*",
     "account": r"\w[\w.-]*",
@@ -184,6 +192,7 @@ _SHAPES = {
     "transport": r"openssh",
     "gres": r"[A-Za-z][\w:.-]*",
     "python": r"[A-Za-z0-9_/][\w./+@-]*",
+    "container": r"[a-z][a-z-]*://[\w./:@+-]+|/[\w./+@-]+",
 }
 
 

@@ -39,6 +39,11 @@ class PlaceFacts:
         return self.kind == "cluster"
 
     @property
+    def enters_image(self) -> bool:
+        """Whether an image is no system of the machine, but what a job's own words are run in."""
+        return self.kind == "cluster"
+
+    @property
     def is_rented(self) -> bool:
         """Whether a machine is rented for a run."""
         return self.kind == "cloud"

@@ -22,7 +22,7 @@ from gpurun.core.job_terms import TERMS, JobTerms
 from gpurun.core.made_before import Earlier as Earlier
 from gpurun.core.made_before import Quoted as Quoted
 from gpurun.core.money import Micros
-from gpurun.core.places import place_kinds
+from gpurun.core.places import place_facts, place_kinds
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
 from gpurun.core.uplink import Uplink
@@ -84,6 +84,12 @@ class Choices(Frozen):
     core_bundle: str = ""
     pass_env: tuple[str, ...] = ()
     init: str = ""
+
+    @property
+    def of_cluster(self) -> dict[str, str]:
+        """Return what stands for this run in the place of a cluster's table, by the table's keys; "" leaves that."""
+        own = {name: getattr(self, name) for name in ("partition", "account", "qos")}
+        return {**own, "container": self.image}
 
     def with_limits_of(self, earlier: Choices) -> Choices:
         """Return the choices with the earlier limits of an idle and a silent job, where none is said now."""
@@ -285,7 +291,8 @@ class Workload:
     """What a machine starts for a job, and what is uploaded for it.
 
     `uploads` are files, folders or bytes by the place that they get there. `argv` runs in `cwd` with `env` beside the
-    machine's own variables, `{python}` standing for the Python with torch, or any where the job needs none.
+    machine's own variables, `{python}` standing for the Python with torch, or any where the job needs none, and
+    `{agent}` for the one that the agent runs by.
     `has_runner` says that the first process is gpurun's own, which runs the job as its child. `allowed` are files that
     may have the name or the content of a key, by their whole paths here. Of all kinds the agent, the driver and the
     download know the same: the log on standard output, progress in out/events.jsonl, outputs in out/MANIFEST.json, an
@@ -534,6 +541,11 @@ class Plan(Frozen):
     def estimate(self) -> Estimate:
         """What the run is expected to need there."""
         return self.chosen.estimate
+
+    @property
+    def enters_image(self) -> bool:
+        """Whether the job's own words run in an image there, and what is gpurun's outside of it."""
+        return bool(self.choices.image) and place_facts(self.offer.provider).enters_image
 
     @property
     def lease(self) -> Lease:

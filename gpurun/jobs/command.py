@@ -91,7 +91,8 @@ class CommandJob(Job):
 
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
         """See `Job.workload`."""
-        argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
+        python = "{agent}" if plan.enters_image else "{python}"
+        argv = (python, "-m", "gpurun.remote.agent.runner.run_command", "command.json")
         commit = {"GPURUN_GIT_COMMIT": self.command.commit} if self.command.commit else {}
         env = {"PYTHONUNBUFFERED": "1", **commit, **self.command.env, **self._challenge_env()}
         uploads = self._uploads(plan)
@@ -154,11 +155,14 @@ class CommandJob(Job):
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
-        from gpurun.remote.client import AGENT, ANY_ON_EACH_NODE
+        from gpurun.remote.client import AGENT, ANY_ON_EACH_NODE, IN_IMAGE, PYTHON_IN_IMAGE
 
-        several = plan.offer.nodes > 1
+        several, words = plan.offer.nodes > 1, tuple(self.command.words)
+        if plan.enters_image:
+            has_python = words[0] == "{python}"
+            words = (f"../../{PYTHON_IN_IMAGE if has_python else IN_IMAGE}", *words[has_python:])
         on_each = ("sh", f"../../{ANY_ON_EACH_NODE[0]}", *ANY_ON_EACH_NODE[1:], "{python}") if several else ()
-        words = (*on_each, *self.command.words)
+        words = (*on_each, *words)
         order = self.command.model_dump(mode="json", include=set(_ORDER)) | {"argv": words}
         order["look_s"] = LOOK_S if plan.mode is Mode.PAID else HERE_LOOK_S
         own = Path(plan.data.beside)

@@ -146,7 +146,7 @@ def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> 
 
     What the user chose stands: an image or a script of the user's own is only told what it must bring. No image that a
     provider boots by itself is known to have the Hugging Face libraries. On a machine that is not `is_outfitted`, a box
-    of the user's, nothing is put unasked.
+    of the user's, nothing is put unasked, and in an image of a cluster's job nothing can be.
     """
     if recipe.train.loop != "huggingface":
         return choices, ()
@@ -165,6 +165,6 @@ def _with_huggingface(choices: Choices, *, is_outfitted: bool) -> tuple[Choices,
     if choices.setup:
         return choices, f"{need}: the script of --setup, or the image, must bring them."
     if not is_outfitted:
-        return choices, f"{need}: the box must have them already, or get them from --setup."
+        return choices, f"{need}: the machine must have them already, or get them from --setup."
     script = choices.model_copy(update={"setup": HUGGINGFACE_SETUP})
     return script, f"{need}, which the image has not: pip installs them there first, in a time of its own."

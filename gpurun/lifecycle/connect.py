@@ -22,7 +22,7 @@ from gpurun.core.settings import find_cluster
 from gpurun.lifecycle.artifacts.downloader import Waits
 from gpurun.lifecycle.context import PASSING, RETRY_S, Context
 from gpurun.planning.own_box import folder_machine, job_machine, job_step, make_box_machine, python_of
-from gpurun.remote.client import FarSide
+from gpurun.remote.client import PYTHON_IN_IMAGE, FarSide
 from gpurun.remote.interface import FarRefusal, MachineLost
 from gpurun.remote.local_machine import LocalMachine
 from gpurun.remote.messages import ManifestFile
@@ -99,7 +99,8 @@ class MachineConnector:
         to = job_machine if is_up else folder_machine
         machine = to(cluster, address.folder, instance.token, home, self._clock, self._last_mono(instance))
         private = job_step(cluster, instance, home, self._clock) if is_up else None
-        return FarSide(machine, python=cluster.python, private=private)
+        job_python = f"{address.folder}/{PYTHON_IN_IMAGE}" if self._plan.enters_image else ""
+        return FarSide(machine, python=cluster.python, private=private, job_python=job_python)
 
     def _last_mono(self, instance: Instance) -> float:
         """When the machine's end must be asked for, by the monotonic clock."""

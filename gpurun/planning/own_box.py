@@ -20,9 +20,11 @@ from gpurun.core.cluster import Cluster, LoginNode, LoginNodeResult, NoAnswer
 from gpurun.core.errors import SetupError, UsageError
 from gpurun.core.known_hosts import known_host, remember_host
 from gpurun.core.paths import Home
+from gpurun.core.places import place_facts
 from gpurun.core.records import Instance
-from gpurun.core.run_plan import Box, Request
+from gpurun.core.run_plan import Box, Plan, Request
 from gpurun.core.secrets import child_environment
+from gpurun.core.settings import find_cluster
 from gpurun.core.untrusted import error_words, last_words, safe_line
 from gpurun.providers.ssh_login import Login, parse_host
 from gpurun.remote.client import FarSide
@@ -138,12 +140,19 @@ def shown_host_key(box: Box, clock: Clock) -> str:
     return shown
 
 
-def open_way(box: Box) -> None:
-    """Log in where a person is needed for it and there is no login that stands; GpurunError where that fails."""
-    if box.entry:
+def open_way(plan: Plan, home: Home, clock: Clock) -> None:
+    """Log in where a person is needed for it and there is no login that stands; an error where that fails.
+
+    It is a GpurunError, of a cluster's login node NoAnswer too.
+    """
+    if plan.box is not None and plan.box.entry:
         from gpurun.remote.ssh.openssh import ASKED_S, Master
 
-        Master(box.entry, box.identity, box.host_key, asks=True).open(ASKED_S)
+        Master(plan.box.entry, plan.box.identity, plan.box.host_key, asks=True).open(ASKED_S)
+    elif place_facts(plan.offer.provider).is_queued:
+        cluster = find_cluster(home, plan.offer.region)
+        if cluster.transport:
+            login_to(cluster, home, clock, asks=True).run(["true"])
 
 
 def python_of(box: Box) -> str:

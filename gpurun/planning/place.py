@@ -63,7 +63,7 @@ class Place(ABC):
 
     is_rented: ClassVar[bool] = False
     joins_nodes: ClassVar[bool] = False
-    is_outfitted: ClassVar[bool] = False
+    is_outfitted: bool = False
     takes: ClassVar[frozenset[str]] = frozenset()
     mode: Mode = Mode.PAID
     box: Box | None = None
@@ -171,7 +171,7 @@ class OwnCluster(Place):
     """A cluster of the user's, which runs a job when its turn has come, for as long as its caps allow."""
 
     joins_nodes: ClassVar[bool] = True
-    is_outfitted: ClassVar[bool] = True
+    is_outfitted = True
     takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 
     def market(self, need: GpuNeed) -> Market:
@@ -186,8 +186,13 @@ class OwnCluster(Place):
 
         desk = self.desk
         asked = self.request.choices
-        typed = {"partition": asked.partition, "account": asked.account, "qos": asked.qos}
-        cluster = with_flags(find_cluster(desk.home, asked.region), **typed)
+        cluster = with_flags(find_cluster(desk.home, asked.region), **asked.of_cluster)
+        self._image = cluster.container
+        if self._image:
+            self.is_outfitted = False
+            if self.request.command is not None and self.request.command.pip:
+                hint = "Have them in the image, or in a folder of your own: --env PYTHONPATH=…"
+                raise UsageError("pip.image", "--pip installs nothing into an image: it is read-only.", hint=hint)
         if cluster.price_per_gpu_hour:
             self.demand_cap()
         login = login_to(cluster, desk.home, desk.clock, asks=desk.asks)
@@ -220,6 +225,7 @@ class OwnCluster(Place):
         self.notes = (
             f"{begins} at most {gpu_hours(lease, offer):.2f}{of_cap} GPU-hours, counted from its start.",
             f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
+            *([f"It runs in {self._image}, by apptainer exec --nv."] if self._image else []),
         )
         self._ask_cluster(offer, lease, job)
         if may_outlive(part):
@@ -235,7 +241,10 @@ class OwnCluster(Place):
         now = self.desk.clock.wall()
         try:
             start = self._provider.start_of(offer, lease.total_s)
-            lacks = self._provider.look_at_login([*(["torch"] if job.needs_torch else []), *job.imports])
+            modules = [*(["torch"] if job.needs_torch else []), *job.imports]
+            lacks = self._provider.look_at_login([] if self._image else modules)
+            if self._image:
+                lacks += self._provider.look_into_image(modules, needs_python=job.needs_torch or bool(modules))
         except Unknown as error:
             self.warnings = (f"{offer.region} could not be asked when it would start: {error}.",)
             return
@@ -248,15 +257,15 @@ class OwnCluster(Place):
         self.warnings += tuple(f"{words[:1].upper()}{words[1:]}" for words in lacks)
 
     def choices(self, choices: Choices) -> Choices:
-        """See `Place.choices`: the cluster that was meant, by its name."""
-        return choices.model_copy(update={"region": self._region})
+        """See `Place.choices`: the cluster that was meant, by its name, and the image of its table."""
+        return choices.model_copy(update={"region": self._region, "image": self._image})
 
 
 class Clouds(Place):
     """The clouds that there is a key for; where a plan is only shown, the catalogue stands for those without."""
 
     is_rented: ClassVar[bool] = True
-    is_outfitted: ClassVar[bool] = True
+    is_outfitted = True
 
     def __init__(self, request: Request, desk: Desk, *, is_shown: bool = False) -> None:
         super().__init__(request, desk, is_shown=is_shown)

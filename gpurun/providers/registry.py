@@ -71,8 +71,7 @@ def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider
             cluster = find_cluster(home, choices.region)
         except UsageError as fault:
             raise SetupError(fault.code, fault.what, hint=fault.hint) from fault
-        typed = {"partition": choices.partition, "account": choices.account, "qos": choices.qos}
-        chosen = [with_flags(cluster, **typed)]
+        chosen = [with_flags(cluster, **choices.of_cluster)]
     sites = [Site(cluster, login(cluster, home, clock)) for cluster in chosen]
     return SlurmProvider(sites, clock, faults=[fault.what.rstrip(".") for fault in broken.values()])
 

@@ -47,6 +47,8 @@ EACH_NODE = ("pilot.sh", "nodes")
 """What `sh` runs in the folder of a job to have a command on each of its nodes (providers/slurm/pilot.sh)."""
 ANY_ON_EACH_NODE = (EACH_NODE[0], "each")
 """The same for a command of the user's own, which is told of a stop by a signal."""
+IN_IMAGE, PYTHON_IN_IMAGE = "in-image", "in-image-python"
+"""What the same pilot writes there: they run the words, or a Python with the words, that follow in the job's image."""
 NODES_SILENT = "nodes_silent"
 TORCHRUN = "torch.distributed.run"
 LOOK_S = 180
@@ -84,11 +86,17 @@ class FarSide:
 
     _lanes: tuple[FarSide, ...] = ()
 
-    def __init__(self, machine: Machine, python: str = "python3", private: Machine | None = None) -> None:
-        """`private` is a way to the machine on which standard input lies on no disk, where `machine` is none."""
+    def __init__(
+        self, machine: Machine, python: str = "python3", private: Machine | None = None, job_python: str = ""
+    ) -> None:
+        """`private` is a way to the machine on which standard input lies on no disk, where `machine` is none.
+
+        `python` runs the agent. `job_python` is the path of the job's own, where it is certainly another.
+        """
         self._machine = machine
         self._private = private
         self._python = python
+        self._job_python = job_python or (python if "/" in python else "")
 
     def answers(self, limit_s: float) -> bool:
         """Return whether the machine gives a sign of life within so many seconds; False where it cannot be asked."""
@@ -106,7 +114,7 @@ class FarSide:
         A Python named by its path, here or for this far side, is the only one that is asked for torch; else any.
         `on_wait` is told for how many seconds it is looked by now, and whom that waits for.
         """
-        chosen = python or (self._python if "/" in self._python else None)
+        chosen = python or self._job_python
         options = ["--python", chosen] if chosen else []
         line, _ = self.ask("hello", *options, sink=_Looking(on_wait), site=True, timeout_s=LOOK_S + _PART_S)
         return understood(MachineFacts, line)
@@ -114,6 +122,7 @@ class FarSide:
     def missing_imports(self, names: Sequence[str], python_path: str = "") -> Missing:
         """Which top-level modules the Python of the job does not find; after `hello`, and none of them is run."""
         path = ["--path", python_path] if python_path else []
+        path += ["--python", self._job_python] if self._job_python else []
         line, _ = self.ask("imports", "--names", ",".join(names), *path, timeout_s=_PART_S)
         return understood(Missing, line)
 
@@ -268,7 +277,7 @@ class FarSide:
 
     def lane(self) -> FarSide:
         """The same far side over a connection of its own, for one more thread."""
-        return FarSide(self._machine.lane(), self._python)
+        return FarSide(self._machine.lane(), self._python, job_python=self._job_python)
 
     @contextmanager
     def many_lanes(self) -> Iterator[None]:

@@ -30,6 +30,10 @@ class Sink(Protocol):
         ...
 
 
+NEEDS_PERSON = "ssh.asks"
+"""The code of a MachineLost whose login wants what only a person can give: no waiting mends it."""
+
+
 class MachineLost(GpurunError):
     """The machine did not answer. It may be gone, and what was asked may have been done: ask again."""
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
-from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,108 +16,48 @@ from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import STAMPS_S, Event
-from gpurun.core.money import Micros, cost_of, usd
+from gpurun.core.money import cost_of, usd
 from gpurun.core.paths import Home, RunFolder
-from gpurun.core.records import GpuNeed, Teardown
-from gpurun.core.run_plan import Choices, Mode, Plan, Request
+from gpurun.core.records import GpuNeed
+from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.core.transfer_progress import read_moving
-from gpurun.ledger.audit import audit, event_sequence
+from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import create_run, look_at_run
 from gpurun.ledger.signing import payload_of
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
-from gpurun.lifecycle.steps import close_run
 from gpurun.planning.own_box import LoginHere
-from gpurun.providers.base import Traits
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.readers.run_status import run_row
-from gpurun.remote import job_machine
 from gpurun.remote.key_pairs import make_keys
 from gpurun.view.event_text import tell_record
 from tests.changed_plan import changed_plan
 from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
-from tests.lifecycle.drive import drive_forked, tiny_python
-from tests.lifecycle.slurm_run import KILLS, LEASE
-from tests.lifecycle.tiny_runs import make_run, trainer_events
+from tests.lifecycle.drive import tiny_python
+from tests.lifecycle.slurm_run import (
+    CLOCK,
+    KILLS,
+    LEASE,
+    SHARD,
+    begin,
+    check_promises,
+    drive,
+    ended,
+    events_of,
+    failure_of,
+    home,
+    opened,
+    slurm,
+)
+from tests.lifecycle.tiny_runs import trainer_events
 from tests.plan_makers import make_command_plan
 
-CLOCK = SystemClock()
-FREE, SHARD = usd(0), "train_000001.bin"
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home").prepare()
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedSlurm]:
-    quick = Traits(
-        settle_s=0.5, poll_s=0.1, death_reads=3, death_spread_s=0.3, teardown=Teardown.RELEASED, console_url=""
-    )
-    monkeypatch.setattr(SlurmProvider, "traits", quick)
-    monkeypatch.setitem(event_sequence._PROOF, Teardown.RELEASED, (3, quick.death_spread_s))
-    monkeypatch.setattr(close_run, "CLEAR_POLL_S", 0.05)
-    monkeypatch.setattr(job_machine, "TAKEN_S", 2)
-    with scripted_slurm(tmp_path) as made:
-        home.config.write_text(
-            made.table.replace(f'python = "{made.cluster.python}"', f'python = "{tiny_python(home.root)}"')
-        )
-        yield made
-
-
-def opened(
-    home: Home, slurm: ScriptedSlurm, *, steps: int = 30, nodes: int = 1, step_s: float = 0.002, price: Micros = FREE
-) -> RunFolder:
-    """A run whose plan is a job of the cluster."""
-    folder = make_run(home, steps=steps, step_s=step_s)
-    cluster, need = replace(slurm.cluster, price_per_gpu_hour=price), GpuNeed(count=0, name="cpu", nodes=nodes)
-    offer = SlurmProvider([Site(cluster, LoginHere())], CLOCK).offers(need, ())[0]
-    worst = {name: cost_of(price, LEASE.total_s + LEASE.kill_allowance_s) for name in ("worst_micros", "cap_micros")}
-    plan = Plan.from_json(folder.plan.read_bytes())
-    choices = plan.choices.model_copy(update={"region": "lab", "accept_cpu": True})
-    told = {"offer": offer, "processes": nodes, "lease": LEASE, "mode": Mode.PAID, "choices": choices, **worst}
-    folder.plan.write_text(changed_plan(plan, told).to_json())
-    return folder
-
-
-def begin(home: Home, **environment: str) -> ForkProcess:
-    """Begin to drive the run in a process that shares what this one has patched."""
-    told = (home.root, "fox-41", {**os.environ, **environment}, home.root / "driven.txt")
-    child = multiprocessing.get_context("fork").Process(target=drive_forked, args=told)
-    child.start()
-    return child
-
-
-def ended(child: ForkProcess, home: Home) -> int:
-    """How that ended: -9 where a crash point has killed it."""
-    child.join(timeout=60)
-    assert child.exitcode is not None, (home.root / "driven.txt").read_text()
-    return child.exitcode
-
-
-def drive(home: Home, **environment: str) -> int:
-    """Drive the run to its end."""
-    return ended(begin(home, **environment), home)
-
-
-def events_of(folder: RunFolder) -> list[Event]:
-    return [record.event for record in read_journal(folder.journal).records]
-
-
-def check_promises(home: Home, folder: RunFolder, slurm: ScriptedSlurm) -> None:
-    """One job in the queue's history, completed and gone with its folder; a receipt that the audit takes."""
-    assert slurm.jobs == ["1"]
-    assert (slurm.state / "jobs" / "1" / "word").read_text() == "COMPLETED"
-    assert list(slurm.work.iterdir()) == []
-    assert events_of(folder).count(Event.DEATH_PROVEN) == 1
-    assert [row.problems for row in audit(home).rows] == [()]
-    assert [event["kind"] for event in trainer_events(folder)].count("start") == 1
+__all__ = ["home", "slurm"]
 
 
 def test_a_run_is_one_job_that_trains_comes_home_and_is_gone(home: Home, slurm: ScriptedSlurm) -> None:
@@ -467,12 +402,6 @@ def test_a_job_that_can_never_begin_is_cancelled_at_no_cost(home: Home, slurm: S
     told = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
     assert told["cost"]["upper_bound_micros"] == 0
     assert [row.problems for row in audit(home).rows] == [()]
-
-
-def failure_of(folder: RunFolder) -> dict[str, Any]:
-    """What the run's first failed step said."""
-    records = read_journal(folder.journal).records
-    return next(dict(record.data) for record in records if record.event is Event.STEP_FAILED)
 
 
 def test_a_job_not_admitted_ends_at_once_with_slurms_reason(home: Home, slurm: ScriptedSlurm) -> None:

@@ -11,6 +11,7 @@ from gpurun.core.errors import UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.settings import load_clusters, load_settings
+from gpurun.planning.own_box import known_login
 from tests.refusals import refusal
 
 GOOD = 'host = "login.example.org"\nuser = "me"\nworkdir = "/scratch/me"\n'
@@ -97,3 +98,11 @@ def test_a_login_node_may_be_an_ssh_config_entry_with_its_user(tmp_path: Path) -
     assert cluster_of(load_clusters(home_with(tmp_path, f'{table}"openssh"\n')), None).transport == "openssh"
     with refusal(UsageError, "config.slurm"):
         load_clusters(home_with(tmp_path, f'{table}"telnet"\n'))
+
+
+def test_a_login_of_active_directory_has_its_backslash(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "[slurm.lab]\n" + GOOD.replace('"me"', "'LAB\\me'"))
+    assert cluster_of(load_clusters(home), None).user == "LAB\\me"
+    assert known_login(cluster_of(load_clusters(home), None), home).target == "LAB\\me@login.example.org:22"
+    with pytest.raises(UsageError, match="backslash"):
+        load_clusters(home_with(tmp_path, f"[slurm.lab]\n{GOOD}python = 'a\\b'\n"))

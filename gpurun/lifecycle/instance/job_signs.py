@@ -21,7 +21,7 @@ from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.job_spec import limits_of
 from gpurun.providers.base import Traits
 from gpurun.remote.agent.runner.elsewhere import WEIGHTS
-from gpurun.remote.interface import MachineLost
+from gpurun.remote.interface import NEEDS_PERSON, MachineLost
 from gpurun.remote.messages import Status
 from gpurun.view.event_text import HEARD, JOB_HEARD, JOB_SILENT, SILENT
 from gpurun.view.number_format import format_bytes, format_duration, format_files
@@ -220,7 +220,8 @@ class Outage:
         self._tried_mono = clock.monotonic()
         self._silent_s += gap_s
         self._counted_s += gap_s if is_said_to_run else 0.0
-        if self._silent_s < TELL_S:
+        needs_person = lost.code == NEEDS_PERSON
+        if self._silent_s < TELL_S and not needs_person:
             return
         since_wall = clock.wall() - self._silent_s
         says = "says that it runs" if is_said_to_run else "is not reached either, so this computer may be offline"
@@ -232,6 +233,7 @@ class Outage:
         if not self._is_told:
             self._is_told = True
             message = f"{self.words}{costs}. The last try: {lost.what.rstrip('.')}"
+            message += f". {lost.hint.rstrip('.')}" if needs_person else ""
             yield Incident(code=SILENT, message=message, since_wall=round(since_wall, 3))
 
     def ends(self) -> Iterator[Note]:

@@ -3,10 +3,11 @@
 # Slurm ends with it. A call is a folder: NAME.go has its command and its input, NAME.done its outputs and its end.
 # While nothing trains it ends by itself once nobody has called for a while: no node is held for a lost laptop, and what
 # was trained lies in FOLDER.
+# With IMAGE the job's own words run in that, by what is written into in-image; pilot and agent stay outside.
 # It has the first line `#!/bin/bash -l` on a cluster with a bash: `module` and conda are functions of a login shell.
 # With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads; with
 # "each" the command may be any, is told of a stop by a signal on all nodes, and finds MASTER_ADDR and NODE_RANK as well.
-# usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP
+# usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP IMAGE
 #        pilot.sh nodes PYTHON WORDS
 #        pilot.sh each PYTHON COMMAND
 umask 077
@@ -53,6 +54,33 @@ idle=0 most=$2
 # A set-up that fails ends the job, and `setup.failed` has its exit code: what would run then would run without it.
 trap 'echo "$?" >setup.failed' EXIT
 eval "$3" >setup-table.log 2>&1 || exit
+enter_image() {
+    engine=$(command -v apptainer || command -v singularity) || {
+        echo "neither apptainer nor singularity is in the PATH of $(hostname)"
+        return 127
+    }
+    image=$1
+    case $image in
+        *://*) "$engine" pull image.sif "$image" && image=$(pwd -P)/image.sif || return ;;
+    esac
+    echo '#!/bin/sh' >in-image
+    # Where its binds and its cache are, the agent does not pass on; what may be a password stays out of the file.
+    export -p | sed 's/^declare -x /export /' | grep -E '^export (APPTAINER|SINGULARITY)' | grep -v DOCKER_ >>in-image
+    echo "exec $engine --silent exec --nv --bind '$(pwd -P)' --pwd \"\$PWD\" '$image' \"\$@\"" >>in-image
+    cat >in-image-python <<'end'
+#!/bin/sh
+# shellcheck disable=SC2016
+find='for one in python3 python; do command -v "$one" >/dev/null && exec "$one" "$@"; done
+    echo "the image has neither python3 nor python" >&2; exit 127'
+exec "$(dirname -- "$0")/in-image" sh -c "$find" sh "$@"
+end
+    chmod 700 in-image in-image-python
+    ./in-image true
+}
+if [ -n "$4" ]; then
+    trap 'echo "$? image" >setup.failed' EXIT
+    enter_image "$4" >>setup-table.log 2>&1 || exit
+fi
 trap - EXIT
 # The agent passes none of these on to what it starts. A bash writes `declare -x` for `export`.
 export -p | sed 's/^declare -x /export /' | grep -E '^export (SLURM|NCCL|GLOO)' >job.env

@@ -45,6 +45,8 @@ BASH = "/bin/bash"
 SBATCH_S = 60
 """An sbatch that finds no controller tries for a while; after this long it is ended, and will make nothing more."""
 BOOT_S = 120
+PULL_S = 900
+"""What it takes until an image of some gigabytes is fetched and put into one file."""
 JOIN_S = 60
 """What it takes until several nodes have answered, and what is between them was measured."""
 IDLE_S = 900
@@ -80,6 +82,30 @@ print("\n".join(lacks))
 sys.exit(bool(lacks))' "$@" >"$log" 2>/dev/null
 echo "look: 0 $? $shared"; cat "$log"
 """
+# $1 the workdir, $2 the image, $3 the set-up, then modules. Prints what was found, and whether the image lies on the
+# workdir's disk, then words.
+_LOOK_INTO_IMAGE = r"""
+cd / || exit
+first() { there=$1; until [ -e "$there" ]; do there=$(dirname -- "$there"); done; }
+disk() { first "$1"; stat -Lc %d -- "$there"; }
+log=$(mktemp) || exit
+trap 'rm -f "$log"' EXIT
+eval "$3" >"$log" 2>&1 </dev/null || exit
+shared=other
+case $2 in /*) [ "$(disk "$2")" != "$(disk "$1")" ] || shared=shared;; esac
+case $2 in /*) [ -e "$2" ] || { echo "look: missing - $shared"; exit; };; esac
+engine=$(command -v apptainer || command -v singularity) || { echo "look: no-engine - $shared"; exit; }
+case $2 in *://*) echo "look: pulled - $shared"; exit;; esac
+image=$2
+shift 3
+"$engine" --silent exec "$image" sh -c 'for one in python3 python; do command -v "$one" >/dev/null && exec "$one" "$@"
+done; exit 4' sh -c 'import sys
+from importlib.util import find_spec
+lacks = [name for name in sys.argv[1:] if find_spec(name) is None]
+print("\n".join(lacks))
+sys.exit(3 if lacks else 0)' "$@" >"$log" 2>&1
+echo "look: ended $? $shared"; cat "$log"
+"""
 _LOOK = f'shell="sh -c"; [ ! -x {BASH} ] || shell="{BASH} -lc"; exec timeout -k 5 60 $shell "$LOOK" "$0" "$@"'
 _LOOKED = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
 # Of all that waits in the job's partition, the job's own line and how many there are; the order is the scheduler's.
@@ -106,6 +132,10 @@ done
 """
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
 
+_IMAGE_HINT = (
+    "See that apptainer is there (`module load apptainer` in `setup`). Where the nodes have no way out, fetch it on the"
+    " login node (apptainer pull FILE.sif docker://…), and name that file."
+)
 
 T = TypeVar("T")
 
@@ -205,7 +235,7 @@ class SlurmProvider:
                 region=cluster.name,
                 rate_micros_per_hour=times(cluster.price_per_gpu_hour, need.processes),
                 billing_unit_s=1,
-                boot_s=BOOT_S if need.nodes == 1 else BOOT_S + JOIN_S,
+                boot_s=BOOT_S + (JOIN_S if need.nodes > 1 else 0) + (PULL_S if cluster.is_pulled else 0),
                 price_source="config.toml" if cluster.price_per_gpu_hour else "not metered",
                 dies_by_itself=DIES_BY_ITSELF,
                 nodes=need.nodes,
@@ -228,7 +258,9 @@ class SlurmProvider:
         argv = ["sh", "-c", _CREATE, "gpurun", site.cluster.workdir, order.token, *options]
         crashpoint("before slurm.create")
         said = self._ask(
-            site, [*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup], PILOT.read_bytes()
+            site,
+            [*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup, site.cluster.container],
+            PILOT.read_bytes(),
         )
         crashpoint("after slurm.create")
         number = said.stdout.strip().partition(";")[0]
@@ -319,6 +351,39 @@ class SlurmProvider:
             what = f"{cluster.python} {lack}, {where}, which shares that disk with the nodes."
             raise SetupError("slurm.python", what, hint=hint)
         return [f"{cluster.python} {lack}, {where}; whether it does on the nodes is not known."]
+
+    def look_into_image(self, modules: Sequence[str], *, needs_python: bool) -> list[str]:
+        """Return what the login node cannot tell of the image of a job, for warnings: the nodes may be others.
+
+        SetupError for one that is not on the disk that they share, or that has no Python with such modules.
+        """
+        cluster = self._first.cluster
+        about = [cluster.workdir, cluster.container, cluster.setup or ":", *modules]
+        said = self._ask(self._first, ["env", f"LOOK={_LOOK_INTO_IMAGE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOKED.search(said.stdout)
+        what, code, disk, words = found.groups() if found else ("", "", "", "")
+        where = f"on the login node of {cluster.name}"
+        hint = f"Correct `container` in [slurm.{cluster.name}] of config.toml, or --image."
+        if what == "missing" and disk == "shared":
+            raise SetupError("slurm.image", f"There is no {cluster.container} {where}.", hint=hint)
+        lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
+        if what == "ended" and code == "3":
+            raise SetupError("slurm.image", f"{cluster.container} has no {', '.join(lines)}.", hint=hint)
+        if what == "ended" and code == "4":
+            no_python = f"{cluster.container} has neither python3 nor python"
+            if needs_python:
+                raise SetupError("slurm.image", f"{no_python}.", hint=hint)
+            return [f"{no_python}: a command that wants one will fail."]
+        if what == "missing":
+            return [f"there is no {cluster.container} {where}; whether the nodes have it is not known."]
+        if what == "no-engine":
+            return [f"neither apptainer nor singularity is {where}, and the job will fail where the nodes lack it too."]
+        if what == "ended" and code == "0":
+            return []
+        if what == "pulled":
+            return [f"the job fetches {cluster.container} itself, in its own time, and the nodes must reach it."]
+        last = f": {lines[-1]}" if lines else ""
+        return [f"{cluster.container} could not be tried {where}{last}."]
 
     def find(self, token: str | None) -> list[Instance]:
         """The user's own jobs that carry the token, in every cluster, oldest first."""
@@ -470,19 +535,23 @@ class SlurmProvider:
         folder = _folder(site, instance.token) if parse_token(instance.token) else ""
         if instance.state is not InstanceState.GONE or not folder:
             return None
-        code, _, words = self._told(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
+        ended, _, words = self._told(site, ["sh", "-c", _SETUP, "gpurun", folder]).partition("\n")
+        code, _, part = ended.partition(" ")
         if not code:
             return None
         lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
         said = " Its last words:\n" + "\n".join(lines) if lines else " It said nothing."
+        if part:
+            what = f"The image could not be entered on the node (exit code {safe_line(code)}).{said}"
+            return SetupError("image.failed", what, hint=_IMAGE_HINT)
         what = f"The `setup` of {cluster.name} ended with {safe_line(code)} on the node: {cluster.setup}.{said}"
         hint = f"Correct `setup` in [slurm.{cluster.name}] of config.toml; it runs in a login shell of bash."
         return SetupError("setup.failed", what, hint=hint)
 
     def setup_log(self, instance: Instance) -> bytes:
-        """Return what the table's `setup` has said in the job, or the end of that."""
+        """Return what the table's `setup` has said in the job, and its container's engine, or the end of that."""
         site, _ = self._place(instance.id)
-        if not site.cluster.setup or parse_token(instance.token) is None:
+        if not (site.cluster.setup or site.cluster.container) or parse_token(instance.token) is None:
             return b""
         return self._told(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
 

@@ -35,6 +35,7 @@ def start(root: str, options: Json) -> Answer:
         raise Refusal("other_job", "another job was started in this folder")
     bring_forward(root, job["soft_stop_wall"], job["hard_stop_wall"])
     if known is None:
+        job["argv"] = [sys.executable if word == "{agent}" else word for word in job["argv"]]
         if "{python}" in job["argv"]:
             python = (read(root, "agent", "python.json") or find_torch(root, None))["python"]
             python = python or (sys.executable if job.get("any_python") else None)

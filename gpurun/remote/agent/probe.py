@@ -83,7 +83,7 @@ def write_out(root: str) -> None:
 
 def imports(root: str, options: Json) -> Answer:
     """Return which of these top-level modules the Python of the job does not find; none of them is run."""
-    python = (read(root, "agent", "python.json") or {}).get("python") or sys.executable
+    python = options.get("python") or (read(root, "agent", "python.json") or {}).get("python") or sys.executable
     path = {"PYTHONPATH": options["path"]} if options.get("path") else {}
     answer = {"python": keep_end(python), "missing": [], "note": ""}
     try:

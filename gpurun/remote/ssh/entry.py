@@ -14,26 +14,31 @@ from gpurun.core.records import Address
 from gpurun.remote.key_pairs import AGENT
 from gpurun.remote.ssh.host_key import ALGORITHMS
 
-# The first value that ssh reads counts: nothing of a `Host *` of the user's own comes along.
-_NOTHING_ELSE = """\
-    GlobalKnownHostsFile /dev/null
-    StrictHostKeyChecking yes
-    UpdateHostKeys no
-    VerifyHostKeyDNS no
-    CheckHostIP no
-    HashKnownHosts no
-    PreferredAuthentications publickey
-    ForwardAgent no
-    ForwardX11 no
-    PermitLocalCommand no
-    RemoteCommand none
-    GSSAPIDelegateCredentials no
-    ControlMaster no
-    ControlPath none
-    ConnectTimeout 15
-    ServerAliveInterval 15
-    ServerAliveCountMax 4
-"""
+CONNECT_S = 15
+NOTHING_ELSE = (
+    "GlobalKnownHostsFile=/dev/null",
+    "UpdateHostKeys=no",
+    "VerifyHostKeyDNS=no",
+    "CheckHostIP=no",
+    "HashKnownHosts=no",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+    "GSSAPIDelegateCredentials=no",
+    f"ConnectTimeout={CONNECT_S}",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=4",
+)
+"""What every ssh of gpurun's is told, so that nothing of the user's own configuration comes along."""
+# The first value that ssh reads counts: so nothing of a `Host *` of the user's own does.
+_OF_AN_ENTRY = (
+    "StrictHostKeyChecking=yes",
+    *NOTHING_ELSE,
+    "PreferredAuthentications=publickey",
+    "ControlMaster=no",
+    "ControlPath=none",
+)
 _HOST = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:-]{0,252}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,79}")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
@@ -76,8 +81,7 @@ class HostEntry:
             f"{keys}"
             f"    HostKeyAlias {self.alias}\n"
             f"    UserKnownHostsFile {quoted(str(known_hosts))}\n"
-            f"    {way}\n"
-            f"{_NOTHING_ELSE}"
+            f"    {way}\n" + "".join(f"    {option.replace('=', ' ', 1)}\n" for option in _OF_AN_ENTRY)
         )
         return own + (self.jump.config(known_hosts) if self.jump else "")
 

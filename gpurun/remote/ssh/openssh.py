@@ -29,13 +29,13 @@ from gpurun.core.filelock import exclusive
 from gpurun.core.records import Address
 from gpurun.core.secrets import child_environment
 from gpurun.core.untrusted import last_words
-from gpurun.remote.interface import MachineLost, Take
+from gpurun.remote.interface import NEEDS_PERSON, MachineLost, Take
 from gpurun.remote.key_pairs import fingerprint
+from gpurun.remote.ssh.entry import CONNECT_S, NOTHING_ELSE
 from gpurun.remote.ssh.host_key import HostKeyMismatch
 from gpurun.remote.ssh.ssh_machine import RemoteMachine
 
 KEPT_S = 600
-CONNECT_S = 15
 ASKED_S = 180.0
 """How long a person has for a password and a code."""
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
@@ -51,23 +51,6 @@ _TAKEN = (
 )
 _NAMES_A_PLACE = ("hostname", "user", "port", "proxycommand", "proxyjump", "identityfile", "certificatefile")
 _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER", "DISPLAY", "KRB5CCNAME", "TERM")
-_NOTHING_ELSE = (
-    "ForwardAgent=no",
-    "ForwardX11=no",
-    "ClearAllForwardings=yes",
-    "PermitLocalCommand=no",
-    "RemoteCommand=none",
-    "GSSAPIDelegateCredentials=no",
-    "UpdateHostKeys=no",
-    "VerifyHostKeyDNS=no",
-    "CheckHostIP=no",
-    "HashKnownHosts=no",
-    "GlobalKnownHostsFile=/dev/null",
-    f"ConnectTimeout={CONNECT_S}",
-    "ServerAliveInterval=15",
-    "ServerAliveCountMax=4",
-    "EscapeChar=none",
-)
 # $1 the public line. As in `program`, no backslash, exclamation mark or line break: the login's shell may be any.
 _INSTALL = (
     'umask 077; cd && mkdir -p .ssh && f=.ssh/authorized_keys && touch "$f" && '
@@ -277,7 +260,7 @@ class Master:
         if _ASKS_FOR_MORE in words and not self.asks:
             what = f"The connection to {where} has ended, and its login wants more than a key: {words}."
             hint = "Type `gpurun resume` at a terminal: ssh asks there, and the run goes on over that connection."
-            return MachineLost(what, code="ssh.asks", hint=hint)
+            return MachineLost(what, code=NEEDS_PERSON, hint=hint)
         what = f"`ssh {self.name}` does not log in as {entry.address.user}: {words}."
         hint = f"It is your own ssh that says so: `ssh {self.name} true` must end well."
         return MachineLost(what, code="ssh.not_let_in", hint=hint)
@@ -383,7 +366,9 @@ def _options(entry: Entry, known_hosts: Path) -> list[str]:
     """Return ssh's words for an entry: its own, nothing else, and one file of host keys."""
     options = [
         *entry.options,
-        *_NOTHING_ELSE,
+        *NOTHING_ELSE,
+        "ClearAllForwardings=yes",
+        "EscapeChar=none",
         f"HostKeyAlias={entry.name}",
         f"UserKnownHostsFile={_quoted(str(known_hosts))}",
     ]

@@ -19,17 +19,21 @@ from pathlib import Path
 import pytest
 from conftest import Place
 
-from gpurun.core.clock import SystemClock
+from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.cluster import Cluster
 from gpurun.core.errors import GpurunError, SetupError, UsageError
+from gpurun.core.journal_events import Incident
+from gpurun.core.journal_records import all_typed
 from gpurun.core.known_hosts import known_host, remember_host
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.run_plan import Box, Request
+from gpurun.ledger.journal import read_journal
 from gpurun.planning import own_box
 from gpurun.remote.interface import MachineLost
 from gpurun.remote.key_pairs import fingerprint, make_keys
 from gpurun.remote.ssh import openssh
 from gpurun.remote.ssh.openssh import Master, OpensshMachine
+from gpurun.view.event_text import HEARD, SILENT
 from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.refusals import refusal
@@ -431,3 +435,64 @@ def test_a_password_is_asked_at_a_terminal_and_for_no_entry(entry: Callable[...,
     assert (refused.returncode, "input.needed" in refused.stderr) == (2, True)
     named = gpurun("auth", "ssh", "lab")
     assert (named.returncode, "ssh-copy-id lab" in named.stderr) == (2, True)
+
+
+LOOP = """
+import os, time
+for step in range(1, 10_000):
+    print(f"step {step}", flush=True)
+    open("last.txt", "w").write(str(step))
+    if os.path.exists(os.environ["ENOUGH"]):
+        break
+    time.sleep(0.2)
+"""
+
+
+def incidents(folder: RunFolder) -> list[tuple[str, str]]:
+    """What the journal says of a machine that is silent, and is heard again."""
+    told = all_typed(read_journal(folder.journal).records, Incident)
+    return [(one.code, one.message) for one in told if one.code in (SILENT, HEARD)]
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_master_and_goes_on_over_the_one_that_a_person_opens(
+    asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
+    masters: list[Master], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    server = asking("AuthenticationMethods publickey,keyboard-interactive")
+    entry(port=server.port)
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "t.py").write_text(LOOP)
+    monkeypatch.chdir(lab)
+    box = ("--provider", "ssh", "--host", "lab", "--gpu", "cpu", "--accept-cpu", "--python", sys.executable)
+    more = ("--yes", "--detach", "--name", "fox-41", "--env", f"ENOUGH={tmp_path / 'enough'}", "--outputs", "*.txt")
+    code, drawn = typed("opensesame", "run", *box, *more, "--", "python", "t.py")
+    assert (code, drawn.count("Password:")) == (0, 1), drawn
+    folder = Home(own_home).run("fox-41")
+
+    def wait(is_so: Callable[[], bool]) -> None:
+        for _ in ticks(SystemClock(), 0.2, 60):
+            if is_so():
+                return
+        raise AssertionError(gpurun("ps", "--all").stdout + gpurun("logs", "fox-41").stdout)
+
+    wait(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
+    host_key = " ".join(place.keys.host_public.split()[:2])
+    master = Master("lab", "", host_key, asks=False)
+    assert master.is_open
+    master.close()
+    wait(lambda: bool(incidents(folder)))
+    ((silent, message),) = incidents(folder)
+    assert silent == SILENT
+    assert "its login wants more than a key" in message
+    assert "Type `gpurun resume` at a terminal" in message
+    before = len(folder.log.read_text())
+    (tmp_path / "enough").touch()
+    code, drawn = typed("opensesame", "resume", "fox-41")
+    assert (code, drawn.count("Password:")) == (0, 1), drawn
+    steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
+    assert steps == [f"step {number}" for number in range(1, len(steps) + 1)], "it ran on, once, and its log is whole"
+    assert len(folder.log.read_text()) > before
+    assert [code for code, _ in incidents(folder)] == [SILENT, HEARD]
+    assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
+    assert gpurun("audit").returncode == 0
