@@ -17,6 +17,7 @@ WITHOUT_FAMILY = {"Refusal": ("far", 0), "FarRefusal": ("far", 0), "_bad_shard":
 FILLED_IN = {"far.…", "data.…", "…"}
 """Codes whose parts are put together, each listed by its own place."""
 GAP = "…"
+_ALONE = re.compile(r"[a-z][a-z_]+")
 _PLACES = re.compile(rf"{GAP}(?:[ ,]*{GAP})+")
 
 
@@ -87,15 +88,21 @@ def _of_calls(
         known = constants | (_before(scope, call.lineno) if scope is not None else {})
         named = {word.arg: word.value for word in call.keywords}
         parts = [*call.args, *filter(None, [named.get("code")])]
+        alone = len(call.args) if "code" in named else 0 if root else None
         words = [_words(part, known) for part in parts]
         for place, part in enumerate(parts):
-            if codes := [code for code in _either(part, known) if CODE.fullmatch(code) and code.strip(f"{GAP}.")]:
+            if codes := [code for code in _either(part, known) if is_code(code, alone=place == alone)]:
                 beside = [words[near] for near in (place + 1, place - 1) if 0 <= near < len(words)]
                 beside += [_words(named[key], known) for key in ("what", "message") if key in named]
                 what = next((text for text in beside if text.strip(f"{GAP} .")), "")
                 hint = _words(named["hint"], known) if "hint" in named else ""
                 yield from (Entry(code, root or "", what, hint) for code in codes)
                 break
+
+
+def is_code(text: str, *, alone: bool) -> bool:
+    """Whether that is a code; one without a family is known by the place where codes stand."""
+    return bool(CODE.fullmatch(text) and text.strip(f"{GAP}.")) or (alone and bool(_ALONE.fullmatch(text)))
 
 
 def _either(node: ast.expr, known: dict[str, ast.expr]) -> list[str]:

@@ -40,6 +40,7 @@ WORDS = {
     "host.unreachable": "The box does not answer at its address.",
     "init.refused": "The checkpoint whose weights are asked for does not fit, or is no checkpoint that can be read.",
     "job.silent": "The job has written nothing for long.",
+    "loss_not_finite": "A loss was not a finite number.",
     "machine.ends_itself": "The machine was seen to end by its own timer.",
     "machine.gone": "The provider's answers do not have the machine just now.",
     "machine.not_told": "The provider did not say what became of a machine.",
@@ -59,6 +60,7 @@ WORDS = {
     "stage.…": "The machine could not take files from the bucket, for the code's reason; they are uploaded from here.",
     "train.…": "The job ended badly; the code has the reason that it gave, as train.diverged or train.killed.",
     "trainer.refused": "The trainer does not take what it was given; the message is its own.",
+    "usage": "The command line cannot be read: an unknown verb or flag, or a value that is missing.",
 }
 """Of codes whose message is put together somewhere else."""
 
