@@ -19,7 +19,7 @@ test: venv style types
 quick: venv
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not process and not torch and not sshd and not boto and not plots" tests/house tests/golden tests/unit
 
-full: test
+full: test docs
 	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "slow or hypothesis"
 	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
 	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1

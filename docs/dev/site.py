@@ -18,6 +18,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+PATHS = "Where to begin"
+"""The index's table for readers, whose pages stand below the other headings too."""
+VALIDATION = {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "ignore"}}
+_QUIET = re.compile(r"INFO|  - |$")
 _HEADING, _ROW = re.compile(r"^## (.+)$"), re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 
 
@@ -25,8 +29,11 @@ def staged(folder: Path) -> None:
     """Copy all that a page may lead to."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    tracked = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout
     for name in tracked.decode().split("\0"):
+        if not (ROOT / name).is_file():
+            continue
         if name in PAGES or name.startswith(("docs/", "recipes/", "trainer/", "tests/", ".ci/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
@@ -39,7 +46,7 @@ def menu() -> list[dict[str, object]]:
     for line in (ROOT / "docs" / "README.md").read_text(encoding="utf-8").splitlines():
         if heading := _HEADING.match(line):
             pages = []
-            sections.append({heading[1]: pages})
+            sections.append({PATHS: "docs/README.md"} if heading[1] == PATHS else {heading[1]: pages})
         elif line.startswith("|") and (row := _ROW.search(line)):
             path = (ROOT / "docs" / row[2]).resolve().relative_to(ROOT)
             pages.append({row[1]: str(path)})
@@ -55,18 +62,35 @@ def main() -> int:
         "docs_dir": str(source),
         "site_dir": str(BUILD / "site"),
         "use_directory_urls": False,
-        "theme": {"name": "material", "font": False, "features": ["navigation.sections", "content.code.copy"]},
+        "theme": {
+            "name": "material", "font": False, "features": ["navigation.sections", "content.code.copy"],
+            "palette": [
+                {"media": f"(prefers-color-scheme: {scheme})", "scheme": name, "primary": "indigo"}
+                for scheme, name in (("light", "default"), ("dark", "slate"))
+            ],
+        },
         "plugins": ["search", "offline"],
         "markdown_extensions": [
             "tables", "admonition", {"toc": {"permalink": True}},
             {"pymdownx.superfences": {"custom_fences": [{"name": "mermaid", "class": "mermaid"}]}},
         ],
-        "validation": {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "ignore"}},
+        "validation": VALIDATION,
         "nav": menu(),
     }  # fmt: skip
     config.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(config)]
-    return subprocess.run(words, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
+    return built(config)
+
+
+def built(config: Path) -> int:
+    """Have mkdocs build, show its warnings alone, and return 1 where there is one.
+
+    Its own -q takes the warnings away before --strict counts them.
+    """
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.writelines(line for line in done.stderr.splitlines(keepends=True) if not _QUIET.match(line))
+    return done.returncode
 
 
 if __name__ == "__main__":

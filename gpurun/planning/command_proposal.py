@@ -25,7 +25,7 @@ from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
 from gpurun.jobs.command import CommandJob
 from gpurun.jobs.commands.command_program import startable, with_notebook
-from gpurun.jobs.commands.continued_command import with_checkpoint
+from gpurun.jobs.commands.continued_command import repeated_run, with_checkpoint
 from gpurun.jobs.commands.rehearsal_venv import is_built, venv_python
 from gpurun.jobs.commands.upload_advice import (
     demand_decided,
@@ -70,6 +70,7 @@ class CommandProposal(Proposal):
 
     def __init__(self, request: Request, desk: Desk, *, is_asked: bool = True, admit: Admit = lambda _: None) -> None:
         demand_hours(request.hours)
+        self._again = repeated_run(request, desk.home)
         work = desk.home.staged_data(desk.run) / "work"
         self._uploaded = _uploaded(request, work, desk.home, is_asked=is_asked, admit=admit)
         super().__init__(self._uploaded.request, desk)
@@ -130,7 +131,8 @@ class CommandProposal(Proposal):
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """See `Proposal.completed`."""
         notes = (*self._uploaded.notes, *_notes(self.command, self.request, place.mode))
-        warnings = (*self._uploaded.warnings, *_spot_warning(self.command, self.request))
+        again = [f"{self._again} ended well: its command runs once more, unchanged."] if self._again else []
+        warnings = (*self._uploaded.warnings, *_spot_warning(self.command, self.request), *again)
         return plan.told(*notes, *_earlier_runs(self.command, self.desk.home), warnings=warnings)
 
     def _refusal(self, quoted: Quote) -> NoOffer:

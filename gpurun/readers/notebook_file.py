@@ -10,6 +10,7 @@ import base64
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +31,10 @@ PLATFORMS = {
     "jupyter": ("whatever starts this server on a machine with a GPU", "the page where you started this server"),
 }
 """Where each platform's GPU is chosen, and where its session is ended."""
+_COLAB = "https://colab.research.google.com"
+_PUBLISHED = re.compile(
+    r"https://(github)\.com/([\w.~%/-]+/blob/[\w.~%/-]+\.ipynb)|https://(gist)\.github\.com/([\w./-]+)"
+)
 MOST_BYTES = 12 << 20
 """Of the bundle: in base64 a third more, and platforms take a notebook of some 20 MB."""
 TOLD = "told.json"
@@ -41,7 +46,7 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 
 _ABOUT = """\
-# {recipe}, trained by gpurun's trainer
+{badge}# {recipe}, trained by gpurun's trainer
 
 1. Choose a GPU: {choose}. Without one this is a smoke test.
 2. Run all cells. Training stops after `MINUTES`, and saves; run the cells again, and it goes on.
@@ -148,7 +153,18 @@ except ImportError:
     display(FileLink("evidence.zip"))"""
 
 
-def notebook_of(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any], minutes: int) -> bytes:
+def badge_to(url: str) -> str:
+    """Return Colab's badge for a notebook that will be published at this address; UsageError where Colab opens none."""
+    if not (found := _PUBLISHED.fullmatch(url)):
+        what = f"Colab opens a notebook from GitHub or a gist, and {url} is neither."
+        raise UsageError("notebook.url", what, hint="Write --url https://github.com/OWNER/NAME/blob/main/FILE.ipynb")
+    host, path = (found[1], found[2]) if found[1] else (found[3], found[4])
+    return f"[![Open in Colab]({_COLAB}/assets/colab-badge.svg)]({_COLAB}/{host}/{path})\n\n"
+
+
+def notebook_of(
+    resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, Any], minutes: int, *, badge: str = ""
+) -> bytes:
     """The notebook for the platform in `told`, as `told_of` made that; UsageError where it would be too large."""
     packed = _packed(resolved, data, told)
     choose, end = PLATFORMS[told["platform"]]
@@ -164,7 +180,7 @@ def notebook_of(resolved: ResolvedRecipe, data: DataSummary, told: Mapping[str, 
         _PACK,
         _DOWNLOAD,
     )
-    about = _ABOUT.format(recipe=told["recipe"], choose=choose, end=end)
+    about = _ABOUT.format(badge=badge, recipe=told["recipe"], choose=choose, end=end)
     cells = [_cell(0, "markdown", about), *(_cell(place, "code", code) for place, code in enumerate(codes, 1))]
     cells.append(_cell(len(cells), "markdown", f"**Now end the session: {end}.**"))
     metadata = {

@@ -8,9 +8,9 @@ from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError
 from gpurun.core.journal_events import Event, RateObserved
 from gpurun.core.money import Micros, format_usd, total
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, read_regular
 from gpurun.core.receipt_record import Receipt
-from gpurun.core.run_plan import Earlier, Mode
+from gpurun.core.run_plan import Earlier, Mode, Request
 from gpurun.core.untrusted import lines_of, safe_line
 from gpurun.ledger.runs import Sight
 from gpurun.ledger.spending import spent_by
@@ -41,7 +41,7 @@ def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
         state=state_word(sight),
         parameters=plan.job.parameters or None,
         resolved=plan.job.resolved,
-        shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}"),
+        shards=safe_line(f"{plan.data.source}, sha256 {short_hash(plan.data.sha256)}".removesuffix(", sha256 ")),
         tokenizer_sha256=plan.data.tokenizer_sha256,
         told=told,
         receipt=receipt,
@@ -51,7 +51,21 @@ def material_of(home: Home, sight: Sight, now: float) -> RunMaterial:
         terms=plan.job.terms,
         argv=plan.job.argv,
         folder_sha256=plan.bundle_sha256,
+        began_wall=sight.opened_wall or None,
+        given=_given(sight),
+        trainer=plan.job.trainer,
+        env=plan.job.env,
+        pip=plan.job.pip,
     )
+
+
+def _given(sight: Sight) -> tuple[str, ...]:
+    """Return the recipe's keys that its user set, by the request as typed; none where that cannot be read."""
+    try:
+        request = Request.from_json(read_regular(sight.folder.request))
+    except (OSError, GpurunError, ValueError):
+        return ()
+    return tuple(safe_line(text.partition("=")[0].strip()) for text in request.overrides)
 
 
 def earlier_words(earlier: Earlier) -> str:

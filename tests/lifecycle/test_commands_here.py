@@ -18,10 +18,13 @@ from typing import Any
 
 import pytest
 
+from gpurun.cli.result import Result
+from gpurun.cli.session import Session
 from gpurun.core.journal_events import RateObserved
 from gpurun.core.journal_records import all_typed
 from gpurun.ledger.journal import read_journal
 from gpurun.view.event_text import tell_rate
+from tests import command_line
 from tests.lifecycle.commands_here import Person
 from tests.users_scripts import COURSE, HUGGING_FACE, NANOGPT
 
@@ -83,6 +86,42 @@ def test_a_stopped_script_continues_from_its_newest_checkpoint(person: Person) -
     assert person.receipt("fox-42")["asked"]["continues"]["run"] == "fox-41"
     assert json.loads((person.home / "runs/fox-42/plan.json").read_text())["choices"]["idle_s"] == 7200
     assert person.holds()
+
+
+def test_a_finished_command_runs_once_more_only_if_that_is_meant(
+    person: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop in a shell, or a name that was mistyped, would pay for the same again."""
+    script = "import pathlib; pathlib.Path('ckpt.pt').write_text('x'); print('step 1: loss 1.0')"
+    (person.folder / "train.py").write_text(script)
+    assert person.runs("--checkpoint-glob", "ckpt.pt", "train.py").returncode == 0
+    monkeypatch.chdir(person.folder)
+    monkeypatch.setenv("HOME", str(person.house))
+    asked: list[str] = []
+
+    def only_planned(session: Session, request: Any, planned: Callable[[str], Any], *_: Any, **__: Any) -> Result:
+        return Result(text="\n".join(planned("fox-99").warnings))
+
+    def type_at_a_terminal(answer: str, *words: str) -> subprocess.CompletedProcess[str]:
+        def ask(session: Session, question: str, *, flag: str) -> str:
+            asked.append(question)
+            return answer
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "interactive", property(lambda session: True))
+            patched.setattr(Session, "ask", ask)
+            patched.setattr("gpurun.cli.started_run.start_and_follow", only_planned)
+            return command_line.gpurun("run", "--provider", "local", "--from", "fox-41", *words)
+
+    refused = type_at_a_terminal("n")
+    assert (refused.returncode, "[continue.ended_well]" in refused.stderr) == (3, True)
+    assert asked == ["fox-41 ended well. Run its command once more, from its last checkpoint? [y/N]"]
+    warned = "fox-41 ended well: its command runs once more, unchanged."
+    assert warned in type_at_a_terminal("y").stdout
+    assert len(asked) == 2
+    assert warned in type_at_a_terminal("", "--yes").stdout, "--yes answers it, and the plan says it"
+    assert warned not in type_at_a_terminal("", "--", "train.py", "--steps", "9").stdout, "other words are another run"
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ TINY = ("train.steps=20", "train.checkpoint_every=10", "eval.every=10", "model.l
 LONG_S = 300
 
 
-def written(folder: Path, platform: str) -> Path:
+def written(folder: Path, platform: str, *more: str) -> Path:
     """The notebook of a tiny lab."""
     (folder / "text.txt").write_text("".join(f"{number} bottles of milk\n" for number in range(60)))
     asked = [word for one in TINY for word in ("--set", one)]
     path = folder / f"{platform}.ipynb"
     done = gpurun(
-        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *asked
+        "notebook", "course-lab", "--for", platform, "--data", str(folder / "text.txt"), "-o", str(path), *asked, *more
     )
     assert done.returncode == 0, done.stderr
     return path
@@ -49,6 +49,36 @@ def test_notebook_cells_run_in_plain_python_and_import_as_a_run(tmp_path: Path) 
     script.write_text("\n".join(cells[:-1]))  # The last one offers a download, which takes a kernel.
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, capture_output=True, timeout=LONG_S)
     imported(tmp_path, "fox-41")
+
+
+@pytest.mark.parametrize(
+    ("url", "opened"),
+    [
+        ("https://github.com/ada/labs/blob/main/w1/lab.ipynb", "github/ada/labs/blob/main/w1/lab.ipynb"),
+        ("https://gist.github.com/ada/0a1b2c", "gist/ada/0a1b2c"),
+    ],
+)
+def test_a_notebook_with_a_known_address_opens_in_colab_by_its_badge(tmp_path: Path, url: str, opened: str) -> None:
+    told = json.loads(written(tmp_path, "colab", "--url", url).read_text())
+    first = "".join(told["cells"][0]["source"]).splitlines()
+    site = "https://colab.research.google.com"
+    assert first[0] == f"[![Open in Colab]({site}/assets/colab-badge.svg)]({site}/{opened})"
+    assert first[2].startswith("# course-lab, trained by")
+    assert "badge" not in written(tmp_path, "colab").read_text(), "no address is known"
+
+
+@pytest.mark.parametrize(
+    ("platform", "url", "code"),
+    [
+        ("kaggle", "https://github.com/ada/labs/blob/main/lab.ipynb", "notebook.badge"),
+        ("colab", "https://example.com/lab.ipynb", "notebook.url"),
+        ("colab", "https://github.com/ada/labs/blob/main/lab.ipynb)](https://evil.example", "notebook.url"),
+    ],
+)
+def test_a_badge_that_colab_could_not_open_is_refused(platform: str, url: str, code: str, tmp_path: Path) -> None:
+    done = gpurun("notebook", "course-lab", "--for", platform, "--url", url, "-o", str(tmp_path / "x.ipynb"))
+    assert (done.returncode, f"[{code}]" in done.stderr) == (2, True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.process

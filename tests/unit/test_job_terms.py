@@ -26,7 +26,14 @@ from gpurun.view.plain_lines import PlainView
 from gpurun.view.receipt_markdown import receipt_markdown
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.report.html_tables import differences_table, runs_table
-from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, own_settings, why_unranked
+from gpurun.view.report.report_model import (
+    RunMaterial,
+    arguments_of,
+    find_lowest_loss,
+    own_settings,
+    set_differences,
+    why_unranked,
+)
 from gpurun.view.report.series import hear
 from gpurun.view.report.summary import summary
 from gpurun.view.style import Style
@@ -169,17 +176,78 @@ def test_commands_are_held_against_one_another_by_their_words() -> None:
         material("b", "train.py", "--lr", "3e-4", "--fast", losses=1.0),
     ]
     assert own_settings(runs) == ["--lr 1e-3", "--lr 3e-4"]
-    assert "train.py --lr 1e-3 --fast" in differences_table(runs)
+    assert set_differences(runs) == [("--lr", ["1e-3", "3e-4"])]
     assert find_lowest_loss(runs) == (runs[1], runs[1].told.best)
     again = [material("a", "train.py", "x"), material("b", "train.py", "x")]
     assert own_settings(again) == ["", ""]
     assert "The commands are the same" in differences_table(again)
 
 
+def test_a_commands_arguments_are_compared_by_their_names() -> None:
+    words = (
+        "python",
+        "train.py",
+        "in.txt",
+        "--lr=3e-4",
+        "--wd",
+        "-0.1",
+        "--tag",
+        "a",
+        "--tag",
+        "b",
+        "n_layer=6",
+        "--fast",
+    )
+    assert arguments_of(words) == {
+        "word 1": "python", "word 2": "train.py", "word 3": "in.txt", "--lr": "3e-4", "--wd": "-0.1", "--tag": "a b",
+        "n_layer": "6", "--fast": "yes",
+    }  # fmt: skip
+
+
+def test_commands_that_differ_in_a_variable_are_not_called_the_same() -> None:
+    """Its value is compared and stands on no page: --env may hold what is nobody else's business."""
+    runs = [material(name, "t.py", env=env) for name, env in (("a", {"LR": "hunter2"}), ("b", {"LR": "3"}), ("c", {}))]
+    assert set_differences(runs) == [("--env LR", ["value 1, not shown", "value 2, not shown", ""])]
+    assert "hunter2" not in differences_table(runs)
+    runs = [material("a", "t.py", pip=("einops",)), material("b", "t.py", pip=("einops", "wandb"))]
+    assert set_differences(runs) == [("--pip", ["einops", "einops wandb"])]
+
+
+def test_between_two_recipes_only_what_was_set_is_listed() -> None:
+    """Whatever else they say differs too: forty rows, in which nobody finds the learning rate."""
+    keys = {f"k{number}": number for number in range(40)}
+    first, second = (
+        {"model": {key: place + value for key, value in keys.items()}, "optim": {"lr": 3e-4 * place}}
+        for place in (1, 2)
+    )
+    runs = [
+        material("a", recipe="mine", resolved=first, given=("optim.lr",)),
+        material("b", recipe="other", resolved=second),
+    ]
+    assert set_differences(runs) == [("recipe", ["mine", "other"]), ("optim.lr", ["0.0003", "0.0006"])]
+    assert own_settings(runs) == ["lr 0.0003", "lr 0.0006"]
+    few = [
+        material("a", recipe="mine", resolved={"optim": {"lr": 1, "wd": 1}}),
+        material("b", recipe="copy-of-mine", resolved={"optim": {"lr": 2, "wd": 1}}),
+    ]
+    assert [key for key, _ in set_differences(few)] == ["recipe", "optim.lr"], "a copy with one key changed"
+    same = [run.__class__(**{**vars(run), "recipe": "mine"}) for run in runs]
+    assert len(set_differences(same)) == 41, "within one recipe whatever differs was set, by --set or in its file"
+
+
+def test_a_changed_trainer_is_a_difference() -> None:
+    runs = [
+        material("a", trainer="official trainer 0.1.0", folder_sha256="1" * 64),
+        material("b", trainer="changed trainer", folder_sha256="2" * 64),
+    ]
+    rows = [("trainer", ["official trainer 0.1.0, sha256 1111…1111", "changed trainer, sha256 2222…2222"])]
+    assert set_differences(runs) == rows
+
+
 def test_a_command_is_not_held_against_a_recipe() -> None:
     runs = [material("a"), material("b", "train.py")]
     assert own_settings(runs) == ["", ""]
-    assert "no setting in common" in differences_table(runs)
+    assert set_differences(runs) == [("job", ["tiny", "train.py"])]
     assert why_unranked(runs)
     assert find_lowest_loss(runs) is None
     drawn = render(summary(runs, STYLE), STYLE)

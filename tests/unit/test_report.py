@@ -20,11 +20,12 @@ from gpurun.cli.commands import report as verb
 from gpurun.cli.commands.export import figures_of
 from gpurun.cli.commands.receipt import receipt
 from gpurun.cli.session import Session
+from gpurun.core.clock import utc
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.core.journal_records import Event
 from gpurun.core.money import Micros, cost_of, format_exact_usd, usd
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Earlier, Mode
+from gpurun.core.run_plan import Earlier, Mode, Request
 from gpurun.ledger.runs import look_at_run
 from gpurun.view.report.grid import aligned
 from gpurun.view.report.series import MOST_MARKS, Kept, Mark, WrittenSample, hear
@@ -99,9 +100,9 @@ def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> 
         finished_run(session.home, name, source=source)
     page, _, data = report(session, "fox-41", "owl-07")
     (row,) = data["differences"]
-    assert (row["key"], [value.split(",")[0] for value in row["values"]]) == ("shards", ["stdlib", "file"])
-    assert "shards" in page.words
-    _, _, data = report(session, "fox-41", "elk-33")
+    assert (row["key"], [value.split(",")[0] for value in row["values"]]) == ("data", ["stdlib", "file"])
+    assert "the same in every key" not in page.words
+    page, _, data = report(session, "fox-41", "elk-33")
     assert data["differences"] == []
 
 
@@ -398,6 +399,48 @@ def test_differences_and_the_machines_end_are_on_table_and_page(
     assert "<small>lr 0.0003</small>" in content
     assert missing(page.words, "hardware: runpod", "shutdown: PROVEN") == []
     assert {run["shutdown"] for run in data["runs"]} == {"destroyed"}
+
+
+def test_the_page_shows_the_curves_first_then_when_and_on_what_it_ran(session: Session) -> None:
+    for name, lr in (("fox-41", 3e-4), ("owl-07", 6e-4)):
+        finished_run(session.home, name, lr=lr)
+    page, content, data = report(session, "fox-41", "owl-07")
+    sections = [attributes["id"] for tag, attributes in page.elements if tag == "section"]
+    assert sections == ["loss", "runs", "differs", "samples", "figures", "sources"]
+    began = utc(look_at_run(session.home, "fox-41").opened_wall)
+    assert f" · {began[:10]}" in page.words[: page.words.index("Loss")]
+    assert f"done · {began[:16].replace('T', ' ')} UTC" in page.words
+    row = content[content.index("<tbody><tr>") :]
+    assert re.findall(r'data-label="hardware">(.*?)</td>', row) == ["NVIDIA H100<small>runpod 1×H100 80G</small>"] * 2
+    assert data["runs"][0]["began_wall"] == look_at_run(session.home, "fox-41").opened_wall
+    differing = content[content.index('id="differs"') : content.index('id="samples"')]
+    assert re.findall(r"<td>(.*?)</td>", differing) == ["0.0003", "0.0006"], "one setting, and a row for each run"
+    assert "·</td>" not in content, "where a run has no such setting the cell is empty"
+
+
+def test_a_prompt_has_columns_for_the_runs_that_had_it(session: Session) -> None:
+    finished_run(session.home, "fox-41")
+    folder = finished_run(session.home, "owl-07")
+    write_events(folder, [event for event in events() if event.get("prompt") != "def "])
+    _, content, _ = report(session, "fox-41", "owl-07")
+    alone = content[content.index("<q>def </q>") :]
+    assert re.findall(r'data-label="([\w-]+)"><pre>', alone[: alone.index("</table>")]) == ["fox-41", "fox-41"]
+
+
+def test_what_was_set_is_read_from_the_request(session: Session) -> None:
+    """A recipe of another name differs in every key; the one that was typed is shown all the same."""
+    runs = [finished_run(session.home, name) for name in ("fox-41", "owl-07")]
+    many = [f"k{number}" for number in range(20)]
+    for folder, (recipe, lr) in zip(runs, (("one", 1.0), ("two", 2.0)), strict=True):
+        plan = json.loads(folder.plan.read_text())
+        plan |= {"recipe": recipe, "resolved": {"optim": {"lr": lr}, "model": dict.fromkeys(many, lr)}}
+        folder.plan.write_text(json.dumps(plan))
+    runs[0].request.write_text(Request(recipe="one", overrides=("optim.lr=1",)).to_json())
+    page, content, data = report(session, "fox-41", "owl-07")
+    assert "optim.lr" in content[content.index('id="differs"') : content.index('id="samples"')]
+    assert "model.k7" not in content[content.index('id="differs"') : content.index('id="samples"')]
+    assert "Of different recipes only what was set is shown" in page.words
+    assert len(data["differences"]) == 21, "a program gets all of it"
 
 
 def test_of_one_point_no_empty_chart_is_drawn(session: Session) -> None:

@@ -31,6 +31,7 @@ def notebook(
     overrides: Set = [],  # noqa: B006 - Typer copies it.
     challenge: Annotated[str, typer.Option("--challenge", metavar="C", help="The one your teacher gave you.")] = "",
     minutes: Annotated[int, typer.Option("--minutes", min=1, max=MOST_MINUTES, help="Stop training then.")] = 60,
+    url: Annotated[str, typer.Option("--url", metavar="URL", help="Where it will be: adds Colab's badge to it.")] = "",
     output: Annotated[str, typer.Option("-o", metavar="FILE", help="Where to write it, else RECIPE.ipynb.")] = "",
 ) -> Result:
     """Write a notebook that trains a recipe on Colab, Kaggle or any Jupyter, and gives evidence to import."""
@@ -40,12 +41,16 @@ def notebook(
     from gpurun.data.run_shards import prepared
     from gpurun.jobs.training.recipe import load_recipe, resolve
     from gpurun.planning.transfer import public_shards
-    from gpurun.readers.notebook_file import PLATFORMS, notebook_of, told_of
+    from gpurun.readers.notebook_file import PLATFORMS, badge_to, notebook_of, told_of
     from gpurun.view.number_format import format_bytes
 
     if platform not in PLATFORMS:
         what = f"--for {platform!r} is no platform that there is a notebook for."
         raise UsageError("notebook.platform", what, hint=f"There is: {', '.join(PLATFORMS)}.")
+    if url and platform != "colab":
+        what = f"--url is for the badge of Colab, and this notebook is for {platform}."
+        raise UsageError("notebook.badge", what, hint="Add --for colab, or leave --url out.")
+    badge = badge_to(url) if url else ""
     given = (*overrides, *challenged(session, challenge))
     resolved = resolve(load_recipe(recipe), "full", given, processes=1)
     if resolved.tables.train.init_from:
@@ -57,7 +62,7 @@ def notebook(
     with run_name(session, "") as run:
         into, say = session.home.staged_data(run), session.talk_when_slow()
         shards = prepared(resolved.record, data or None, into=into, cache=session.home.shards, say=say)
-        content = notebook_of(resolved, shards, told_of(resolved, shards, given, platform), minutes)
+        content = notebook_of(resolved, shards, told_of(resolved, shards, given, platform), minutes, badge=badge)
     path = Path(output or f"{resolved.name}.ipynb").expanduser()
     write_bytes(path, content, flag="-o")
     told = {"file": str(path), "bytes": len(content), "recipe": resolved.name, "recipe_sha256": resolved.sha256}

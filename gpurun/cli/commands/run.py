@@ -35,12 +35,27 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
     from gpurun.planning.place import Desk
     from gpurun.planning.planner import make_plan
 
+    _ask_again(session, request, is_asked=not starting.yes)
+
     def planned(run: str) -> Plan:
         desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
         admit = partial(_admitted, session)
         return make_plan(CommandProposal(request, desk, is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
+
+
+def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
+    """Ask whether a command that ended well is to run once more; --yes answers that, and the plan says it."""
+    from gpurun.core.errors import Declined
+    from gpurun.jobs.commands.continued_command import repeated_run
+
+    if not (is_asked and session.interactive) or not (name := repeated_run(request, session.home)):
+        return
+    question = f"{name} ended well. Run its command once more, from its last checkpoint? [y/N]"
+    if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
+        hint = f"For more steps, type the command again with them: gpurun run --from {name} -- COMMAND"
+        raise Declined("continue.ended_well", f"{name} had ended well; nothing was begun.", hint=hint)
 
 
 def _admitted(session: Session, name: str) -> bool | None:

@@ -37,6 +37,19 @@ def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> R
     return request.model_copy(update=filled)
 
 
+def repeated_run(request: Request, home: Home) -> str:
+    """Return the earlier run that ended well and whose command would run once more unchanged; "" where none is."""
+    if not request.continues:
+        return ""
+    run = find_earlier_run(request.continues, home)
+    before = run.request()
+    if run.receipt["training"]["outcome"] != "done" or before is None or before.command is None:
+        return ""
+    command = _filled(request.command, before.command)
+    is_same = (command.argv, command.env) == (before.command.argv, before.command.env)
+    return run.name if is_same else ""
+
+
 def _filled(typed: Command | None, before: Command) -> Command:
     """Return the command as it was typed, with what the earlier one was told where nothing else is said."""
     if typed is None:

@@ -1,4 +1,4 @@
-"""The same prompts' samples side by side: one row a checkpoint, one column a run."""
+"""The same prompts' samples side by side: one row a checkpoint, one column a run that had the prompt."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def samples_section(runs: Sequence[RunMaterial]) -> str:
 
 def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
     title = tag("q", escaped(prompt)) if prompt else "an empty prompt"
-    columns = [run.told.samples[prompt].items if prompt in run.told.samples else [] for run in runs]
-    head = "".join(tag("th", f"{swatch(i)}{escaped(run.run)}", scope="col") for i, run in enumerate(runs))
-    rows = "".join(_row(name, cells, prompt, runs) for name, cells in aligned(columns))
+    heard = [(place, run) for place, run in enumerate(runs) if prompt in run.told.samples]
+    columns = [run.told.samples[prompt].items for _, run in heard]
+    head = "".join(tag("th", f"{swatch(place)}{escaped(run.run)}", scope="col") for place, run in heard)
+    rows = "".join(_row(name, cells, prompt, [run for _, run in heard]) for name, cells in aligned(columns))
     table = f'<table class="samples"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     opened = " open" if is_open else ""
     return f'<details{opened}><summary>{title}</summary><div class="wide" tabindex="0">{table}</div></details>'

@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
+from gpurun.core.clock import utc
 from gpurun.core.job_terms import TRAINER
 from gpurun.core.money import Micros, format_usd
 from gpurun.core.receipt_record import on_gpu
@@ -14,7 +15,7 @@ from gpurun.view.number_format import UNKNOWN, format_count, format_duration, fo
 from gpurun.view.receipt_screen import cost_label, signature_word
 from gpurun.view.report.escape import escaped, tag
 from gpurun.view.report.line_styles import swatch
-from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, list_differences, settings
+from gpurun.view.report.report_model import RunMaterial, find_lowest_loss, list_differences, set_differences, settings
 from gpurun.view.report.series import Mark
 
 _MOST_ROWS = 60
@@ -22,7 +23,7 @@ _MOST_ROWS = 60
 
 def runs_table(runs: Sequence[RunMaterial]) -> str:
     """One row a run; on a narrow page each row becomes a card."""
-    heads = ("run", "recipe", "machine", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
+    heads = ("run", "recipe", "hardware", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
     best = find_lowest_loss(runs)
     rows = "".join(_run_row(place, run, heads, best[1].loss if best else None) for place, run in enumerate(runs))
     head = "".join(tag("th", escaped(name), scope="col") for name in heads)
@@ -31,11 +32,11 @@ def runs_table(runs: Sequence[RunMaterial]) -> str:
 
 def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | None) -> str:
     mark, last = run.told.best, run.last
-    name = f"{swatch(place)}<b>{escaped(run.run)}</b>{_small(run.state)}"
+    name = f"{swatch(place)}<b>{escaped(run.run)}</b>{_small(_when(run))}"
     is_best = mark is not None and mark.loss == best
     cells = (
         escaped(run.recipe) + _small(_what(run)),
-        escaped(run.told.device or UNKNOWN) + _small(run.where),
+        escaped(run.told.device or run.where) + _small(run.where if run.told.device else ""),
         _whole(UNKNOWN if run.train_s is None else format_duration(run.train_s)) + _small(_rented(run)),
         _whole(_money(run.cost_micros)) + _small(_cost_is(run)),
         _whole(_count(last.tokens if last else None)) + _small(_steps(run)),
@@ -47,6 +48,12 @@ def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | N
     first = tag("th", name, scope="row")
     rest = "".join(tag("td", cell, data_label=head) for head, cell in zip(heads[1:], cells, strict=True))
     return f"<tr>{first}{rest}</tr>"
+
+
+def _when(run: RunMaterial) -> str:
+    """How it ended, and when it began, by the clock that is the same everywhere."""
+    began = f"{utc(run.began_wall)[:16].replace('T', ' ')} UTC" if run.began_wall else ""
+    return " · ".join(filter(None, (run.state, began)))
 
 
 def _what(run: RunMaterial) -> str:
@@ -122,20 +129,26 @@ def _verdict(run: RunMaterial) -> str:
 
 
 def differences_table(runs: Sequence[RunMaterial]) -> str:
-    """What the runs were told to do and is not the same, one column a run; a sentence where nothing differs."""
-    found, kinds = list_differences(runs), {run.terms for run in runs}
-    if not found and len(kinds) > 1:
-        return tag("p", "A recipe and a command have no setting in common.", class_="note")
+    """What was set and is not the same, and whether there is more; a sentence where nothing differs."""
+    found, kinds = set_differences(runs), {run.terms for run in runs}
     if not found:
         same = "resolved recipes are the same in every key, and so are the shards"
         same = same if kinds == {TRAINER} else "commands are the same, and so are their folders and data"
         return tag("p", f"The {same}.", class_="note")
-    return _matrix(runs, "key", found)
+    every = list_differences([run for run in runs if run.terms.has_model])
+    is_cut = bool({key for key, _ in every} - {key for key, _ in found})
+    words = "Of different recipes only what was set is shown; Figures has every setting."
+    return _matrix(runs, "set", found) + (tag("p", words, class_="note") if is_cut else "")
 
 
 def settings_table(runs: Sequence[RunMaterial]) -> str:
-    """Every key of what the runs were told to do."""
-    return _matrix(runs, "key", settings(runs))
+    """Every key of what the runs were told to do, a table for each kind of job."""
+    kinds = dict.fromkeys(run.terms for run in runs)
+    each = [[(place, run) for place, run in enumerate(runs) if run.terms == kind] for kind in kinds]
+    return "".join(
+        _matrix([run for _, run in some], "key", settings([run for _, run in some]), [place for place, _ in some])
+        for some in each
+    )
 
 
 def validation_table(runs: Sequence[RunMaterial]) -> str:
@@ -148,11 +161,21 @@ def validation_table(runs: Sequence[RunMaterial]) -> str:
     return _matrix(runs, "step", rows) if rows else tag("p", "No validation loss was reported.", class_="note")
 
 
-def _matrix(runs: Sequence[RunMaterial], corner: str, rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    head = "".join(tag("th", f"{swatch(i)}{escaped(run.run)}", scope="col") for i, run in enumerate(runs))
+def _matrix(
+    runs: Sequence[RunMaterial],
+    corner: str,
+    rows: Sequence[tuple[str, Sequence[str]]],
+    places: Sequence[int] | None = None,
+) -> str:
+    """A column for each run; where there are more runs than rows, a row for each. `places` are those in the report."""
+    names = [f"{swatch(place)}{escaped(run.run)}" for place, run in zip(places or range(len(runs)), runs, strict=True)]
+    keys, cells = [escaped(key) for key, _ in rows], [list(map(escaped, values)) for _, values in rows]
+    if len(runs) > len(rows):
+        corner, names, keys, cells = "run", keys, names, [list(column) for column in zip(*cells, strict=True)]
+    head = "".join(tag("th", name, scope="col") for name in names)
     body = "".join(
-        f"<tr>{tag('th', escaped(key), scope='row')}{''.join(tag('td', escaped(v) or '·') for v in values)}</tr>"
-        for key, values in rows
+        f"<tr>{tag('th', key, scope='row')}{''.join(tag('td', value) for value in values)}</tr>"
+        for key, values in zip(keys, cells, strict=True)
     )
     table = f'<table class="matrix"><thead><tr><th scope="col">{corner}</th>{head}</tr></thead>'
     return f'<div class="wide" tabindex="0">{table}<tbody>{body}</tbody></table></div>'

@@ -24,10 +24,10 @@ def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
     title = _listed([run.run for run in runs])
     heading = _listed([tag("span", escaped(run.run), class_="whole") for run in runs])
     sections = [
-        _section("Runs", runs_table(runs), "runs"),
         _section("Loss", _charts(runs), "loss"),
-        _section("Samples", samples_section(runs), "samples"),
+        _section("Runs", runs_table(runs), "runs"),
         _section("What differs", differences_table(runs), "differs") if len(runs) > 1 else "",
+        _section("Samples", samples_section(runs), "samples"),
         _section("Figures", _figures(runs), "figures"),
         _section("Where this comes from", _sources(runs), "sources"),
     ]
@@ -53,7 +53,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lede(runs: Sequence[RunMaterial]) -> str:
-    """The best result, and what all of it took."""
+    """The best result, what all of it took, and when."""
     words = []
     if (best := find_lowest_loss(runs)) is not None:
         run, mark = best
@@ -65,6 +65,8 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
     costs = [run.cost_micros for run in runs if run.cost_micros is not None]
     unknown = len(runs) - len(costs)
     words.append(f"{format_usd(total(*costs))} in all" + (f", {unknown} not known" if unknown else ""))
+    days = sorted({run.day for run in runs if run.day})
+    words += [days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"] if days else []
     return tag("p", escaped(" · ".join(words)), class_="lede")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from gpurun.core.clock import utc
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.money import Micros
 from gpurun.core.receipt_record import Receipt
@@ -18,6 +20,9 @@ from gpurun.view.report.series import Mark, Told
 
 _LEFT_OUT = ("about",)
 _MOST_NAMED = 3
+_MOST_KEYS = 12
+"""More keys than these that differ between two recipes are a wall; they stand under "Every setting"."""
+_NUMBER = re.compile(r"-\d|-\.\d")
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class RunMaterial:
     `receipt` is None while there is none, `no_receipt` then says why. `spent_micros` is what a run that still goes on
     has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page. A command has its
     words in `argv` and a digest over its folder, in place of a recipe, and no `parameters` that are known.
+
+    `given` are the keys that its user set by --set, `trainer` says whose trainer it had. The values of `env` are
+    compared and not shown: a page is passed on.
     """
 
     run: str
@@ -49,14 +57,29 @@ class RunMaterial:
     terms: JobTerms = TRAINER
     argv: tuple[str, ...] = ()
     folder_sha256: str = ""
+    began_wall: float | None = None
+    given: tuple[str, ...] = ()
+    trainer: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    pip: tuple[str, ...] = ()
 
     @property
     def settings(self) -> dict[str, str]:
-        """What it was told to do, key by key: the shards and the resolved recipe, or a command's data and words."""
+        """What it was told to do, key by key: the data and the resolved recipe, or a command's words and folder."""
         if self.terms.has_model:
-            return {"shards": self.shards} | _flat(self.resolved)
+            return {"data": self.shards} | _flat(self.resolved)
         folder = f"sha256 {short_hash(self.folder_sha256)}"
         return {"data": self.shards, "folder": folder, "command": safe_line(shlex.join(self.argv))}
+
+    @property
+    def program(self) -> str:
+        """Return the trainer with its digest; "" where a command ran, which has its folder's."""
+        return f"{self.trainer or 'trainer'}, sha256 {short_hash(self.folder_sha256)}" if self.terms.has_model else ""
+
+    @property
+    def day(self) -> str:
+        """Return the day on which it began, in UTC; "" where that is not known."""
+        return utc(self.began_wall)[:10] if self.began_wall else ""
 
     @property
     def last(self) -> Mark | None:
@@ -89,6 +112,7 @@ class RunMaterial:
             "mode": self.mode,
             "where": self.where,
             "state": self.state,
+            "began_wall": self.began_wall,
             "device": self.told.device or None,
             "parameters": self.parameters,
             "step": last.step if last else None,
@@ -157,13 +181,84 @@ def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
 
 
 def list_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """What is not the same in what the runs were told to do; a recipe is not held against a command."""
+    """Return every setting that is not the same in all runs; a recipe is not compared with a command."""
     found = []
     for key, values in settings(runs):
         kinds = {run.terms for run in runs if key in run.settings}
         if len({value for run, value in zip(runs, values, strict=True) if run.terms in kinds}) > 1:
             found.append((key, values))
     return found
+
+
+def set_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
+    """Return what a user set and is not the same: data, code, arguments, and keys of recipes.
+
+    All keys that differ within one recipe were set, by --set or in its file. Between two recipes nearly every key
+    differs: those of --set are listed, and the others where they are few.
+    """
+    what = "recipe" if all(run.terms.has_model for run in runs) else "job"
+    facts: list[tuple[str, Callable[[RunMaterial], str | None]]] = [
+        (what, lambda run: run.recipe),
+        ("data", lambda run: run.shards),
+        ("trainer", lambda run: run.program or None),
+        ("folder", lambda run: None if run.terms.has_model else run.settings["folder"]),
+        ("--pip", lambda run: None if run.terms.has_model else safe_line(" ".join(run.pip))),
+    ]
+    rows = [(name, [fact(run) for run in runs]) for name, fact in facts]
+    commands = {run.run: arguments_of(run.argv) for run in runs if not run.terms.has_model}
+    for name in dict.fromkeys(name for words in commands.values() for name in words):
+        rows.append((name, [commands[run.run].get(name, "") if run.run in commands else None for run in runs]))
+    rows += _env_rows([run for run in runs if not run.terms.has_model], runs)
+    flat = {run.run: _flat(run.resolved) for run in runs if run.terms.has_model}
+    rows += [
+        (key, [flat[run.run].get(key, "") if run.run in flat else None for run in runs])
+        for key in _set_keys(runs, flat)
+    ]
+    return [(name, [value or "" for value in values]) for name, values in rows if len({*values} - {None}) > 1]
+
+
+def _set_keys(runs: Sequence[RunMaterial], flat: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the keys of recipes that were set, in the recipe's order."""
+    models = [run for run in runs if run.run in flat]
+    keys = list(dict.fromkeys(key for run in models for key in flat[run.run]))
+
+    def differing(some: Sequence[RunMaterial]) -> set[str]:
+        return {key for key in keys if len({flat[run.run].get(key, "") for run in some}) > 1}
+
+    given = {key for run in models for key in run.given}
+    for recipe in {run.recipe for run in models}:
+        given |= differing([run for run in models if run.recipe == recipe])
+    every = differing(models)
+    return [key for key in keys if key in (every if len(every) <= _MOST_KEYS else given)]
+
+
+def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> Iterator[tuple[str, list[str | None]]]:
+    """Yield a row for each variable of --env, whose values are told apart and not shown."""
+    for name in dict.fromkeys(name for run in commands for name in run.env):
+        values = list(dict.fromkeys(run.env[name] for run in commands if name in run.env))
+        words = {value: f"value {place}, not shown" for place, value in enumerate(values, 1)}
+        shown = [words[run.env[name]] if name in run.env else "" if run in commands else None for run in runs]
+        yield safe_line(f"--env {name}"), shown
+
+
+def arguments_of(argv: Sequence[str]) -> dict[str, str]:
+    """Return a command's arguments by name: `--lr 3e-4`, `--lr=3e-4` and `lr=3e-4`; what has no name by its place."""
+    named: dict[str, str] = {}
+    place, words = 0, [*argv]
+    while words:
+        word = words.pop(0)
+        name, is_pair, value = word.partition("=")
+        if _is_flag(word) and not is_pair:
+            value = words.pop(0) if words and not _is_flag(words[0]) else "yes"
+        elif not is_pair:
+            place += 1
+            name, value = f"word {place}", word
+        named[safe_line(name)] = safe_line(f"{named.get(name, '')} {value}".strip())
+    return named
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not _NUMBER.match(word)
 
 
 def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
@@ -189,7 +284,7 @@ def _own_words(argv: Sequence[str], every: Sequence[Sequence[str]]) -> str:
 
 
 def _own_keys(runs: Sequence[RunMaterial]) -> list[str]:
-    found = [(key, values) for key, values in list_differences(runs) if key != "shards"]
+    found = [(key, values) for key, values in set_differences(runs) if key not in ("recipe", "data")]
     words = [key.rpartition(".")[2] for key, _ in found]
     names = [word if words.count(word) == 1 else key for word, (key, _) in zip(words, found, strict=True)]
     shown, more = list(zip(names, found, strict=True))[:_MOST_NAMED], len(found) - _MOST_NAMED

@@ -21,15 +21,16 @@ def _columns(runs: Sequence[RunMaterial]) -> tuple[Column, ...]:
     are_recipes = all(run.terms.has_model for run in runs)
     return (
         Column("RUN"),
-        Column("RECIPE" if are_recipes else "JOB", leaves=4),
-        Column("MACHINE", leaves=5, least=12),
-        Column("TRAINED" if are_recipes else "RAN", right=True, leaves=2),
+        Column("RECIPE" if are_recipes else "JOB", leaves=3),
+        Column("MACHINE", leaves=6, least=12),
+        Column("BEGAN", leaves=2),
+        Column("TRAINED" if are_recipes else "RAN", right=True, leaves=4),
         Column("COST", right=True),
-        Column("TOKENS", right=True, leaves=3),
+        Column("TOKENS", right=True, leaves=5),
         Column("LOSS", right=True),
         Column("BEST VAL", right=True),
         Column("VERDICT", least=13),
-        Column("SHUTDOWN", leaves=6),
+        Column("SHUTDOWN", leaves=7),
         Column("SETTINGS", leaves=1, least=16),
     )
 
@@ -58,6 +59,7 @@ def _cells(run: RunMaterial) -> list[Cell]:
         Span(run.run, "title"),
         run.recipe,
         run.told.device or run.where,
+        run.day or UNKNOWN,
         UNKNOWN if run.train_s is None else format_duration(run.train_s),
         Span(UNKNOWN if run.cost_micros is None else format_usd(run.cost_micros), "money"),
         UNKNOWN if last is None or last.tokens is None else format_count(last.tokens),

@@ -1,0 +1,71 @@
+"""Every command that a page tells its reader to type is one: its verb is there, and each of its flags."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from gpurun.cli.app import build_app
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+_FENCED = re.compile(r"^ *```(?:sh|console)?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`(gpurun [^`]+)`")
+NOT_TYPED = ("gpurun challenge ", "gpurun makes ")
+"""What is hashed into a seed, and what a tree of files says."""
+
+
+def typed(page: str) -> Iterator[str]:
+    """The commands on a page, in blocks and in the text."""
+    for block in _FENCED.findall(page):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield from re.findall(r"(?:^\s*\$? ?|&& |!)(gpurun (?:[^&|#;'\"]|'[^']*'|\"[^\"]*\")+)", line)
+    yield from (" ".join(span.split()) for span in _SPAN.findall(_FENCED.sub("", page)))
+
+
+def wrong_in(words: list[str], command: Any) -> list[str]:
+    """What of a command's words the command line does not have."""
+    context = typer.Context(command, info_name="gpurun")
+    while words and hasattr(command, "get_command"):
+        if words[0].startswith("-"):
+            words = words[1:]
+            continue
+        found = command.get_command(context, words[0])
+        if found is None:
+            return [words[0]] if re.fullmatch(r"[a-z][a-z-]+", words[0]) else []
+        command, words = found, words[1:]
+        context = typer.Context(command, info_name="gpurun", parent=context)
+    flags = {flag for option in command.get_params(context) for flag in (*option.opts, *option.secondary_opts)}
+    own = words[: words.index("--")] if "--" in words else words
+    script = next((place for place, word in enumerate(own) if word.endswith(".py")), len(own))
+    return [word for word in own[:script] if word.startswith("-") and word.partition("=")[0] not in {*flags, "-"}]
+
+
+def test_a_wrong_verb_and_a_wrong_flag_are_found() -> None:
+    app = typer.main.get_command(build_app())
+    assert wrong_in(["trian", "mini-gpt"], app) == ["trian"]
+    assert wrong_in(["auth", "sett", "runpod"], app) == ["sett"]
+    assert wrong_in(["--json", "train", "mini-gpt", "--max-costs", "1"], app) == ["--max-costs"]
+    assert wrong_in(["run", "--max-cost=2", "train.py", "--epochs", "3"], app) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_names_no_verb_and_no_flag_that_is_not_there(page: Path) -> None:
+    app = typer.main.get_command(build_app())
+    wrong = {}
+    for line in typed(page.read_text(encoding="utf-8")):
+        if line.startswith(NOT_TYPED):
+            continue
+        try:
+            words = shlex.split(line.replace("…", " "))[1:]
+        except ValueError:
+            continue
+        if bad := wrong_in(words, app):
+            wrong[line] = bad
+    assert wrong == {}
