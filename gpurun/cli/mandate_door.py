@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 ALLOWED = frozenset(
     {
         "offers", "plan", "train", "run", "ps", "attach", "wait", "logs", "stop", "resume", "collect", "destroy",
-        "receipt", "budget", "mandate show", "recipes list", "recipes show", "config show", "config path",
+        "receipt", "budget", "mandate show", "mcp", "recipes list", "recipes show", "config show", "config path",
         "help", "version",
     }
 )  # fmt: skip

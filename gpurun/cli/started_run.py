@@ -57,10 +57,25 @@ def start_and_follow(
 
                 session.say(start_logging(folder, session.home, made.choices.log_to))
             if starting.no_wait:
-                return Result(data={"run": run}, text=f"{run} has begun.", after=f"How far it is: gpurun attach {run}")
+                return _begun(made)
             if starting.detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow_run(session, folder, on_interrupt=on_interrupt, heard=heard)
+
+
+def _begun(plan: Plan) -> Result:
+    """Return what was begun, with what it may cost."""
+    offer = plan.offer
+    data = {
+        "run": plan.run,
+        "mode": plan.mode,
+        "provider": offer.provider,
+        "gpu": offer.label,
+        "rate_micros_per_hour": offer.rate_micros_per_hour,
+        "worst_micros": plan.worst_micros,
+        "cap_micros": plan.cap_micros,
+    }
+    return Result(data=data, text=f"{plan.run} has begun.", after=f"How far it is: gpurun attach {plan.run}")
 
 
 def _hand_to_supervisor(told: Mapping[str, str]) -> None:

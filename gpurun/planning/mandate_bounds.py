@@ -51,13 +51,17 @@ class Bounds:
 
         SetupError where the mandate is over or revoked.
         """
-        self._budget.mandate()
+        self.demand_valid()
         self._demand_nothing_barred(request)
         self._demand_paths(request)
         if request.continues:
             self.demand_own(request.continues)
         self._is_admitted = True
         return request.model_copy(update={**self._places(request), **self._cap(request)})
+
+    def demand_valid(self) -> None:
+        """SetupError where the mandate is edited, over or revoked."""
+        self._budget.mandate()
 
     def within(self, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
         """Return the candidates that the mandate lets be rented, and a note of the others; NoOffer where none is."""
@@ -82,7 +86,7 @@ class Bounds:
         for path in paths:
             place = Path(os.path.realpath(path))
             if not self._is_below_root(place):
-                what = f"{flag} {path} lies outside of {self.mandate.root}, which is all that may be uploaded"
+                what = f"{flag} {path} lies outside of {self.mandate.root}, which is the mandate's root"
                 raise self._refusal("root", what, f"Name what lies below {self.mandate.root}; no link may lead out.")
 
     def demand_own(self, run: str) -> None:
