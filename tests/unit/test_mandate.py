@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -358,3 +359,54 @@ def test_a_refusal_never_says_how_to_leave_the_mandate(within: Path) -> None:
     (error,) = json.loads(gpurun("auth", "set", "runpod", "--json").stdout)["errors"]
     assert error["code"] == "mandate.verb"
     assert "GPURUN_MANDATE" not in error["hint"]
+
+
+# An agent's tools
+
+
+@pytest.fixture
+def desk(home: Home, within: Path) -> Any:
+    from gpurun.cli.agent_tools import AgentDesk
+    from gpurun.cli.session import Session
+
+    session = Session(home=home, json=True, quiet=True, no_input=True)
+    assert session.bounds
+    return AgentDesk(session, session.bounds)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_cost_usd": float("nan")}, {"max_cost_usd": float("-inf")}, {"max_cost_usd": 10**400},
+        {"max_hours": float("nan")}, {"name": "fox-\u0664\u0661"}, {"env": {"A": "\ud800"}}, {"command": ["a\0b"]},
+        {"command": ["a"] * 65}, {"command": ["a" * 5000]}, {"disk_gb": 1.5}, {"pip": "torch"}, {"home": "/tmp"},
+    ],
+)  # fmt: skip
+def test_what_is_not_of_its_schema_reaches_no_verb(desk: Any, wrong: dict[str, Any]) -> None:
+    answer, is_error = desk.answer("run", {"command": ["python", "train.py"], **wrong})
+    assert is_error
+    assert answer["error"]["code"] == "mcp.arguments"
+    assert "$2.50 of $2.50 is left" in answer["error"]["what"]
+
+
+def test_each_schema_is_closed_and_names_its_units(desk: Any) -> None:
+    from gpurun.cli.agent_tools import TOOLS
+
+    units = re.compile(r"_(usd|usd_per_hour|hours|minutes|s|gb)$")
+    for tool in TOOLS.values():
+        assert tool.schema["additionalProperties"] is False
+        for name, field in tool.schema["properties"].items():
+            kinds = [part.get("type") for part in field.get("anyOf", [field])]
+            is_measure = "number" in kinds or ("integer" in kinds and name not in ("lines", "rows", "samples"))
+            assert bool(units.search(name)) == is_measure, name
+
+
+def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
+    from gpurun.cli.agent_tools import MOST_BYTES, bounded, encoded
+
+    long = {"last_lines": [f"line {number} \u202e" * 20 for number in range(200)], "offers": [{"a": "b" * 999}] * 99}
+    answer = bounded(long)
+    assert len(encoded(answer)) <= MOST_BYTES
+    assert answer["cut"]["last_lines"]["of"] == 200
+    assert answer["last_lines"][-1] == long["last_lines"][-1], "of what is last, the last stays"
+    assert bounded({"value": float("nan")}) == {"value": None}
