@@ -48,6 +48,8 @@ VERBS = {
     "evidence": "Write a run's evidence into one file to hand in: card, receipt, journal, log and events.",
     "roster": "Give each learner of a class a challenge.",
     "budget": "Show what is left of each budget, which runs hold how much of it, and what was spent by receipts.",
+    "mandate": "Write, show and revoke what an agent may spend.",
+    "mcp": "Serve an agent over standard input and output, within a mandate.",
     "reap": "Find every machine with gpurun's token, on every cloud, and end those that are past their deadline.",
     "report": (
         "Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."
@@ -73,7 +75,7 @@ GROUPS = {
     "Train elsewhere": ("notebook", "import"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
     "Log in": ("ssh", "forward", "ssh-config"),
-    "Money": ("budget", "receipt", "audit", "reap", "confirm-shutdown"),
+    "Money": ("budget", "mandate", "mcp", "receipt", "audit", "reap", "confirm-shutdown"),
     "Hand in": ("evidence", "roster"),
     "Data": ("data", "recipes", "pack", "rm"),
     "Set-up": ("help", "doctor", "auth", "aws", "config", "version"),

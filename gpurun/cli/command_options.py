@@ -47,6 +47,10 @@ def command_request(session: Session, **typed: Any) -> Request:
         from gpurun.jobs.commands.continued_command import command_as_before
 
         request = command_as_before(request, session.home, usual_providers(session))
+    if session.bounds:
+        session.bounds.demand_below_root(
+            "--pip", [path for one in typed["pip"] if (path := Path(one).expanduser()).exists()]
+        )
     command = _with_pip(request, typed["pip"])
     if command and typed["challenge"]:
         command = command.model_copy(update={"challenge": bound_challenge(session, typed["challenge"])})

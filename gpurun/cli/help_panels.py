@@ -11,7 +11,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     OPTIONS: (),
     "Rent": (
         "--gpu", "--max-cost", "--provider", "--region", "--hours", "--spot", "--dry-run", "--from", "--max-gpu-hours",
-        "--yes", "--name", "--detach",
+        "--yes", "--name", "--detach", "--no-wait",
     ),
     "Data": (
         "--data", "--stage", "--upload", "--include", "--exclude", "--accept-skipped", "--init", "--outputs",

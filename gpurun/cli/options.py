@@ -153,6 +153,10 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
     from gpurun.core.run_plan import HOLD_S, Choices
     from gpurun.providers.catalog import parse_gpu
 
+    if session.bounds and typed["continues"] is not None:
+        from gpurun.cli.run_control import meant
+
+        meant(session, typed["continues"])  # It is read from here on, so it must be the mandate's own.
     settings, price = session.settings, typed["price_per_hour"]
     cap = typed["max_cost"] or settings["max_cost"].value
     providers = tuple(typed["provider"]) or (usual_providers(session) if typed["continues"] is None else ())
@@ -177,7 +181,7 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             weak_lease=typed["accept_weak_lease"],
             accept_cpu=typed["accept_cpu"],
             image=typed["image"],
-            setup=_script(typed["setup"]),
+            setup=read_script(typed["setup"]),
             setup_limit_s=0 if typed["setup_limit"] is None else parse_setup_limit_s(typed["setup_limit"]),
             stage=typed["stage"],
             log_to=_trackers(typed["log_to"]),
@@ -257,7 +261,7 @@ def _whole(recipe: str) -> str:
     return str(Path(recipe).expanduser().absolute()) if recipe.endswith(".toml") or "/" in recipe else recipe
 
 
-def _script(path: str) -> str:
+def read_script(path: str) -> str:
     """The text of the script that was named; kept with the run, so that it may change or vanish here."""
     from gpurun.core.errors import UsageError
 
@@ -406,6 +410,7 @@ class Starting:
 
     yes: bool
     detach: bool
+    no_wait: bool
     name: str
     on_interrupt: str
     notify: str
@@ -417,6 +422,7 @@ STARTING = Shared(
     {
         "yes": (Yes, False),
         "detach": (flag("--detach", "Return once the machine is ready."), False),
+        "no_wait": (flag("--no-wait", "Return once its supervisor has begun."), False),
         "name": (make_text_option("--name", "TEXT", "The run's name."), ""),
         "on_interrupt": (make_text_option("--on-interrupt", "WHAT", "ask, detach or stop."), ""),
         "notify": (make_text_option("--notify", "URL", "Post notices of the run there."), ""),

@@ -24,9 +24,12 @@ def meant(session: Session, run: str | None) -> str:
     from gpurun.ledger.runs import find_run, usual_run
 
     if run is not None:
-        return find_run(session.home, run)
-    name, why = usual_run(session.home)
-    session.say(f"{name}, {why}")
+        name = find_run(session.home, run)
+    else:
+        name, why = usual_run(session.home)
+        session.say(f"{name}, {why}")
+    if session.bounds:
+        session.bounds.demand_own(name)
     return name
 
 

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from gpurun.core.clock import Clock, SystemClock
 from gpurun.core.errors import Interrupted, UsageError
-from gpurun.core.paths import Home
+from gpurun.core.paths import MANDATE_VARIABLE, Home
 
 if TYPE_CHECKING:
     from gpurun.core.settings import Setting
+    from gpurun.planning.mandate_bounds import Bounds
+    from gpurun.planning.place import Desk
     from gpurun.view.style import Style
     from gpurun.view.styled_text import Line
 
@@ -41,6 +43,23 @@ class Session:
         from gpurun.core.settings import load_settings
 
         return load_settings(self.home, project=Path.cwd(), environment=os.environ)
+
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """The bounds of the mandate that this was started with; None without one, an error where it does not hold."""
+        if MANDATE_VARIABLE not in os.environ:
+            return None
+        from gpurun.ledger.mandate import MandateBudget, mandate_here
+        from gpurun.planning.mandate_bounds import Bounds
+
+        mandate = mandate_here(self.home)
+        return Bounds(mandate, MandateBudget(self.home, self.clock, mandate.id), self.home) if mandate else None
+
+    def desk(self, run: str) -> Desk:
+        """Return where a run of that name is planned."""
+        from gpurun.planning.place import Desk
+
+        return Desk(run, self.home, self.clock, self.talk_when_slow(), self.interactive, self.bounds)
 
     @cached_property
     def style(self) -> Style:

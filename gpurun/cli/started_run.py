@@ -28,6 +28,7 @@ def start_and_follow(
     from gpurun.cli.interrupts import Interrupts
     from gpurun.cli.viewer import follow_run
     from gpurun.cli.waiting import wait_until_ready
+    from gpurun.ledger.mandate import budgets_of
     from gpurun.ledger.runs import create_run
     from gpurun.lifecycle.supervisor import start_supervisor
 
@@ -35,6 +36,10 @@ def start_and_follow(
     if on_interrupt not in ("ask", "detach", "stop"):
         raise UsageError("usage.on_interrupt", f"--on-interrupt {on_interrupt!r} is not one of ask, detach, stop.",
                          hint="Leave the flag out, or choose one of the three.")  # fmt: skip
+    if session.bounds:
+        from gpurun.cli.mandate_door import demand_no_notices
+
+        demand_no_notices(session.bounds, starting.notify, starting.program)
     _hand_to_supervisor({"notify.url": starting.notify, "notify.exec": starting.program})
     with run_name(session, starting.name) as run:
         made = planned(run)
@@ -42,15 +47,35 @@ def start_and_follow(
         before(made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
         with Interrupts() as heard:
-            folder = create_run(session.home, request, made)
-            start_supervisor(folder, session.home, session.clock)
+            with budgets_of(session.home, session.clock, made.most_micros, made.mandate).reserved(
+                run, made.most_micros
+            ):
+                folder = create_run(session.home, request, made)
+                start_supervisor(folder, session.home, session.clock)
             if made.choices.log_to:
                 from gpurun.readers.curve_log import start_logging
 
                 session.say(start_logging(folder, session.home, made.choices.log_to))
+            if starting.no_wait:
+                return _begun(made)
             if starting.detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow_run(session, folder, on_interrupt=on_interrupt, heard=heard)
+
+
+def _begun(plan: Plan) -> Result:
+    """Return what was begun, with what it may cost."""
+    offer = plan.offer
+    data = {
+        "run": plan.run,
+        "mode": plan.mode,
+        "provider": offer.provider,
+        "gpu": offer.label,
+        "rate_micros_per_hour": offer.rate_micros_per_hour,
+        "worst_micros": plan.worst_micros,
+        "cap_micros": plan.cap_micros,
+    }
+    return Result(data=data, text=f"{plan.run} has begun.", after=f"How far it is: gpurun attach {plan.run}")
 
 
 def _hand_to_supervisor(told: Mapping[str, str]) -> None:

@@ -153,7 +153,11 @@ def _finish(name: str, session: Session, call: Callable[[], Result]) -> int:
         if session.color not in ("auto", "always", "never"):
             raise UsageError("usage.color", f"--color {session.color!r} is not one of auto, always, never.",
                              hint="Leave the flag out, or choose one of the three.")  # fmt: skip
-        if name not in SILENT and not session.json:
+        if session.bounds:
+            from gpurun.cli.mandate_door import demand_verb
+
+            demand_verb(session.bounds, name)
+        elif name not in SILENT and not session.json:
             note_unfinished(session)
         result = call()
     except GpurunError as error:

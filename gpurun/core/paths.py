@@ -331,6 +331,10 @@ def _begun_ns(journal: Path) -> int:
         return 0
 
 
+MANDATE_VARIABLE = "GPURUN_MANDATE"
+"""The variable that names a mandate's file, which every verb obeys."""
+
+
 def default_home() -> Path:
     """`GPURUN_HOME`, else the XDG data folder."""
     chosen = os.environ.get("GPURUN_HOME")

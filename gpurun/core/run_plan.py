@@ -502,6 +502,8 @@ class Plan(Frozen):
     uplink: Uplink = Uplink()
     continues: Earlier | None = None
     quoted_wall: float = 0.0
+    mandate: str = ""
+    """The id of the mandate that it was approved under; "" where a person agreed to it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -530,6 +532,8 @@ class Plan(Frozen):
             parts = told.pop("chosen")
             told |= {key: parts[key] for key in _CHOSEN}
             told["expected_micros"] = self.expected_micros
+        if not told.get("mandate"):  # As plan.json was before there were mandates.
+            told.pop("mandate", None)
         return told
 
     @property

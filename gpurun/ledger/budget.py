@@ -1,14 +1,18 @@
 """Sums that rentals share: what each may cost is held before it is asked for, and settled once its end is proven.
 
 A budget is a file of askings under one lock. The month of one home is the first; whatever else may bound several
-rentals together is another `Budget`, and a rental is held in all that apply to it. It is held when its create intent is
-on disk and before it is asked for, so that a hold that is found is a bound until an end is proven.
+rentals together is another `Budget` (`mandate.py`), and a rental is held in all that apply to it. It is held when its
+create intent is on disk and before it is asked for, so that a hold that is found is a bound until an end is proven.
+
+A run that was approved and has no rental yet is reserved: that counts while its supervisor lives, and for a minute
+before there is one. Of several that are approved at once only as many begin as the sums pay for.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,12 +28,17 @@ from gpurun.core.money import Micros, format_usd, left_of, parse_usd, total
 from gpurun.core.paths import Home, read_regular, write_atomic
 from gpurun.core.records import Frozen
 from gpurun.core.settings import load_settings
+from gpurun.ledger.run_lock import holder_of
+
+RESERVED_S = 60.0
+"""For how long an approved run is given its money before a supervisor holds the run's lock."""
 
 
 class Held(Frozen):
     """What one asking may cost until then at the worst, or has cost once it is settled.
 
-    `who` is the run; `receipt` is the digest of the receipt that says so, where there is one by now.
+    `who` is the run; `receipt` is the digest of the receipt that says so, where there is one by now. What is `reserved`
+    was approved, and nothing of it is asked for yet.
     """
 
     who: str
@@ -37,6 +46,7 @@ class Held(Frozen):
     until_wall: float
     receipt: str = ""
     settled: bool = False
+    reserved: bool = False
 
     @property
     def is_spent(self) -> bool:
@@ -51,6 +61,8 @@ class Budget(ABC):
     """One sum, for the rentals of one home; `name` says where it stands in the order in which budgets are held."""
 
     name: str
+    cure: str
+    """What to do about a file that cannot be read."""
 
     def __init__(self, home: Home, clock: Clock) -> None:
         self._home, self._clock = home, clock
@@ -75,16 +87,32 @@ class Budget(ABC):
     def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> bool:
         """Set aside what an asking may cost until then, and return whether this is new: a token is held once.
 
-        NoOffer, with what holds the money, where the limit does not leave so much. Nothing is changed then.
+        It takes the place of what is reserved for the run. NoOffer, with what holds the money, where the limit does not
+        leave so much. Nothing is changed then.
         """
         limit = self.limit()
         with self._entries() as entries:
-            others = [held for name, held in entries.items() if name != token]
-            if limit is not None and total(worst, *(held.micros for held in others)) > limit:
-                raise self.refusal(limit, worst, others)
+            reserved = [name for name, held in entries.items() if held.reserved and held.who == who]
+            others = {name: held for name, held in entries.items() if name not in (token, *reserved)}
+            self.demand_room(limit, who, worst, list(others.values()))
             is_new = token not in entries
+            for name in reserved:
+                del entries[name]
             entries[token] = Held(who=who, micros=worst, until_wall=until_wall)
             return is_new
+
+    def reserve(self, token: str, run: str, worst: Micros) -> None:
+        """Set aside what an approved run may cost, until its rental is held or nobody drives it; NoOffer as `hold`."""
+        limit = self.limit()
+        with self._entries() as entries:
+            self.demand_room(limit, run, worst, list(entries.values()))
+            until_wall = self._clock.wall() + RESERVED_S
+            entries[token] = Held(who=run, micros=worst, until_wall=until_wall, reserved=True)
+
+    def demand_room(self, limit: Micros | None, who: str, worst: Micros, others: Sequence[Held]) -> None:
+        """Raise the refusal where the limit does not leave so much beside the others."""
+        if limit is not None and total(worst, *(held.micros for held in others)) > limit:
+            raise self.refusal(limit, worst, others)
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
         """Put what an asking has cost in the place of what was held for it; one that cost nothing is forgotten."""
@@ -113,15 +141,23 @@ class Budget(ABC):
         first_wall = self.begins_wall()
         try:
             with exclusive(self.path.with_name(f".{self.path.stem}.lock")):
-                told = _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
-                entries = {token: held for token, held in told.items() if held.until_wall >= first_wall}
+                entries = {name: held for name, held in self._on_file().items() if self._counts(held, first_wall)}
                 yield entries
                 content = {token: held.model_dump(mode="json") for token, held in entries.items()}
                 write_atomic(self.path, json.dumps(content, indent=1).encode() + b"\n")
         except (OSError, ValidationError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is damaged"
-            hint = "Give yourself access to it. Moved away, the month begins at nothing; `gpurun ps --all` says more."
-            raise SetupError("budget.unreadable", f"{self.path} cannot be used: {why}.", hint=hint) from error
+            raise SetupError("budget.unreadable", f"{self.path} cannot be used: {why}.", hint=self.cure) from error
+
+    def _on_file(self) -> dict[str, Held]:
+        """Return the askings of the file; none where there is no file."""
+        return _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
+
+    def _counts(self, held: Held, first_wall: float) -> bool:
+        """Whether an entry counts still; what is reserved for a run that nobody drives comes back."""
+        if held.reserved and held.until_wall < self._clock.wall():
+            return holder_of(self._home.run(held.who).lock) is not None
+        return held.until_wall >= first_wall
 
 
 class MonthBudget(Budget):
@@ -131,6 +167,7 @@ class MonthBudget(Budget):
     """
 
     name = "month"
+    cure = "Give yourself access to it. Moved away, the month begins at nothing; `gpurun ps --all` says more."
 
     @property
     def path(self) -> Path:
@@ -182,6 +219,20 @@ class Budgets:
                 for held in new:
                     held.settle(token, Micros(0))
                 raise
+
+    @contextmanager
+    def reserved(self, run: str, worst: Micros) -> Iterator[None]:
+        """Reserve what an approved run may cost in each or in none, while it is begun; what fails then frees it."""
+        token, done = f"approved-{run}-{secrets.token_hex(4)}", list[Budget]()
+        try:
+            for budget in self._budgets:
+                budget.reserve(token, run, worst)
+                done.append(budget)
+            yield
+        except BaseException:
+            for budget in done:
+                budget.settle(token, Micros(0))
+            raise
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
         """Settle it in each."""

@@ -46,13 +46,13 @@ def pae(payload_type: str, payload: bytes) -> bytes:
     return b" ".join((b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload))
 
 
-def make_envelope(payload: bytes, signer: Signer | None) -> dict[str, Any]:
+def make_envelope(payload: bytes, signer: Signer | None, payload_type: str = PAYLOAD_TYPE) -> dict[str, Any]:
     """Wrap a payload; without a signer the envelope says so by having no signatures."""
     signatures = []
     if signer is not None:
-        made = signer.sign(pae(PAYLOAD_TYPE, payload))
+        made = signer.sign(pae(payload_type, payload))
         signatures.append({"keyid": signer.keyid, "sig": base64.b64encode(made).decode()})
-    return {"payload": base64.b64encode(payload).decode(), "payloadType": PAYLOAD_TYPE, "signatures": signatures}
+    return {"payload": base64.b64encode(payload).decode(), "payloadType": payload_type, "signatures": signatures}
 
 
 def payload_of(envelope: Mapping[str, Any]) -> bytes:
@@ -63,8 +63,13 @@ def payload_of(envelope: Mapping[str, Any]) -> bytes:
         raise Malformed("the envelope has no payload") from error
 
 
-def verify(envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey]) -> Signature:
-    """Check every signature of an envelope against public keys by their id; one that fails makes the whole BAD."""
+def verify(
+    envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey], payload_type: str = PAYLOAD_TYPE
+) -> Signature:
+    """Check every signature of an envelope against public keys by their id; one that fails makes the whole BAD.
+
+    So does a payload of another type: a receipt is no mandate.
+    """
     try:
         payload = payload_of(envelope)
         message = pae(str(envelope["payloadType"]), payload)
@@ -73,7 +78,7 @@ def verify(envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey]) ->
         return Signature.BAD
     if not signed:
         return Signature.UNSIGNED
-    if envelope["payloadType"] != PAYLOAD_TYPE:
+    if envelope["payloadType"] != payload_type:
         return Signature.BAD
     for keyid, made in signed:
         if keyid not in keys:

@@ -27,9 +27,9 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.settings import Setting, load_settings
-from gpurun.ledger.budget import Budgets, MonthBudget
 from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, JournalDamaged, read_journal
+from gpurun.ledger.mandate import budgets_of
 from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import RunLock, holder_of
 from gpurun.ledger.run_state import find_offer_place, replay_journal
@@ -127,7 +127,7 @@ def _seen(
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
         open=opened,
         brings_early=reach is None,
-        budgets=Budgets([MonthBudget(home, clock)] if plan.worst_micros else []),
+        budgets=budgets_of(home, clock, plan.worst_micros, plan.mandate),
         begin=Background if isinstance(clock, SystemClock) else Inline,
         hang_up=way.hang_up,
     )

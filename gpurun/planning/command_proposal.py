@@ -69,10 +69,11 @@ class CommandProposal(Proposal):
     joins_nodes: ClassVar[bool] = True
 
     def __init__(self, request: Request, desk: Desk, *, is_asked: bool = True, admit: Admit = lambda _: None) -> None:
+        request = desk.admitted(request)
         demand_hours(request.hours)
         self._again = repeated_run(request, desk.home)
         work = desk.home.staged_data(desk.run) / "work"
-        self._uploaded = _uploaded(request, work, desk.home, is_asked=is_asked, admit=admit)
+        self._uploaded = _uploaded(request, work, desk, is_asked=is_asked, admit=admit)
         super().__init__(self._uploaded.request, desk)
         self.command, self.earlier = with_checkpoint(self._uploaded.command, self.request, desk.home, work)
         self._data = summarize_data(self.request, work.parent, desk.clock, desk.say)
@@ -198,9 +199,9 @@ class _Upload:
     warnings: tuple[str, ...]
 
 
-def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit: Admit) -> _Upload:
+def _uploaded(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit: Admit) -> _Upload:
     """Look at what is uploaded for a command, and copy it to `work`."""
-    mode, command = request.mode, request.command
+    mode, command, home = request.mode, request.command, desk.home
     if command is None:
         raise ValueError("the request has no command")
     for name in command.secrets:
@@ -210,6 +211,7 @@ def _uploaded(request: Request, work: Path, home: Home, *, is_asked: bool, admit
     left = undecided(found)
     if not is_asked and mode is Mode.PAID:
         demand_decided(left)
+    desk.demand_uploadable(found.files.values())
     command, found = without_keys(command, found, admit)
     program = startable(copy_work_folder(command, found, work), found)
     command, kernel = with_notebook(program.command, request, mode)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gpurun.core.clock import Clock, local_minute
@@ -31,6 +32,7 @@ from gpurun.providers.registry import (
 from gpurun.view.number_format import format_duration
 
 if TYPE_CHECKING:
+    from gpurun.planning.mandate_bounds import Bounds
     from gpurun.remote.machine_facts import MachineFacts
 
 PRICES_HOLD_S = 60.0
@@ -42,7 +44,7 @@ within minutes, and a create compares the price that it gets with the one agreed
 class Desk:
     """Where a plan is made: for which run, in which home, by which clock, whom it tells what takes long.
 
-    `asks`: a person is there, whom the way to a place may ask for a password.
+    `asks`: a person is there, whom the way to a place may ask for a password. `bounds` are those of a mandate.
     """
 
     run: str
@@ -50,6 +52,16 @@ class Desk:
     clock: Clock
     say: Callable[[str], None]
     asks: bool = False
+    bounds: Bounds | None = None
+
+    def admitted(self, request: Request) -> Request:
+        """Return the request as the mandate lets it be, before anything is read for it; an error where it does not."""
+        return self.bounds.admitted(request) if self.bounds else request
+
+    def demand_uploadable(self, files: Iterable[Path]) -> None:
+        """UsageError for a file that a mandate does not let be uploaded."""
+        if self.bounds:
+            self.bounds.demand_below_root("--upload", files)
 
 
 class Place(ABC):

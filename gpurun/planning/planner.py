@@ -7,6 +7,7 @@ should answer at once.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 from gpurun.core.clock import Clock
@@ -15,7 +16,7 @@ from gpurun.core.made_before import Earlier
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
-from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Plan, Request
+from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Mode, Plan, Request
 from gpurun.jobs.training.history import load_priors, uplink_of
 from gpurun.planning.candidates import Quote
 from gpurun.planning.market import Market
@@ -26,7 +27,7 @@ _BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
 
 
 class Proposal(ABC):
-    """A job that is wanted, and has no place yet.
+    """A job that is wanted, and has no place yet; its request is admitted by the desk before anything is read for it.
 
     `joins_nodes`: it can run on several nodes together. `earlier` is the checkpoint that it goes on from.
     `priors` are the user's own runs (`damage` says what of them cannot be read), `uplink` is the user's line.
@@ -104,11 +105,19 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     proposal.refuse_impossible(place)
     need = proposal.need(place)
     market = place.market(need)
+
+    def quoted(market: Market | None, data: DataSummary | None) -> Quote:
+        found = proposal.quote(place, market, data)
+        if desk.bounds is None or place.mode is not Mode.PAID:
+            return found
+        kept, notes = desk.bounds.within(found.candidates)
+        return replace(found, candidates=kept, notes=(*found.notes, *notes))
+
     if place.is_rented and need_data:  # Every reason to refuse comes before the shards are prepared.
-        proposal.choose(proposal.quote(place, market, None), place)
+        proposal.choose(quoted(market, None), place)
     data = proposal.prepared_data() if need_data or not place.is_rented else proposal.known_data()
     market = place.market_again(market, need)
-    chosen, quote = proposal.choose(proposal.quote(place, market, data), place)
+    chosen, quote = proposal.choose(quoted(market, data), place)
     shown = data or proposal.described_data(quote)
     job = proposal.job(shown)
     chosen = place.lease_rules(chosen, job)
@@ -138,7 +147,8 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     )
     if need_data or not place.is_rented:
         plan = with_bundle(plan, desk.home, desk.clock)
-    return proposal.completed(plan, chosen, place)
+    plan = proposal.completed(plan, chosen, place)
+    return desk.bounds.demand_plan(plan) if desk.bounds else plan
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:

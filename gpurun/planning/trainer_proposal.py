@@ -47,6 +47,7 @@ class TrainerProposal(Proposal):
     joins_nodes: ClassVar[bool] = True
 
     def __init__(self, request: Request, desk: Desk) -> None:
+        request = desk.admitted(request)
         super().__init__(request, desk)
         self._own_trainer = request.choices.trainer
         reader = None

@@ -61,7 +61,7 @@ def budget_screen(
     lines = table(sums, cells, style)
     for row in budgets:
         lines += [line("  ", Span(_hold(hold, now))) for hold in row.holds]
-        if row.limit_micros is None:
+        if row.limit_micros is None and row.name == "month":
             lines += wrap("No limit is set: write budget.month = 50 into config.toml.", style, indent=2)
     if spent:
         columns = (

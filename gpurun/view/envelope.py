@@ -48,17 +48,17 @@ def log_json(words: bytes) -> str:
 
 
 def _dump(value: Mapping[str, Any]) -> str:
-    return json.dumps(_finite(value), ensure_ascii=True, allow_nan=False, default=str)
+    return json.dumps(finite(value), ensure_ascii=True, allow_nan=False, default=str)
 
 
-def _finite(value: Any, depth: int = 0) -> Any:
+def finite(value: Any, depth: int = 0) -> Any:
     """The same data with null for every figure that JSON cannot carry, and for brackets that would exhaust a reader."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (Mapping, list, tuple)) and depth == _DEEPEST:
         return None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item, depth + 1) for key, item in value.items()}
+        return {str(key): finite(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item, depth + 1) for item in value]
+        return [finite(item, depth + 1) for item in value]
     return value

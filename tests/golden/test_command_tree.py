@@ -52,7 +52,7 @@ def test_every_help_begins_with_an_example_and_its_lines_fit() -> None:
 
     for line in GOLDEN.read_text().splitlines():
         words = line.split()[1:]
-        verb = words[:2] if words[0] in ("recipes", "config", "auth", "aws", "data", "roster") else words[:1]
+        verb = words[:2] if words[0] in ("recipes", "config", "auth", "aws", "data", "roster", "mandate") else words[:1]
         shown = CliRunner().invoke(build_app(), [*verb, "--help"]).output
         assert f"$ gpurun {' '.join(verb)}" in shown or "$ GPURUN" in shown
         assert max(len(line) for line in shown.splitlines() if "$ gpurun" not in line) <= 80

@@ -7,9 +7,10 @@ import re
 
 from house_sources import sources
 
-# The supervisor is gpurun again and needs its keys; the script of --setup and a login's profile have a login's, on the
-# machine of their user.
+# The supervisor is gpurun again and needs its keys, and so is each verb that an agent's server starts; the script of
+# --setup and a login's profile have a login's, on the machine of their user.
 WHOLE = (
+    "gpurun/cli/agent_tools.py",
     "gpurun/lifecycle/supervisor.py",
     "gpurun/remote/agent/login_environment.py",
     "gpurun/remote/agent/setup_process.py",

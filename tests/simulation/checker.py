@@ -101,7 +101,7 @@ def bounded_money(played: Played) -> Iterator[str]:
         if metered <= cap and _receipt(played)["cost"]["cap_kept"] is False:
             yield f"the receipt says that the cap of {cap} micros was broken, the meter {metered}"
         yield from _close_bound(played, bound, metered)
-    if metered > cap and not _cap_excused(played):
+    if metered > cap and not is_cap_excused(played):
         yield f"the cap is {cap} micros, the meter says {metered}"
 
 
@@ -193,7 +193,7 @@ def what_is_not_home_is_held(played: Played) -> Iterator[str]:
                 held, until_s = True, at_s + record.data["until_wall"] - record.wall
             case Event.HOLD_OBSERVED if at_s > until_s + _HOLD_SLACK_S and not _proof_was_late(played):
                 yield f"it was held until {at_s:.0f} s, and {until_s:.0f} s was told"
-            case Event.DESTROY_ASKED if lacking and not held and at_s < lease_over_s and not _cap_excused(played):
+            case Event.DESTROY_ASKED if lacking and not held and at_s < lease_over_s and not is_cap_excused(played):
                 if any(box.id == record.data["id"] and _lives(box, at_s) for _, box in _boxes(played)):
                     yield f"a machine was asked to end at {at_s:.0f} s over what was not at home"
 
@@ -204,13 +204,13 @@ def books_hold(played: Played) -> Iterator[str]:
         return
     for row in audit(played.home).rows:
         for problem in row.problems:
-            late = problem == "the cap was not kept" and (_cap_excused(played) or _proof_was_late(played))
+            late = problem == "the cap was not kept" and (is_cap_excused(played) or _proof_was_late(played))
             set_while_asking = "the deadline is later" in problem and played.scenario.has("jump")
             if not late and not set_while_asking:
                 yield problem
 
 
-def _cap_excused(played: Played) -> bool:
+def is_cap_excused(played: Played) -> bool:
     """Whether the provider, or a user who went away without a timer, made a cost that nobody could keep down.
 
     More machines than were asked for, or dearer ones, are the provider's doing; they are ended when they are seen.

@@ -18,11 +18,11 @@ LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, k
 PARAMETERS, DISK_GB = 1000, 50
 
 
-def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
+def make_plan(home: Home, profiles: list[Profile], machines: int, run: str = RUN) -> Plan:
     """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines."""
     home.prepare()
     data = home.root / "shards"
-    data.mkdir()
+    data.mkdir(exist_ok=True)
     (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
     guess = Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="simulated")
     load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS, disk_gb=DISK_GB)
@@ -37,7 +37,7 @@ def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
         )
     first = found[0]
     return Plan(
-        run=RUN,
+        run=run,
         mode=Mode.PAID,
         recipe="tiny",
         form="full",

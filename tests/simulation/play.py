@@ -128,7 +128,7 @@ def play(scenario: Scenario, root: Path) -> Played:
 class Stage:
     """The world of one scenario, and the people in it."""
 
-    def __init__(self, scenario: Scenario, root: Path) -> None:
+    def __init__(self, scenario: Scenario, root: Path, run: str = RUN, mandate: str = "") -> None:
         self.true = TrueClock()
         self.laptop = LaptopClock(self.true)
         self.elsewhere = Home(root / "elsewhere")
@@ -148,7 +148,8 @@ class Stage:
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
-        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles], scenario.machines)
+        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles], scenario.machines, run)
+        plan = plan.model_copy(update={"mandate": mandate})
         folder = create_run(home, Request(recipe="tiny"), plan)
         self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
 
@@ -216,9 +217,9 @@ class Stage:
 
     def drive(self) -> Outcome:
         """One supervisor's life, from its start to its end or its death; the outcome is kept."""
-        played, exit_code = self.played, None
+        played, run, exit_code = self.played, self.played.plan.run, None
         try:
-            code = supervise(played.home, RUN, self.laptop, reach=self._reach, trainer=TINY / "trainer")
+            code = supervise(played.home, run, self.laptop, reach=self._reach, trainer=TINY / "trainer")
             words, exit_code = code.name, int(code)
         except GpurunError as error:
             words, exit_code = error.code, int(error.exit_code)
@@ -227,9 +228,9 @@ class Stage:
         except Endless as endless:
             words, exit_code = f"endless: {endless}", int(ExitCode.BUG)
         alive = sum(len(cloud.alive) for cloud in played.clouds.values())
-        row = run_row(look_at_run(played.home, RUN), self.laptop.wall())
+        row = run_row(look_at_run(played.home, run), self.laptop.wall())
         metered = total(*(cloud.metered() for cloud in played.clouds.values()))
-        state = replay_journal(RUN, played.records)
+        state = replay_journal(run, played.records)
         outcome = Outcome(self.true.monotonic(), words, exit_code, alive, state, row, metered)
         played.outcomes.append(outcome)
         return outcome

@@ -21,23 +21,13 @@ def budget(
     month: Annotated[str, typer.Option("--month", metavar="YYYY-MM", help="Only what was spent in that month.")] = "",
 ) -> Result:
     """Show what is left of each budget, which runs hold how much of it, and what was spent by receipts."""
-    from gpurun.ledger.budget import MonthBudget
+    from gpurun.cli.budget_rows import budget_rows
     from gpurun.readers.money_spent import spent_by_month
-    from gpurun.view.budget_screen import BudgetRow, HoldRow, budget_screen
+    from gpurun.view.budget_screen import budget_screen
 
     if month and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
         raise UsageError("usage.month", f"--month {month!r} is not a month.", hint="Write --month 2026-11.")
-    own = MonthBudget(session.home, session.clock)
-    held = own.entries()
-    open_holds = [hold for hold in held if not hold.is_spent]
-    row = BudgetRow(
-        name=own.name,
-        limit_micros=own.limit(),
-        spent_micros=sum(hold.micros for hold in held if hold.is_spent),
-        held_micros=sum(hold.micros for hold in open_holds),
-        left_micros=own.left(),
-        holds=tuple(HoldRow(hold.who, hold.micros, hold.until_wall) for hold in open_holds),
-    )
+    budgets = budget_rows(session)
     rows, unread = spent_by_month(session.home)
     rows = [spent for spent in rows if spent.month == month or not month]
     data = {
@@ -50,9 +40,10 @@ def budget(
                 "left_micros": row.left_micros,
                 "held": [{"run": hold.run, "micros": hold.micros, "until_wall": hold.until_wall} for hold in row.holds],
             }
+            for row in budgets
         ],
         "spent": [{name: getattr(spent, name) for name in spent.__slots__} for spent in rows],
         "unread": unread,
     }
-    lines = budget_screen([row], rows, unread, session.style, now=session.clock.wall())
+    lines = budget_screen(budgets, rows, unread, session.style, now=session.clock.wall())
     return Result(data=data, text=session.draw(lines))

@@ -34,5 +34,7 @@ def collect(
             "usage.to", f"{place} is no folder.", hint="Name one with --to; it is made where it is missing."
         )
     sight = find_meant_run(session, run)
+    if place and session.bounds:
+        session.bounds.demand_below_root("--to", [place])
     result = collected(session, sight, wanted)
     return copy_result_files(result, sight, place) if place else result

@@ -75,12 +75,10 @@ def run_name(session: Session, wanted: str) -> Iterator[str]:
 
 def plan_run(session: Session, request: Request, run: str, *, need_data: bool) -> Plan:
     """The plan of a request; with `need_data` its shards must be there, or are made."""
-    from gpurun.planning.place import Desk
     from gpurun.planning.planner import make_plan
     from gpurun.planning.trainer_proposal import TrainerProposal
 
-    desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
-    return make_plan(TrainerProposal(request, desk), need_data=need_data)
+    return make_plan(TrainerProposal(request, session.desk(run)), need_data=need_data)
 
 
 def shown(session: Session, made: Plan, *, every: bool = False) -> str:

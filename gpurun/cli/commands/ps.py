@@ -37,8 +37,10 @@ def ps(
     errors: list[GpurunError] = []
     finished = 0
     for sight, error in look_at_all(home, planned_runs(home, only_open=not all_runs)):
-        if error:
+        if error and not session.bounds:
             errors.append(error)
+        if sight and session.bounds and sight.plan.mandate != session.bounds.mandate.id:
+            continue
         if sight and (all_runs or sight.unfinished):
             row = run_row(sight, now)
             if not row.may_be_billing and (row.recipe != (recipe or row.recipe) or sight.opened_wall < since_wall):

@@ -32,15 +32,13 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
     from gpurun.cli.started_run import start_and_follow
     from gpurun.planning.command_proposal import CommandProposal
-    from gpurun.planning.place import Desk
     from gpurun.planning.planner import make_plan
 
     _ask_again(session, request, is_asked=not starting.yes)
 
     def planned(run: str) -> Plan:
-        desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
         admit = partial(_admitted, session)
-        return make_plan(CommandProposal(request, desk, is_asked=not starting.yes, admit=admit))
+        return make_plan(CommandProposal(request, session.desk(run), is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
 

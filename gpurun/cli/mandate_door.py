@@ -1,0 +1,34 @@
+"""What may be typed under a mandate: the verbs that look, and those that begin and end its own runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpurun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpurun.planning.mandate_bounds import Bounds
+
+ALLOWED = frozenset(
+    {
+        "offers", "plan", "train", "run", "ps", "attach", "wait", "logs", "stop", "resume", "collect", "destroy",
+        "receipt", "budget", "mandate show", "mcp", "recipes list", "recipes show", "config show", "config path",
+        "help", "version",
+    }
+)  # fmt: skip
+"""Every other verb is refused, a new one too: it may spend, hand out a key, or run code on this computer."""
+
+
+def demand_verb(bounds: Bounds, name: str) -> None:
+    """UsageError for a verb that a mandate does not have."""
+    if name not in ALLOWED:
+        what = f"gpurun {name} is not within a mandate; {bounds.left_words()}."
+        raise UsageError("mandate.verb", what, hint="Ask the person who gave you the mandate to do it.")
+
+
+def demand_no_notices(bounds: Bounds, notify: str, program: str) -> None:
+    """UsageError for notices: they go where the one who starts the run says, or run a program here."""
+    for flag, value in (("--notify", notify), ("--exec", program)):
+        if value:
+            what = f"{flag} is not within a mandate; {bounds.left_words()}."
+            raise UsageError("mandate.flag", what, hint="Leave it out: gpurun wait tells of the end.")

@@ -1,0 +1,222 @@
+"""A mandate: how much may be spent for whoever is started with its file, and on what. It is one more budget.
+
+A person writes it, the home's key signs it, and its sum stands in the home beside it. What is held in it never lapses:
+a machine that may exist keeps its money until its end is proven.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import ValidationError
+
+from gpurun.core.clock import Clock, utc
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
+from gpurun.core.money import Micros, format_left, format_usd, left_of, total
+from gpurun.core.paths import MANDATE_VARIABLE, Home, make_private, read_regular, write_atomic
+from gpurun.core.receipt_record import Signature
+from gpurun.core.records import Frozen
+from gpurun.core.untrusted import Malformed, parse_object
+from gpurun.ledger.budget import Budget, Budgets, Held, MonthBudget
+from gpurun.ledger.signing import PUBLIC_NAME, load_signer, make_envelope, parse_public_key, payload_of, verify
+
+PAYLOAD_TYPE = "application/vnd.gpurun.mandate+json"
+MOST_BYTES = 64 << 10
+_ID = re.compile(r"[0-9a-f]{8}")
+
+
+class Mandate(Frozen):
+    """What may be spent, and on what.
+
+    `total_micros` is for all runs together, `per_run_micros` for each. Without `providers` every cloud that rents by a
+    key will do, without `cards` every card. `root` is the folder below which all lies that may be uploaded. Of
+    `setups` the digests of the scripts are known, of `secrets` the names. Another than these `images` is not taken.
+    """
+
+    v: Literal[1] = 1
+    id: str
+    home: str
+    total_micros: Micros
+    per_run_micros: Micros
+    rate_max_micros_per_hour: Micros | None = None
+    providers: tuple[str, ...] = ()
+    cards: tuple[str, ...] = ()
+    made_wall: float
+    until_wall: float
+    root: str
+    secrets: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    setups: tuple[str, ...] = ()
+    spot: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what it is called among the budgets."""
+        return f"mandate {self.id}"
+
+
+def folder_of(home: Home) -> Path:
+    """Return where the mandates of a home lie, with what was spent under each."""
+    return home.root / "mandates"
+
+
+def file_of(home: Home, mandate_id: str) -> Path:
+    """Return the home's own copy of a mandate."""
+    return folder_of(home) / f"{mandate_id}.json"
+
+
+def write_mandate(home: Home, clock: Clock, **terms: Any) -> tuple[Mandate, Path]:
+    """Sign a new mandate and begin its sum at nothing; SetupError where the home has no key to sign with."""
+    signer = load_signer(home.prepare().keys)
+    if signer is None:
+        what = f"A mandate is signed by this home's key, and {home.keys} has none that can be read."
+        raise SetupError("mandate.no_key", what, hint="See The form in docs/RECEIPTS.md for how to begin again.")
+    mandate = Mandate(id=secrets.token_hex(4), home=home.id, made_wall=clock.wall(), **terms)
+    make_private(folder_of(home))
+    envelope = make_envelope(mandate.to_json().encode(), signer, PAYLOAD_TYPE)
+    write_atomic(MandateBudget(home, clock, mandate.id).path, b"{}\n")
+    path = file_of(home, mandate.id)
+    write_atomic(path, json.dumps(envelope, indent=1).encode() + b"\n")
+    return mandate, path
+
+
+def read_mandate(path: Path, home: Home) -> Mandate:
+    """Read a mandate that this home has signed; SetupError for one that is edited, another home's, or none at all.
+
+    It may be over or revoked: `demand_valid` says so.
+    """
+    hint = "Ask the person who gave it for another; `gpurun mandate new` writes one, at a terminal."
+    try:
+        envelope = parse_object(read_regular(path, MOST_BYTES))
+        keys = _own_key(home)
+        found = verify(envelope, keys, PAYLOAD_TYPE)
+        mandate = Mandate.from_json(payload_of(envelope))
+    except OSError as error:
+        what = f"The mandate {path} cannot be read: {error.strerror or error}."
+        raise SetupError("mandate.unreadable", what, hint=hint) from error
+    except (Malformed, ValidationError, ValueError, KeyError, TypeError) as error:
+        what = f"{path} is not a mandate, or it was edited."
+        raise SetupError("mandate.edited", what, hint=hint) from error
+    if found in (Signature.UNKNOWN_KEY, Signature.UNSIGNED) or mandate.home != home.id:
+        what = f"The mandate {path} was not signed by the key of this home, {home.root}."
+        raise SetupError("mandate.foreign", what, hint=hint)
+    if found is not Signature.OK or not _ID.fullmatch(mandate.id):
+        what = f"The mandate {path} was edited: its signature does not fit what it says."
+        raise SetupError("mandate.edited", what, hint=hint)
+    return mandate
+
+
+def _own_key(home: Home) -> dict[str, Ed25519PublicKey]:
+    """Return the home's own key alone: others may lie beside it, whose receipts are believed."""
+    try:
+        return parse_public_key(read_regular(home.keys / PUBLIC_NAME))
+    except (OSError, ValueError):
+        return {}
+
+
+def mandate_here(home: Home) -> Mandate | None:
+    """Return the mandate that GPURUN_MANDATE names; None where the variable is not set, an error as `read_mandate`."""
+    named = os.environ.get(MANDATE_VARIABLE)
+    if named is None:
+        return None
+    if not named.strip():
+        what = f"{MANDATE_VARIABLE} is set and names no file, so nothing may be done."
+        raise SetupError("mandate.unreadable", what, hint="Name the mandate's file there, or unset it.")
+    return read_mandate(Path(named).expanduser().absolute(), home)
+
+
+def mandates_of(home: Home) -> Iterator[tuple[str, Mandate | None]]:
+    """Yield the mandates of a home by their ids, those that cannot be read as None."""
+    for path in sorted(folder_of(home).glob("*.json")):
+        if _ID.fullmatch(path.stem):
+            mandate = None
+            with suppress(GpurunError):
+                mandate = read_mandate(path, home)
+            yield path.stem, mandate
+
+
+def is_revoked(home: Home, mandate_id: str) -> bool:
+    """Whether a person has revoked it."""
+    return _revoked_mark(home, mandate_id).exists()
+
+
+def revoke_mandate(home: Home, mandate_id: str) -> None:
+    """Revoke it for good: nothing more is begun under it; what runs goes to its end."""
+    write_atomic(_revoked_mark(home, mandate_id), b"")
+
+
+def _revoked_mark(home: Home, mandate_id: str) -> Path:
+    return folder_of(home) / f"{mandate_id}.revoked"
+
+
+class MandateBudget(Budget):
+    """The sum of one mandate: what all its runs have cost, and what they may still cost."""
+
+    cure = "Nothing is begun under this mandate any more; ask the person who gave it for another."
+
+    def __init__(self, home: Home, clock: Clock, mandate_id: str) -> None:
+        super().__init__(home, clock)
+        self._id, self.name = mandate_id, f"mandate {mandate_id}"
+
+    @property
+    def path(self) -> Path:
+        """See `Budget.path`."""
+        return folder_of(self._home) / f"{self._id}.spent"
+
+    def mandate(self) -> Mandate:
+        """Return the home's own copy; SetupError where it is edited, over or revoked."""
+        mandate = read_mandate(file_of(self._home, self._id), self._home)
+        hint = "Ask the person who gave it for another; what runs goes to its end."
+        if is_revoked(self._home, self._id):
+            raise SetupError("mandate.revoked", f"The mandate {self._id} was revoked.", hint=hint)
+        if self._clock.wall() >= mandate.until_wall:
+            what = f"The mandate {self._id} was over at {utc(mandate.until_wall)}."
+            raise SetupError("mandate.expired", what, hint=hint)
+        return mandate
+
+    def limit(self) -> Micros:
+        """See `Budget.limit`; SetupError as `mandate`."""
+        return self.mandate().total_micros
+
+    def begins_wall(self) -> float:
+        """See `Budget.begins_wall`: nothing is forgotten."""
+        return float("-inf")
+
+    def demand_room(self, limit: Micros | None, who: str, worst: Micros, others: Sequence[Held]) -> None:
+        """See `Budget.demand_room`; a run's rentals together cost no more than a run may."""
+        most, own = self.mandate().per_run_micros, [held.micros for held in others if held.who == who]
+        if total(worst, *own) > most:
+            left = format_left(left_of(self.limit(), total(*(held.micros for held in others))))
+            what = f"{who} may cost {format_usd(total(worst, *own))}, and a run of this mandate {format_usd(most)}"
+            raise NoOffer("mandate.per_run", f"{what}; {left} is left.", hint="Take a smaller --max-cost.")
+        super().demand_room(limit, who, worst, others)
+
+    def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
+        """See `Budget.refusal`."""
+        spent = total(*(held.micros for held in others if held.is_spent))
+        held = total(*(held.micros for held in others if not held.is_spent))
+        left = format_left(left_of(limit, total(spent, held)))
+        sums = f"{format_usd(spent)} spent, {format_usd(held)} held by open runs, {left} left of {format_usd(limit)}"
+        hint = "Wait for the end of a run, which frees what it did not need; or take a smaller --max-cost."
+        return NoOffer("mandate.total", f"This may cost {format_usd(worst)}; of the mandate: {sums}.", hint=hint)
+
+    def _on_file(self) -> dict[str, Held]:
+        """See `Budget._on_file`; a file that was taken away does not bring its money back."""
+        if not self.path.exists():
+            raise FileNotFoundError(2, "what was spent under it is not on file", str(self.path))
+        return super()._on_file()
+
+
+def budgets_of(home: Home, clock: Clock, worst: Micros, mandate_id: str = "") -> Budgets:
+    """Return all budgets that apply to a run: none where it costs nothing, else the month and its mandate, if any."""
+    if not worst:
+        return Budgets()
+    return Budgets([MonthBudget(home, clock), *([MandateBudget(home, clock, mandate_id)] if mandate_id else [])])
