@@ -215,7 +215,7 @@ class OwnCluster(Place):
         except Unknown as error:
             raise no_answer(cluster.name, error) from error
         except NoCapacity as error:
-            hint = "Name one in config.toml: sinfo shows them."
+            hint = "Name another, by --partition or in config.toml: `sinfo -s` on the login node shows them."
             raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error
         if not offers:
             raise too_few(self._partition, cluster, need)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
+from gpurun.ledger.signing import payload_of
 from gpurun.planning.own_box import LoginHere
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.changed_plan import changed_plan
@@ -41,3 +45,10 @@ def seen(folder: RunFolder, event: Event) -> None:
         if folder.journal.exists() and any(one.event is event for one in read_journal(folder.journal).records):
             return
     raise AssertionError(f"there is no {event}")
+
+
+def paid(folder: RunFolder) -> tuple[str, float]:
+    """The job of a run and its billable seconds, by the receipt."""
+    told: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
+    (rental,) = told["cost"]["rentals"]
+    return str(told["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])

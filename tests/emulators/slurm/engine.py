@@ -167,6 +167,14 @@ class Engine:
                     os.kill(int(parent), signal.SIGKILL)
                 os.kill(int(pid), signal.SIGKILL)
 
+    def mend_node(self) -> None:
+        """Start the daemon of the broken node again, and wait until it takes jobs."""
+        self.nodes[0].wait()
+        self.nodes[0] = self.start("slurmd", "-D", "-N", "n1", "-f", str(self.conf))
+        for _ in ticks(CLOCK, 0.5, 60):
+            if set(self.ask("sinfo", "-h", "-n", "n1", "-o", "%t").stdout.split()) == {"idle"}:
+                return
+
     def break_second_node(self) -> None:
         """The same of the node that has neither the pilot nor the agent."""
         self.nodes[1].send_signal(signal.SIGKILL)
@@ -214,3 +222,12 @@ def running(root: Path, *, has_books: bool = False) -> Iterator[Engine]:
         for _ in ticks(CLOCK, 0.5, 30):
             if all(one.state is InstanceState.GONE for one in provider.find(None)):
                 break
+
+
+def booked(engine: Engine, job: str) -> tuple[str, int]:
+    """A job's state and seconds in accounting, once it is over there."""
+    for _ in ticks(CLOCK, 0.5, 30):
+        words = engine.ask("sacct", "-X", "-n", "-P", "-o", "State,ElapsedRaw,End", "-j", job).stdout.strip().split("|")
+        if len(words) == 3 and words[2] != "Unknown":
+            return words[0].split()[0], int(words[1])
+    raise AssertionError(f"accounting has no end of {job}: {words}")
