@@ -84,9 +84,9 @@ bench-presets: venv
 catalog: venv
 	@$(BIN)/python docs/dev/refresh_catalog.py
 
-# The picture in the README, from a real run: make picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
+# The README's pictures, from the records in tests/golden/pictures; of any run: make -s picture RUN=~/.local/share/gpurun/runs/fox-41 STEP=30
 picture: venv
-	@$(BIN)/python docs/dev/draw_live.py $(RUN) $(STEP) > docs/live.svg
+	@$(BIN)/python docs/dev/draw_live.py $(RUN) $(STEP)
 
 # The pages as a site that needs no network, in build/site; a link that leads nowhere ends it.
 docs: venv

@@ -1,11 +1,18 @@
-"""Draws the live view of a run as it stood when a given step came: `make picture RUN=runs/fox-41 STEP=30`.
+"""Draws the live view of a run as it stood when a given step came: the README's pictures, and those of any other run.
 
-The picture in the README is made by this from a real rehearsal, so that it cannot promise what the view does not draw.
+    make picture                           # docs/*.svg and the README's text, from tests/golden/pictures
+    make picture RUN=runs/fox-41 STEP=30   # any run, on standard output
+
+A record there is what the view reads of a run's folder (plan, journal, events, log), so a picture cannot promise what
+the view does not draw; tests/golden/test_pictures.py draws each again.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import time
 from html import escape
 from pathlib import Path
 
@@ -21,12 +28,25 @@ from gpurun.view.styled_text import Span, spell
 
 COLORS = {"title": "#ffffff", "dim": "#8b949e", "good": "#56d364", "warn": "#e3b341", "bad": "#ff7b72",
           "accent": "#79c0ff", "money": "#ffffff", "": "#c9d1d9"}  # fmt: skip
+DOCS = Path(__file__).resolve().parents[1]
+RECORDS, README = DOCS.parent / "tests" / "golden" / "pictures", DOCS.parent / "README.md"
+PICTURES = {
+    "live.svg": ("rehearsal", 30, ""),
+    "live-rented.svg": (
+        "rented",
+        150,
+        "The cloud is an emulated one, on a computer without a GPU: no real account has been used yet.",
+    ),
+}
+"""By file: the record, the step at which it is drawn, and what has to be said of it."""
+_BLOCK = re.compile(r"(.*The live view[^\n]*\n(?:[^`\n][^\n]*\n)*\n```\n)(.*?)(```\n.*)", re.DOTALL)
+WIDTH = 100
 CELL_WIDTH, CELL_HEIGHT, MARGIN = 8.4, 18, 14
 
 
-def main(folder: RunFolder, step: int) -> str:
+def view(folder: RunFolder, step: int) -> list[list[Span]]:
     """The screen of that run after its event for `step`, 100 columns wide."""
-    style = Style(width=100, height=34, color=True, redraw=True)
+    style = Style(width=WIDTH, height=34, color=True, redraw=True)
     screen = Screen(Plan.from_json(folder.plan.read_bytes()), spent_by)
     events = [event for line in folder.events.read_bytes().splitlines() if (event := parse_event(line))]
     shown = [event for event in events if (event.step or 0) <= step]
@@ -35,7 +55,27 @@ def main(folder: RunFolder, step: int) -> str:
     log = folder.log.read_bytes().splitlines()
     last = next((n for n, line in enumerate(log) if line.startswith(f"step {step:04d}".encode())), len(log) - 1)
     screen.update(records, shown, log[: last + 1])
-    return svg([[spell(span, style) for span in line] for line in live_screen(screen, style, now=now)], style.width)
+    return [[spell(span, style) for span in line] for line in live_screen(screen, style, now=now)]
+
+
+def pictures() -> dict[Path, str]:
+    """Return each picture's file with what is in it, and the README with the rehearsal's screen in its text."""
+    told = {}
+    for name, (record, step, caption) in PICTURES.items():
+        lines = view(RunFolder(RECORDS / record), step)
+        told[DOCS / name] = svg([*lines, [], [Span(f" {caption}", "warn")]] if caption else lines, WIDTH) + "\n"
+        if not caption:
+            block = _BLOCK.fullmatch(README.read_text(encoding="utf-8"))
+            if block is None:
+                sys.exit("README.md has no block of the live view.")
+            told[README] = block[1] + as_text(lines) + block[3]
+    return told
+
+
+def as_text(lines: list[list[Span]]) -> str:
+    """The screen without its log and its colours."""
+    rows = ["".join(span.text for span in line).removeprefix(" ").rstrip() for line in lines]
+    return "".join(f"{row}\n" for row in rows[: next(n for n, row in enumerate(rows) if row.startswith("── log"))])
 
 
 def svg(lines: list[list[Span]], columns: int) -> str:
@@ -65,5 +105,16 @@ def text(span: Span, x: float, y: float, length: float) -> str:
     )
 
 
+def main(words: list[str]) -> None:
+    """Draw one run, or whatever the repository shows."""
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    if words:
+        sys.stdout.write(svg(view(RunFolder(Path(words[0])), int(words[1])), WIDTH))
+        return
+    for path, content in pictures().items():
+        path.write_text(content, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    sys.stdout.write(main(RunFolder(Path(sys.argv[1])), int(sys.argv[2])))
+    main(sys.argv[1:])

@@ -62,10 +62,15 @@ def broken_installation(fault: ImportError) -> SetupError:
 
 
 def install_line(extra: str) -> str:
-    """Return what installs an extra beside this installation, which an editable one stays."""
-    package = Path(gpurun.__file__).resolve().parent
-    is_clone = (package.parent / "pyproject.toml").is_file()
-    return f"pip install -e '{package.parent}[{extra}]'" if is_clone else f"pip install 'gpurun-cap[{extra}]'"
+    """Return what installs an extra beside this installation: an editable one stays, and a tool's own pip is named."""
+    package, prefix = Path(gpurun.__file__).resolve().parent, Path(sys.prefix)
+    if (package.parent / "pyproject.toml").is_file():
+        return f"pip install -e '{package.parent}[{extra}]'"
+    if (prefix / "pipx_metadata.json").is_file():
+        return f"pipx runpip gpurun-cap install 'gpurun-cap[{extra}]'"
+    if (prefix / "uv-receipt.toml").is_file():
+        return f"uv pip install --python '{sys.executable}' 'gpurun-cap[{extra}]'"
+    return f"pip install 'gpurun-cap[{extra}]'"
 
 
 def page(name: str) -> Path:

@@ -42,5 +42,10 @@ def test_an_extra_never_replaces_an_editable_install(monkeypatch: pytest.MonkeyP
     assert install_line("report") == f"pip install -e '{root}[report]'"
     monkeypatch.setattr("gpurun.__file__", str(tmp_path / "site-packages" / "gpurun" / "__init__.py"))
     assert install_line("report") == "pip install 'gpurun-cap[report]'"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "uv-receipt.toml").touch()
+    assert install_line("report") == f"uv pip install --python '{sys.executable}' 'gpurun-cap[report]'"
+    (tmp_path / "pipx_metadata.json").touch()
+    assert install_line("report") == "pipx runpip gpurun-cap install 'gpurun-cap[report]'"
     said = [path.name for path in (root / "gpurun").rglob("*.py") if "pip install '.[" in path.read_text()]
     assert said == []
