@@ -16,9 +16,11 @@ import command_samples as commands
 import view_samples as samples
 from drawing import check
 
+from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.run_plan import Mode
 from gpurun.view.audit_table import audit_screen
+from gpurun.view.budget_screen import budget_screen
 from gpurun.view.candidate_table import candidates_table
 from gpurun.view.error_text import error_lines
 from gpurun.view.list_tables import config_table, doctor_lines, pack_listing, ps_table, recipes_table
@@ -39,6 +41,26 @@ def _live(screen_and_now: tuple[samples.Screen, float], style: Style, *, helps: 
     return live_screen(screen, style, now=now, keys=True, helps=helps)
 
 
+def _ended(outcome: str, exit_code: int) -> tuple[samples.Screen, float]:
+    """A run whose last checkpoint, of step 2250, did not come home."""
+    screen, now = samples.rented_screen()
+    facts = [
+        (Event.TRAIN_OBSERVED, {"outcome": outcome, "reason": outcome, "message": "the instance is gone"}),
+        (Event.COLLECT_OBSERVED, {"files": samples.checkpoint_files(2000), "missing": []}),
+        (Event.DEATH_PROVEN, {"teardown": "destroyed", "reads": 3}),
+        (Event.RUN_CLOSED, {"exit_code": exit_code}),
+    ]
+    screen.update([samples.record(10 + i, event, now, data) for i, (event, data) in enumerate(facts)], [], [])
+    return screen, now
+
+
+def _silent() -> tuple[samples.Screen, float]:
+    """A run of whose machine nothing was heard for an hour."""
+    screen, now = samples.rented_screen()
+    screen.update([], [], [], heard_wall=now - 10)
+    return screen, now + 3590
+
+
 SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "plan-paid": lambda s: plan_screen(samples.plan(), s, now=NOW),
     "plan-rehearsal": lambda s: plan_screen(samples.plan(Mode.REHEARSAL), s, now=NOW),
@@ -52,6 +74,7 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     ),
     "reap": lambda s: reap_table(samples.ORPHANS, ["runpod"], s, now=NOW),
     "pack": lambda s: pack_listing(samples.PACKED, s, packed_bytes=141_000_000),
+    "budget": lambda s: budget_screen(samples.BUDGETS, samples.SPENT, ["ant-9"], s, now=NOW),
     "config": lambda s: config_table(samples.SETTINGS, s),
     "doctor": lambda s: doctor_lines(samples.FINDINGS, s),
     "receipt": lambda s: receipt_screen(samples.RECEIPT, s, now=NOW, then="gpurun report fox-41 --html out.html"),
@@ -61,6 +84,8 @@ SCREENS: dict[str, Callable[[Style], list[Line]]] = {
     "live-rented": lambda s: _live(samples.rented_screen(), s),
     "live-help": lambda s: _live(samples.rented_screen(), s, helps=True),
     "live-ended": lambda s: _live(samples.local_screen(), s),
+    "live-lost": lambda s: _live(_ended("lost", 6), s),
+    "live-silent": lambda s: _live(_silent(), s),
     "error": lambda s: error_lines(
         "No offer fits $3.00. The cheapest way to run this recipe is $7.97 (runpod 1×H100).",
         "Raise the cap (--max-cost 8.50), shorten it (--set train.steps=1600), or look: gpurun offers --gpu any",

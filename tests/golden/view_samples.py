@@ -16,6 +16,8 @@ from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, 
 from gpurun.core.trainer_events import TrainerEvent, make_event
 from gpurun.ledger.audit import AuditReport, AuditRow
 from gpurun.ledger.spending import spent_by
+from gpurun.readers.money_spent import MonthRow
+from gpurun.view.budget_screen import BudgetRow, HoldRow
 from gpurun.view.list_tables import Finding, PackRow, RecipeRow, RunRow
 from gpurun.view.live_state import Screen
 from tests import whole_records
@@ -386,3 +388,9 @@ def receipt(predicate: dict[str, Any]) -> Receipt:
 
 
 RECEIPT = receipt(PREDICATE)
+
+BUDGETS = (
+    BudgetRow("month", usd(50), usd("2.37"), usd(5), usd("42.63"), (HoldRow("elk-42", usd(5), NOW + 3600),)),
+    BudgetRow("without a limit", None, 0, 0, None),
+)
+SPENT = (MonthRow("2026-11", "runpod", "gpt2-124m", 2, usd("4.74")),)
