@@ -44,6 +44,7 @@ WORDS = {
     "machine.ends_itself": "The machine was seen to end by its own timer.",
     "machine.gone": "The provider's answers do not have the machine just now.",
     "machine.not_told": "The provider did not say what became of a machine.",
+    "mcp.arguments": "A tool was called with arguments that it does not take.",
     "nodes.silent": "Nodes of the job did not answer one another.",
     "offer.no_capacity": "The provider has none of these to rent just now.",
     "offers.none": "No cloud that was asked has such a card.",
