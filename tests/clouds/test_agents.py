@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
+import re
+import shlex
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -250,3 +254,60 @@ def test_what_a_run_printed_reaches_an_agent_as_data_and_nothing_it_asks_for_hap
 
     asyncio.run(session())
     assert left(user, mandate) == mandate.total_micros
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "AGENTS.md").read_text()
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """The page's blocks of a kind: what stands behind it in the first line, and the text."""
+    return re.findall(rf"^```{kind} ?([^\n]*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def commands_of_the_clients() -> list[list[str]]:
+    """What each client of the page starts."""
+    (claude,) = [text for _, text in blocks("") if text.startswith("claude")]
+    cursor, code = (json.loads(text) for _, text in blocks("json"))
+    (codex,) = (tomllib.loads(text) for _, text in blocks("toml"))
+    tables = [cursor["mcpServers"]["gpurun"], code["servers"]["gpurun"], codex["mcp_servers"]["gpurun"]]
+    return [shlex.split(claude.partition(" -- ")[2]), *([table["command"], *table["args"]] for table in tables)]
+
+
+def test_the_page_for_agents_works_as_written(user: User) -> None:
+    """A person types its line at a terminal, each client starts what stands there, and each refusal is as shown."""
+    ((_, line),) = blocks("sh")
+    lab = user.home.parent / "lab"
+    (lab / "train.py").write_text("print(1)\n")
+    user.types("config", "path")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(lab)
+        command = [sys.executable, "-P", "-m", "gpurun", *shlex.split(line)[1:]]
+        os.execve(sys.executable, command, user.environment())
+    shown = b""
+    with suppress(OSError):  # The terminal is gone with its process.
+        while part := os.read(terminal, 4096):
+            shown += part
+            if b"[y/N]" in part:
+                os.write(terminal, b"y\n")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
+    (path,) = (user.home / "mandates").glob("*.json")
+    assert str(path).encode() in shown
+
+    clients = commands_of_the_clients()
+    assert {tuple(command) for command in clients} == {tuple(clients[0])}, "one command, written for each client"
+    assert clients[0][:3] == ["gpurun", "mcp", "--mandate"]
+
+    async def session() -> None:
+        words = ["-P", "-m", "gpurun", *clients[0][1:-1], str(path)]
+        started = StdioServerParameters(command=sys.executable, args=words, env=user.environment())
+        async with Client(started) as client:
+            named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
+            assert named >= {tool.name for tool in (await client.list_tools()).tools}
+            for asked, answer in blocks("refused"):
+                tool, _, arguments = asked.partition(" ")
+                is_error, error = await calls(client, tool, **json.loads(arguments))
+                assert is_error
+                assert error == json.loads(answer.replace("ROOT", str(lab))), asked
+
+    asyncio.run(session())
