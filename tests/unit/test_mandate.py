@@ -16,7 +16,7 @@ import pytest
 
 from gpurun.cli.app import VERBS, module_of
 from gpurun.cli.mandate_door import ALLOWED
-from gpurun.core.clock import SystemClock, VirtualClock
+from gpurun.core.clock import SystemClock, VirtualClock, ticks
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
@@ -268,6 +268,8 @@ FLAGS = {
     "--data=/etc": "mandate.root",
     "--data=s3://bucket/x": "mandate.root",
     "--data=out-there": "mandate.root",
+    "--data=train.py,/etc/hostname": "mandate.root",
+    "--data=addresses.toml": "mandate.root",
     "--data=inner": "mandate.root",
     "--upload=..": "mandate.root",
     "--upload=with-link": "mandate.root",
@@ -410,3 +412,19 @@ def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
     assert answer["cut"]["last_lines"]["of"] == 200
     assert answer["last_lines"][-1] == long["last_lines"][-1], "of what is last, the last stays"
     assert bounded({"value": float("nan")}) == {"value": None}
+
+
+def test_what_takes_long_goes_on_behind_the_answer_and_status_has_what_became_of_it(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of gigabytes is made into shards before its run begins, and a client waits a minute."""
+    monkeypatch.setattr("gpurun.cli.agent_tools.BEGIN_LIMIT_S", 0.01)
+    answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
+    assert (is_error, answer["under_way"]) == (False, True)
+    for _ in ticks(SystemClock(), 0.1, 60):
+        told, is_error = desk.answer("status", {"run": answer["run"]})
+        if is_error:
+            break
+        assert told["state"] == "being planned"
+    assert told["error"]["code"] == "mandate.per_run"
+    assert desk.answer("status", {"run": answer["run"]})[0]["error"]["code"] == "mandate.run"
