@@ -222,10 +222,13 @@ class Budgets:
 
     @contextmanager
     def reserved(self, run: str, worst: Micros) -> Iterator[None]:
-        """Reserve what an approved run may cost in each or in none, while it is begun; what fails then frees it."""
+        """Reserve what an approved run may cost in each or in none, while it is begun; what fails then frees it.
+
+        Nothing is reserved for one that is free.
+        """
         token, done = f"approved-{run}-{secrets.token_hex(4)}", list[Budget]()
         try:
-            for budget in self._budgets:
+            for budget in self._budgets if worst else ():
                 budget.reserve(token, run, worst)
                 done.append(budget)
             yield

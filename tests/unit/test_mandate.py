@@ -83,7 +83,7 @@ def test_of_forty_that_are_approved_at_once_only_as_many_begin_as_the_sums_pay_f
     def begins(number: int) -> bool:
         run = f"fox-{number}"
         try:
-            with budgets_of(home, clock, usd("0.9"), mandate.id).reserved(run, usd("0.9")):
+            with budgets_of(home, clock, mandate.id).reserved(run, usd("0.9")):
                 return True
         except NoOffer:
             return False
@@ -99,7 +99,7 @@ def test_what_was_approved_comes_back_where_nobody_drives_it_fifty_times(
 ) -> None:
     """The process dies between the approval and the create intent of its run: nothing was asked for."""
     for number in range(50):
-        with budgets_of(home, clock, usd(1), mandate.id).reserved(f"fox-{number}", usd(1)):
+        with budgets_of(home, clock, mandate.id).reserved(f"fox-{number}", usd(1)):
             pass  # It is killed here: nothing frees what it has reserved.
         assert left(home, clock, mandate) == usd("1.5")
         clock.sleep(RESERVED_S + 1)
@@ -112,7 +112,7 @@ def test_what_was_approved_is_kept_for_as_long_as_its_run_is_driven(
     """A job may wait for hours in a queue before it is asked for."""
     run = home.run("fox-41")
     run.path.mkdir(parents=True)
-    budgets = budgets_of(home, clock, usd(1), mandate.id)
+    budgets = budgets_of(home, clock, mandate.id)
     with RunLock(run.lock), budgets.reserved("fox-41", usd(1)):
         clock.sleep(10 * RESERVED_S)
         assert left(home, clock, mandate) == usd("1.5")
@@ -126,7 +126,7 @@ def test_what_was_approved_is_kept_for_as_long_as_its_run_is_driven(
 def test_a_run_costs_no_more_than_a_run_may_with_all_its_rentals(
     home: Home, clock: VirtualClock, mandate: Mandate
 ) -> None:
-    budgets = budgets_of(home, clock, usd(1), mandate.id)
+    budgets = budgets_of(home, clock, mandate.id)
     budgets.hold("gr-1", "fox-41", usd("0.7"), clock.wall() + 60)
     budgets.settle("gr-1", usd("0.5"))
     with pytest.raises(NoOffer, match=r"may cost \$1\.10, and a run of this mandate \$1\.00; \$2\.00 is left"):
@@ -137,7 +137,7 @@ def test_a_run_costs_no_more_than_a_run_may_with_all_its_rentals(
 def test_a_sum_that_was_taken_away_does_not_bring_its_money_back(
     home: Home, clock: VirtualClock, mandate: Mandate
 ) -> None:
-    budgets = budgets_of(home, clock, usd(1), mandate.id)
+    budgets = budgets_of(home, clock, mandate.id)
     budgets.hold("gr-1", "fox-41", usd(1), clock.wall() + 60)
     MandateBudget(home, clock, mandate.id).path.unlink()
     with pytest.raises(SetupError, match="cannot be used"):
