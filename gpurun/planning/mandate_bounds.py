@@ -43,7 +43,6 @@ class Bounds:
 
     def __init__(self, mandate: Mandate, budget: MandateBudget, home: Home) -> None:
         self.mandate, self._budget, self._home = mandate, budget, home
-        self._root = Path(os.path.realpath(mandate.root))
         self._is_admitted = False
 
     def admitted(self, request: Request) -> Request:
@@ -220,10 +219,14 @@ class Bounds:
             raise self._refusal("secret", f"This mandate does not have the secret {name}", f"Leave it out. {has}")
 
     def _is_below_root(self, place: Path) -> bool:
-        """Whether a resolved path lies below the root; a disk that knows no case is asked, not the names."""
-        for above in (place, *place.parents):
+        """Whether a resolved path lies below the root; a disk that knows no case is asked, not the names.
+
+        A root that has become a link since it was written leads anywhere, and so nothing is below it.
+        """
+        root = self.mandate.root
+        for above in (place, *place.parents) if os.path.realpath(root) == root else ():
             try:
-                if above.samefile(self._root):
+                if above.samefile(root):
                     return True
             except OSError:
                 continue

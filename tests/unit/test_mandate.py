@@ -311,6 +311,15 @@ def test_it_is_the_folders_own_case_that_counts_and_not_its_spelling(home: Home,
     assert "mandate.root" in gpurun(*RUN, "--upload", f"{within}-2", "train.py").stdout
 
 
+def test_a_root_that_has_become_a_link_holds_nothing(home: Home, within: Path) -> None:
+    secret = within.parent / "secret"
+    secret.mkdir()
+    (secret / "train.py").write_text("print(1)\n")
+    within.rename(within.parent / "old")
+    within.symlink_to(secret)
+    assert "mandate.root" in gpurun(*RUN, "--upload", str(within), "--", "python", "train.py").stdout
+
+
 def test_other_peoples_runs_are_not_seen_read_or_ended(home: Home, within: Path) -> None:
     from tests.unit.ledger_samples import finished_run
 
