@@ -1,4 +1,4 @@
-"""A mandate: how much may be spent for whoever is started with its file, and on what. It is one more budget.
+"""A mandate: how much a process that is started with its file may spend, and on what. It is one more budget.
 
 A person writes it, the home's key signs it, and its sum stands in the home beside it. What is held in it never lapses:
 a machine that may exist keeps its money until its end is proven.
