@@ -11,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -437,3 +438,22 @@ def test_what_takes_long_goes_on_behind_the_answer_and_status_has_what_became_of
         assert told["state"] == "being planned"
     assert told["error"]["code"] == "mandate.per_run"
     assert desk.answer("status", {"run": answer["run"]})[0]["error"]["code"] == "mandate.run"
+
+
+@pytest.mark.parametrize("missing", ["anyio", "mcp"])
+def test_without_its_package_an_agent_is_not_served_and_the_line_that_brings_it_is_said(
+    within: Path, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gpurun.cli.mcp_server", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    (error,) = json.loads(gpurun("mcp", "--json").stdout)["errors"]
+    assert error["code"] == "mcp.missing"
+    assert "[mcp]" in error["hint"]
+
+
+def test_an_agent_is_served_within_one_mandate_and_never_without(home: Home, within: Path) -> None:
+    other = written(home, SystemClock(), within.parent)
+    assert "mandate.other" in gpurun("mcp", "--mandate", str(file_of(home, other.id)), "--json").stdout
+    with mock.patch.dict(os.environ):
+        del os.environ["GPURUN_MANDATE"]
+        assert "mandate.missing" in gpurun("mcp", "--json").stdout
