@@ -57,13 +57,13 @@ async def _serve(desk: AgentDesk) -> None:
 
     async def call_tool(_: object, params: CallToolRequestParams) -> CallToolResult:
         call = partial(desk.answer, params.name, params.arguments)
-        answer, is_error = await anyio.to_thread.run_sync(call, limiter=limiter)
+        answer, is_error = await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
         if params.name == "wait" and not is_error:
             limit_s = int((params.arguments or {}).get("limit_s", TOOLS["wait"].takes.model_fields["limit_s"].default))
             with anyio.move_on_after(limit_s):
                 while not (is_error or answer.get("is_over") or answer.get("owner") is None):
                     await anyio.sleep(LOOK_S)
-                    answer, is_error = await anyio.to_thread.run_sync(call, limiter=limiter)
+                    answer, is_error = await anyio.to_thread.run_sync(call, limiter=limiter, abandon_on_cancel=True)
         text = TextContent(type="text", text=encoded(answer).decode())
         return CallToolResult(content=[text], is_error=is_error)
 

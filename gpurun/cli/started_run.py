@@ -47,9 +47,7 @@ def start_and_follow(
         before(made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
         with Interrupts() as heard:
-            with budgets_of(session.home, session.clock, made.most_micros, made.mandate).reserved(
-                run, made.most_micros
-            ):
+            with budgets_of(session.home, session.clock, made.mandate).reserved(run, made.most_micros):
                 folder = create_run(session.home, request, made)
                 start_supervisor(folder, session.home, session.clock)
             if made.choices.log_to:

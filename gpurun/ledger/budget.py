@@ -102,7 +102,7 @@ class Budget(ABC):
             return is_new
 
     def reserve(self, token: str, run: str, worst: Micros) -> None:
-        """Set aside what an approved run may cost, until its rental is held or nobody drives it; NoOffer as `hold`."""
+        """Set aside what an approved run may cost, until its rental is held or it is not driven; NoOffer as `hold`."""
         limit = self.limit()
         with self._entries() as entries:
             self.demand_room(limit, run, worst, list(entries.values()))
@@ -154,7 +154,7 @@ class Budget(ABC):
         return _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
 
     def _counts(self, held: Held, first_wall: float) -> bool:
-        """Whether an entry counts still; what is reserved for a run that nobody drives comes back."""
+        """Whether an entry counts still; what is reserved for a run that no process drives comes back."""
         if held.reserved and held.until_wall < self._clock.wall():
             return holder_of(self._home.run(held.who).lock) is not None
         return held.until_wall >= first_wall
@@ -222,10 +222,13 @@ class Budgets:
 
     @contextmanager
     def reserved(self, run: str, worst: Micros) -> Iterator[None]:
-        """Reserve what an approved run may cost in each or in none, while it is begun; what fails then frees it."""
+        """Reserve what an approved run may cost in each or in none, while it is begun; what fails then frees it.
+
+        Nothing is reserved for one that is free.
+        """
         token, done = f"approved-{run}-{secrets.token_hex(4)}", list[Budget]()
         try:
-            for budget in self._budgets:
+            for budget in self._budgets if worst else ():
                 budget.reserve(token, run, worst)
                 done.append(budget)
             yield

@@ -1,4 +1,4 @@
-"""A mandate: how much may be spent for whoever is started with its file, and on what. It is one more budget.
+"""A mandate: how much a process that is started with its file may spend, and on what. It is one more budget.
 
 A person writes it, the home's key signs it, and its sum stands in the home beside it. What is held in it never lapses:
 a machine that may exist keeps its money until its end is proven.
@@ -215,8 +215,6 @@ class MandateBudget(Budget):
         return super()._on_file()
 
 
-def budgets_of(home: Home, clock: Clock, worst: Micros, mandate_id: str = "") -> Budgets:
-    """Return all budgets that apply to a run: none where it costs nothing, else the month and its mandate, if any."""
-    if not worst:
-        return Budgets()
+def budgets_of(home: Home, clock: Clock, mandate_id: str = "") -> Budgets:
+    """Return all budgets that apply to a run that may cost something: the month and its mandate, if it has one."""
     return Budgets([MonthBudget(home, clock), *([MandateBudget(home, clock, mandate_id)] if mandate_id else [])])

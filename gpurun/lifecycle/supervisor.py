@@ -27,6 +27,7 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.settings import Setting, load_settings
+from gpurun.ledger.budget import Budgets
 from gpurun.ledger.fsync import require_durable
 from gpurun.ledger.journal import Journal, JournalDamaged, read_journal
 from gpurun.ledger.mandate import budgets_of
@@ -127,7 +128,7 @@ def _seen(
         trainer=trainer or (folder.trainer if plan.choices.trainer else bundle_root() / "trainer"),
         open=opened,
         brings_early=reach is None,
-        budgets=budgets_of(home, clock, plan.worst_micros, plan.mandate),
+        budgets=budgets_of(home, clock, plan.mandate) if plan.worst_micros else Budgets(),
         begin=Background if isinstance(clock, SystemClock) else Inline,
         hang_up=way.hang_up,
     )

@@ -43,7 +43,6 @@ class Bounds:
 
     def __init__(self, mandate: Mandate, budget: MandateBudget, home: Home) -> None:
         self.mandate, self._budget, self._home = mandate, budget, home
-        self._root = Path(os.path.realpath(mandate.root))
         self._is_admitted = False
 
     def admitted(self, request: Request) -> Request:
@@ -122,23 +121,25 @@ class Bounds:
             self._demand_secret(name)
 
     def _demand_paths(self, request: Request) -> None:
-        choices, data, command = request.choices, request.data, request.command
-        if (data and data.startswith("s3://")) or "://" in choices.core_bundle:
-            what = "A bucket or an address as data is read with this computer's keys or from its network"
+        choices, data, command = request.choices, request.data or "", request.command
+        is_elsewhere = data.startswith("s3://") or data.endswith(".toml")  # A bucket, or a list of addresses.
+        if is_elsewhere or "://" in choices.core_bundle:
+            what = "Data in a bucket or by a list of addresses is read with this computer's keys, or from its network"
             raise self._refusal("root", what, "Name a folder below the root, or hf:OWNER/NAME.")
-        folder = Path(data).expanduser() if data and not data.startswith("hf:") else None
+        # A parallel text may be two files with a comma between them.
+        parts = [] if data.startswith("hf:") else [Path(part).expanduser() for part in {data, *data.split(",")} if part]
         named = {
-            "--data": folder,
-            "--upload": Path(command.folder) if command and command.folder else None,
-            "--init": Path(choices.init) if choices.init else None,
-            "--core-bundle": Path(choices.core_bundle) if choices.core_bundle else None,
-            "The recipe": Path(request.recipe) if request.recipe.endswith(".toml") or "/" in request.recipe else None,
+            "--data": parts,
+            "--upload": [Path(command.folder)] if command and command.folder else [],
+            "--init": [Path(choices.init)] if choices.init else [],
+            "--core-bundle": [Path(choices.core_bundle)] if choices.core_bundle else [],
+            "The recipe": [Path(request.recipe)] if request.recipe.endswith(".toml") or "/" in request.recipe else [],
         }
-        for flag, path in named.items():
-            if path is not None:
-                self.demand_below_root(flag, [path])
-        if folder is not None and folder.is_dir():
-            self.demand_below_root("--data", _links_in(folder))
+        for flag, paths in named.items():
+            self.demand_below_root(flag, paths)
+        for folder in parts:
+            if folder.is_dir():
+                self.demand_below_root("--data", _links_in(folder))
 
     def _places(self, request: Request) -> dict[str, tuple[str, ...]]:
         """Return the providers to ask; the mandate's where none is named, and a UsageError for any other."""
@@ -218,10 +219,14 @@ class Bounds:
             raise self._refusal("secret", f"This mandate does not have the secret {name}", f"Leave it out. {has}")
 
     def _is_below_root(self, place: Path) -> bool:
-        """Whether a resolved path lies below the root; a disk that knows no case is asked, not the names."""
-        for above in (place, *place.parents):
+        """Whether a resolved path lies below the root; a disk that knows no case is asked, not the names.
+
+        A root that has become a link since it was written leads anywhere, and so nothing is below it.
+        """
+        root = self.mandate.root
+        for above in (place, *place.parents) if os.path.realpath(root) == root else ():
             try:
-                if above.samefile(self._root):
+                if above.samefile(root):
                     return True
             except OSError:
                 continue

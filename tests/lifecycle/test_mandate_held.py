@@ -32,7 +32,7 @@ class Mandated(World):
 
     @property
     def context(self) -> Context:
-        budgets = budgets_of(self.home, self.clock, self.plan.worst_micros, self.mandate.id)
+        budgets = budgets_of(self.home, self.clock, self.mandate.id)
         return replace(super().context, budgets=budgets)
 
     def held(self) -> list[int]:
@@ -52,9 +52,7 @@ def test_fifty_times_killed_between_the_approval_and_the_create_all_of_it_comes_
     for number in range(50):
         child = os.fork()
         if child == 0:
-            with budgets_of(world.home, world.clock, usd("0.01"), world.mandate.id).reserved(
-                f"f-{number}", usd("0.01")
-            ):
+            with budgets_of(world.home, world.clock, world.mandate.id).reserved(f"f-{number}", usd("0.01")):
                 os.kill(os.getpid(), signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert world.taken() == usd("0.5")

@@ -30,7 +30,7 @@ def session(seed: int, root: Path) -> list[str]:
         stage = Stage(draw(RUNS * seed + number), root, f"fox-{number}", mandate.id)
         worst = stage.played.plan.most_micros
         try:
-            with budgets_of(home, stage.laptop, worst, mandate.id).reserved(f"fox-{number}", worst):
+            with budgets_of(home, stage.laptop, mandate.id).reserved(f"fox-{number}", worst):
                 pass
         except NoOffer:
             continue

@@ -11,12 +11,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from gpurun.cli.app import VERBS, module_of
 from gpurun.cli.mandate_door import ALLOWED
-from gpurun.core.clock import SystemClock, VirtualClock
+from gpurun.core.clock import SystemClock, VirtualClock, ticks
 from gpurun.core.errors import NoOffer, SetupError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
@@ -83,7 +84,7 @@ def test_of_forty_that_are_approved_at_once_only_as_many_begin_as_the_sums_pay_f
     def begins(number: int) -> bool:
         run = f"fox-{number}"
         try:
-            with budgets_of(home, clock, usd("0.9"), mandate.id).reserved(run, usd("0.9")):
+            with budgets_of(home, clock, mandate.id).reserved(run, usd("0.9")):
                 return True
         except NoOffer:
             return False
@@ -99,7 +100,7 @@ def test_what_was_approved_comes_back_where_nobody_drives_it_fifty_times(
 ) -> None:
     """The process dies between the approval and the create intent of its run: nothing was asked for."""
     for number in range(50):
-        with budgets_of(home, clock, usd(1), mandate.id).reserved(f"fox-{number}", usd(1)):
+        with budgets_of(home, clock, mandate.id).reserved(f"fox-{number}", usd(1)):
             pass  # It is killed here: nothing frees what it has reserved.
         assert left(home, clock, mandate) == usd("1.5")
         clock.sleep(RESERVED_S + 1)
@@ -112,7 +113,7 @@ def test_what_was_approved_is_kept_for_as_long_as_its_run_is_driven(
     """A job may wait for hours in a queue before it is asked for."""
     run = home.run("fox-41")
     run.path.mkdir(parents=True)
-    budgets = budgets_of(home, clock, usd(1), mandate.id)
+    budgets = budgets_of(home, clock, mandate.id)
     with RunLock(run.lock), budgets.reserved("fox-41", usd(1)):
         clock.sleep(10 * RESERVED_S)
         assert left(home, clock, mandate) == usd("1.5")
@@ -126,7 +127,7 @@ def test_what_was_approved_is_kept_for_as_long_as_its_run_is_driven(
 def test_a_run_costs_no_more_than_a_run_may_with_all_its_rentals(
     home: Home, clock: VirtualClock, mandate: Mandate
 ) -> None:
-    budgets = budgets_of(home, clock, usd(1), mandate.id)
+    budgets = budgets_of(home, clock, mandate.id)
     budgets.hold("gr-1", "fox-41", usd("0.7"), clock.wall() + 60)
     budgets.settle("gr-1", usd("0.5"))
     with pytest.raises(NoOffer, match=r"may cost \$1\.10, and a run of this mandate \$1\.00; \$2\.00 is left"):
@@ -137,7 +138,7 @@ def test_a_run_costs_no_more_than_a_run_may_with_all_its_rentals(
 def test_a_sum_that_was_taken_away_does_not_bring_its_money_back(
     home: Home, clock: VirtualClock, mandate: Mandate
 ) -> None:
-    budgets = budgets_of(home, clock, usd(1), mandate.id)
+    budgets = budgets_of(home, clock, mandate.id)
     budgets.hold("gr-1", "fox-41", usd(1), clock.wall() + 60)
     MandateBudget(home, clock, mandate.id).path.unlink()
     with pytest.raises(SetupError, match="cannot be used"):
@@ -268,6 +269,8 @@ FLAGS = {
     "--data=/etc": "mandate.root",
     "--data=s3://bucket/x": "mandate.root",
     "--data=out-there": "mandate.root",
+    "--data=train.py,/etc/hostname": "mandate.root",
+    "--data=addresses.toml": "mandate.root",
     "--data=inner": "mandate.root",
     "--upload=..": "mandate.root",
     "--upload=with-link": "mandate.root",
@@ -307,6 +310,15 @@ def test_it_is_the_folders_own_case_that_counts_and_not_its_spelling(home: Home,
         assert "mandate.root" not in done.stdout
     (within.parent / "lab-2").mkdir()
     assert "mandate.root" in gpurun(*RUN, "--upload", f"{within}-2", "train.py").stdout
+
+
+def test_a_root_that_has_become_a_link_holds_nothing(home: Home, within: Path) -> None:
+    secret = within.parent / "secret"
+    secret.mkdir()
+    (secret / "train.py").write_text("print(1)\n")
+    within.rename(within.parent / "old")
+    within.symlink_to(secret)
+    assert "mandate.root" in gpurun(*RUN, "--upload", str(within), "--", "python", "train.py").stdout
 
 
 def test_other_peoples_runs_are_not_seen_read_or_ended(home: Home, within: Path) -> None:
@@ -410,3 +422,38 @@ def test_an_answer_fits_and_says_what_was_cut(desk: Any) -> None:
     assert answer["cut"]["last_lines"]["of"] == 200
     assert answer["last_lines"][-1] == long["last_lines"][-1], "of what is last, the last stays"
     assert bounded({"value": float("nan")}) == {"value": None}
+
+
+def test_what_takes_long_goes_on_behind_the_answer_and_status_has_what_became_of_it(
+    desk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text of gigabytes is made into shards before its run begins, and a client waits a minute."""
+    monkeypatch.setattr("gpurun.cli.agent_tools.BEGIN_LIMIT_S", 0.01)
+    answer, is_error = desk.answer("run", {"command": ["python", "train.py"], "max_cost_usd": 1.5})
+    assert (is_error, answer["under_way"]) == (False, True)
+    for _ in ticks(SystemClock(), 0.1, 60):
+        told, is_error = desk.answer("status", {"run": answer["run"]})
+        if is_error:
+            break
+        assert told["state"] == "being planned"
+    assert told["error"]["code"] == "mandate.per_run"
+    assert desk.answer("status", {"run": answer["run"]})[0]["error"]["code"] == "mandate.run"
+
+
+@pytest.mark.parametrize("missing", ["anyio", "mcp"])
+def test_without_its_package_an_agent_is_not_served_and_the_line_that_brings_it_is_said(
+    within: Path, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gpurun.cli.mcp_server", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    (error,) = json.loads(gpurun("mcp", "--json").stdout)["errors"]
+    assert error["code"] == "mcp.missing"
+    assert "[mcp]" in error["hint"]
+
+
+def test_an_agent_is_served_within_one_mandate_and_never_without(home: Home, within: Path) -> None:
+    other = written(home, SystemClock(), within.parent)
+    assert "mandate.other" in gpurun("mcp", "--mandate", str(file_of(home, other.id)), "--json").stdout
+    with mock.patch.dict(os.environ):
+        del os.environ["GPURUN_MANDATE"]
+        assert "mandate.missing" in gpurun("mcp", "--json").stdout

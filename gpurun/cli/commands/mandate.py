@@ -67,7 +67,7 @@ def new(
     spot: Annotated[bool, typer.Option("--spot", help="Spot machines too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", hidden=True)] = False,
 ) -> Result:
-    """Write a mandate: what may be spent by whoever is started with its file; asked at a terminal alone."""
+    """Write a mandate: what a process that is started with its file may spend; asked at a terminal alone."""
     from gpurun.core.money import parse_usd
     from gpurun.ledger.mandate import write_mandate
     from gpurun.view.mandate_screen import mandate_lines

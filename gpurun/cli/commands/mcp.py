@@ -37,7 +37,7 @@ def mcp(
     try:
         from gpurun.cli.mcp_server import serve
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+        if (error.name or "").partition(".")[0] not in ("anyio", "mcp", "mcp_types"):
             raise
         from gpurun.core.installed_files import install_line
 
