@@ -121,7 +121,7 @@ def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, cont
         qos=qos or cluster.qos,
         container=container or cluster.container,
     )
-    _check(changed, "the command line")
+    _check(changed, "")  # Those of the table were checked where it was read.
     return changed
 
 
@@ -195,13 +195,16 @@ _SHAPES = {
     "container": r"[a-z][a-z-]*://[\w./:@+-]+|/[\w./+@-]+",
 }
 
+_HINTS = {"container": "An image is the whole path of a file there, or an address: docker://HOST/NAME:TAG."}
+
 
 def _check(cluster: Cluster, where: str) -> None:
     """Refuse what sbatch, the shell or the way there would take for something else."""
     for key, shape in _SHAPES.items():
         value = getattr(cluster, key)
         if value and not re.fullmatch(shape, value, re.ASCII):
-            raise _wrong(f"{key} of {where} is {value!r}", "docs/SLURM.md says what each key may be.")
+            name = f"{key} of {where}" if where else "--image" if key == "container" else f"--{key}"
+            raise _wrong(f"{name} is {value!r}", _HINTS.get(key, "docs/SLURM.md says what each key may be."))
     if ".." in cluster.workdir.split("/"):
         raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the whole path of a shared folder.")
     if not 1 <= cluster.port <= 65535:

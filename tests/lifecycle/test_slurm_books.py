@@ -5,35 +5,32 @@ Skipped where slurmctld, slurmdbd or MariaDB are not installed.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.errors import ExitCode, NoOffer
 from gpurun.core.journal_records import Event
-from gpurun.core.paths import Home, RunFolder
+from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.ledger.audit import audit
-from gpurun.ledger.signing import payload_of
 from gpurun.planning.own_box import LoginHere
-from gpurun.providers.slurm.jobs import sbatch_refusal
+from gpurun.providers.slurm.jobs import SINFO, SQUEUE, sbatch_refusal
 from gpurun.providers.slurm.provider import Site, SlurmProvider
-from tests.contract.orders import order
-from tests.emulators.slurm import missing_books
-from tests.emulators.slurm.engine import Engine, running
+from tests.contract.orders import order, wait_for
+from tests.emulators.slurm import missing_books, scripted_slurm
+from tests.emulators.slurm.engine import Engine, booked, running
 from tests.emulators.slurm.programs import SAYS
 from tests.later import LATER
-from tests.lifecycle.slurm_engine_run import opened, seen
+from tests.lifecycle.slurm_engine_run import opened, paid, seen
 from tests.lifecycle.tiny_runs import start
 
 CLOCK = SystemClock()
@@ -48,28 +45,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield made
 
 
-def booked(engine: Engine, job: str) -> tuple[str, int]:
-    """A job's state and seconds in accounting, once it is over there."""
-    for _ in ticks(CLOCK, 0.5, 30):
-        words = engine.ask("sacct", "-X", "-n", "-P", "-o", "State,ElapsedRaw,End", "-j", job).stdout.strip().split("|")
-        if len(words) == 3 and words[2] != "Unknown":
-            return words[0].split()[0], int(words[1])
-    raise AssertionError(f"accounting has no end of {job}: {words}")
-
-
-def paid(folder: RunFolder) -> tuple[str, float]:
-    """The job of a run and its billable seconds, by the receipt."""
-    told: dict[str, Any] = json.loads(payload_of(json.loads(folder.receipt.read_bytes())))["predicate"]
-    (rental,) = told["cost"]["rentals"]
-    return str(told["instance"]["id"]).rpartition("/")[2], float(rental["billable_s"])
-
-
 @pytest.mark.parametrize(
     ("how", "word", "code"),
     [
         ("well", "COMPLETED", ExitCode.DONE),
         ("cancelled", "CANCELLED", ExitCode.TRAINING_FAILED),
         ("limit", "TIMEOUT", ExitCode.BUDGET_STOP),
+        ("node", "NODE_FAIL", ExitCode.TRAINING_FAILED),
     ],
 )
 def test_a_receipt_is_within_three_seconds_of_accounting(
@@ -83,9 +65,13 @@ def test_a_receipt_is_within_three_seconds_of_accounting(
         job = engine.ask("squeue", "-h", "-o", "%i").stdout.strip()
         if how == "cancelled":
             engine.ask("scancel", job)
+        elif how == "node":
+            engine.break_node()
         else:  # Its time is over as far as Slurm is concerned, and not by the lease.
             engine.ask("scontrol", "update", f"jobid={job}", "timelimit=1")
     _, errors = driven.communicate(timeout=300)
+    if how == "node":
+        engine.mend_node()
     number, billable_s = paid(folder)
     state, elapsed_s = booked(engine, number)
     assert (state, billable_s) == (word, pytest.approx(elapsed_s, abs=CLOSE_S))
@@ -172,6 +158,54 @@ def test_a_queue_has_reason_place_and_start_and_a_qos_its_cure(engine: Engine) -
     assert provider.read(made.id).state is not InstanceState.RUNNING
 
 
+COLUMNS = r"\d+\|{state}\|\d{{9,}}\|{used}\|{ends}\|{reason}\|gr-fox-41-\w+\|fox-41 \d+ 0"
+
+
+def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceState, str]:
+    """What squeue has, in gpurun's columns, of one job that waits for the other of its name, and of that."""
+    wish = order(provider)
+    first = provider.create(wish)
+    wait_for(provider, first, InstanceState.RUNNING)
+    second = provider.create(wish)
+    try:
+        return {
+            one.state: ask(
+                "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE, "-j", one.id.rpartition("/")[2]
+            ).splitlines()[-1]
+            for one in (provider.read(first.id), provider.read(second.id))
+        }
+    finally:
+        for one in (second, first):
+            provider.destroy(one.id)
+
+
+def test_lists_of_the_scripted_slurm_have_the_real_ones_columns(engine: Engine, tmp_path: Path) -> None:
+    def ask_in(environment: dict[str, str]) -> Callable[..., str]:
+        def ask(*argv: str) -> str:
+            told = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+            return told.stdout.strip()
+
+        return ask
+
+    lists = list[dict[InstanceState, str]]()
+    partitions = list[str]()
+    real = ask_in({"SLURM_TIME_FORMAT": "%s"})
+    lists.append(rows_of(SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK), real))
+    partitions.append(real("sinfo", "-h", "-o", SINFO))
+    with scripted_slurm(tmp_path) as made:
+        lists.append(rows_of(SlurmProvider([Site(made.cluster, LoginHere())], CLOCK), real))
+        partitions.append(real("sinfo", "-h", "-o", SINFO))
+    for rows in lists:
+        runs, waits = rows[InstanceState.RUNNING], rows[InstanceState.PENDING]
+        assert re.fullmatch(COLUMNS.format(state="RUNNING", used=r"\d+:\d\d", ends=r"\d{9,}", reason="None"), runs), (
+            runs
+        )
+        assert re.fullmatch(COLUMNS.format(state="PENDING", used="0:00", ends="N/A", reason=r"\w+"), waits), waits
+    for text in partitions:
+        for line in text.splitlines():
+            assert re.fullmatch(r"\w+\*?\|(up|down)\|(infinite|[\d:-]+)\|\w+\*?\|\d+\|(\(null\)|gpu:.+)", line), line
+
+
 def words_of(engine: Engine, *argv: str) -> list[str]:
     return engine.ask(*argv, is_checked=False).stderr.strip().splitlines()
 
@@ -199,6 +233,16 @@ def test_what_the_scripted_slurm_says_the_real_one_says(engine: Engine) -> None:
         tried = words_of(engine, "sbatch", "--test-only", *asked, "--wrap", "true")
         assert tried[-1] == SAYS["sbatch --test-only"].format(refusal)
         assert sbatch_refusal("\n".join(tried))[1], "each has its cure"
+    config = engine.ask("scontrol", "show", "config").stdout.splitlines()
+    assert config[0].startswith(SAYS["config"])
+    facts = {"cluster": "probe", "tracker": "proctrack/cgroup", "over": "0 min"}
+    assert {SAYS[name].format(fact) for name, fact in facts.items()} <= set(config)
+    engine.controller.send_signal(signal.SIGSTOP)  # It takes the request, and answers nothing.
+    try:
+        assert words_of(engine, "sbatch", "--wrap", "true")[-1] == SAYS["sbatch"].format(SAYS["timed out"])
+    finally:
+        engine.controller.send_signal(signal.SIGCONT)
+    engine.ask("scancel", "-u", "root")
     engine.controller.send_signal(signal.SIGTERM)
     engine.controller.wait()
     asked_of = {

@@ -98,6 +98,7 @@ def test_what_is_typed_for_a_run_replaces_the_table(slurm: ScriptedSlurm) -> Non
     for words, code in {
         ("--time", "soon"): "usage.time",
         ("--account", "a b"): "config.slurm",
+        ("--image", "lab.sif"): "config.slurm",
         ("--time", "1"): "slurm.no_time",
     }.items():
         assert planned("--max-cost", "50", *words)["code"] == code

@@ -87,7 +87,7 @@ def sbatch(state: Path, words: list[str]) -> int:
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     if (state / "lose").exists():
-        print(SAYS["sbatch"].format("Socket timed out on send/recv operation"), file=sys.stderr)
+        print(SAYS["sbatch"].format(SAYS["timed out"]), file=sys.stderr)
         return 1
     print(number)
     return 0
@@ -253,8 +253,10 @@ def squeue(state: Path, words: list[str]) -> int:
             used = int(over - float(started)) if started else 0
             word = word or ("RUNNING" if started else "PENDING")
             reason = text(state, "hold") or "Resources" if word == "PENDING" else "None"
-            ends = text(folder, "ended") or "N/A"
-            clock = f"{used // 3600}:{used % 3600 // 60:02}:{used % 60:02}"
+            planned = str(int(float(started) + 60 * int(text(folder, "minutes")))) if started else "N/A"
+            ends = text(folder, "ended") or planned
+            clock = f"{used // 3600}:{used % 3600 // 60:02}" if used >= 3600 else f"{used // 60}"
+            clock += f":{used % 60:02}"
             shown = [number, word, text(folder, "submitted"), clock, ends, reason, text(folder, "name")]
             print("|".join([*shown, text(folder, "comment")]))
     return 0
@@ -293,8 +295,9 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print(text(state, "sinfo") or "debug|up|10:00|idle|1|gpu:a100:2\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
-        print(f"Configuration data\nClusterName             = {text(state, 'name') or 'scripted'}")
-        print(f"ProctrackType           = proctrack/cgroup\nOverTimeLimit           = {text(state, 'over') or '0 min'}")
+        facts = {"cluster": text(state, "name") or "scripted", "tracker": "proctrack/cgroup"}
+        facts["over"] = text(state, "over") or "0 min"
+        print("\n".join([SAYS["config"], *(SAYS[name].format(fact) for name, fact in facts.items())]))
         return 0
     return {"sbatch": sbatch, "srun": srun, "squeue": squeue, "scancel": scancel}[name](state, words)
 
