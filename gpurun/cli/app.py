@@ -7,6 +7,7 @@ import gc
 import io
 import keyword
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -88,6 +89,20 @@ def module_of(verb: str) -> str:
     return verb.replace("-", "_") + ("_" if keyword.iskeyword(verb) else "")
 
 
+_NO_VERB = re.compile(r"No such command '([\w-]+)'")
+OTHER_WORDS = {
+    "status": "ps --all", "list": "ps --all", "ls": "ps --all", "queue": "ps", "show": "receipt", "info": "receipt",
+    "watch": "attach", "follow": "attach", "top": "attach", "tail": "logs -f", "log": "logs",
+    "launch": "run", "submit": "run",
+    "start": "train", "exec": "run", "create": "train", "up": "train", "init": "recipes new", "down": "destroy",
+    "kill": "destroy", "terminate": "destroy", "cancel": "stop", "delete": "rm", "clean": "rm", "download": "collect",
+    "pull": "collect", "prices": "offers", "price": "offers", "gpus": "offers", "show-gpus": "offers", "cost": "budget",
+    "bill": "audit --against-bill", "login": "auth set", "key": "auth set", "keys": "auth status", "check": "doctor",
+    "settings": "config show", "verify": "audit", "test": "train --dry-run", "demo": "train --dry-run",
+}  # fmt: skip
+"""What is typed by those who come from another tool, and the verb that does it here."""
+
+
 class LazyVerbs(TyperGroup):
     """The group of VERBS."""
 
@@ -149,7 +164,10 @@ def run_app(app: typer.Typer) -> int:
             return render_result("", False, Result(text=str(wrong), exit_code=ExitCode.USAGE), None)
         # The path of what was parsed: "gpurun ps", and of a word that is no verb "gpurun" alone.
         said_by = getattr(getattr(wrong, "ctx", None), "command_path", "gpurun")
-        error = UsageError("usage", wrong.format_message(), hint=f"{_example(wrong)}See: {said_by} --help")
+        what, hint = wrong.format_message(), f"{_example(wrong)}See: {said_by} --help"
+        if (found := _NO_VERB.match(what)) and found[1] in OTHER_WORDS:
+            what, hint = f"There is no verb {found[1]!r}.", f"That is here: gpurun {OTHER_WORDS[found[1]]}"
+        error = UsageError("usage", what, hint=hint)
         return render_result("", "--json" in sys.argv, Result(errors=(error,), exit_code=ExitCode.USAGE), None)
     except OutputLost as loss:
         return without_output(loss, Result(), None)

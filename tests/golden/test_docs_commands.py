@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from gpurun.cli.app import build_app
+from gpurun.cli.app import OTHER_WORDS, build_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -53,6 +53,11 @@ def test_a_wrong_verb_and_a_wrong_flag_are_found() -> None:
     assert wrong_in(["auth", "sett", "runpod"], app) == ["sett"]
     assert wrong_in(["--json", "train", "mini-gpt", "--max-costs", "1"], app) == ["--max-costs"]
     assert wrong_in(["run", "--max-cost=2", "train.py", "--epochs", "3"], app) == []
+
+
+def test_each_verb_that_another_tools_word_stands_for_is_there() -> None:
+    app = typer.main.get_command(build_app())
+    assert [words for words in OTHER_WORDS.values() if wrong_in(words.split(), app)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.cli.app import VERBS
+from gpurun.cli.app import OTHER_WORDS, VERBS
 
 
 def test_help_shows_each_verb_and_each_page_that_it_lists(gpurun: Any) -> None:
@@ -41,3 +41,12 @@ def test_help_of_what_there_is_not_names_what_was_meant(gpurun: Any) -> None:
 def test_a_group_alone_lists_what_there_is(gpurun: Any, group: str, listed: str) -> None:
     code, out, _ = gpurun(group)
     assert (code, listed in out) == (0, True)
+
+
+def test_a_word_of_another_tool_is_answered_by_the_verb_that_does_it(gpurun: Any) -> None:
+    """`sky status`, `dstack ps`, `runpodctl get`: a stranger types what the last tool was called by."""
+    code, _, err = gpurun("status")
+    assert (code, "That is here: gpurun ps --all" in err) == (2, True)
+    assert "That is here: gpurun auth set" in gpurun("login")[2]
+    assert not set(OTHER_WORDS) & set(VERBS)
+    assert "That is here" not in gpurun("zzz")[2]

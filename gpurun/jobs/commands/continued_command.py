@@ -47,7 +47,7 @@ def repeated_run(request: Request, home: Home) -> str:
         return ""
     command = _filled(request.command, before.command)
     is_same = (command.argv, command.env) == (before.command.argv, before.command.env)
-    return run.name if is_same else ""
+    return run.name if is_same and request.data in (None, before.data) else ""
 
 
 def _filled(typed: Command | None, before: Command) -> Command:

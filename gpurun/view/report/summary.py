@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from gpurun.core.clock import local_time
 from gpurun.core.money import format_usd
 from gpurun.core.receipt_record import on_gpu
 from gpurun.view.number_format import UNKNOWN, format_count, format_duration, format_loss
@@ -59,7 +60,7 @@ def _cells(run: RunMaterial) -> list[Cell]:
         Span(run.run, "title"),
         run.recipe,
         run.told.device or run.where,
-        run.day or UNKNOWN,
+        local_time(run.began_wall, now=0.0).split()[0] if run.began_wall else UNKNOWN,
         UNKNOWN if run.train_s is None else format_duration(run.train_s),
         Span(UNKNOWN if run.cost_micros is None else format_usd(run.cost_micros), "money"),
         UNKNOWN if last is None or last.tokens is None else format_count(last.tokens),
