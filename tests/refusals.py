@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 
-def missing(text: str, *named: str) -> list[str]:
+def lacking(text: str, *named: str) -> list[str]:
     """Return which of these names and figures a text does not have."""
     return [word for word in named if word not in text]
 
@@ -22,4 +22,4 @@ def refusal(kind: type[Exception], code: str, *named: str) -> Iterator[pytest.Ex
     with pytest.raises(kind) as caught:
         yield caught
     text = f"{caught.value}\n{getattr(caught.value, 'hint', '')}"
-    assert (getattr(caught.value, "code", None), missing(text, *named)) == (code, []), text
+    assert (getattr(caught.value, "code", None), lacking(text, *named)) == (code, []), text

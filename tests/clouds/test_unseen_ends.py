@@ -67,7 +67,7 @@ def test_a_lost_laptops_receipt_is_as_close_as_the_cloud_tells(rental: Rental) -
     (line,) = told["rentals"]
     assert line["end_is"] == END_IS[account.provider.name], told["says"]
     if line["end_is"] == "unseen":
-        assert (told["is"], "the provider's bill was not read" in told["says"]) == ("bound", True)
+        assert (told["is"], "not read" in told["says"]) == ("bound", True)
     else:
         assert line["billable_s"] <= 1.03 * lived_s
         assert (told["billed_micros"] is not None) is (account.provider.name == "runpod")

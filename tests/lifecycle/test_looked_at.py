@@ -81,7 +81,7 @@ def test_a_missing_module_ends_the_rental_early_and_names_pip(world: World) -> N
     assert world.drive() is ExitCode.SETUP
     failure = world.state.failure
     assert failure.code == "box.no_module"
-    assert "train.py imports mingpt, cv2, which /opt/conda/bin/python on the machine does not have" in failure.message
+    assert "mingpt, cv2" in failure.message
     assert "--pip 'mingpt'" in failure.hint
     assert asked == [(("torch", "mingpt", "cv2"), "src")]
     assert not world.all_of(Event.SHIP_INTENDED)

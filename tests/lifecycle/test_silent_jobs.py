@@ -29,6 +29,7 @@ from tests.lifecycle.faults import kept
 from tests.lifecycle.scripted_cloud import World
 from tests.lifecycle.tiny_runs import drive
 from tests.plan_makers import make_command_plan
+from tests.refusals import lacking
 
 HANGS = """
 import signal, sys, time
@@ -72,8 +73,8 @@ def test_a_silence_is_recorded_once_with_cards_and_its_limit(world: World) -> No
     assert world.drive() is ExitCode.DONE
     told, over = incidents(world)
     assert (told["code"], over["code"]) == ("job.silent", "job.heard")
-    assert "while the cards show 100 %" in told["message"]
-    assert "it is ended after 1 h 00 m without any work (--idle)" in told["message"]
+    assert "100 %" in told["message"]
+    assert lacking(told["message"], "1 h 00 m", "--idle") == []
     assert kept(world)
 
 
@@ -157,7 +158,7 @@ def test_git_is_told_in_the_environment_as_its_folder_stays_here(tmp_path: Path)
     assert commit in sight.folder.log.read_text()
     error = error_of(Home(tmp_path / "home"))
     assert "$GPURUN_GIT_COMMIT" in error.hint
-    assert "What was saved" not in error.hint, "it wrote no file"
+    assert "saved" not in error.hint, "it wrote no file"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_a_failure_is_told_with_the_cure_of_its_own_cause_alone(
     cures = ("more memory", "/dev/shm", "git")
     assert cure in error.hint
     if cure == "more memory":
-        assert "the kernel killed a process there, as the memory of 17 GB was used up" in error.what
+        assert "memory of 17 GB" in error.what
     assert len([one for one in cures if one in error.hint]) == (1 if cure else 0), error.hint
 
 

@@ -56,6 +56,7 @@ from tests.lifecycle.slurm_run import (
 )
 from tests.lifecycle.tiny_runs import trainer_events
 from tests.plan_makers import make_command_plan
+from tests.refusals import lacking
 
 __all__ = ["home", "slurm"]
 
@@ -107,7 +108,7 @@ def test_two_nodes_are_one_job_that_starts_and_saves_together(home: Home, slurm:
     records = read_journal(folder.journal).records
     ready = next(one for one in records if one.event is Event.READY_OBSERVED)
     assert [node["name"] for node in ready.data["network"]["nodes"]] == ["n1", "n2"]
-    assert tell_record(ready).partition(";")[0] == "all 2 nodes answer, 0.5 GB/s between them"
+    assert lacking(tell_record(ready), "2 nodes", "0.5 GB/s") == []
     receipt = payload_of(json.loads(folder.receipt.read_bytes()))
     assert json.loads(receipt)["predicate"]["instance"]["nodes"] == 2
 
@@ -167,7 +168,7 @@ def test_a_person_gets_into_a_job_as_a_step_of_it(
         assert (done.stdout, done.returncode) == (f"{job}\na  b\n", 7), done.stderr
         assert "bundle/work" in (slurm.state / "steps").read_text(), "it was srun that has run it"
         refused = gpurun("forward", "fox-41", "8888", "--home", str(home.root))
-        assert (refused.returncode, "job of a cluster's" in refused.stderr) == (2, True)
+        assert (refused.returncode, "cluster" in refused.stderr) == (2, True)
     finally:
         ask_to_stop(folder, "destroy", by="user", reason="seen")
         ended(child, home)
@@ -342,7 +343,7 @@ def test_a_table_that_leads_to_another_cluster_proves_no_death(
         another.set("name", "other")
         ask_to_stop(folder, "destroy", by="user", reason="a test")
         assert drive(home) == ExitCode.MAY_BE_BILLING
-        assert "leads to another one" in (home.root / "driven.txt").read_text()
+        assert "leads to" in (home.root / "driven.txt").read_text()
     assert Event.DEATH_PROVEN not in events_of(folder)
     assert home.config.read_text() == before
     assert drive(home) == ExitCode.INTERRUPTED

@@ -27,7 +27,7 @@ def test_a_journal_rewritten_whole_does_not_match_its_receipt(home: Home) -> Non
     chain_anew(folder.journal, records)
     (row,) = audit(home).rows
     assert row.chain == "bad"
-    assert "the receipt was made from another journal than this one" in row.problems
+    assert any("another journal" in problem for problem in row.problems)
 
 
 def test_one_runs_shutdown_confirms_no_other_on_the_same_box(home: Home) -> None:

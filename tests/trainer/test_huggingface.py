@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.refusals import lacking
 from tests.trainer.tiny_training import ROOT, Train, events, manifest, recipe_record
 from trainer.checkpoint import read_checkpoint
 from trainer.distributed import Device
@@ -130,7 +131,7 @@ def test_what_is_no_number_stops_it_before_the_weights_move(
     assert train(recipe("huggingface"), tmp_path) == 3
     stop = events(tmp_path)[-1]
     assert (stop["reason"], stop["step"], manifest(tmp_path)["latest"]) == ("nonfinite", 12, 10)
-    assert "step 13 has" in stop["message"]
+    assert "step 13 " in stop["message"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     (warning,) = events(tmp_path / "out", "warning")
     step = (full_at - 1) // 4
     assert (warning["code"], warning["step"]) == ("memory.micro_batch", step)
-    assert f"in step {step + 1}: micro_batch 2 became 1, in 8 portions" in warning["message"]
+    assert lacking(warning["message"], f"step {step + 1}", "micro_batch 2 became 1", "8 portions") == []
     for number, figures in curve(tmp_path / "straight").items():
         assert curve(tmp_path / "out")[number] == pytest.approx(figures, rel=1e-5)
     assert manifest(tmp_path / "out")["latest"] == 6
@@ -182,7 +183,7 @@ def test_a_sequence_that_does_not_fit_ends_as_out_of_memory(
     full.__signature__ = inspect.signature(GPT2LMHeadModel.forward)  # type: ignore[attr-defined]
     monkeypatch.setattr(GPT2LMHeadModel, "forward", full)
     assert train(recipe("huggingface"), tmp_path) == 4
-    assert "one sequence of context" in events(tmp_path)[-1]["message"]
+    assert "one sequence" in events(tmp_path)[-1]["message"]
 
 
 def test_without_the_library_or_with_fp16_it_is_refused(
@@ -190,11 +191,11 @@ def test_without_the_library_or_with_fp16_it_is_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
     assert train(recipe("huggingface"), tmp_path / "a") == 2
-    assert "needs transformers and accelerate" in events(tmp_path / "a")[-1]["message"]
+    assert "transformers and accelerate" in events(tmp_path / "a")[-1]["message"]
     fp16 = Device(torch.device("cpu"), "fp16", "Tesla T4")  # what "auto" comes to on such a card
     monkeypatch.setattr("trainer.train.choose_device", lambda *_: fp16)
     assert train(recipe("huggingface"), tmp_path / "b") == 2
-    assert "is fp16 on Tesla T4" in events(tmp_path / "b")[-1]["message"]
+    assert lacking(events(tmp_path / "b")[-1]["message"], "fp16", "Tesla T4") == []
 
 
 @pytest.mark.parametrize("version", ["4.57.1", "5.5.0", "5.5.9.dev0"])
@@ -204,7 +205,7 @@ def test_a_library_that_divides_the_gradient_twice_is_refused(
     """With accumulation theirs was the gradient over its portions, once more, until 5.5; its loss looked right."""
     monkeypatch.setattr("transformers.__version__", version)
     assert train(recipe("huggingface"), tmp_path) == 2
-    assert f"needs transformers 5.6 or newer; here is {version}" in events(tmp_path)[-1]["message"]
+    assert lacking(events(tmp_path)[-1]["message"], "transformers 5.6", version) == []
 
 
 def test_their_trainer_is_loaded_only_where_it_trains() -> None:

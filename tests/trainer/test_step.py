@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.refusals import lacking
 from tests.trainer.tiny_training import Train, events, losses, manifest, patience_s, recipe_record
 from trainer import optim
 from trainer.checkpoint import read_checkpoint
@@ -72,7 +73,7 @@ def test_memory_that_runs_out_costs_neither_a_step_nor_a_token(
     (warning,) = events(tmp_path / "out", "warning")
     step = (call - 1) // 4
     assert (warning["code"], warning["step"]) == ("memory.micro_batch", step)
-    assert f"in step {step + 1}: micro_batch 2 became 1, in 8 portions" in warning["message"]
+    assert lacking(warning["message"], f"step {step + 1}", "micro_batch 2 became 1", "8 portions") == []
     assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "straight"), rel=1e-5)
     assert sum(len(ids) for ids in seen) == 20 * 8 + 2 * ((call - 1) % 4)
 
@@ -233,7 +234,7 @@ def test_fp16_that_overflows_at_any_scale_has_diverged(
 
     tamper(monkeypatch, diverged)
     assert train(recipe_record(train={"precision": "fp16"}), tmp_path) == 3
-    assert "step 17 has loss" in events(tmp_path)[-1]["message"]
+    assert "step 17 " in events(tmp_path)[-1]["message"]
 
 
 def spiking(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -261,8 +262,7 @@ def test_a_spike_is_passed_over_told_or_skipped(
     assert (weights(tmp_path, 9) == weights(tmp_path, 8)) is (what == "skip")
     assert events(tmp_path, "step")[-1]["skipped_steps"] == (what == "skip")
     if warnings:
-        assert "in step 9 the loss" in warnings[0]["message"]
-        assert "standard deviations above the last 6 steps' mean" in warnings[0]["message"]
+        assert lacking(warnings[0]["message"], "step 9 ", "loss", "standard deviations", "6 steps") == []
 
 
 def test_a_spike_that_stops_leaves_what_was_before(
@@ -295,8 +295,8 @@ def test_only_a_jump_upwards_after_a_full_window_is_a_spike() -> None:
         guard.remember(3.0 + 0.1 * (-1) ** step, 1.0)
     assert guard.judge(3.6, 1.0) is None  # six standard deviations
     assert guard.judge(0.1, 0.0) is None
-    assert "the loss 3.9 is 9.0 standard deviations" in str(guard.judge(3.9, 1.0))
-    assert "the gradient norm 2" in str(guard.judge(3.0, 2.0))
+    assert lacking(str(guard.judge(3.9, 1.0)), "loss 3.9", "9.0") == []
+    assert "norm 2" in str(guard.judge(3.0, 2.0))
     assert guard.judge(3.0, 1.001) is None  # norms that never differed have no spread
     for _ in range(optim.SPIKE_WINDOW // 2):
         guard.remember(3.9, math.inf)

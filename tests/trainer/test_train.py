@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.refusals import lacking
 from tests.trainer.tiny_training import TEXT, Train, events, manifest, recipe_record, write_data
 from trainer import train as train_module
 from trainer.checkpoint import read_checkpoint
@@ -109,7 +110,7 @@ def test_a_finished_run_goes_on_where_its_recipe_has_more_steps(tmp_path: Path, 
 def test_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: Train) -> None:
     train(recipe_record(train={"steps": 2}), tmp_path)
     assert train(recipe_record(train={"steps": 3}, optim={"lr": 1e-3}, model={"layers": 1}), tmp_path) == 2
-    assert "other values of model.layers, optim.lr" in events(tmp_path)[-1]["message"]
+    assert "model.layers, optim.lr" in events(tmp_path)[-1]["message"]
     state = tmp_path / "checkpoints" / "000002.state.json"
     record = json.loads(state.read_text())
     record["data"]["train"][0] = "0" * 64
@@ -119,7 +120,7 @@ def test_another_recipe_or_other_data_is_refused_by_name(tmp_path: Path, train: 
     entry["sha256"] = hashlib.sha256(state.read_bytes()).hexdigest()
     (tmp_path / "MANIFEST.json").write_text(json.dumps(listed))
     assert train(recipe_record(train={"steps": 2}), tmp_path) == 2
-    assert "other values of data.json: train" in events(tmp_path)[-1]["message"]
+    assert "data.json: train" in events(tmp_path)[-1]["message"]
 
 
 def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +138,7 @@ def test_nan_stops_before_the_weights_move(tmp_path: Path, train: Train, monkeyp
     assert train(recipe_record(train={"checkpoint_every": 4}), tmp_path) == 3
     stop = events(tmp_path)[-1]
     assert (stop["reason"], stop["step"]) == ("nonfinite", 4)
-    assert "step 5 has loss nan" in stop["message"]
+    assert lacking(stop["message"], "step 5 ", "nan") == []
     weights = read_checkpoint(tmp_path, manifest(tmp_path)["latest"]).model
     assert all(torch.equal(weights[name], tensor) for name, tensor in kept[0].setup.model.state_dict().items())
     assert manifest(tmp_path)["latest"] == 4
@@ -157,7 +158,7 @@ def test_a_validation_loss_that_is_no_number_saves_nothing(
 ) -> None:
     monkeypatch.setattr(train_module, "validation", lambda *_, **__: Evaluation(math.nan, None))
     assert train(recipe_record(), tmp_path) == 3
-    assert "after step 10 the validation loss is nan" in events(tmp_path)[-1]["message"]
+    assert lacking(events(tmp_path)[-1]["message"], "step 10 ", "validation", "nan") == []
     assert not (tmp_path / "MANIFEST.json").exists()
 
 
@@ -186,7 +187,7 @@ def test_out_of_memory_is_exit_4_and_says_what_to_do(
     assert train(recipe_record(), tmp_path) == 4
     stop = events(tmp_path)[-1]
     assert stop["reason"] == "out_of_memory"
-    assert "one sequence of context 16 does not fit" in stop["message"]
+    assert "context 16 " in stop["message"]
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_intact(
@@ -203,7 +204,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(
 
     monkeypatch.setattr(os, "replace", full)
     assert train(recipe_record(), tmp_path) == 1
-    assert "the disk is full; the checkpoint of step 10 is intact" in events(tmp_path)[-1]["message"]
+    assert lacking(events(tmp_path)[-1]["message"], "disk is full", "step 10 ") == []
     monkeypatch.undo()
     names = {path.name[:6] for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"000010"}
@@ -220,12 +221,12 @@ def test_a_bug_is_reported_before_the_process_ends(
 
 def test_a_wrong_recipe_is_exit_2_with_a_stop_event(tmp_path: Path, train: Train) -> None:
     assert train(recipe_record(train={"batch_tokens": 100}), tmp_path) == 2
-    assert events(tmp_path)[-1]["message"] == "train.batch_tokens 100 is not a multiple of model.context 16"
+    assert lacking(events(tmp_path)[-1]["message"], "train.batch_tokens 100", "model.context 16") == []
     for form in ("refuse", "rehearsal"):
         assert train(recipe_record(hardware={"on_cpu": form}), tmp_path) == 2
         assert events(tmp_path)[-1]["message"].startswith(f'hardware.on_cpu is "{form}"')
     assert train(recipe_record(model={"vocab_size": 20}), tmp_path) == 2
-    assert "20 is less than the tokeniser's 28" in events(tmp_path)[-1]["message"]
+    assert lacking(events(tmp_path)[-1]["message"], "20 ", "28") == []
 
 
 def test_bf16_on_the_cpu_trains_and_keeps_fp32_weights(tmp_path: Path, train: Train) -> None:

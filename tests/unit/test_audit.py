@@ -30,7 +30,7 @@ from gpurun.ledger.rental import Rental
 from gpurun.ledger.run_state import replay_journal
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
-from tests.refusals import missing, refusal
+from tests.refusals import lacking, refusal
 from tests.unit.cost import dies
 from tests.unit.ledger_samples import RATE, WEIGHTS, CloudRun, chain_anew, edit_lines, finished_run, forge_statement
 
@@ -276,7 +276,7 @@ def test_a_kept_head_covers_every_receipt_whichever_run_is_asked(
     assert audit(home, ["fox-41"], expected_head=kept).sound
     change(home)
     (problem,) = audit(home, ["fox-41"], expected_head=kept).problems
-    assert missing(problem, "#2", run) == []
+    assert lacking(problem, "#2", run) == []
 
 
 def rewrite_chain(home: Home, change: Callable[[Records], Records]) -> None:
@@ -491,7 +491,7 @@ def test_a_bad_line_is_named_and_a_good_chain_not_called_broken(home: Home) -> N
     chain_anew(folder.journal, records)
     row = only_row(home)
     (problem,) = row.problems
-    assert missing(problem, f"line {len(records)} ", "exit_code") == []
+    assert lacking(problem, f"line {len(records)} ", "exit_code") == []
     assert (row.chain, row.verdict) == ("ok", "does not hold")
 
 

@@ -18,6 +18,7 @@ from gpurun.ledger import audit as audit_room
 from gpurun.ledger.run_lock import RunLock
 from gpurun.providers.base import Unknown
 from gpurun.readers.replay import Replayed
+from tests.refusals import lacking
 from tests.unit.ledger_samples import CloudRun, finished_run
 
 
@@ -32,11 +33,11 @@ def head_of(home: Home) -> str:
     return str(json.loads(home.ledger.read_bytes().splitlines()[-1])["receipt_sha256"])
 
 
-def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpurun: Any) -> None:
+def test_receipts_of_before_that_day_are_not_said_to_be_missing(home: Home, gpurun: Any, tmp_path: Path) -> None:
     """It said "No receipts yet.", and below that how many there are."""
     _, said, _ = gpurun("audit", "--since", "2099-01-01")
-    assert "No run was opened since that day." in said
-    assert "No receipts yet" not in said
+    assert said.splitlines()[0] != gpurun("audit", "--home", str(tmp_path))[1].splitlines()[0]
+    assert "1 receipt " in said
 
 
 def test_a_row_that_does_not_hold_shows_no_forged_verdict(home: Home, gpurun: Any) -> None:
@@ -61,7 +62,7 @@ def test_a_replay_takes_only_the_last_run_unless_asked_for_all(
         return Replayed.nothing("it is a sample")
 
     monkeypatch.setattr("gpurun.readers.replay.replay_run", replayed)
-    assert "gnu-42: replayed: nothing" in gpurun("audit", "--replay")[1]
+    assert json.loads(gpurun("audit", "--replay", "--json")[1])["data"]["replayed"] == {"gnu-42": "nothing"}
     assert computed == ["gnu-42"]
     gpurun("audit", "--replay", "--all")
     assert computed == ["gnu-42", "fox-41", "gnu-42"]
@@ -84,14 +85,14 @@ def test_what_is_no_whole_head_is_refused_and_no_broken_chain(written: str, home
 
 def test_a_head_missing_from_the_chain_is_a_problem_and_counted(home: Home, gpurun: Any) -> None:
     code, said, _ = gpurun("audit", "--head", "a" * 64)
-    assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
+    assert (code, "CHAIN BROKEN" in said, " 1 problem" in said) == (10, True, True)
 
 
 def test_doctor_and_audit_agree_on_a_broken_ledger(home: Home, gpurun: Any) -> None:
     with home.ledger.open("a") as ledger:
         ledger.write("junk\n")
     code, said, _ = gpurun("audit")
-    assert (code, "CHAIN BROKEN" in said, "  1 problem, " in said) == (10, True, True)
+    assert (code, "CHAIN BROKEN" in said, " 1 problem" in said) == (10, True, True)
     code, said, _ = gpurun("doctor", "--json")
     (finding,) = [one for one in json.loads(said)["data"]["findings"] if "chain" in one["text"]]
     assert (code, finding["level"], finding["hint"]) == (4, "bad", "gpurun audit")
@@ -108,7 +109,7 @@ def test_doctor_and_audit_say_which_file_cannot_be_read(
     assert (code, json.loads(said)["errors"][0]["code"]) == (4, "ledger.unreadable")
     code, said, _ = gpurun("doctor", "--json")
     told = [one["text"] for one in json.loads(said)["data"]["findings"] if one["level"] == "bad"]
-    assert f"{home.ledger} cannot be read: Permission denied." in told
+    assert [lacking(text, str(home.ledger), "Permission denied") for text in told] == [[]]
 
 
 def test_a_run_that_ends_well_while_others_are_read_is_not_lost(
@@ -203,8 +204,9 @@ def test_billed_stands_beside_measured_and_more_is_a_problem(
 
 def test_a_bill_that_may_still_grow_is_called_so(home: Home, gpurun: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     of_provider(monkeypatch, Billing("1.00", is_settled=False))
-    code, said, _ = gpurun("audit", "--against-bill")
-    assert (code, "not settled yet" in said) == (0, True)
+    code, said, _ = gpurun("audit", "--against-bill", "--json")
+    assert (code, row_of(said)["billed_is_settled"]) == (0, False)
+    assert gpurun("audit", "--against-bill")[1].count("fox-41") > gpurun("audit")[1].count("fox-41")
 
 
 def test_the_bill_of_a_perhaps_living_machine_is_not_settled(
@@ -244,4 +246,5 @@ def test_a_providers_words_for_a_bill_steer_no_terminal(
 
     of_provider(monkeypatch, Shouting(None))
     _, said, _ = gpurun("audit", "--against-bill", "--json")
-    assert row_of(said)["billed_unclear"] == ["runpod could not be asked: \\u{1b}]0;all is well\\u{7} busy"]
+    (unclear,) = row_of(said)["billed_unclear"]
+    assert lacking(unclear, "runpod", "\\u{1b}]0;all is well\\u{7} busy") == []

@@ -12,6 +12,7 @@ from gpurun.planning.verify_machine import check_box, check_nodes
 from gpurun.providers.catalog import all_offers
 from gpurun.remote.machine_facts import Gpu, LinkSpeed, MachineFacts, Node
 from tests.machine_words import A100, GIB, facts
+from tests.refusals import lacking
 
 
 def offer(gpu: str = "A100 SXM", count: int = 8, vram_gb: int = 80) -> Offer:
@@ -73,10 +74,10 @@ def test_a_machine_without_a_gpu_is_refused_unless_cpu_will_do() -> None:
     told = facts(count=0, cuda=None)
     error = refused(told, offer())
     assert (error.code, type(error)) == ("box.no_gpu", NoOffer)
-    assert "nvidia-smi tells of no GPU" in error.what
+    assert "nvidia-smi" in error.what
     assert "--accept-cpu" in error.hint
     (warning,) = check_box(told, offer(), accept_cpu=True)
-    assert "it trains on the CPU" in warning
+    assert "CPU" in warning
 
 
 def test_what_was_not_ordered_is_not_missed() -> None:
@@ -90,22 +91,21 @@ def test_fewer_gpus_than_ordered_are_refused_even_where_cpu_does() -> None:
         error = refused(facts(count=4), offer(), accept_cpu=accept_cpu)
         assert (error.code, type(error)) == ("box.fewer_gpus", NoOffer)
         assert "8×A100" in error.what
-        assert "can use 4 GPUs" in error.what
+        assert "4 GPUs" in error.what
 
 
 @pytest.mark.parametrize("usable", [0, 7])
 def test_a_driver_torch_cannot_use_is_not_called_a_missing_gpu(usable: int) -> None:
     error = refused(facts(count=usable, cards=8, cuda=None if not usable else "12.8"), offer())
     assert (error.code, type(error)) == ("box.driver_mismatch", SetupError)
-    assert f"can use {usable} of that" in error.what
-    assert "nvidia-smi sees 8 (driver 570.1)" in error.what
+    assert lacking(error.what, f"{usable} of ", "8 (driver 570.1)") == []
     assert "--image" in error.hint
 
 
 def test_gpus_beside_those_that_were_ordered_are_a_warning() -> None:
     """Somebody who shows two of eight cards to a run on a box of their own knows why."""
     (warning,) = check_box(facts(count=2, cards=8), offer(count=2), accept_cpu=False)
-    assert "can use 2 GPUs" in warning
+    assert "2 GPUs" in warning
     assert "sees 8" in warning
 
 
@@ -144,7 +144,7 @@ def test_one_card_with_uncorrected_errors_is_enough() -> None:
     told = told.model_copy(update={"gpus": (*told.gpus[:5], sick, *told.gpus[6:])})
     error = refused(told, offer())
     assert (error.code, type(error)) == ("box.ecc_errors", NoOffer)
-    assert f"GPU 5 of the instance ({A100}) has 1 uncorrected memory error." in error.what
+    assert lacking(error.what, "GPU 5 ", A100, "1 uncorrected") == []
 
 
 def test_cards_that_count_no_errors_will_do() -> None:

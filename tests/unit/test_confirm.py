@@ -25,7 +25,7 @@ from gpurun.core.records import canonical
 from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.signing import PRIVATE_NAME, PUBLIC_NAME, load_signer, make_envelope, payload_of
 from gpurun.ledger.write_receipt import read_receipt
-from tests.refusals import missing, refusal
+from tests.refusals import lacking, refusal
 from tests.unit.confirm import BoxRun
 from tests.unit.ledger_samples import RATE, finished_run
 
@@ -269,7 +269,7 @@ def test_another_hand_is_seen(session: Session, home: Home, folder: RunFolder, t
     path = folder.path / "shutdown.json"
     stranger = load_signer(tmp_path / "other")
     path.write_text(json.dumps(make_envelope(payload_of(json.loads(path.read_bytes())), stranger)))
-    assert [missing(problem, "signature", "shutdown.json") for problem in row(home).problems] == [[]]
+    assert [lacking(problem, "signature", "shutdown.json") for problem in row(home).problems] == [[]]
     path.write_text("not json")
     assert ["shutdown.json" in problem for problem in row(home).problems] == [True]
 

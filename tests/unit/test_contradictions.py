@@ -18,6 +18,7 @@ from gpurun.ledger.audit import AuditRow, audit
 from gpurun.ledger.audit.contradictions import _Rates, contradictions
 from gpurun.ledger.log_facts import BY_ITS_WORD, NOT_A_PROVIDER, RENTED, SMOKE
 from gpurun.ledger.signing import payload_of
+from tests.refusals import lacking
 from tests.tensor_file import as_tensors
 from tests.unit.ledger_samples import WEIGHTS, CloudRun, Note
 
@@ -189,7 +190,7 @@ def test_an_honest_run_of_the_same_kind_is_accused_of_nothing(home: Home) -> Non
 def test_cuda_in_the_form_for_machines_without_it_does_not_hold(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Forged, "opened_with", {"form": "rehearsal"})
     (problem,) = Forged(home).row().problems
-    assert "the form that was trained is the one for machines without it" in problem
+    assert "the form" in problem
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_one_rental_in_two_receipts_is_a_problem_of_both(home: Home) -> None:
     for run in (first, second):
         run.until_gone().settle()
     told = {row.run: row for row in audit(home).rows}
-    assert told["owl-07"].problems == ("the rented machine runpod pod-fox-41 is that of fox-41 too",)
+    assert [lacking(text, "runpod pod-fox-41", "fox-41 ") for text in told["owl-07"].problems] == [[]]
     assert {row.verdict for row in told.values()} == {"does not hold"}
 
 
@@ -232,11 +233,10 @@ def test_equal_events_are_a_problem_of_both_runs_equal_logs_not(home: Home) -> N
     for run in (first, second, third):
         run.until_gone().settle()
     sha256 = hashlib.sha256(first.folder.events.read_bytes()).hexdigest()
-    assert [row.problems for row in audit(home).rows] == [
-        (f"the events file {sha256} is that of owl-07 too",),
-        (f"the events file {sha256} is that of fox-41 too",),
-        (),
-    ]
+    first, second, third = (row.problems for row in audit(home).rows)
+    assert [lacking(text, sha256, "owl-07") for text in first] == [[]]
+    assert [lacking(text, sha256, "fox-41") for text in second] == [[]]
+    assert third == ()
 
 
 def tell_steps(run: Forged, losses: dict[int, list[float]]) -> None:

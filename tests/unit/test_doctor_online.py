@@ -22,7 +22,7 @@ from gpurun.ledger.run_lock import RunLock
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 from tests.emulators.fake.profile import RUNPOD
-from tests.refusals import missing
+from tests.refusals import lacking
 
 CLOCK = SystemClock()
 
@@ -112,7 +112,7 @@ def test_it_says_the_planned_upload_rate_and_how_to_change_it(session: Session) 
 def test_offline_it_names_the_keys_and_asks_nobody(session: Session, cloud: Cloud) -> None:
     cloud.fails["verify"] = failing(AssertionError("it was asked"))
     result = doctor(session)
-    assert missing(told(result, "ok"), "runpod", "RUNPOD_API_KEY") == []
+    assert lacking(told(result, "ok"), "runpod", "RUNPOD_API_KEY") == []
     assert "lambda" not in told(result, "warn"), "a cloud that one does not use is no fault"
 
 
@@ -125,7 +125,7 @@ def test_a_key_that_works_is_told_with_its_account_and_balance(session: Session,
     account = {"balance_micros": usd("12.34"), "clock_ahead_s": -0.4}
     cloud.account = cloud.account.model_copy(update=account)
     result = doctor(session, online=True)
-    assert missing(told(result, "ok"), "ada@example.com", "RUNPOD_API_KEY", "$12.34", "within 1 s") == []
+    assert lacking(told(result, "ok"), "ada@example.com", "RUNPOD_API_KEY", "$12.34", "within 1 s") == []
     assert (told(result, "warn"), told(result, "bad")) == ("", "")
     assert result.exit_code is ExitCode.DONE
     assert result.data["providers"][0]["account"]["balance_micros"] == usd("12.34")
@@ -140,11 +140,11 @@ def test_a_wrong_key_is_one_clear_line_and_exit_4(session: Session, cloud: Cloud
 
 
 def test_a_lacking_right_an_empty_account_or_wrong_clock_warns(session: Session, cloud: Cloud) -> None:
-    lacking = {"missing": ("ec2:DescribeInstances",), "balance_micros": usd(0), "clock_ahead_s": 75.0}
-    cloud.account = cloud.account.model_copy(update=lacking)
+    short = {"missing": ("ec2:DescribeInstances",), "balance_micros": usd(0), "clock_ahead_s": 75.0}
+    cloud.account = cloud.account.model_copy(update=short)
     result = doctor(session, online=True)
     warnings = told(result, "warn")
-    assert missing(warnings, "ec2:DescribeInstances", "1 m 15 s ahead") == []
+    assert lacking(warnings, "ec2:DescribeInstances", "1 m 15 s ahead") == []
     assert len(warnings.splitlines()) == 3
     assert result.exit_code is ExitCode.DONE
 
@@ -166,7 +166,7 @@ def test_an_overdue_machine_outranks_all_and_is_not_touched(session: Session, cl
     cloud.machines = [machine(left_s=-7500)]
     result = doctor(session, online=True)
     overdue = ("pod-elk-33", "RUNNING", "$2.49/h", "2 h 05 m", "→ gpurun reap --provider runpod")
-    assert missing(told(result, "bad"), *overdue) == []
+    assert lacking(told(result, "bad"), *overdue) == []
     assert result.exit_code is ExitCode.MAY_BE_BILLING
     assert not cloud.changed
 
@@ -191,7 +191,7 @@ def test_a_machine_driven_here_is_fine_and_so_are_its_things(session: Session, c
 def test_a_machine_without_a_deadline_is_told(session: Session, cloud: Cloud) -> None:
     cloud.machines = [machine(left_s=None)]
     result = doctor(session, online=True)
-    assert missing(told(result, "bad"), "pod-elk-33", "--destroy --anyones") == [], "nor whose it is"
+    assert lacking(told(result, "bad"), "pod-elk-33", "--destroy --anyones") == [], "nor whose it is"
     assert result.exit_code is ExitCode.MAY_BE_BILLING
 
 

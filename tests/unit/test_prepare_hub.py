@@ -14,7 +14,7 @@ import pytest
 
 from gpurun.core.errors import GpurunError, SetupError, UsageError
 from gpurun.data import hub
-from tests.refusals import refusal
+from tests.refusals import lacking, refusal
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("huggingface_hub.errors")
@@ -59,13 +59,13 @@ def test_an_earlier_download_is_prepared_without_a_network(cache: Path, tmp_path
     assert done.returncode == 0, done.stderr
     assert "'kind': 'hub'" in done.stdout
     assert "'documents': 400" in done.stdout
-    assert "may not be all of it" in done.stdout
+    assert "all of it" in done.stdout
 
 
 def test_what_was_not_is_refused_with_what_to_do(cache: Path, tmp_path: Path) -> None:
     done = prepared("hf:me/other", cache, tmp_path / "out")
     assert done.returncode == 1
-    assert "is not in the hub's cache, and the hub cannot be reached" in done.stderr
+    assert lacking(done.stderr, "cache", "hub") == []
     assert not (tmp_path / "out").exists()
 
 
@@ -126,7 +126,7 @@ def asked(
 def test_only_the_named_files_and_revision_are_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
     said = asked(monkeypatch, tmp_path, 10**12, calls)
-    assert any("1 files, 5.00 GB" in line for line in said)
+    assert any("5.00 GB" in line for line in said)
     assert [(call["dataset"], call["revision"], call["repo_type"]) for call in calls] == [
         ("me/corpus", "v2", "dataset")
     ] * 2

@@ -25,6 +25,7 @@ from gpurun.planning.budget import candidates, choose
 from gpurun.planning.transfer import load_of
 from gpurun.providers.catalog import offers_for, parse_gpu
 from tests.plan_makers import catalogue_quote
+from tests.refusals import lacking
 
 FULL = resolve(load_recipe("gpt2-124m"), "full")
 EIGHT = [offer for offer in offers_for(parse_gpu("8xA100-80GB")) if offer.provider == "runpod"]
@@ -52,7 +53,7 @@ def prior_of(full: ResolvedRecipe = FULL, **changes: Any) -> Prior:
 
 def test_a_repeated_run_uses_its_measurement_in_a_narrow_range() -> None:
     guess = estimate(FULL, EIGHT[0], priors=Priors(runs=(prior_of(),)))
-    assert guess.basis == "rests on your run fox-41: 1,000,000 tok/s measured"
+    assert lacking(guess.basis, "fox-41", "1,000,000 tok/s") == []
     assert guess.tokens_per_s == pytest.approx((950_000, 1_050_000), rel=0.005)
     assert guess.train_s is not None
     assert guess.likely_s is not None
@@ -92,7 +93,7 @@ def test_a_near_shape_scales_by_flops_and_a_far_one_gives_none() -> None:
     assert guess.tokens_per_s is not None
     assert sum(guess.tokens_per_s) / 2 == pytest.approx(1_000_000 / flops)
     assert guess.tokens_per_s[1] > 1.2 * guess.tokens_per_s[0]
-    assert "near this one" in guess.basis
+    assert "near this" in guess.basis
     far = recipe("model.layers=48", "model.width=1536", "model.heads=24", "micro_batch=8")
     assert "fox-41" not in estimate(far, EIGHT[0], priors=Priors(runs=(prior_of(),))).basis
 
@@ -125,7 +126,7 @@ def test_a_damaged_file_is_said_and_ignored(tmp_path_factory: pytest.TempPathFac
     home.priors.write_bytes(content)
     known, said = load_priors(home)
     assert known == Priors()
-    assert "priors.json) cannot be read and is ignored" in said
+    assert "priors.json" in said
 
 
 def test_without_a_file_nothing_is_known_and_nothing_said(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -154,7 +155,7 @@ def test_a_cap_that_buys_a_part_says_how_far_and_what_finishes() -> None:
         choose(found, LOAD, cap=parse_usd("5"))
     reach = max(one.reach.step for one in found if one.reach)
     assert f"step {reach:,} of 18,865 (" in refused.value.what
-    assert "where your run fox-41 had a validation loss of 4.39" in refused.value.what
+    assert lacking(refused.value.what, "fox-41", "4.39") == []
     assert "--max-cost" in refused.value.hint
     assert "gpurun train --from RUN" in refused.value.hint
     hours = float(re.findall(r"--hours ([0-9.]+)", refused.value.hint)[0])

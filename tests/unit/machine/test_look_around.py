@@ -25,6 +25,7 @@ from gpurun.remote.interface import FarRefusal
 from gpurun.remote.machine_facts import MachineFacts
 from tests.emulators import sshd
 from tests.fake_torch import torch_source
+from tests.refusals import lacking
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing() or "there is an sshd")
 
@@ -181,7 +182,7 @@ def test_a_card_a_desktop_uses_a_little_is_accepted_with_a_note(box: LookedAt) -
     box.has_cards(card(used=12000), apps="GPU-one, 9, /usr/lib/Xorg, 12000")
     facts = box.far.hello(python=str(box.has_torch(free_gb=70)))
     (warning,) = check_box(facts, offer(), accept_cpu=False)
-    assert "15 GB of 85 GB" in warning
+    assert "15 GB" in warning
     assert "Xorg (pid 9" in warning
 
 
@@ -216,10 +217,10 @@ def test_pythons_are_asked_in_parallel_and_the_slow_one_is_named(box: LookedAt) 
     assert [look.python for look in facts.torch.looks] == [str(path) for path in hanging]
     assert not any(look.answered for look in facts.torch.looks)
     assert told[0][0] >= 2
-    assert told[0][1] == f"waits for {hanging[0]} and 2 more to import torch"
+    assert str(hanging[0]) in told[0][1]
     error = refused(facts, offer())
     assert (error.code, type(error)) == ("box.torch_silent", NoOffer)
-    assert "did not answer within" in error.what
+    assert "not answer" in error.what
     assert "imports torch" not in error.what
 
 
@@ -234,7 +235,7 @@ def test_a_kernel_that_hangs_is_no_python_without_torch(box: LookedAt) -> None:
     assert (facts.torch.found, facts.torch.version) == (True, "2.13")
     error = refused(facts, offer())
     assert (error.code, type(error)) == ("box.gpu_ill", NoOffer)
-    assert "did not answer" in error.what
+    assert "not answer" in error.what
 
 
 def test_a_small_shm_warns_a_command_and_not_the_trainer(box: LookedAt) -> None:
@@ -243,7 +244,7 @@ def test_a_small_shm_warns_a_command_and_not_the_trainer(box: LookedAt) -> None:
     assert facts.shm_bytes == os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize
     small = facts.model_copy(update={"shm_bytes": 64 << 20})
     (warning,) = check_box(small, offer(), accept_cpu=False, needs_torch=False)
-    assert "/dev/shm has 67 MB" in warning
+    assert lacking(warning, "/dev/shm", "67 MB") == []
     assert "num_workers=0" in warning
     assert check_box(small, offer(), accept_cpu=False) == ()
 

@@ -96,8 +96,8 @@ def test_an_entry_is_resolved_reached_and_told(place: Place, entry: Callable[...
     assert (box.target, box.entry) == (f"{place.server.user}@127.0.0.1:{place.server.port}", "lab")
     assert fingerprint(box.host_key) == fingerprint(place.keys.host_public)
     assert told[0].startswith("Your own ssh logs in, by the entry lab of ~/.ssh/config: ")
-    assert "seen for the first time" in told[1]
-    assert "is the one that was seen there before" in settled(own_home)[1][1]
+    assert "first time" in told[1]
+    assert "first time" not in settled(own_home)[1][1]
 
 
 def test_programs_are_fed_drained_and_ended_over_one_connection(
@@ -252,7 +252,7 @@ def test_the_socket_lies_in_a_folder_that_is_the_users_alone(
 def test_a_missing_entry_and_one_that_leads_nowhere_are_named(entry: Callable[..., None], own_home: Path) -> None:
     with pytest.raises(UsageError) as refused:
         own_box.login_of("lba")
-    assert "the name of an entry of ~/.ssh/config" in refused.value.hint
+    assert "~/.ssh/config" in refused.value.hint
     entry(port=1)
     with refusal(SetupError, "host.unreachable", "Connection refused") as lost:
         settled(own_home)
@@ -292,7 +292,7 @@ def test_a_plan_names_the_entry_and_takes_it(
     )
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 0, said
-    assert "by the entry lab of ~/.ssh/config" in said
+    assert "entry lab" in said
     refused = gpurun(
         "plan", "mini-gpt", "--provider", "ssh", "--gpu", "cpu", "--host", "lab", "--jump", "a@b", "--no-input"
     )
@@ -420,7 +420,7 @@ def test_a_boxs_password_is_asked_for_once_and_installs_the_key(
     authorized.write_text("ssh-ed25519 AAAA somebody else's, without an end of line")
     for _ in range(2):
         code, drawn = typed("opensesame", "auth", "ssh", login)
-        assert (code, "takes gpurun's key now" in drawn) == (0, True), drawn
+        assert (code, "gpurun's key" in drawn) == (0, True), drawn
     lines = authorized.read_text().splitlines()
     assert [line.split()[0] for line in lines] == ["ssh-ed25519", "ssh-ed25519"], (
         "the other's is whole, ours stands once"
