@@ -56,7 +56,9 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     if choices.region and elsewhere and len(elsewhere) == len(names):
         raise no_such_region(choices.region, elsewhere)
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
+    most = choices.max_rate_micros
     wanted = [offer for offer in offers if offer.spot == choices.spot]
+    wanted = [offer for offer in wanted if most is None or offer.rate_micros_per_hour <= most]
     if choices.region is not None:  # An offer that is for any region becomes one for this.
         here = {"region": choices.region}
         wanted = [offer.model_copy(update=here) for offer in wanted if offer.region in (choices.region, "any")]

@@ -138,7 +138,20 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     )
     if need_data or not place.is_rented:
         plan = with_bundle(plan, desk.home, desk.clock)
-    return proposal.completed(plan, chosen, place)
+    return _with_legs(proposal.completed(plan, chosen, place), place)
+
+
+def _with_legs(plan: Plan, place: Place) -> Plan:
+    """Return the plan with what it means that the run continues on another machine; without that where it cannot."""
+    if not plan.choices.keep_going:
+        return plan
+    from gpurun.planning.legs import legs_note, why_it_stays
+
+    stays = why_it_stays(plan) if place.is_rented else "--keep-going is for machines that are rented for the run."
+    if not stays:
+        return plan.told(*legs_note(plan))
+    choices = plan.choices.model_copy(update={"keep_going": False})
+    return plan.model_copy(update={"choices": choices}).told(warnings=(stays,))
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:

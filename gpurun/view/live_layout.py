@@ -101,10 +101,11 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
     plan, offer = screen.plan, screen.plan.offer
     rented = f"{offer.provider} {offer.label} {offer.place}"
     place = f"this machine, {offer.label}" if place_facts(offer.provider).is_here else rented
+    leg = f"{screen.leg} · " if screen.leg else ""
     begun = screen.opened_wall if screen.opened_wall is not None else now
     age = format_duration((screen.closed_wall or now) - begun)
     return spread(
-        line(" ", Span(plan.run, "title"), Span(f" · {plan.job.recipe} · {place}", "dim")),
+        line(" ", Span(plan.run, "title"), Span(f" · {plan.job.recipe} · {leg}{place}", "dim")),
         line(_state(screen), f"  {age}"),
         style,
     )

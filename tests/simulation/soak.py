@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.simulation.checker import check
-from tests.simulation.generator import draw
+from tests.simulation.generator import draw, draw_voyage
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Scenario
 
@@ -42,6 +42,11 @@ def judge(scenario: Scenario) -> Verdict:
 def judge_seed(seed: int) -> Verdict:
     """The verdict on the scenario of a seed."""
     return judge(draw(seed))
+
+
+def judge_voyage(seed: int) -> Verdict:
+    """The verdict on the voyage of a seed."""
+    return judge(draw_voyage(seed))
 
 
 def shrunk(verdict: Verdict) -> Verdict:
