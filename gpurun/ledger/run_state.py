@@ -152,6 +152,11 @@ def may_move(state: RunState) -> bool:
     return state.outcome == "lost" or (state.outcome == "failed" and state.reason == "preempted") or is_ended
 
 
+def waits_for_machine(state: RunState) -> bool:
+    """Whether nothing is rented for a run just now, and it continues on another machine once there is one."""
+    return state.phase in (Phase.GONE, Phase.OPENED) and not state.may_be_billing and may_move(state)
+
+
 _NOT_TO_BE_HAD = frozenset({"create.no_capacity", "create.cannot_look", "price.rose", "price.unknown"})
 """Why no machine was made, and one may be had later."""
 _LOST = frozenset({"machine.lost", "boot.gone", "boot.timeout"})
@@ -176,7 +181,9 @@ def exit_code_of(state: RunState) -> ExitCode:
     if state.may_be_billing:
         return ExitCode.MAY_BE_BILLING
     if state.failure:
-        return as_exit_code(state.failure.exit_code)
+        code = as_exit_code(state.failure.exit_code)
+        # That no further machine was to be had is no refusal of a run for which one was paid.
+        return ExitCode.TRAINING_FAILED if code is ExitCode.NO_OFFER and state.leg > 1 else code
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
     if state.reason == "lease":

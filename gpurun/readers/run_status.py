@@ -8,7 +8,7 @@ from gpurun.core.money import Figure
 from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse_event
 from gpurun.core.transfer_progress import read_moving
-from gpurun.ledger.run_state import may_move
+from gpurun.ledger.run_state import waits_for_machine
 from gpurun.ledger.runs import Sight, gave_up
 from gpurun.ledger.spending import spending
 from gpurun.view.list_tables import RunRow
@@ -74,16 +74,11 @@ def _where(sight: Sight, now: float) -> str:
     """On which machine it is; of a run that waits for another one the best price that was seen meanwhile."""
     offer, state = sight.plan.offer, sight.state
     leg = f"leg {state.leg} · " if state.leg > 1 else ""
-    if _waits(sight):
+    if waits_for_machine(state):
         told = read_moving(sight.folder, now)
         seen = told.words.rpartition("; ")[2] if told is not None and told.what == "wait" else ""
         return f"{leg}no machine{f' · {seen}' if seen else ''}"
     return f"{leg}{offer.provider} {offer.label}{' spot' if leg and offer.spot else ''}"
-
-
-def _waits(sight: Sight) -> bool:
-    """Whether nothing is rented for it just now, and another machine is looked for."""
-    return sight.unfinished and sight.state.phase in (Phase.GONE, Phase.OPENED) and may_move(sight.state)
 
 
 def _silence(sight: Sight, now: float) -> str:
@@ -128,7 +123,7 @@ def state_word(sight: Sight) -> str:
         return "not proven gone"
     if sight.unfinished:
         word = held_word(state) if state.phase is Phase.HELD else _WORDS.get(state.phase, str(state.phase))
-        word = "waiting, $0.00/h" if _waits(sight) else word
+        word = "waiting, $0.00/h" if waits_for_machine(state) else word
         word = "queued" if state.phase is Phase.CREATED and _is_queued(sight) else word
         return word if sight.owner else f"{word}, nobody drives it"
     begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
@@ -149,7 +144,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
         "run": sight.folder.name,
         "recipe": sight.plan.job.recipe,
         "provider": sight.plan.offer.provider,
-        **({"leg": state.leg, "is_waiting": _waits(sight)} if state.legs else {}),
+        **({"leg": state.leg, "is_waiting": waits_for_machine(state)} if state.legs else {}),
         "phase": state.phase,
         "step": row.step,
         "steps": row.steps,

@@ -238,6 +238,45 @@ def test_refused_creates_are_asked_for_again_until_one_is_taken(voyage: Voyage) 
     assert voyage.problems() == []
 
 
+def test_creates_that_are_refused_for_too_long_end_it(voyage: Voyage) -> None:
+    (cloud,) = voyage.played.clouds.values()
+
+    def take() -> None:
+        voyage.take()
+        cloud.script["create"] = [Fault.FULL] * 99
+
+    voyage.at[1, 12] = take
+    assert voyage.drive() == "TRAINING_FAILED"
+    assert voyage.failures[-1] == "move.no_offer"
+    assert len(voyage.legs) < 15
+    assert voyage.problems() == []
+
+
+def test_a_create_without_a_clear_answer_counts_whole_for_the_next_machine(tmp_path: Path) -> None:
+    voyage = Voyage(tmp_path, machines=9)
+    (cloud,) = voyage.played.clouds.values()
+    cloud.script["create"] = [Fault.DROPPED]
+    voyage.take_at(12)
+    assert voyage.drive() == "DONE"
+    first, _, _ = (one.data for one in voyage.played.records if one.event is Event.CREATE_INTENDED)
+    (leg,) = voyage.legs
+    assert leg["spent_micros"] == first["worst_micros"] + voyage.receipt["legs"][0]["micros"]
+    assert voyage.problems() == []
+
+
+def test_no_machine_is_taken_that_nothing_but_this_laptop_ends(tmp_path: Path) -> None:
+    voyage = Voyage(tmp_path, "runpod", "lambda")
+
+    def sell_out() -> None:
+        voyage.take()
+        voyage.played.clouds["runpod"].stock = ()
+
+    voyage.at[1, 7] = sell_out
+    assert voyage.drive() == "TRAINING_FAILED"
+    assert voyage.failures[-1] == "move.no_offer"
+    assert len(voyage.boxes) == 1
+
+
 def test_a_region_that_took_two_machines_within_an_hour_is_passed_over(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, "runpod", "aws")
     voyage.take_at(7, 12)

@@ -111,7 +111,8 @@ def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
     """P5, the other side: a machine that was watched costs at most 3 % more than the meter, or a unit and two looks."""
     cost, scenario = _receipt(played)["cost"], played.scenario
     watched = all(one.get("end_is") == "measured" for one in cost["rentals"])
-    if scenario.strikes or scenario.weather or scenario.deeds or not watched:
+    is_disturbed = any(deed.what != "taken" for deed in scenario.deeds)  # A machine that is taken is missed at once.
+    if scenario.strikes or scenario.weather or is_disturbed or not watched:
         return
     intents = _named(played, Event.CREATE_INTENDED)
     most = sum(one.data["egress_micros"] for one in intents)
