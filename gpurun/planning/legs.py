@@ -161,14 +161,14 @@ def _load(plan: Plan, standing: Standing) -> Load:
 def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> Estimate:
     """Return what is left to train on an offer, by what was known of its card, or was measured on it since."""
     steps, first = plan.job.steps, plan.continues.step if plan.continues else 0
-    rate = standing.rate
+    rate, step = standing.rate, max(standing.step, first)
     if steps and rate is not None and rate.step_s and standing.rated and _is_same_card(standing.rated, offer):
-        left_s = max(0, steps - standing.step) * rate.step_s
+        left_s = max(0, steps - step) * rate.step_s
         slow_s, likely_s = left_s * (1 + MEASURED_SPREAD) + START_S[1], left_s + sum(START_S) / 2
         return known.model_copy(update={"train_s": (left_s + START_S[0], slow_s), "expected_s": likely_s})
     if known.train_s is None or steps <= first:
         return known
-    share = max(0, steps - standing.step) / (steps - first)
+    share = max(0, steps - step) / (steps - first)
     low_s, high_s = (each * share + start for each, start in zip(known.train_s, START_S, strict=True))
     expected_s = None if known.expected_s is None else known.expected_s * share + sum(START_S) / 2
     return known.model_copy(update={"train_s": (low_s, high_s), "expected_s": expected_s})

@@ -15,7 +15,7 @@ from gpurun.core.made_before import Earlier
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
-from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Plan, Request
+from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Mode, Plan, Request
 from gpurun.jobs.training.history import load_priors, uplink_of
 from gpurun.planning.candidates import Quote
 from gpurun.planning.market import Market
@@ -141,17 +141,24 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     return _with_legs(proposal.completed(plan, chosen, place), place)
 
 
+_NOT_RENTED = "--keep-going changes nothing: only a cloud's machine is replaced by another one."
+
+
 def _with_legs(plan: Plan, place: Place) -> Plan:
     """Return the plan with what it means that the run continues on another machine; without that where it cannot."""
     if not plan.choices.keep_going:
         return plan
     from gpurun.planning.legs import legs_note, why_it_stays
 
-    stays = why_it_stays(plan) if place.is_rented else "--keep-going is for machines that are rented for the run."
+    stays = (
+        why_it_stays(plan)
+        if place.is_rented
+        else "--keep-going changes nothing: only a cloud's machine is replaced by another one."
+    )
     if not stays:
         return plan.told(*legs_note(plan))
-    choices = plan.choices.model_copy(update={"keep_going": False})
-    return plan.model_copy(update={"choices": choices}).told(warnings=(stays,))
+    plan = plan.model_copy(update={"choices": plan.choices.model_copy(update={"keep_going": False})})
+    return plan.told(warnings=(stays,)) if plan.mode is Mode.PAID else plan
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:

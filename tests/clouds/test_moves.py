@@ -21,6 +21,7 @@ from gpurun.core.money import usd
 from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody
 from tests.emulators import guests
+from tests.users_scripts import NANOGPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
 
@@ -43,7 +44,8 @@ def clouds(tmp_path: Path) -> Iterator[tuple[User, Cloud, Cloud]]:
 
 
 def begin(user: User, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "gpurun.cli.app", *words, "--yes", "--json", "--name", "fox-41"]
+    verb, *rest = words
+    command = [sys.executable, "-m", "gpurun.cli.app", verb, "--yes", "--json", "--name", "fox-41", *rest]
     quiet = subprocess.DEVNULL
     return subprocess.Popen(command, env=user.environment(), stdin=quiet, stdout=quiet, stderr=quiet)
 
@@ -128,3 +130,33 @@ def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machin
     assert len(intents) == 2
     assert (first.alive(), second.alive()) == ([], [])
     assert user.tells("audit")[1]["ok"] is True
+
+
+def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    (lab / "train.py").write_text(NANOGPT.replace("i % 10", "i % 300"))
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        begun = begin(
+            user, "run", "--provider", "runpod", "--gpu", "cpu", "--max-cost", "5", "--upload", str(lab), "--keep-going",
+            "--checkpoint-glob", "out-char/ckpt.pt", "--resume-arg=--init_from=resume", "--", "python", "train.py",
+            "--max_iters=1500",
+        )  # fmt: skip
+        home = user.home / "runs" / "fox-41" / "artifacts" / "outputs" / "out-char" / "ckpt.pt"
+        wait_for(user, "a checkpoint", lambda: home.exists() and json.loads(home.read_text())["iter"] > 0, begun)
+        (pod,) = cloud.alive()
+        with cloud.emulator.world.lock:
+            cloud.emulator.world.act(pod.id, "stop")
+        assert begun.wait(PATIENCE_S) == 0, user.said()
+        assert json.loads(home.read_text()) == {"iter": 1499}
+        (leg,) = legs(user)
+        told = [
+            line for line in (user.home / "runs/fox-41/run.log").read_text().splitlines() if line.startswith("iter")
+        ]
+        iters = [int(line.split()[1].rstrip(":")) for line in told]
+        again = [number for number, before in zip(iters[1:], iters, strict=False) if number <= before]
+        assert len(again) == 1, "it began once more, and not at the beginning"
+        assert again[0] % 300 == 1
+        assert [file["name"] for file in leg["files"]] == ["outputs/out-char/ckpt.pt"]
+        assert cloud.alive() == []
+        assert user.tells("audit")[1]["ok"] is True

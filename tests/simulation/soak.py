@@ -62,8 +62,8 @@ class Summary:
         return (
             f"{self.finished:,} of {self.voyages:,} voyages finished, on {self.machines:,} machines; "
             f"{self.again:,} steps were trained twice, a loop from scratch would have trained {self.kept:,} more; "
-            f"they cost {format_usd(Micros(self.paid))} by the clouds' meters, and the receipts of the {self.watched:,} whose "
-            "ends were all seen are at most 3 % above those, or a billing unit and two looks a machine"
+            f"they cost {format_usd(Micros(self.paid))} by the clouds' meters; the receipts of the {self.watched:,} "
+            "whose ends were all seen are at most 3 % above those, or a billing unit and two looks a machine"
         )
 
 
