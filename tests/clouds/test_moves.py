@@ -138,9 +138,9 @@ def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(t
     (lab / "train.py").write_text(NANOGPT.replace("i % 10", "i % 300"))
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         begun = begin(
-            user, "run", "--provider", "runpod", "--gpu", "cpu", "--max-cost", "5", "--upload", str(lab), "--keep-going",
-            "--checkpoint-glob", "out-char/ckpt.pt", "--resume-arg=--init_from=resume", "--", "python", "train.py",
-            "--max_iters=1500",
+            user, "run", "--provider", "runpod", "--gpu", "cpu", "--max-cost", "5", "--upload", str(lab),
+            "--keep-going", "--checkpoint-glob", "out-char/ckpt.pt", "--resume-arg=--init_from=resume",
+            "--", "python", "train.py", "--max_iters=1500",
         )  # fmt: skip
         home = user.home / "runs" / "fox-41" / "artifacts" / "outputs" / "out-char" / "ckpt.pt"
         wait_for(user, "a checkpoint", lambda: home.exists() and json.loads(home.read_text())["iter"] > 0, begun)
