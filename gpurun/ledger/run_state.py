@@ -183,7 +183,8 @@ def exit_code_of(state: RunState) -> ExitCode:
     if state.failure:
         code = as_exit_code(state.failure.exit_code)
         # That no further machine was to be had is no refusal of a run for which one was paid.
-        return ExitCode.TRAINING_FAILED if code is ExitCode.NO_OFFER and state.leg > 1 else code
+        is_paid = state.leg > 1 or state.outcome in ("failed", "lost")
+        return ExitCode.TRAINING_FAILED if code is ExitCode.NO_OFFER and is_paid else code
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
     if state.reason == "lease":
@@ -351,8 +352,8 @@ def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[s
         # What was lost on the way home matters more to a script than why training ended.
         failed["failure"] = failure
         failed["earlier"] = state.failure if state.failure and not is_lacking(state) else state.earlier
-    if failure.step == Step.MOVE:
-        failed["stays"] = True
+    if failure.step == Step.MOVE:  # It says why the run ends, and what would have let it continue.
+        failed |= {"stays": True, "failure": failure, "earlier": state.failure}
     if failure.step == Step.HOLD:
         failed["phase"] = Phase.COLLECTED
     if failure.step == Step.WATCH:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpurun.core.clock import local_minute
 from gpurun.core.journal_records import Event, Phase, RunState
-from gpurun.core.money import Figure
+from gpurun.core.money import Figure, total
 from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse_event
 from gpurun.core.transfer_progress import read_moving
@@ -61,7 +61,7 @@ def run_row(sight: Sight, now: float) -> RunRow:
         steps=plan.job.steps or None,
         started_wall=sight.opened_wall or None,
         spent_micros=spent.micros,
-        worst_micros=plan.worst_micros,
+        worst_micros=total(plan.leg.spent_micros, plan.worst_micros) if plan.leg else plan.worst_micros,
         dies_wall=(state.ends_wall or ends_wall) if dies and not _is_queued(sight) else None,
         dies_by=_dies_by(sight) if dies else "",
         live=sight.owner is not None,

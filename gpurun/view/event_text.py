@@ -87,6 +87,7 @@ BEGINS = {
 GOES_ON = {
     "stage.intended": "plan",
     "stage.observed": "plan",
+    "leg.planned": "plan",
     "create.observed": "provision",
     "create.refused": "provision",
     "create.unknown": "provision",
@@ -98,7 +99,6 @@ GOES_ON = {
 }
 ENDS = {
     "run.opened": "plan",
-    "leg.planned": "plan",
     "ready.observed": "provision",
     "ship.observed": "ship",
     "train.observed": "run",

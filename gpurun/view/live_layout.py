@@ -261,7 +261,7 @@ def _money(screen: Screen, style: Style, now: float) -> list[Line]:
     elif end is not None:
         parts[0] = (*parts[0], *line(f" → ≈ {format_usd(end)} at the end"))
     if plan.worst_micros:
-        parts.append(line(f"worst {format_usd(plan.worst_micros)}"))
+        parts.append(line(f"worst {format_usd(screen.worst_micros)}"))
     if plan.cap_micros is not None:
         parts.append(line(f"cap {format_usd(plan.cap_micros)}", *_used(spent, plan.cap_micros, style)))
     return flow(parts, style, gap=" · ", indent=_LABEL, first=head)

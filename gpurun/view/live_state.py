@@ -22,7 +22,7 @@ from gpurun.core.journal_events import (
     StopRequested,
     TrainObserved,
 )
-from gpurun.core.money import Micros
+from gpurun.core.money import Micros, total
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Lease
 from gpurun.core.trainer_events import (
@@ -88,7 +88,7 @@ class Screen:
         self.plan, self.terms = plan, plan.job.terms
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
-        self.leg = ""
+        self.leg, self.spent_before = "", Micros(0)
         self.opened_wall: float | None = None
         self.closed_wall: float | None = None
         self.exit_code: int | None = None
@@ -171,7 +171,12 @@ class Screen:
     def at_end(self, now: float) -> Micros | None:
         """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
         eta = self.eta_s()
-        return None if eta is None else min(self.spent(now + eta), self.plan.worst_micros)
+        return None if eta is None else min(self.spent(now + eta), self.worst_micros)
+
+    @property
+    def worst_micros(self) -> Micros:
+        """The most that it can cost with the machine of now, beside what those before it cost."""
+        return total(self.spent_before, self.plan.worst_micros)
 
     def _take(self, intent: CreateIntended) -> None:
         """The approved offer that is asked for now: those before it were not to be had."""
@@ -203,6 +208,7 @@ class Screen:
                     self.deadline_wall = self.queued.ends_wall(self.deadline_wall, machine.started_wall)
                     self.queued = None
             case LegPlanned() as leg:
+                self.spent_before = Micros(leg.spent_micros)
                 self.leg = f"leg {leg.number}" + (f" from step {leg.step:,}" if leg.step else "")
                 self.phases |= {name: PhaseTime() for name in PHASES[1:]}
                 self.phase, self.deadline_wall, self.alarm, self.outcome = "plan", None, "", ""

@@ -169,6 +169,17 @@ def test_it_is_on_no_more_machines_than_were_agreed_to(tmp_path: Path) -> None:
     assert len(voyage.boxes) == 2
 
 
+def test_what_ends_it_is_why_it_did_not_move(tmp_path: Path) -> None:
+    voyage = Voyage(tmp_path, legs=1)
+    voyage.take_at(7)
+    assert voyage.drive() == "TRAINING_FAILED"
+    failure = look_at_run(voyage.played.home, RUN).state.failure
+    assert failure is not None
+    assert (failure.code, voyage.receipt["training"]["failed_step"]["code"]) == ("move.legs", "move.legs")
+    assert "--from" in failure.hint
+    assert voyage.problems() == []
+
+
 def test_a_cap_that_pays_no_further_start_up_ends_it_and_says_what_is_left(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, machines=1)
     voyage.take_at(7)

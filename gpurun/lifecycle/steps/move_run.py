@@ -94,7 +94,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         left_micros=left,
     )
     name, digest = _written(_plan_of(base, leg, found, wall), state, context)
-    _begin_files(context)
+    _begin_files(context, records)
     lengths = end_lines(context.folder)
     before: dict[str, Any] = asdict(lost) if lost is not None else {}
     yield LegPlanned(
@@ -326,7 +326,16 @@ def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
     return f"legs/{count}.json", hashlib.sha256(content).hexdigest()
 
 
-def _begin_files(context: Context) -> None:
-    """Keep what came home of earlier machines: what the next one brings replaces nothing, and has its own allowance."""
+def _begin_files(context: Context, records: Sequence[Record]) -> None:
+    """Keep what came home of earlier machines, and give the next one an allowance of its own for what it sends.
+
+    Only older checkpoints are replaced by what the next one brings, as ever; the best of an earlier machine is kept.
+    """
     with suppress(GpurunError):
-        Inventory(context.folder).note(files=(), left={})
+        inventory = Inventory(context.folder)
+        manifest, told = inventory.remembered(), [file for one in records for file in _files_in(one)]
+        best = manifest.best.step if manifest and manifest.best else None
+        known = {(file["name"], file["kind"], file["step"]) for file in told}
+        known |= {(file.name, file.kind, file.step) for file in (manifest.files if manifest else ())}
+        older = {name for name, kind, step in known if kind in RANK and step != best}
+        inventory.note(files=tuple(name for name in inventory.memory.files if name in older), left={})
