@@ -23,6 +23,7 @@ full: test docs
 	@GPURUN_SOAK=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -m "slow or hypothesis"
 	@$(BIN)/python -m pytest tests/simulation/test_state_machine.py --hypothesis-profile soak
 	@$(BIN)/python -m tests.simulation --runs 10000 --seed 1
+	@$(BIN)/python -m tests.simulation --voyages --runs 3000 --seed 1
 
 mac-ish: venv
 	@$(BIN)/python -m pytest -n 0 -v -m slow tests/mac

@@ -38,6 +38,9 @@ LEAST: dict[Event, dict[str, Any]] = {
     Event.BILL_OBSERVED: {"token": "gr-x-1", "micros": 0, "reads": 2, "spread_s": 600},
     Event.STEP_FAILED: {"step": "ship", "code": "x", "message": "", "exit_code": 6},
     Event.INCIDENT: {"code": "x", "message": ""},
+    Event.LEG_PLANNED: {
+        "number": 2, "plan": "legs/1.json", "plan_sha256": "", "step": 0, "spent_micros": 0, "left_micros": 0
+    },
     Event.RECEIPT_OBSERVED: {"seq": 1, "sha256": ""},
     Event.RUN_CLOSED: {"exit_code": 0},
     Event.JOURNAL_REPAIRED: {"cut_bytes": 1},

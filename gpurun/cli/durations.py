@@ -27,6 +27,25 @@ def queue_s(text: str) -> int:
     return _within(text, 60, 30 * 86400, "usage.queue", wrong, "Write hours or days: --queue 12h")
 
 
+def wait_s(text: str) -> int:
+    """Return the seconds of --wait."""
+    wrong = f"--wait {text!r} is no time to wait for a machine: 1m at least, and at most 7d."
+    return _within(text, 60, 7 * 86400, "usage.wait", wrong, "Write hours: --wait 6h")
+
+
+def until_wall(text: str, now: float) -> float:
+    """Return when it is so late next by the local clock, for --until; UsageError for what is no time of day."""
+    from datetime import datetime, timedelta
+
+    from gpurun.core.errors import UsageError
+
+    found = re.fullmatch(r"([01]?[0-9]|2[0-3]):([0-5][0-9])", text)
+    if not found:
+        raise UsageError("usage.until", f"--until {text!r} is no time of day.", hint="Write for instance --until 08:00")
+    today = datetime.fromtimestamp(now).replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+    return (today if today.timestamp() > now else today + timedelta(days=1)).timestamp()
+
+
 def limit_s(text: str) -> int:
     """Return the seconds of --time, which is a span of time or as sbatch takes it: MINUTES, H:MM:SS, D-HH:MM:SS."""
     wrong = f"--time {text!r} is no time for a job: 1m at least, and at most a year."

@@ -15,6 +15,7 @@ from gpurun.core.journal_events import Incident
 from gpurun.core.journal_records import Event, Phase, Record
 from gpurun.core.money import format_rate
 from gpurun.core.stop_request import ask_to_stop
+from gpurun.ledger.run_state import waits_for_machine
 from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.view.event_text import HEARD, SILENT
 
@@ -65,6 +66,9 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
     phase = sight.state.phase
     if number == signal.SIGHUP:
         return True
+    is_on_its_way = sight.state.leg > 1 or waits_for_machine(sight.state)  # To another machine: there is much to lose.
+    if phase in (*_BEFORE_TRAINING, Phase.GONE) and is_on_its_way:
+        return _while_training(session, sight, number, on_interrupt)
     if phase in _BEFORE_TRAINING and not sight.state.start_asked:
         if on_interrupt not in _GIVES_UP:
             return True
@@ -106,6 +110,8 @@ def _name(number: int) -> str:
 
 def costs_on(sight: Sight, now: float) -> str:
     """What a run that is left costs an hour, and until when; "" where it costs nothing."""
+    if waits_for_machine(sight.state):
+        return "$0.00/h while it waits for a machine"
     rate, deadline = sight.plan.offer.rate_micros_per_hour, sight.state.deadline_wall
     if not rate:
         return ""

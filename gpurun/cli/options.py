@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.durations import give_up_after_s, hold_s, idle_s, limit_s, parse_setup_limit_s, queue_s, silent_s
+from gpurun.cli.durations import (
+    give_up_after_s,
+    hold_s,
+    idle_s,
+    limit_s,
+    parse_setup_limit_s,
+    queue_s,
+    silent_s,
+    until_wall,
+    wait_s,
+)
 from gpurun.cli.session import Session
 from gpurun.cli.verb import Shared
 
@@ -194,11 +204,38 @@ def renting_from(session: Session, **typed: Any) -> dict[str, Any]:
             limit_s=limit_s(typed["time"]) if typed["time"] else 0,
             **{name: typed[name] for name in ("partition", "account", "qos")},
             slow_network=typed["slow_network"],
+            **_moving(session, typed),
             pass_env=checked_globs(typed["pass_env"]) if typed["pass_env"] else (),
         ),
     }
 
 
+def _moving(session: Session, typed: dict[str, Any]) -> dict[str, Any]:
+    """What was typed of a run that continues on other machines, with the setting; UsageError for what needs it."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.money import parse_usd
+    from gpurun.core.run_plan import MOST_LEGS
+
+    is_on = typed["keep_going"] or session.settings["keep_going"].value == "true"
+    for name in ("legs", "wait", "until"):
+        if typed[name] and not is_on:
+            what = f"--{name} is for a run that continues on other machines."
+            raise UsageError(f"usage.{name}", what, hint="Add --keep-going, or leave it out.")
+    legs = MOST_LEGS if typed["legs"] is None else typed["legs"]
+    if not 1 <= legs <= LONGEST_LEGS:
+        what = f"--legs {legs} is not a number of machines: from 1 to {LONGEST_LEGS}."
+        raise UsageError("usage.legs", what, hint="Write for instance --legs 5")
+    rate = parse_usd(typed["max_rate"], name="--max-rate", is_limit=False) if typed["max_rate"] else None
+    return {
+        "keep_going": is_on,
+        "legs": legs,
+        "wait_s": wait_s(typed["wait"]) if typed["wait"] else 0,
+        "until_wall": until_wall(typed["until"], session.clock.wall()) if typed["until"] else 0.0,
+        "max_rate_micros": rate,
+    }
+
+
+LONGEST_LEGS = 50
 _CHALLENGE = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
 
 
@@ -317,6 +354,14 @@ RENTING: dict[str, tuple[Any, Any]] = {
     "stage": (make_text_option("--stage", "s3://BUCKET", "Upload shards to this bucket before renting."), ""),
     "hours": (Annotated[float | None, typer.Option("--hours", metavar="H", help="Train at most this long.")], None),
     "dry_run": (flag("--dry-run", "Rehearse on this machine's CPU, free."), False),
+    "keep_going": (flag("--keep-going", "Continue on another machine if one is lost."), False),
+    "legs": (
+        Annotated[int | None, typer.Option("--legs", metavar="N", help="On so many machines at most; else 5.")],
+        None,
+    ),
+    "wait": (make_text_option("--wait", "DURATION", "How long to wait for another; else 15m."), ""),
+    "until": (make_text_option("--until", "HH:MM", "Until when to wait for another machine."), ""),
+    "max_rate": (make_text_option("--max-rate", "USD", "What a machine may cost an hour."), ""),
     "spot": (flag("--spot", "Rent a spot machine: cheaper, may be taken away."), False),
     "accept_weak_lease": (flag("--accept-weak-lease", "Rent where only this computer ends the machine."), False),
     "lambda_guard": (flag("--lambda-guard", "Put a key on a Lambda machine that ends it."), False),

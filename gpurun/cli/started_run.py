@@ -102,6 +102,9 @@ def _show_and_ask(session: Session, plan: Plan, *, yes: bool) -> None:
     this, most = format_usd(plan.worst_micros), format_usd(plan.most_micros)
     others = f" ({most} if it has to be another offer)" if most != this else ""
     question = f"Spend up to {this}{others}? [y/N]"
+    if plan.choices.keep_going:
+        legs = f"{this} on the first machine, the rest on at most {plan.choices.legs - 1} more"
+        question = f"Spend up to {format_usd(plan.cap_micros)} ({legs})? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("train.declined", "Nothing was rented and nothing spent.", hint="gpurun plan shows it again.")
 

@@ -66,6 +66,7 @@ class Event(StrEnum):
     SALVAGE_OBSERVED = "salvage.observed"
     STEP_FAILED = "step.failed"
     INCIDENT = "incident"
+    LEG_PLANNED = "leg.planned"
     RECEIPT_OBSERVED = "receipt.observed"
     RUN_CLOSED = "run.closed"
     JOURNAL_REPAIRED = "journal.repaired"
@@ -136,7 +137,8 @@ class RunOpened(JournalEvent):
 
     `rules` are those by which its receipt follows from it; None are the first. `endpoint` was asked in place of the
     provider's own address, `challenge` made the seed. `job` is a kind of job that neither trains a recipe nor runs a
-    command. `imported` is what a notebook told of itself.
+    command. `imported` is what a notebook told of itself. `legs`: on how many machines it may be, one after the other,
+    where it continues on another one when one is taken away or lost; 0 where it does not.
     """
 
     event = Event.RUN_OPENED
@@ -168,6 +170,7 @@ class RunOpened(JournalEvent):
     command: Json | None = None
     job: str = ""
     imported: Any = None
+    legs: Annotated[int, Field(ge=0)] = 0
 
     @property
     def has_model(self) -> bool:
@@ -566,6 +569,34 @@ class MachineGone(Incident):
     gone_s_ago: Seconds
 
 
+class LegPlanned(JournalEvent):
+    """The run continues on another machine: on the offers of that plan, from a checkpoint that is at home.
+
+    `token`, `provider` and `region` are of the machine that was lost, `why` is how it ended, in the provider's words;
+    they are empty where none was lost since the last plan, and only its offers could not be had. `files` are the
+    checkpoint of `step`; there are none where it starts again. `fruitless`: so many machines in a row brought no new
+    checkpoint. `spent_micros` is what all machines until now cost at most. `events_bytes` and `log_bytes` are how much
+    of the copies here is of earlier machines; `reached` is the last step that those tell of.
+    """
+
+    event = Event.LEG_PLANNED
+    number: int
+    plan: str
+    plan_sha256: str
+    token: str = ""
+    provider: str = ""
+    region: str = ""
+    why: str = ""
+    step: int
+    reached: int = 0
+    files: list[FileBrought] = Field(default_factory=list)
+    fruitless: int = 0
+    spent_micros: int
+    left_micros: int
+    events_bytes: int = 0
+    log_bytes: int = 0
+
+
 class ReceiptObserved(JournalEvent):
     """The receipt has its place in the chain."""
 
@@ -596,8 +627,8 @@ CLASSES: dict[Event, type[JournalEvent]] = {
         RunOpened, StageIntended, StageObserved, CreateIntended, CreateObserved, CreateRefused, CreateUnknown,
         ReadyObserved, ShipIntended, ShipObserved, TrainIntended, TrainStarted, RateObserved, TrainObserved,
         StopRequested, CollectIntended, CollectObserved, HoldIntended, HoldObserved, DestroyIntended, DestroyAsked,
-        DeathRead, DeathProven, BillObserved, SalvageIntended, SalvageObserved, StepFailed, Incident, ReceiptObserved,
-        RunClosed, JournalRepaired,
+        DeathRead, DeathProven, BillObserved, SalvageIntended, SalvageObserved, StepFailed, Incident, LegPlanned,
+        ReceiptObserved, RunClosed, JournalRepaired,
     )
 }  # fmt: skip
 INCIDENTS: dict[str, type[Incident]] = {
@@ -611,7 +642,7 @@ INCIDENTS: dict[str, type[Incident]] = {
 """The codes that have a class of their own."""
 _OF_MONEY = frozenset({
     "instance", "rules", "core_bundle_sha256", "beside_micros_per_hour", "egress_micros", "sends_itself",
-    "least_billed_s", "ended_wall", "ran_s", "alive_s_ago", "up_s_ago", "gone_s_ago",
+    "least_billed_s", "legs", "ended_wall", "ran_s", "alive_s_ago", "up_s_ago", "gone_s_ago",
 })  # fmt: skip
 """Fields with a default that are damage where they are not of their type."""
 

@@ -150,6 +150,7 @@ class CreateAttempt(Frozen):
     """One asking for a machine: what it costs an hour, what else beside it (disk, address), and what became of it.
 
     `answer` is "" until there was one, then "made" or "refused"; "unseen" where it was lost, and nothing was found.
+    `leg` is the leg of the run that it was for.
     """
 
     token: str
@@ -161,6 +162,7 @@ class CreateAttempt(Frozen):
     worst_micros: Micros
     at: Moment
     answer: str = ""
+    leg: int = 1
 
 
 class Extra(Frozen):
@@ -211,6 +213,11 @@ class RunState(Frozen):
     `moves_on` says in words that the machine was shown as gone before it was ready: once that is proven, and not much
     later, the next offer is taken. `rated` says that the measured rate is on record, `was_gone` that the last reading
     of the machine which is on record shows it as gone. `signal` names the signal that asked for the `stop`, if one did.
+    `legs`: on how many machines it may be one after the other (0: on one, whatever becomes of it), `leg` is the number
+    of this one. `leg_plan` is the file of its plan below the run's folder ("" for the first), `leg_at` when that was
+    written, `leg_step` the checkpoint that it started from, `fruitless` how many legs before it brought no new one,
+    `attempts_before` how many askings there were, `events_before` and `log_before` how many bytes of the copies here
+    are of earlier machines. `stays`: it was looked into whether it can continue on another machine, and it cannot.
     """
 
     run: str
@@ -261,6 +268,17 @@ class RunState(Frozen):
     unread: bool = False
     moved: bool = False
     imported: bool = False
+    legs: int = 0
+    leg: int = 1
+    leg_at: Moment | None = None
+    leg_plan: str = ""
+    leg_plan_sha256: str = ""
+    leg_step: int = 0
+    fruitless: int = 0
+    attempts_before: int = 0
+    events_before: int = 0
+    log_before: int = 0
+    stays: bool = False
 
     @property
     def late(self) -> dict[str, str]:

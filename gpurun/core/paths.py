@@ -151,6 +151,11 @@ class RunFolder:
         return self.path / "ssh"
 
     @property
+    def legs(self) -> Path:
+        """The plans of the machines that a run continued on, each as it was asked for."""
+        return self.path / "legs"
+
+    @property
     def artifacts(self) -> Path:
         """What came home: checkpoints and samples, digests verified."""
         return self.path / "artifacts"

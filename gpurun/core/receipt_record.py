@@ -55,7 +55,7 @@ class CommandTold(TypedDict):
 class ReceiptAsked(TypedDict):
     """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer".
 
-    `job` is its kind where it is neither a recipe nor a command.
+    `job` is its kind where it is neither a recipe nor a command. `legs`: on how many machines it may have been.
 
     `imported` has the platform of a notebook that ran where nothing here could see it, and its evidence's digests.
     """
@@ -70,6 +70,7 @@ class ReceiptAsked(TypedDict):
     job: NotRequired[str]
     trainer: NotRequired[str]
     max_gpu_hours: NotRequired[Number]
+    legs: NotRequired[int]
     imported: NotRequired[dict[str, str]]
 
 
@@ -194,6 +195,26 @@ class RentalPaid(TypedDict):
     end_is: NotRequired[str]
     extras: NotRequired[list[ExtraPaid]]
     price_rose: NotRequired[list[RisePaid]]
+
+
+class LegTold(TypedDict):
+    """One machine of a run that continued on others: from which step, and how many of its steps were trained before.
+
+    `why` is how it ended, in its provider's words, where another machine followed.
+    """
+
+    leg: int
+    token: str
+    provider: str
+    region: str | None
+    gpu: str | None
+    gpu_count: int | None
+    spot: bool
+    step: int
+    again: int
+    micros: int | None
+    outcome: str
+    why: NotRequired[str]
 
 
 class Cost(Is):
@@ -343,6 +364,7 @@ class Predicate(TypedDict):
     timeline: Timeline
     runtime: Runtime
     cost: Cost
+    legs: NotRequired[list[LegTold]]
     training: Training
     checkpoint: CheckpointTold
     sample: SampleTold | None

@@ -24,6 +24,7 @@ WORDS = frozenset({
     "predicate.training.failed_step.message",
     "predicate.training.warnings.lines",
     "predicate.incidents[].message",
+    "predicate.legs[].why",
 })  # fmt: skip
 """Every key of a statement that holds sentences; a code, a field or a figure beside it says the same."""
 

@@ -27,6 +27,8 @@ from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
 from gpurun.core.uplink import Uplink
 
+MOST_LEGS = 5
+"""On how many machines a run may be one after the other, where its user has not said it."""
 HOLD_S = 900
 """For how long a machine is held for what is not at home, unless its user says otherwise."""
 
@@ -54,7 +56,9 @@ class Choices(Frozen):
     `pass_env`: globs of its login's variables for the job. `idle_s`, `silent_s`: how long its job may be idle or
     silent before it is ended (0: to its lease; None: not said). `hold_s`: for how long at most a machine is kept whose
     end would take away what is not at home (0: not at all). `init`: the checkpoint of nanoGPT or minGPT whose
-    weights it starts from.
+    weights it starts from. `keep_going`: where its machine is taken away or lost, the run continues on another one, on
+    `legs` machines at most. No machine is waited for longer than `wait_s` (0: the usual), or past `until_wall` (0: not
+    said); none costs more an hour than `max_rate_micros`.
     """
 
     region: str | None = None
@@ -84,6 +88,11 @@ class Choices(Frozen):
     core_bundle: str = ""
     pass_env: tuple[str, ...] = ()
     init: str = ""
+    keep_going: bool = False
+    legs: int = MOST_LEGS
+    wait_s: int = 0
+    until_wall: float = 0.0
+    max_rate_micros: Micros | None = None
 
     @property
     def of_cluster(self) -> dict[str, str]:
@@ -286,6 +295,31 @@ class DataSummary(Frozen):
         return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
+class LegFile(Frozen):
+    """A file of the checkpoint that a leg starts from: its name below the run's artifacts, and what it must be."""
+
+    name: str
+    bytes: int
+    sha256: str
+    kind: str
+    step: int
+
+
+class Leg(Frozen):
+    """One machine of a run that moves from machine to machine: which one it is, and from where it continues.
+
+    `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `spent_micros`
+    is what the legs before it cost at most, `left_micros` what is left of the cap for this one.
+    """
+
+    number: int
+    step: int
+    files: tuple[LegFile, ...]
+    folder: str
+    spent_micros: Micros
+    left_micros: Micros
+
+
 @dataclass(frozen=True)
 class Workload:
     """What a machine starts for a job, and what is uploaded for it.
@@ -378,6 +412,20 @@ class Job(Frozen, ABC):
     def most_bytes(self, kind: str) -> int | None:
         """Return the most that one of its files of a kind can weigh; None where nothing is known of it."""
         return self.disk_gb << 30
+
+    @property
+    def can_resume(self) -> bool:
+        """Return whether it continues from its newest checkpoint on another machine."""
+        return False
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Return after how many steps it saves a checkpoint; 0 where nobody has said it."""
+        return 0
+
+    def resumed(self, leg: Leg) -> Self:
+        """Return the job as it continues on the machine of a leg."""
+        return self
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -504,6 +552,7 @@ class Plan(Frozen):
     quoted_wall: float = 0.0
     mandate: str = ""
     """The id of the mandate that it was approved under; "" where a person agreed to it."""
+    leg: Leg | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -534,6 +583,8 @@ class Plan(Frozen):
             told["expected_micros"] = self.expected_micros
         if not told.get("mandate"):  # As plan.json was before there were mandates.
             told.pop("mandate", None)
+        if self.leg is None:
+            told.pop("leg", None)
         return told
 
     @property
@@ -577,6 +628,11 @@ class Plan(Frozen):
     def most_micros(self) -> Micros:
         """The worst case of the dearest of the approved offers: what the user is asked to agree to."""
         return max(one.worst_micros or Micros(0) for one in self.approved)
+
+    @property
+    def cap_left_micros(self) -> Micros | None:
+        """The cap, less what the machines before this one cost at most."""
+        return self.leg.left_micros if self.leg is not None else self.cap_micros
 
     def told(self, *notes: str, warnings: Iterable[str] = ()) -> Plan:
         """The same plan with more to say: notes for information, and warnings of what may go against the user."""

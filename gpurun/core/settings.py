@@ -31,6 +31,7 @@ DEFAULTS: Mapping[str, str] = {
     "color": "auto",
     "on_interrupt": "ask",
     "uplink": "",
+    "keep_going": "false",
     "budget.month": "",
     "notify.url": "",
     "notify.exec": "",
@@ -41,7 +42,11 @@ _OF_PROJECT = f"project file {PROJECT_FILE}"
 PROJECT_KEYS = ("recipe", "max_cost", "color")
 _METADATA = {"fd00:ec2::254", "100.100.100.200", "192.0.0.192"}
 """Beside 169.254.169.254, which is link-local: of AWS over IPv6, Alibaba, Oracle."""
-_CHOICES = {"color": ("auto", "always", "never"), "on_interrupt": ("ask", "detach", "stop")}
+_CHOICES = {
+    "color": ("auto", "always", "never"),
+    "on_interrupt": ("ask", "detach", "stop"),
+    "keep_going": ("true", "false"),
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def check_setting(key: str, value: str, source: str) -> Setting:
     choices = _CHOICES.get(key, ())
     if choices and value not in choices:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
-        raise UsageError(f"usage.{key}", what, hint="Leave the flag out, or choose one of the three.")
+        raise UsageError(f"usage.{key}", what, hint="Leave it out, or choose one of them.")
     return Setting(value, source)
 
 
@@ -190,8 +195,15 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
         if key not in DEFAULTS:
             hint = did_you_mean(key, DEFAULTS, otherwise=f"Known keys: {', '.join(DEFAULTS)}.")
             raise UsageError("config.unknown_key", f"{path} has the unknown key {key!r}.", hint=hint)
-    texts = {key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()}
+    texts = {key: _as_text(value) for key, value in table.items()}
     return {key: check_setting(key, text, source) for key, text in texts.items()}
+
+
+def _as_text(value: object) -> str:
+    """Return a value of TOML as the environment would have it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import read_object
 
-What = Literal["stage", "boot", "setup", "look", "ship", "collect"]
+What = Literal["stage", "boot", "setup", "look", "ship", "collect", "wait"]
 PERIOD_S = 1.0
 # What was not written again for so long tells of a supervisor that is gone.
 STALE_S = 30.0

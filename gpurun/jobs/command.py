@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -11,13 +12,15 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any, ClassVar
 
+from gpurun.core.artifact_names import path_of, raw_name
 from gpurun.core.command import WORK, Command
 from gpurun.core.installed_files import recipe_file
 from gpurun.core.job_terms import COMMAND, JobTerms
 from gpurun.core.records import digest_json
-from gpurun.core.run_plan import Job, Mode, Plan, Workload
+from gpurun.core.run_plan import Job, Leg, Mode, Plan, Workload
 from gpurun.view.number_format import short_hash
 
+_OUTPUTS = "outputs/"
 _PACKAGE = "bundle/gpurun/remote/agent"
 _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable", "imports")
 """What of a command its runner reads on the machine; values of secrets are nowhere in it."""
@@ -53,6 +56,19 @@ class CommandJob(Job):
     def save_s(self) -> int:
         """See `Job.save_s`."""
         return self.command.save_s
+
+    @property
+    def can_resume(self) -> bool:
+        """See `Job.can_resume`: what it can continue from has to be named."""
+        return bool(self.command.checkpoints)
+
+    def resumed(self, leg: Leg) -> CommandJob:
+        """Return the command as it continues from the checkpoint of a leg, or from where it began."""
+        if not leg.files:
+            return self
+        names = [place for place, _ in _checkpoint_of(leg)]
+        resumed = names[0] if len(names) == 1 else os.path.commonpath(names)
+        return self.model_copy(update={"command": self.command.model_copy(update={"resumed": resumed})})
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -173,6 +189,7 @@ class CommandJob(Job):
             **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
             "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
             WORK: own / "work",
+            **({f"{WORK}/{place}": path for place, path in _checkpoint_of(plan.leg)} if plan.leg else {}),
             **data,
         }
 
@@ -181,6 +198,14 @@ class CommandJob(Job):
         folders = (uploads.get(name) for name in (WORK, "data"))
         places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())
+
+
+def _checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
+    """Return the files of the checkpoint of a leg: where each lay when it was written, and where it lies here."""
+    return [
+        (os.fsdecode(raw_name(file.name)).removeprefix(_OUTPUTS), path_of(Path(leg.folder), file.name))
+        for file in leg.files
+    ]
 
 
 def _file_digests(work: Path) -> dict[str, str]:

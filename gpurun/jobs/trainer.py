@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from gpurun import __version__
+from gpurun.core.artifact_names import path_of
 from gpurun.core.installed_files import bundle_root
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.records import digest_json
-from gpurun.core.run_plan import Job, Mode, Plan, Workload
+from gpurun.core.run_plan import Job, Leg, Mode, Plan, Workload
 from gpurun.core.untrusted import read_object
 from gpurun.view.number_format import format_count, short_hash
 
 CHANGED = "changed trainer"
+CONTINUED = "continue"
+"""Where the trainer finds the checkpoint that it continues from, beside the shards."""
 CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
 KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
 SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
@@ -58,6 +61,17 @@ class TrainerJob(Job):
     def checkpoint_bytes(self) -> int:
         """See `Job.checkpoint_bytes`."""
         return CHECKPOINT_BYTES * self.parameters
+
+    @property
+    def can_resume(self) -> bool:
+        """See `Job.can_resume`."""
+        return True
+
+    @property
+    def checkpoint_every(self) -> int:
+        """See `Job.checkpoint_every`."""
+        every = self.resolved.get("train", {}).get("checkpoint_every", 0)
+        return every if isinstance(every, int) else 0
 
     @property
     def more_kept(self) -> int:
@@ -157,6 +171,13 @@ class TrainerJob(Job):
         from gpurun.jobs.training.initial_weights import weights_of
 
         folder, name = Path(plan.data.folder), self.resolved["train"].get("init_from")
+        if plan.leg is not None and plan.leg.files:
+            own = Path(plan.data.beside or folder)
+            rest = self._data(plan.model_copy(update={"leg": None}))
+            # Its own newest checkpoint stands in the place of that of an earlier run.
+            beside = {f"data/{path.name}": path for path in own.iterdir() if path.name != CONTINUED}
+            files = {place: path for place, path in rest.items() if place != "data"}
+            return {**files, **beside, **_checkpoint_of(plan.leg)}
         if not plan.data.beside:
             return {"data": folder}
         manifest = read_object(Path(plan.data.beside) / "data.json")
@@ -165,6 +186,14 @@ class TrainerJob(Job):
         if name and plan.continues is None and not (Path(plan.data.beside) / name).is_dir():
             files |= weights_of(folder, name)
         return {**{f"data/{place}": path for place, path in files.items()}, "data": Path(plan.data.beside)}
+
+
+def _checkpoint_of(leg: Leg) -> dict[str, Path | bytes]:
+    """Return the checkpoint that a leg starts from, where the trainer finds that of an earlier run."""
+    told = [file.model_dump(mode="json") for file in leg.files]
+    manifest = {"v": 1, "latest": leg.step, "best": None, "files": told}
+    files = {f"data/{CONTINUED}/{file.name}": path_of(Path(leg.folder), file.name) for file in leg.files}
+    return {**files, f"data/{CONTINUED}/MANIFEST.json": json.dumps(manifest, indent=1).encode() + b"\n"}
 
 
 def _variables(plan: Plan, cpus: int) -> dict[str, str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from gpurun.core.errors import VerificationFailed
-from gpurun.core.journal_events import CreateIntended, RunOpened
-from gpurun.core.journal_records import Record, all_typed, opened_of
+from gpurun.core.journal_events import CreateIntended, LegPlanned, RunOpened
+from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
 from gpurun.core.money import Micros
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.records import Offer
@@ -28,28 +29,57 @@ _PRICED = {"provider", "rate_micros_per_hour", "billing_unit_s"}
 
 def read_plan(folder: RunFolder) -> Plan:
     """The plan that was agreed to, with its shards where they lie now; OSError or ValidationError where it is none."""
-    plan = Plan.from_json(read_regular(folder.plan))
+    return _here(Plan.from_json(read_regular(folder.plan)), folder)
+
+
+def _here(plan: Plan, folder: RunFolder) -> Plan:
+    """Return the plan with its files where they lie now: a home may have been moved."""
     places = {key: folder.now_at(getattr(plan.data, key)) for key in ("folder", "beside")}
-    return plan.model_copy(update={"data": plan.data.model_copy(update=places)})
+    update: dict[str, Any] = {"data": plan.data.model_copy(update=places)}
+    if plan.leg is not None:
+        update["leg"] = plan.leg.model_copy(update={"folder": str(folder.artifacts)})
+    return plan.model_copy(update=update)
+
+
+def read_leg_plan(folder: RunFolder, name: str, sha256: str) -> Plan:
+    """Return the plan of a leg by its file's name in the journal; OSError or ValueError where it is not that one."""
+    return _here(_leg_of(folder.legs / Path(name).name, sha256), folder)
+
+
+@lru_cache(maxsize=8)
+def _leg_of(path: Path, sha256: str) -> Plan:
+    content = read_regular(path)
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise ValueError(f"{path} is not the plan that the journal names")
+    return Plan.from_json(content)
 
 
 def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, VerificationFailed | None]:
-    """The plan, or what the journal has of it, and why it is not the plan itself.
+    """The plan of the machine of now, or what the journal has of it, and why it is not the plan itself.
 
     That is raised where the journal has nothing of it: then nothing was asked for either.
     """
+    leg = last_typed(records, LegPlanned)
     try:
-        return read_plan(folder), None
-    except (OSError, ValidationError) as error:
+        return read_leg_plan(folder, leg.plan, leg.plan_sha256) if leg else read_plan(folder), None
+    except (OSError, ValueError) as error:
         lost = VerificationFailed(
             "run.plan_damaged",
             f"The plan of {folder.name} cannot be read: {type(error).__name__}.",
-            hint=f"Put {folder.plan} back from a copy to go on, or end the run: gpurun destroy {folder.name}.",
+            hint=f"Put {folder.legs if leg else folder.plan} back from a copy to go on, or end the run: "
+            f"gpurun destroy {folder.name}.",
         )
         try:
-            return _stand_in(opened_of(records), list(all_typed(records, CreateIntended))), lost
+            return _stand_in(opened_of(records), _intents_of_now(records)), lost
         except (IndexError, ValueError):
             raise lost from error
+
+
+def _intents_of_now(records: Sequence[Record]) -> list[CreateIntended]:
+    """What was asked for since the last plan of a leg, or at all."""
+    legs = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
+    since = list(all_typed(records[legs[-1] :] if legs else records, CreateIntended))
+    return since or list(all_typed(records, CreateIntended))
 
 
 def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:

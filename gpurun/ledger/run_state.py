@@ -16,6 +16,7 @@ from gpurun.core.journal_events import (
     DeathProven,
     HoldIntended,
     Incident,
+    LegPlanned,
     MachineEndsItself,
     PriceRose,
     ReadyObserved,
@@ -65,6 +66,7 @@ class Step(StrEnum):
     HOLD = "hold"
     DESTROY = "destroy"
     SALVAGE = "salvage"
+    MOVE = "move"
     SETTLE = "settle"
     CLOSE = "close"
 
@@ -97,7 +99,7 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
     match state.phase:
         case Phase.OPENED:
             if state.failure or state.stop:
-                return Step.SETTLE
+                return Step.MOVE if may_move(state) else Step.SETTLE
             return Step.STAGE if state.stage == "wanted" else Step.CREATE
         case Phase.CREATING:
             # What is not found after its deadline may have lived until then: it is proven dead, and paid for.
@@ -126,12 +128,39 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.GONE:
             is_given_up = state.stop == "destroy" and state.reason != "lease"  # By somebody who wanted nothing of it.
             may_lack = state.pushed or state.shared == "holds"
-            return Step.SALVAGE if may_lack and not is_given_up else Step.SETTLE
+            if may_lack and not is_given_up:
+                return Step.SALVAGE
+            return Step.MOVE if may_move(state) else Step.SETTLE
         case Phase.SETTLED:
             return Step.SETTLE if state.may_be_billing else Step.CLOSE
         case Phase.CLOSED:
             # Only what was closed too early, by a gpurun that did so, is settled once more.
             return Step.SETTLE if state.may_be_billing else None
+
+
+def may_move(state: RunState) -> bool:
+    """Whether the run continues on another machine, if there is one for it: never for a fault or an end of its own.
+
+    The journal's outcome decides, and no exit code: a machine that is gone leaves none.
+    """
+    if not state.legs or state.stop or state.stays:
+        return False
+    failure = state.failure
+    if state.phase is Phase.OPENED:
+        return failure is not None and failure.step == Step.CREATE and failure.code in _NOT_TO_BE_HAD
+    is_ended = failure is not None and failure.code in _LOST and state.outcome in ("", "done")
+    return state.outcome == "lost" or (state.outcome == "failed" and state.reason == "preempted") or is_ended
+
+
+def waits_for_machine(state: RunState) -> bool:
+    """Whether nothing is rented for a run just now, and it continues on another machine once there is one."""
+    return state.phase in (Phase.GONE, Phase.OPENED) and not state.may_be_billing and may_move(state)
+
+
+_NOT_TO_BE_HAD = frozenset({"create.no_capacity", "create.cannot_look", "price.rose", "price.unknown"})
+"""Why no machine was made, and one may be had later."""
+_LOST = frozenset({"machine.lost", "boot.gone", "boot.timeout"})
+"""The failures of a step whose machine was taken away, ended by its provider, or never came up."""
 
 
 def is_to_hold(state: RunState) -> bool:
@@ -152,7 +181,10 @@ def exit_code_of(state: RunState) -> ExitCode:
     if state.may_be_billing:
         return ExitCode.MAY_BE_BILLING
     if state.failure:
-        return as_exit_code(state.failure.exit_code)
+        code = as_exit_code(state.failure.exit_code)
+        # That no further machine was to be had is no refusal of a run for which one was paid.
+        is_paid = state.leg > 1 or state.outcome in ("failed", "lost")
+        return ExitCode.TRAINING_FAILED if code is ExitCode.NO_OFFER and is_paid else code
     if state.outcome in ("failed", "lost"):
         return ExitCode.TRAINING_FAILED
     if state.reason == "lease":
@@ -163,7 +195,8 @@ def exit_code_of(state: RunState) -> ExitCode:
 
 
 def _run_opened(state: RunState, record: Record, opened: RunOpened) -> dict[str, Any]:
-    return {"stage": "wanted" if opened.stage else "", "imported": bool(opened.imported)}
+    stage = "wanted" if opened.stage else ""
+    return {"stage": stage, "imported": bool(opened.imported), "legs": opened.legs}
 
 
 def _create_intended(state: RunState, record: Record, intent: CreateIntended) -> dict[str, Any]:
@@ -186,11 +219,11 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
         "armed": False,
         "ends_wall": None,
         "hold_s": intent.hold_s,
-        "asked": {**state.asked, intent.token: _asked(record, intent)},
+        "asked": {**state.asked, intent.token: _asked(record, intent, state.leg)},
     }
 
 
-def _asked(record: Record, intent: CreateIntended) -> CreateAttempt:
+def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
     """The asking of an intent."""
     return CreateAttempt(
         token=intent.token,
@@ -201,6 +234,7 @@ def _asked(record: Record, intent: CreateIntended) -> CreateAttempt:
         billing_unit_s=intent.billing_unit_s,
         worst_micros=Micros(intent.worst_micros),
         at=Moment.of(record),
+        leg=leg,
     )
 
 
@@ -318,6 +352,8 @@ def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[s
         # What was lost on the way home matters more to a script than why training ended.
         failed["failure"] = failure
         failed["earlier"] = state.failure if state.failure and not is_lacking(state) else state.earlier
+    if failure.step == Step.MOVE:  # It says why the run ends, and what would have let it continue.
+        failed |= {"stays": True, "failure": failure, "earlier": state.failure}
     if failure.step == Step.HOLD:
         failed["phase"] = Phase.COLLECTED
     if failure.step == Step.WATCH:
@@ -399,6 +435,32 @@ def _train_intended(state: RunState, record: Record, start: TrainIntended) -> di
     }
 
 
+_OF_ONE_MACHINE = (
+    "passed_over", "moves_on", "token", "account", "instance", "facts", "pushed", "shared", "clock_ahead_s",
+    "start_asked", "hard_stop_wall", "linger_s", "rated", "was_gone", "silent_since_wall", "deadline_wall",
+    "timer_shares_key", "armed", "ends_wall", "asked_at", "heard_at", "outcome", "reason", "failure", "earlier",
+    "hold_s", "held_at", "hold_until_wall", "hold_why", "elsewhere", "unpublished", "teardown", "dearer", "moved",
+)  # fmt: skip
+"""What the state has of the machine of now, and of the work on it: the next machine begins without it."""
+
+
+def _leg_planned(state: RunState, record: Record, leg: LegPlanned) -> dict[str, Any]:
+    usual = {name: RunState.model_fields[name].get_default(call_default_factory=True) for name in _OF_ONE_MACHINE}
+    return {
+        **usual,
+        "phase": Phase.OPENED,
+        "leg": leg.number,
+        "leg_at": Moment.of(record),
+        "leg_plan": leg.plan,
+        "leg_plan_sha256": leg.plan_sha256,
+        "leg_step": leg.step,
+        "fruitless": leg.fruitless,
+        "attempts_before": state.attempt,
+        "events_before": leg.events_bytes,
+        "log_before": leg.log_bytes,
+    }
+
+
 _MARKS: dict[Event, dict[str, Any]] = {
     Event.STAGE_OBSERVED: {"stage": "done"},
     Event.SHIP_OBSERVED: {"phase": Phase.SHIPPED},
@@ -426,5 +488,6 @@ _EFFECTS: dict[Event, Callable[[RunState, Record, Any], dict[str, Any]]] = {
     Event.SALVAGE_OBSERVED: _salvage_observed,
     Event.STEP_FAILED: _step_failed,
     Event.INCIDENT: _incident,
+    Event.LEG_PLANNED: _leg_planned,
     Event.RUN_CLOSED: lambda state, record, closed: {"phase": Phase.CLOSED, "exit_code": int(closed.exit_code)},
 }

@@ -108,7 +108,7 @@ def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
     """How a journal is damaged by which a machine is to be asked for next, though the run had one; else None."""
     if state.phase is not Phase.OPENED or state.failure or state.stop:
         return None
-    has_events = folder.events.exists() and folder.events.stat().st_size > 0
+    has_events = folder.events.exists() and folder.events.stat().st_size > state.events_before
     if has_events or has_receipt(home, folder.name):
         return "the end: what it told of the run's machine is lost"
     return None
@@ -214,6 +214,7 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, importe
         **plan.choices.model_dump(mode="json", include={"pass_env"}, exclude_defaults=True),
         **plan.job.opened(),
         **({"imported": imported} if imported else {}),
+        **({"legs": plan.choices.legs} if plan.choices.keep_going else {}),
     }
     before = {"run", "step", "steps", "receipt_sha256"}
     return RunOpened(

@@ -26,7 +26,7 @@ def spending(records: Sequence[Record], now: float | None = None, *, is_watched:
 
     `is_watched`: somebody is at work on it, so that its machine is known to live.
     """
-    rentals = rentals_of(records if now is None else _until(records, now))
+    rentals = rentals_of(records if now is None else records_until(records, now))
     return Spending(total(*(rental.micros for rental in rentals)), figure_of(rentals, is_watched=is_watched))
 
 
@@ -35,8 +35,8 @@ def spent_by(records: Sequence[Record], now: float) -> Micros:
     return spending(records, now).micros
 
 
-def _until(records: Sequence[Record], now: float) -> list[Record]:
-    """The records, and one of this moment, up to which all is paid whose end is not on record."""
+def records_until(records: Sequence[Record], now: float) -> list[Record]:
+    """Return the records, and one of this moment, up to which all is paid whose end is not on record."""
     if not records:
         return []
     last = records[-1]

@@ -15,17 +15,17 @@ from gpurun.core.collected_record import HERE, NAMED, CheckpointTold, FileAtHome
 from gpurun.core.journal_events import (
     CollectObserved,
     FileBrought,
+    FilesBrought,
     Incident,
     JournalRepaired,
     ReadyObserved,
     RunOpened,
-    SalvageObserved,
     ShipObserved,
     StageObserved,
     StepFailed,
     TrainObserved,
 )
-from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
+from gpurun.core.journal_records import Event, Record, all_typed, last_brought, last_typed, opened_of
 from gpurun.core.money import Figure, Micros, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
@@ -48,6 +48,7 @@ from gpurun.core.receipt_record import (
 )
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
 from gpurun.ledger.billed_time import elapsed_s, last_of
+from gpurun.ledger.legs import legs_of
 from gpurun.ledger.log_facts import Evidence, command_verdict, older_verdict, read_evidence, verdict_of
 from gpurun.ledger.paid_phases import TrainingSplit, phases_s, planned, timeline
 from gpurun.ledger.rental import Rental, all_bounded, billed_by, cost_says, figure_of, is_cap_kept, rentals_of
@@ -85,7 +86,7 @@ def build_statement(
     # Rules 1 divided a command's time as if it were a training.
     divided = None if not opened.has_model and (opened.rules or 1) > 1 else evidence.split
     instance = _instance(opened, rentals)
-    collected = last_typed(records, SalvageObserved) or last_typed(records, CollectObserved)
+    collected = last_brought(records)
     files = [_file(one) for one in collected.files] if collected else []
     predicate: Predicate = {
         "v": 1,
@@ -112,6 +113,8 @@ def build_statement(
     }
     if opened.rules is not None:
         predicate["rules"] = opened.rules
+    if legs := legs_of(records):
+        predicate["legs"] = legs
     return {
         "_type": STATEMENT_TYPE,
         "subject": _subjects(files, predicate["checkpoint"]),
@@ -145,6 +148,8 @@ def _asked(opened: RunOpened) -> ReceiptAsked:
         asked["trainer"] = opened.trainer
     if opened.max_gpu_hours is not None:
         asked["max_gpu_hours"] = opened.max_gpu_hours
+    if opened.legs:
+        asked["legs"] = opened.legs
     if opened.imported:
         asked["imported"] = plain_data(opened.imported)
     return asked
@@ -343,14 +348,19 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
 
 
 def failed_step(records: Sequence[Record]) -> StepFailed | None:
-    """The last step that failed, but for a collect of which all came home while the machine was held."""
+    """The last step that failed, but for a collect of which all came home while the machine was held.
+
+    What failed on a machine after which the run continued on another one is not among it.
+    """
+    legs = [place for place, one in enumerate(records) if one.event is Event.LEG_PLANNED]
+    records = records[legs[-1] :] if legs else records
     held = next((place for place, one in enumerate(records) if one.event is Event.HOLD_INTENDED), len(records))
     is_home = any(not one.missing for one in all_typed(records[held:], CollectObserved))
     failed = all_typed(reversed(records), StepFailed)
     return next((one for one in failed if not (is_home and one.step == "collect")), None)
 
 
-def _checkpoint(collected: SalvageObserved | CollectObserved | None, files: list[FileAtHome]) -> CheckpointTold:
+def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> CheckpointTold:
     if collected is None:
         return {"latest": None, "best": None, "files": [], "missing": []}
     told: CheckpointTold = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,14 +12,17 @@ from gpurun.core.background_call import Begin, Inline
 from gpurun.core.clock import Clock, boot_id
 from gpurun.core.errors import GpurunError, SetupError
 from gpurun.core.journal_events import JournalEvent
-from gpurun.core.journal_records import Moment, RunState
+from gpurun.core.journal_records import Extra, Moment, Record, RunState
 from gpurun.core.money import Micros, format_left, left_of, ratio_of, seconds_within, total
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Instance, InstanceState
 from gpurun.core.run_plan import Plan
 from gpurun.core.stop_request import STRENGTH, read_stop_request
 from gpurun.ledger.budget import Budgets
-from gpurun.ledger.run_state import WORKING, Step, next_step
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.plan_from_journal import plan_of, read_leg_plan
+from gpurun.ledger.rental import rentals_of
+from gpurun.ledger.run_state import WORKING, Step, find_offer_place, next_step
 from gpurun.lifecycle.artifacts.inventory import Inventory
 from gpurun.planning.transfer import COLLECT_START_S
 from gpurun.providers.base import Guarded, LetsIn, Provider, Rejected, TellsTime, Unknown, their_wall
@@ -109,6 +112,17 @@ class Context:
     hang_up: Callable[[], None] = lambda: None
     left: threading.Event = field(default_factory=threading.Event)
     latest: Callable[[RunState], RunState] = lambda state: state
+
+    def at(self, state: RunState) -> Context:
+        """The same context on the offer that the run is about, by the plan of its machine of now."""
+        context = self
+        if state.leg_plan:
+            try:
+                plan = read_leg_plan(self.folder, state.leg_plan, state.leg_plan_sha256)
+            except (OSError, ValueError):  # The journal has what ends its machine.
+                plan, _ = plan_of(self.folder, read_journal(self.folder.journal).records)
+            context = replace(self, plan=plan)
+        return context.on_offer(find_offer_place(state, context.plan))
 
     def on_offer(self, place: int) -> Context:
         """The same context on the approved offer at that place: its plan, its lease, its provider."""
@@ -327,7 +341,8 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
     """
     own = state.asked.get(state.token)
     price = total(own.micros_per_hour, own.beside_micros_per_hour) if own is not None else None
-    if own is None or not price or plan.cap_micros is None or not (state.extras or state.dearer):
+    cap, extras = plan.cap_left_micros, _uncounted(state)
+    if own is None or not price or cap is None or not (extras or state.dearer):
         return lease_left_s
     now = Moment(wall=clock.wall(), mono=clock.monotonic(), boot_id=boot_id())
     tail_s = plan.lease.destroy_s + plan.lease.kill_allowance_s
@@ -335,7 +350,7 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
     for rise in state.dearer:
         before, burn = burn, ratio_of(total(rise.micros_per_hour, own.beside_micros_per_hour), price)
         taken_s += (burn - before) * (max(0.0, now.wall - rise.since_wall) + tail_s)
-    for extra in state.extras.values():
+    for extra in extras:
         asked = state.asked.get(extra.token)
         if asked is None:  # A journal of the first version does not tell what it was asked for.
             continue
@@ -343,11 +358,38 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
         lived_s = asked.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
         share = ratio_of(total(asked.micros_per_hour, asked.beside_micros_per_hour), price)
         taken_s += share * (lived_s + asked.billing_unit_s)
-    spare_s = seconds_within(left_of(plan.cap_micros, own.worst_micros), price)
+    spare_s = seconds_within(left_of(cap, own.worst_micros), price)
     return min(lease_left_s, (lease_left_s + spare_s - taken_s) / burn)
 
 
+def _uncounted(state: RunState) -> list[Extra]:
+    """The machines beside the run's own that are not in what the legs before this one cost."""
+    return [
+        extra
+        for extra in state.extras.values()
+        if state.leg_at is None
+        or extra.ended is None
+        or extra.ended.wall > state.leg_at.wall
+        or (extra.token in state.asked and state.asked[extra.token].leg == state.leg)
+    ]
+
+
+def spent_at_most(state: RunState, records: Sequence[Record], leg: int) -> Micros:
+    """What all machines until now cost at most; one before this leg whose create had no clear answer counts whole."""
+    asked = state.asked
+    spent = []
+    for rental in rentals_of(records):
+        attempt = asked.get(rental.token)
+        is_unclear = attempt is not None and attempt.leg < leg and attempt.answer in ("", "unseen")
+        spent.append(max(rental.micros, attempt.worst_micros) if attempt and is_unclear else rental.micros)
+    return total(*spent)
+
+
 def pays_for_another(state: RunState, cap_micros: Micros | None, worst_micros: Micros) -> bool:
-    """Whether the cap pays for another machine at its worst case, and for each that may exist unseen."""
-    unseen = [one for one in state.asked.values() if one.answer == "unseen" or one.token == state.token]
+    """Whether the cap pays for another machine at its worst case, and for each that may exist unseen.
+
+    Those of earlier legs are not in the cap any more.
+    """
+    asked = [one for one in state.asked.values() if one.leg == state.leg]
+    unseen = [one for one in asked if one.answer == "unseen" or one.token == state.token]
     return cap_micros is None or not unseen or total(worst_micros, *(one.worst_micros for one in unseen)) <= cap_micros

@@ -24,7 +24,7 @@ from gpurun.core.records import Instance
 from gpurun.core.retry import Retry
 from gpurun.core.stop_request import read_stop_request
 from gpurun.ledger.journal import Journal, damaged, is_noted, newer
-from gpurun.ledger.run_state import WORKING, Step, exit_code_of, find_offer_place, next_step, replay_journal
+from gpurun.ledger.run_state import WORKING, Step, exit_code_of, next_step, replay_journal
 from gpurun.ledger.runs import lost_records, opening
 from gpurun.lifecycle.context import Context, MachineMoved, Note, StepClock, StopWanted
 from gpurun.lifecycle.instance.monitor import Monitor
@@ -37,6 +37,7 @@ from gpurun.lifecycle.steps import (
     create_machine,
     destroy_machine,
     hold_machine,
+    move_run,
     stage_shards,
     upload_files,
 )
@@ -58,6 +59,13 @@ def salvage_all(state: RunState, context: Context) -> Iterator[Note]:
     yield from collect_bucket.collect_pushed(state, context)
 
 
+def continue_elsewhere(state: RunState, context: Context) -> Iterator[Note]:
+    """Plan the next machine of a run, once nothing of the last one is left; where none was made nothing can be."""
+    if state.phase is Phase.GONE:
+        yield from close_run.close_machines(state, context)
+    yield from move_run.move(state, context)
+
+
 STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.STAGE: stage_shards.stage,
     Step.CREATE: create_machine.create,
@@ -69,6 +77,7 @@ STEPS: dict[Step, Callable[[RunState, Context], Iterator[Note]]] = {
     Step.HOLD: hold_machine.hold,
     Step.DESTROY: destroy_machine.destroy,
     Step.SALVAGE: salvage_all,
+    Step.MOVE: continue_elsewhere,
     Step.SETTLE: close_run.settle_run,
 }
 
@@ -184,7 +193,7 @@ class Driver:
 
     def _at(self, state: RunState) -> Context:
         """The context on the offer that this attempt is about."""
-        return self._context.on_offer(find_offer_place(state, self._context.plan))
+        return self._context.at(state)
 
     def _state(self) -> RunState:
         """The run as it is on record."""

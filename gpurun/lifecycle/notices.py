@@ -41,6 +41,7 @@ _TOLD: Mapping[str, str] = {
     Event.TRAIN_STARTED: "started",
     Event.TRAIN_OBSERVED: "trained",
     Event.HOLD_INTENDED: "held",
+    Event.LEG_PLANNED: "moved",
     Event.RUN_CLOSED: "finished",
 }
 
@@ -93,6 +94,8 @@ class Noticed:
         if cap and spent.micros >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{figure_words(spent.micros, spent.figure)} of {format_usd(cap)} are spent"))
         for notice, message in found:
+            if notice == "moved":  # What is told of a machine is told of the next one as well.
+                self._told -= {"moved", "started", "trained", "held", "silent"}
             if notice not in self._told:
                 self._told.add(notice)
                 yield notice, message, spent.micros

@@ -69,7 +69,7 @@ def supervise(
 
     def see() -> tuple[RunState, Context]:
         state, context = seen()
-        return state, context.on_offer(find_offer_place(state, context.plan))
+        return state, context.at(state)
 
     def failed(error: SetupError) -> None:
         state, context = see()
@@ -99,7 +99,7 @@ def supervise(
 def end_at_once(home: Home, run: str, clock: Clock) -> None:
     """End a run's machine and see it gone with no record of it and no lock; what keeps it alive is raised."""
     state, context = _seen(home, home.run(run), clock)
-    still_there = end_unrecorded(state, context.on_offer(find_offer_place(state, context.plan)))
+    still_there = end_unrecorded(state, context.at(state))
     if still_there is not None:
         raise still_there
 

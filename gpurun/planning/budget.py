@@ -232,7 +232,7 @@ def _candidate(
     if train_s < inf:
         slow_end_s = guess.train_s[1] if guess.train_s else train_s
         slow_s = max(train_s, min(slow_end_s, lease.train_s) if lease else slow_end_s)
-        expected, slow = _expected(offer, train_s, load), _expected(offer, slow_s, load)
+        expected, slow = expected_cost(offer, train_s, load), expected_cost(offer, slow_s, load)
     return Candidate(
         offer=offer,
         estimate=guess,
@@ -265,7 +265,7 @@ def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, st
     offer, guess = candidate.offer, candidate.estimate
     # Where no speed is known it is the dollars of the hours that were asked for.
     is_known = guess.train_s is not None
-    dollars = _expected(offer, expected_train_s(guess), load) if is_known else candidate.expected_micros
+    dollars = expected_cost(offer, expected_train_s(guess), load) if is_known else candidate.expected_micros
     names = (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region)
     return (not candidate.finishes, candidate.lease is None, sys.maxsize if dollars is None else dollars, *names)
 
@@ -287,7 +287,7 @@ def _lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -
     )
 
 
-def _expected(offer: Offer, train_s: float, load: Load) -> Micros:
+def expected_cost(offer: Offer, train_s: float, load: Load) -> Micros:
     """What a rental costs that goes well: it boots sooner than it may, and ends as `expected_end_s` says."""
     before_s = ceil(EXPECTED_BOOT_SHARE * (offer.boot_s + load.setup_s)) + load.ship_s
     return _cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)

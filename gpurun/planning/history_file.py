@@ -51,9 +51,10 @@ def _as_lines(priors: Priors) -> bytes:
 def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
     """What the run has shown; None where its journal does not say that it trained, or too little of it.
 
-    A trainer that was changed shows nothing of what gpurun's own would take.
+    A trainer that was changed shows nothing of what gpurun's own would take, nor does a run that several machines
+    trained.
     """
-    if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED:
+    if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED or state.leg > 1:
         return None
     start: StartEvent | None = None
     meter = Meter(plan.job.resolved)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
+from typing import NoReturn
 
 from gpurun.core.clock import Clock
-from gpurun.core.errors import SetupError
+from gpurun.core.errors import NoOffer, SetupError
+from gpurun.core.money import Micros, format_rate
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer
 from gpurun.core.run_plan import Choices
@@ -56,8 +58,19 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
     if choices.region and elsewhere and len(elsewhere) == len(names):
         raise no_such_region(choices.region, elsewhere)
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
+    most = choices.max_rate_micros
     wanted = [offer for offer in offers if offer.spot == choices.spot]
+    if most is not None and wanted:
+        wanted = [offer for offer in wanted if offer.rate_micros_per_hour <= most] or _none_below(most, wanted)
     if choices.region is not None:  # An offer that is for any region becomes one for this.
         here = {"region": choices.region}
         wanted = [offer.model_copy(update=here) for offer in wanted if offer.region in (choices.region, "any")]
     return Market(tuple(wanted), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
+
+
+def _none_below(most: Micros, offers: Sequence[Offer]) -> NoReturn:
+    """Raise the refusal of offers that all cost more an hour than --max-rate allows."""
+    best = min(offers, key=lambda offer: offer.rate_micros_per_hour)
+    what = f"Nothing on offer costs at most {format_rate(most)}: the cheapest is {best.provider} {best.label}"
+    rate = format_rate(best.rate_micros_per_hour)
+    raise NoOffer("offer.over_rate", f"{what}, {rate}.", hint="Raise --max-rate, or ask for another --gpu.")

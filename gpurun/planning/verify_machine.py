@@ -38,8 +38,7 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
     if not plan.quoted_wall or 0 <= clock.wall() - plan.quoted_wall <= STALE_S:
         return
     agreed = plan.offer
-    name, memory_gb = _card(agreed.gpu), agreed.vram_gb or None
-    need = GpuNeed(count=agreed.gpus_per_node, name=name, memory_gb=memory_gb, nodes=agreed.nodes)
+    need = need_of_offer(agreed)
     try:
         offers = provider.offers(need, rows_for(need, agreed.provider))
     except Unknown as error:
@@ -56,6 +55,12 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
     ]
     if same and min(same) > agreed.rate_micros_per_hour:
         raise rose(plan, min(same), "Nothing was made.")
+
+
+def need_of_offer(offer: Offer) -> GpuNeed:
+    """Return the need that asks a provider for the very machine of an offer."""
+    memory_gb = offer.vram_gb or None
+    return GpuNeed(count=offer.gpus_per_node, name=_card(offer.gpu), memory_gb=memory_gb, nodes=offer.nodes)
 
 
 def check_made(instance: Instance, plan: Plan) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from gpurun.core.clock import local_minute
 from gpurun.core.journal_records import Event, Phase, RunState
-from gpurun.core.money import Figure
+from gpurun.core.money import Figure, total
 from gpurun.core.paths import open_regular
 from gpurun.core.trainer_events import parse_event
+from gpurun.core.transfer_progress import read_moving
+from gpurun.ledger.run_state import waits_for_machine
 from gpurun.ledger.runs import Sight, gave_up
 from gpurun.ledger.spending import spending
 from gpurun.view.list_tables import RunRow
@@ -53,19 +55,30 @@ def run_row(sight: Sight, now: float) -> RunRow:
     return RunRow(
         run=sight.folder.name,
         recipe=plan.job.recipe,
-        where=f"{plan.offer.provider} {plan.offer.label}",
+        where=_where(sight, now),
         state=state_word(sight) + _silence(sight, now),
         step=_last_step(sight),
         steps=plan.job.steps or None,
         started_wall=sight.opened_wall or None,
         spent_micros=spent.micros,
-        worst_micros=plan.worst_micros,
+        worst_micros=total(plan.leg.spent_micros, plan.worst_micros) if plan.leg else plan.worst_micros,
         dies_wall=(state.ends_wall or ends_wall) if dies and not _is_queued(sight) else None,
         dies_by=_dies_by(sight) if dies else "",
         live=sight.owner is not None,
         may_be_billing=is_red,
         spent_is=Figure.FLOOR if is_floor else spent.figure,
     )
+
+
+def _where(sight: Sight, now: float) -> str:
+    """On which machine it is; of a run that waits for another one the best price that was seen meanwhile."""
+    offer, state = sight.plan.offer, sight.state
+    leg = f"leg {state.leg} · " if state.leg > 1 else ""
+    if waits_for_machine(state):
+        told = read_moving(sight.folder, now)
+        seen = told.words.rpartition("; ")[2] if told is not None and told.what == "wait" else ""
+        return f"{leg}no machine{f' · {seen}' if seen else ''}"
+    return f"{leg}{offer.provider} {offer.label}{' spot' if leg and offer.spot else ''}"
 
 
 def _silence(sight: Sight, now: float) -> str:
@@ -110,6 +123,7 @@ def state_word(sight: Sight) -> str:
         return "not proven gone"
     if sight.unfinished:
         word = held_word(state) if state.phase is Phase.HELD else _WORDS.get(state.phase, str(state.phase))
+        word = "waiting, $0.00/h" if waits_for_machine(state) else word
         word = "queued" if state.phase is Phase.CREATED and _is_queued(sight) else word
         return word if sight.owner else f"{word}, nobody drives it"
     begun = any(record.event is Event.TRAIN_STARTED for record in sight.records)
@@ -130,6 +144,7 @@ def run_data(sight: Sight, row: RunRow) -> dict[str, object]:
         "run": sight.folder.name,
         "recipe": sight.plan.job.recipe,
         "provider": sight.plan.offer.provider,
+        **({"leg": state.leg, "is_waiting": waits_for_machine(state)} if state.legs else {}),
         "phase": state.phase,
         "step": row.step,
         "steps": row.steps,

@@ -116,7 +116,10 @@ def survey(sources: Sources, allowed: Collection[str] = ()) -> Survey:
         if isinstance(source, bytes):
             files.append(PackedFile(name, len(source), source))
         else:
-            _look(name, str(source.resolve()), allowed, files, refusals)
+            found: list[PackedFile] = []
+            _look(name, str(source.resolve()), allowed, found, refusals)
+            # A source of a file's own name counts more than what a folder has there.
+            files += [file for file in found if file.name == name or file.name not in sources]
     if len(files) > MOST_FILES:
         raise UsageError(
             "pack.too_many",

@@ -22,6 +22,7 @@ from gpurun.core.journal_events import (
     Incident,
     JournalEvent,
     JournalRepaired,
+    LegPlanned,
     NewerEvent,
     RateObserved,
     ReadyObserved,
@@ -86,6 +87,7 @@ BEGINS = {
 GOES_ON = {
     "stage.intended": "plan",
     "stage.observed": "plan",
+    "leg.planned": "plan",
     "create.observed": "provision",
     "create.refused": "provision",
     "create.unknown": "provision",
@@ -191,6 +193,8 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
             return f"{_STEPS.get(step, _line(step))} failed: {_line(message or code)}"
         case Incident(message=message, code=code):
             return _line(message or code)
+        case LegPlanned():
+            return _leg(event)
         case ReceiptObserved(seq=seq, sha256=sha256):
             return f"receipt #{seq} {short_hash(_line(sha256))}"
         case RunClosed(exit_code=exit_code):
@@ -222,7 +226,11 @@ _TEARDOWNS = {
     Teardown.NOT_PROVEN: "NOT proven gone",
 }
 """How death was proven; the word destroyed is kept for the teardown that is one."""
-_STEPS = {"create": "getting a machine", "await_ready": "getting the machine ready"}
+_STEPS = {
+    "create": "getting a machine",
+    "await_ready": "getting the machine ready",
+    "move": "continuing on another machine",
+}
 
 
 def _ready(ready: ReadyObserved) -> str:
@@ -236,6 +244,16 @@ def _ready(ready: ReadyObserved) -> str:
         return "the machine answers"
     rate = number(network.get("gigabytes_per_s"))
     return f"all {len(nodes)} nodes answer" + (f", {rate:.2g} GB/s between them" if rate is not None else "")
+
+
+def _leg(leg: LegPlanned) -> str:
+    """Return from where the run continues, on which of its machines, with how much, and how the last one ended."""
+    start = f"from step {format_whole(leg.step)}" if leg.step else "from the beginning"
+    again = leg.reached - leg.step
+    twice = f", {format_whole(again)} steps are trained twice" if leg.token and again > 0 else ""
+    left = f"{format_usd(Micros(leg.left_micros))} of the cap are left"
+    why = f"; the last machine: {_line(leg.why)}" if leg.why else ""
+    return f"leg {leg.number}: the run continues {start} on another machine{twice}; {left}{why}"
 
 
 def _ended(end: TrainObserved, terms: JobTerms) -> str:

@@ -101,10 +101,11 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
     plan, offer = screen.plan, screen.plan.offer
     rented = f"{offer.provider} {offer.label} {offer.place}"
     place = f"this machine, {offer.label}" if place_facts(offer.provider).is_here else rented
+    leg = f"{screen.leg} · " if screen.leg else ""
     begun = screen.opened_wall if screen.opened_wall is not None else now
     age = format_duration((screen.closed_wall or now) - begun)
     return spread(
-        line(" ", Span(plan.run, "title"), Span(f" · {plan.job.recipe} · {place}", "dim")),
+        line(" ", Span(plan.run, "title"), Span(f" · {plan.job.recipe} · {leg}{place}", "dim")),
         line(_state(screen), f"  {age}"),
         style,
     )
@@ -260,7 +261,7 @@ def _money(screen: Screen, style: Style, now: float) -> list[Line]:
     elif end is not None:
         parts[0] = (*parts[0], *line(f" → ≈ {format_usd(end)} at the end"))
     if plan.worst_micros:
-        parts.append(line(f"worst {format_usd(plan.worst_micros)}"))
+        parts.append(line(f"worst {format_usd(screen.worst_micros)}"))
     if plan.cap_micros is not None:
         parts.append(line(f"cap {format_usd(plan.cap_micros)}", *_used(spent, plan.cap_micros, style)))
     return flow(parts, style, gap=" · ", indent=_LABEL, first=head)

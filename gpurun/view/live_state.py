@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpurun.core.journal_events import (
     CreateIntended,
     FilesBrought,
+    LegPlanned,
     RateObserved,
     ReadyObserved,
     RunClosed,
@@ -21,7 +22,9 @@ from gpurun.core.journal_events import (
     StopRequested,
     TrainObserved,
 )
-from gpurun.core.money import Micros
+from gpurun.core.money import Micros, total
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Lease
 from gpurun.core.trainer_events import (
     AlertEvent,
     CheckpointEvent,
@@ -38,7 +41,7 @@ from gpurun.view.terminal_charts import Point
 if TYPE_CHECKING:
     from gpurun.core.gpu_reading import GpuReading
     from gpurun.core.journal_records import Record
-    from gpurun.core.run_plan import Lease, Plan
+    from gpurun.core.run_plan import Plan
     from gpurun.core.transfer_progress import Moving
 
 _MOST_POINTS = 4096
@@ -85,6 +88,7 @@ class Screen:
         self.plan, self.terms = plan, plan.job.terms
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
+        self.leg, self.spent_before = "", Micros(0)
         self.opened_wall: float | None = None
         self.closed_wall: float | None = None
         self.exit_code: int | None = None
@@ -167,11 +171,20 @@ class Screen:
     def at_end(self, now: float) -> Micros | None:
         """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
         eta = self.eta_s()
-        return None if eta is None else min(self.spent(now + eta), self.plan.worst_micros)
+        return None if eta is None else min(self.spent(now + eta), self.worst_micros)
+
+    @property
+    def worst_micros(self) -> Micros:
+        """The most that it can cost with the machine of now, beside what those before it cost."""
+        return total(self.spent_before, self.plan.worst_micros)
 
     def _take(self, intent: CreateIntended) -> None:
         """The approved offer that is asked for now: those before it were not to be had."""
         taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == intent.offer), None)
+        if taken is None and self.leg:  # The prices and the lease are those of this leg.
+            offer, worst = Offer.model_validate(intent.offer), Micros(intent.worst_micros)
+            leased = {"offer": offer, "lease": Lease(**intent.lease.model_dump()), "worst_micros": worst}
+            taken = self.plan.chosen.model_copy(update=leased)
         if taken is not None:
             self.plan = self.plan.on(taken)
 
@@ -194,6 +207,11 @@ class Screen:
                 if machine.started_wall is not None and self.deadline_wall is not None:
                     self.deadline_wall = self.queued.ends_wall(self.deadline_wall, machine.started_wall)
                     self.queued = None
+            case LegPlanned() as leg:
+                self.spent_before = Micros(leg.spent_micros)
+                self.leg = f"leg {leg.number}" + (f" from step {leg.step:,}" if leg.step else "")
+                self.phases |= {name: PhaseTime() for name in PHASES[1:]}
+                self.phase, self.deadline_wall, self.alarm, self.outcome = "plan", None, "", ""
             case RateObserved() as rate:
                 self.pace = f"at step {rate.step}: {tell_rate(rate, self.terms)}"
                 self.is_too_slow = not rate.finishes

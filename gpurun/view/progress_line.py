@@ -10,6 +10,7 @@ from gpurun.view.styled_text import Line, Span, clip, count_cells, line, pad
 from gpurun.view.terminal_charts import bar
 
 _LABELS = {"stage": "stage", "boot": "wait", "setup": "set-up", "look": "look", "ship": "send", "collect": "fetch"}
+_LABELS |= {"wait": "wait"}
 _BAR_CELLS, _MOST_WORDS = 60, 100
 
 
@@ -21,7 +22,7 @@ def moving_words(told: Moving) -> str:
 
 
 def _how_far(told: Moving) -> str:
-    if told.what in ("boot", "setup", "look"):
+    if told.what in ("boot", "setup", "look", "wait"):
         return f"{format_duration(told.done)} of {format_duration(told.total)}"
     parts = [f"{format_bytes(told.done)} of {format_bytes(told.total)}"]
     rate = told.bytes_per_s

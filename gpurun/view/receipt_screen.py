@@ -126,6 +126,7 @@ def receipt_pairs(told: Predicate, *, now: float, shutdown: str, then: str = "")
         ("In training", _in_training(told["runtime"]) if terms.has_model else []),
         ("GPU", _gpu_use(told)),
         ("Cost", _cost(told)),
+        ("Legs", _legs(told)),
         ("Result", [Span(_result(told), "title")]),
         ("Why", _why(told)),
         *cells_home(told),
@@ -284,6 +285,20 @@ def _cost(told: Predicate) -> list[Cell]:
     if upper is not None and upper > cap:
         return [*parts, Span(f"{limit} NOT KEPT, {format_usd(left_of(upper, Micros(cap)))} over it", "bad")]
     return [*parts, limit + ("" if upper is None else f", used {percent_of(upper, Micros(cap)):.0f} %")]
+
+
+def _legs(told: Predicate) -> list[Cell]:
+    """The machines that it was on, one after the other, each with its cost, where it began, and how it ended."""
+    cells: list[Cell] = []
+    for leg in told.get("legs", []):
+        cards = format_cards(str(leg["gpu"]), leg["gpu_count"] or 0, 1)
+        where = f"{leg['provider']} {cards}{' spot' if leg['spot'] else ''}"
+        cost = "cost unknown" if leg["micros"] is None else format_usd(Micros(leg["micros"]))
+        start = f"from step {leg['step']:,}" if leg["step"] else "from the beginning"
+        twice = f", {leg['again']:,} steps twice" if leg["again"] else ""
+        why = f", ended: {safe_line(leg['why'])}" if leg.get("why") else ""
+        cells.append(f"leg {leg['leg']}: {where}, {start}{twice}, {cost}{why}")
+    return cells
 
 
 def _gpu_hours(used: float, most: float | None) -> Cell:

@@ -15,7 +15,7 @@ EVENTS = """
     ready.observed ship.intended ship.observed train.intended train.started rate.observed train.observed stop.requested
     collect.intended collect.observed hold.intended hold.observed
     destroy.intended destroy.asked death.read death.proven bill.observed salvage.intended
-    salvage.observed step.failed incident receipt.observed run.closed journal.repaired
+    salvage.observed step.failed incident leg.planned receipt.observed run.closed journal.repaired
 """
 
 

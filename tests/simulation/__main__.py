@@ -2,6 +2,7 @@
 
 python -m tests.simulation --runs 10000 --seed 1        from seed 1 on, on all cores
 python -m tests.simulation --runs 1 --seed 4711         one seed again
+python -m tests.simulation --voyages --runs 3000        runs that continue on other machines, and what became of them
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.soak import judge_seed, shrunk
+from tests.simulation.soak import Verdict, judge_seed, judge_voyage, shrunk, summary
 
 
 def main() -> int:
@@ -21,12 +22,16 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--voyages", action="store_true")
     asked = parser.parse_args()
-    begun, ends = time.monotonic(), Counter[str]()
+    begun, ends, voyages = time.monotonic(), Counter[str](), list[Verdict]()
     with multiprocessing.Pool(asked.jobs) as pool:
         seeds = range(asked.seed, asked.seed + asked.runs)
-        for count, verdict in enumerate(pool.imap(judge_seed, seeds, chunksize=8), start=1):
+        for count, verdict in enumerate(
+            pool.imap(judge_voyage if asked.voyages else judge_seed, seeds, chunksize=8), start=1
+        ):
             ends.update(verdict.ends)
+            voyages += [verdict] if asked.voyages else []
             if verdict.breaches:
                 pool.terminate()
                 small = shrunk(verdict)
@@ -37,6 +42,8 @@ def main() -> int:
                 rate = 60 * count / (time.monotonic() - begun)
                 print(f"{count:,} runs, {rate:,.0f} a minute, no promise broken", file=sys.stderr)
     print("ends:", ", ".join(f"{words} {count:,}" for words, count in ends.most_common()))
+    if asked.voyages:
+        print(summary(voyages))
     return 0
 
 

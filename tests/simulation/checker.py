@@ -6,16 +6,18 @@ Each promise that can be seen from outside is one function here, which yields a 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from gpurun.core.journal_records import Event, Record
 from gpurun.core.money import Micros, cost_of, total
+from gpurun.core.trainer_events import StepEvent, events_of
 from gpurun.ledger.audit import audit
 from tests.emulators.fake import Box, FakeCloud, Fault
-from tests.simulation.plans import LEASE
-from tests.simulation.play import Played
+from tests.simulation.plans import LEASE, STEPS
+from tests.simulation.play import Played, checkpoint_of, loss_at
 from tests.simulation.sentences import ended_unseen, sentences_hold
 
 MAY_BE_BILLING = 9
@@ -29,7 +31,7 @@ def check(played: Played) -> list[str]:
     """Every breach of a promise; empty when all were kept."""
     judges = (
         intent_first, one_at_most, nothing_forgotten, death_is_proven, bounded_money, timers_hold, side_resources_go,
-        it_ends, success_is_true, what_is_not_home_is_held, books_hold, sentences_hold,
+        it_ends, success_is_true, what_is_not_home_is_held, legs_follow, books_hold, sentences_hold,
     )  # fmt: skip
     return [f"{judge.__name__}: {breach}" for judge in judges for breach in judge(played)]
 
@@ -109,10 +111,13 @@ def _close_bound(played: Played, bound: int, metered: int) -> Iterator[str]:
     """P5, the other side: a machine that was watched costs at most 3 % more than the meter, or a unit and two looks."""
     cost, scenario = _receipt(played)["cost"], played.scenario
     watched = all(one.get("end_is") == "measured" for one in cost["rentals"])
-    if scenario.strikes or scenario.weather or scenario.deeds or not watched:
+    is_disturbed = any(deed.what != "taken" for deed in scenario.deeds)  # A machine that is taken is missed at once.
+    if scenario.strikes or scenario.weather or is_disturbed or not watched:
         return
-    most = sum(one.data["egress_micros"] for one in _named(played, Event.CREATE_INTENDED))
-    for one, cloud in zip(cost["rentals"], played.clouds.values(), strict=False):
+    intents = _named(played, Event.CREATE_INTENDED)
+    most = sum(one.data["egress_micros"] for one in intents)
+    for one, intent in zip(cost["rentals"], intents, strict=True):
+        cloud = played.clouds[intent.data["provider"]]
         slack_s = (
             _LOOKS_S + 2 * scenario.list_s + cloud.profile.list_lag_s + cloud.profile.dying_s + one["billing_unit_s"]
         )
@@ -156,13 +161,13 @@ def it_ends(played: Played) -> Iterator[str]:
     kills_only = not played.scenario.strikes and not played.scenario.weather
     # After a kill it may be asked for again; and the next offer may be, after a machine was ended from elsewhere.
     most = 1 + played.scenario.has("kill", "kill and reboot", "taken", "reap all", "reap elsewhere")
-    if kills_only and sum(place == "before create" for _, place in played.points) > most:
+    if kills_only and not played.scenario.legs and sum(place == "before create" for _, place in played.points) > most:
         yield "nothing but kills went wrong, and more was created than asked for"
 
 
 def success_is_true(played: Played) -> Iterator[str]:
     """P9, P10: exit 0 means that training ended well and that every file came home; the receipt's labels are known."""
-    if played.closed and played.outcomes[-1].exit_code == 0:
+    if played.closed and played.outcomes[-1].exit_code == 0 and not played.scenario.legs:
         home = {path.name for path in played.folder.artifacts.rglob("*.safetensors")}
         as_wished = "stopped" if played.scenario.has("stop", "stop now") else "done"
         counts = (
@@ -196,6 +201,44 @@ def what_is_not_home_is_held(played: Played) -> Iterator[str]:
             case Event.DESTROY_ASKED if lacking and not held and at_s < lease_over_s and not is_cap_excused(played):
                 if any(box.id == record.data["id"] and _lives(box, at_s) for _, box in _boxes(played)):
                     yield f"a machine was asked to end at {at_s:.0f} s over what was not at home"
+
+
+def legs_follow(played: Played) -> Iterator[str]:
+    """A run continues on another machine only once the last is dead, for a loss, within the cap; and it is one run."""
+    records, cap = played.records, played.plan.cap_micros or 0
+    plans = [(at_s, record) for at_s, record in _timed(played) if record.event is Event.LEG_PLANNED]
+    if plans and not played.scenario.legs:
+        yield "it moved, and nobody had agreed to that"
+    known = {one.data["token"] for one in _named(played, Event.CREATE_OBSERVED)}
+    for at_s, record in plans:
+        alive = [box.id for _, box in _boxes(played) if _lives(box, at_s) and box.order.token in known]
+        if alive and not played.scenario.has(Fault.TWICE):
+            yield f"{alive} lived when the next machine was planned at {at_s:.0f} s"
+        before = [one for one in records if one.seq < record.seq]
+        if any(one.event is Event.STOP_REQUESTED for one in before):
+            yield f"it moved at {at_s:.0f} s after a stop"
+        if record.data["spent_micros"] + record.data["left_micros"] != cap:
+            yield "what was spent and what is left are not the cap"
+    if sum(bool(record.data.get("token")) for _, record in plans) >= max(1, played.scenario.legs):
+        yield "it was on more machines than were agreed to"
+    for _, intent in ((at_s, one) for at_s, one in _timed(played) if one.event is Event.CREATE_INTENDED):
+        planned = [one for _, one in plans if one.seq < intent.seq]
+        if planned and intent.data["worst_micros"] > planned[-1].data["left_micros"]:
+            yield f"a machine may cost {intent.data['worst_micros']}, {planned[-1].data['left_micros']} were left"
+    if played.scenario.legs and played.closed and played.outcomes[-1].state.outcome == "done":
+        yield from _whole_curve(played)
+
+
+def _whole_curve(played: Played) -> Iterator[str]:
+    """What a run that was done has at home is what an unbroken one has: its last checkpoint, and every step's loss."""
+    for file in checkpoint_of(STEPS):
+        path = played.folder.artifacts / str(file["name"])
+        is_whole = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == file["sha256"]
+        if not is_whole and played.outcomes[-1].exit_code == 0:
+            yield f"it is done, and {file['name']} is not at home"
+    losses = {event.step: event.loss for event in events_of(played.folder.events) if isinstance(event, StepEvent)}
+    if losses != {step: loss_at(step) for step in range(1, STEPS + 1)}:
+        yield "the losses are not those of an unbroken run"
 
 
 def books_hold(played: Played) -> Iterator[str]:

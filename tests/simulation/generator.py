@@ -55,6 +55,26 @@ def draw(seed: int) -> Scenario:
     return _damaged(drawn, dice) if dice.random() < 0.3 else drawn
 
 
+def draw_voyage(seed: int) -> Scenario:
+    """The scenario of a run that continues on other machines: they are taken away at any moment, beside all else."""
+    dice = Random(f"voyage {seed}")
+    names = tuple(dice.choice(list(PROFILES)) for _ in range(dice.choice((1, 1, 2, 3))))
+    takings = {at: Deed(at, "taken") for at in (dice.randint(1, 700) for _ in range(dice.choice((0, 1, 2, 3, 4))))}
+    others = {deed.at: deed for deed in _deeds(dice)} if dice.random() < 0.5 else {}
+    jumps = {at: deed for at, deed in {**others, **takings}.items() if deed.what != "jump"}
+    return Scenario(
+        seed=seed,
+        profiles=names,
+        train_s=dice.choice((60.0, 120.0, 240.0)),
+        strikes=_strikes(dice, names) if dice.random() < 0.5 else (),
+        deeds=tuple(sorted(jumps.values(), key=lambda deed: deed.at)),
+        weather=_weather(dice) if dice.random() < 0.3 else (),
+        ending=dice.choice(("resumed", "resumed", "resumed", "never returns", "reaped elsewhere")),
+        machines=dice.choice((1, 2, 3, 5)),
+        legs=dice.choice((2, 3, 5, 5)),
+    )
+
+
 def _damaged(drawn: Scenario, dice: Random) -> Scenario:
     """The same with a file that does not arrive as it is, so that the machine is held; somebody may collect it."""
     spoiled, at = replace(drawn, damaged=True), dice.randint(60, 250)

@@ -35,6 +35,7 @@ _CLOUD = (
     f"{_LIFE}test_faults.py", f"{_LIFE}test_matrix_provision.py", f"{_LIFE}test_matrix_run.py",
     f"{_LIFE}test_matrix_destroy.py", f"{_LIFE}test_offers_in_turn.py",
     f"{_LIFE}test_money_review.py", f"{_LIFE}test_other_account.py", f"{_LIFE}test_monitor.py",
+    f"{_LIFE}test_moves.py",
     f"{_LIFE}test_hanging_calls.py", f"{_LIFE}test_late.py", f"{_LIFE}test_rate.py", f"{_LIFE}test_left_billed.py",
     f"{_SIM}test_found.py", f"{_SIM}test_crash_sweep.py", f"{_SIM}test_scenarios.py",
 )  # fmt: skip
@@ -69,6 +70,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "gpurun/lifecycle/": _CLOUD,
     "gpurun/lifecycle/ways_in.py": (f"{_UNIT}test_ways_in.py", f"{_FAR}test_forward.py"),
     "gpurun/lifecycle/steps/await_ready.py": (*_CLOUD, f"{_LIFE}test_boot.py", f"{_LIFE}test_ends_itself.py"),
+    "gpurun/lifecycle/steps/move_run.py": (f"{_LIFE}test_moves.py", f"{_SIM}test_crash_sweep.py"),
+    "gpurun/planning/legs.py": (f"{_LIFE}test_moves.py",),
+    "gpurun/ledger/run_state.py": (f"{_LIFE}test_moves.py", f"{_LIFE}test_state.py", *_CLOUD),
+    "gpurun/ledger/audit/event_sequence.py": (f"{_LIFE}test_moves.py", f"{_UNIT}test_audit.py"),
     "gpurun/lifecycle/instance/absence.py": (f"{_LIFE}test_absent_at_boot.py", *_CLOUD),
     "gpurun/lifecycle/machine_owner.py": (f"{_LIFE}test_outlived.py", f"{_LIFE}test_shared_account.py"),
     "gpurun/ledger/runs.py": _SYNCS,

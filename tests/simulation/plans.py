@@ -7,7 +7,7 @@ import json
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.core.run_plan import Candidate, Choices, DataSummary, Estimate, Lease, Mode, Plan
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
@@ -18,13 +18,22 @@ LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, k
 PARAMETERS, DISK_GB = 1000, 50
 
 
-def make_plan(home: Home, profiles: list[Profile], machines: int, run: str = RUN) -> Plan:
-    """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines."""
+STEPS, EVERY = 30, 5
+
+
+def make_plan(
+    home: Home, profiles: list[Profile], machines: int, run: str = RUN, *, legs: int = 0, train_s: float = 0.0
+) -> Plan:
+    """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines.
+
+    With `legs` it may continue on so many machines, and it is known that training takes `train_s`.
+    """
     home.prepare()
     data = home.root / "shards"
     data.mkdir(exist_ok=True)
     (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
-    guess = Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="simulated")
+    known = (train_s, train_s) if legs else None
+    guess = Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=known, basis="simulated")
     load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS, disk_gb=DISK_GB)
     found = []
     for place, profile in enumerate(profiles):
@@ -42,7 +51,10 @@ def make_plan(home: Home, profiles: list[Profile], machines: int, run: str = RUN
         recipe="tiny",
         form="full",
         recipe_sha256="0" * 64,
-        resolved={"train": {"steps": 30, "micro_batch": 1}, "hardware": {"disk_gb": DISK_GB}},
+        resolved={
+            "train": {"steps": STEPS, "micro_batch": 1, "checkpoint_every": EVERY},
+            "hardware": {"disk_gb": DISK_GB},
+        },
         parameters=PARAMETERS,
         processes=1,
         offer=first.offer,
@@ -66,6 +78,7 @@ def make_plan(home: Home, profiles: list[Profile], machines: int, run: str = RUN
         bundle_sha256="0" * 64,
         ship_files=1,
         ship_bytes=64,
+        choices=Choices(keep_going=True, legs=legs) if legs else Choices(),
     )
 
 

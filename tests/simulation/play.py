@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import json
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,22 +24,27 @@ from gpurun.core.stop_request import How, ask_to_stop
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.run_state import replay_journal
 from gpurun.ledger.runs import create_run, look_at_run
+from gpurun.lifecycle.artifacts.downloader import BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
 from gpurun.lifecycle.artifacts.on_demand import bring_now
 from gpurun.lifecycle.reaper import sweep, sweep_leftovers
 from gpurun.lifecycle.supervisor import supervise
 from gpurun.providers.base import Provider
 from gpurun.readers.run_status import run_row
+from gpurun.remote.archive import Pack
+from gpurun.remote.client import Poll
+from gpurun.remote.download import WantedFile, fetch
 from gpurun.remote.interface import MachineLost
-from gpurun.remote.messages import Started
+from gpurun.remote.messages import Manifest, ManifestFile, Shipped, Started
 from gpurun.view.list_tables import RunRow
 from tests.emulators.fake import PROFILES, FakeCloud
 from tests.lifecycle.drive import TINY
 from tests.lifecycle.scripted_cloud import WEIGHTS, ScriptedFar
 from tests.simulation.laptop import LaptopClock, TrueClock
 from tests.simulation.nemesis import Endless, Killed, Nemesis
-from tests.simulation.plans import LEASE, RUN, make_plan
+from tests.simulation.plans import EVERY, LEASE, RUN, STEPS, make_plan
 from tests.simulation.scenario import Deed, Scenario
+from tests.tensor_file import as_tensors
 
 MOST_DRIVES = 16
 PAUSE_S = 600.0
@@ -117,6 +124,109 @@ class SimulatedFar(ScriptedFar):
         self.cloud.passing(f"after far.{verb}")
 
 
+class MovingFar(SimulatedFar):
+    """One whose trainer continues from the checkpoint that was uploaded, and whose checkpoints come home meanwhile."""
+
+    def __init__(self, cloud: FakeCloud, box_id: str, nemesis: Nemesis, train_s: float, *, folder: RunFolder) -> None:
+        super().__init__(cloud, box_id, nemesis, train_s)
+        self._folder, self._from, self._home = folder, 0, 0
+        self._stop_s = float("inf")
+
+    def unpack(self, pack: Pack, *of: Any, **more: Any) -> Shipped:
+        for file in pack.survey.files:
+            if file.name == "data/continue/MANIFEST.json":
+                assert isinstance(file.source, bytes)
+                self._from = json.loads(file.source)["latest"]
+        return super().unpack(pack, *of, **more)
+
+    def stop(self, *, now: bool = False, reason: str = "user") -> bool:
+        answer = super().stop(now=now, reason=reason)
+        self._stop_s = min(self._stop_s, self.clock.monotonic())
+        return answer
+
+    def _heed_lease(self) -> None:
+        """Stop where the time to save begins, as the agent has it."""
+        if self.clock.wall() >= self._soft_stop_wall and self._step < STEPS and not self.stopped:
+            self.stopped, self._stop_s = "lease", self.clock.monotonic()
+
+    def poll(self, wants: Mapping[str, tuple[int, int]]) -> Poll:
+        self._heed_lease()
+        told = super().poll(wants)
+        if self._saved[-1:] and self._saved[-1] != self._home:
+            with contextlib.suppress(GpurunError, OSError):
+                budget = EgressBudget(self._folder, None, STEPS)
+                BackgroundDownload(None, self._folder, budget, self.cloud.clock).bring(self)
+                self._home = self._saved[-1]
+        return told
+
+    @property
+    def _step(self) -> int:
+        """The last step that is done; nothing more once it was stopped."""
+        until_s = min(self.clock.monotonic(), self._stop_s)
+        trained = 0 if self.started_s < 0 else int((until_s - self.started_s) / self.train_s * STEPS)
+        return min(STEPS, self._from + trained)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.started_s >= 0 and (bool(self.stopped) or self._step >= STEPS)
+
+    @property
+    def _saved(self) -> list[int]:
+        """The steps of the checkpoints that it has: the newest two, and where it was stopped one of that moment."""
+        steps = [step for step in range(EVERY, self._step + 1, EVERY) if step > self._from]
+        return steps[-2:]
+
+    def manifest(self, most_bytes: int) -> Manifest:
+        self._call("manifest")
+        files = tuple(ManifestFile(**file) for step in self._saved for file in checkpoint_of(step))
+        return Manifest(latest=max(self._saved, default=None), best=None, files=files)
+
+    def fetch(self, name: str, size_bytes: int, sha256: str, into: Path, **more: Any) -> Path:
+        content = next(data for step in range(STEPS + 1) for known, data, _ in _files(step) if known == name)
+
+        def get(offset: int, most: int) -> bytes:
+            self._call(f"get {name}")
+            self.clock.sleep(self.get_s)
+            return content[offset : offset + most]
+
+        wanted = WantedFile(name, size_bytes, sha256, more.get("on_progress"), more.get("aside", False))
+        return fetch(wanted, into, lambda offset, most, take: take(get(offset, most)))
+
+    def _events(self) -> list[dict[str, Any]]:
+        on = {"device": "cuda", "cuda_name": self.card_name, "resumed_from": self._from or None}
+        told: list[dict[str, Any]] = [{"kind": "start", "wall": 1.0, "elapsed_s": 0.0, "step": self._from, **on}]
+        step_s = self.train_s / STEPS
+        told += [
+            {"kind": "step", "step": step, "loss": loss_at(step), "step_s": step_s, "elapsed_s": step * step_s}
+            for step in range(self._from + 1, self._step + 1)
+        ]
+        stop = {"kind": "stop", "reason": "signal" if self.stopped else "done", "message": "", "step": self._step}
+        return [*told, stop] if self._has_ended else told
+
+
+def loss_at(step: int) -> float:
+    """The loss of a step, which is the same whichever machine trains it."""
+    return round(4.0 / (step + 1), 6)
+
+
+def _files(step: int) -> list[tuple[str, bytes, str]]:
+    name, filling = f"checkpoints/{step:06d}", bytes([step]) * 4926
+    state = {"step": step, "loss": loss_at(step)}
+    return [
+        (f"{name}.model.safetensors", as_tensors(filling), "weights"),
+        (f"{name}.optim.safetensors", as_tensors(filling[::-1]), "optimizer"),
+        (f"{name}.state.json", json.dumps(state).encode(), "state"),
+    ]
+
+
+def checkpoint_of(step: int) -> list[dict[str, Any]]:
+    """The files of the checkpoint of a step, as a manifest has them."""
+    return [
+        {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "kind": kind, "step": step}
+        for name, data, kind in _files(step)
+    ]
+
+
 def play(scenario: Scenario, root: Path) -> Played:
     """Play a scenario to its end in an empty folder."""
     stage = Stage(scenario, root)
@@ -148,8 +258,11 @@ class Stage:
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
-        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles], scenario.machines, run)
+        profiles = [PROFILES[name] for name in scenario.profiles]
+        plan = make_plan(home, profiles, scenario.machines, run, legs=scenario.legs, train_s=scenario.train_s)
         plan = plan.model_copy(update={"mandate": mandate})
+        for cloud in clouds.values():
+            cloud.stock = [one.offer for one in plan.candidates if one.offer.provider == cloud.name]
         folder = create_run(home, Request(recipe="tiny"), plan)
         self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
 
@@ -246,8 +359,10 @@ class Stage:
 
     def _reach(self, instance: Instance) -> SimulatedFar:
         if instance.id not in self._fars:
-            cloud = self.played.clouds[instance.provider]
-            self._fars[instance.id] = SimulatedFar(cloud, instance.id, self.nemesis, self.played.scenario.train_s)
+            cloud, kind = self.played.clouds[instance.provider], SimulatedFar
+            if self.played.scenario.legs:
+                kind = partial(MovingFar, folder=self.played.folder)  # type: ignore[assignment]
+            self._fars[instance.id] = kind(cloud, instance.id, self.nemesis, self.played.scenario.train_s)
         return self._fars[instance.id]
 
     def do(self, deed: Deed) -> None:

@@ -50,7 +50,7 @@ class Scenario:
     """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
 
     A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives with another digest until somebody
-    collects by hand.
+    collects by hand. With `legs` it continues on another machine where one is taken away, on so many at most.
     """
 
     seed: int
@@ -63,6 +63,7 @@ class Scenario:
     machines: int = 1
     damaged: bool = False
     list_s: float = 0.0
+    legs: int = 0
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpurun.core.journal_records import Event
+from gpurun.core.money import Micros, format_usd, total
+from gpurun.ledger.write_receipt import read_receipt
 from tests.simulation.checker import check
-from tests.simulation.generator import draw
+from tests.simulation.generator import draw, draw_voyage
 from tests.simulation.play import Played, play
 from tests.simulation.scenario import Scenario
 
@@ -23,6 +26,76 @@ class Verdict:
     breaches: tuple[str, ...]
     story: str
     ends: tuple[str, ...]
+    voyage: Voyage | None = None
+
+
+@dataclass(frozen=True)
+class Voyage:
+    """What became of a run that may continue on other machines; amounts are in micro-dollars.
+
+    `again` are steps that were trained twice, `kept` those that a loop from scratch would have trained once more.
+    `paid` is what the clouds bill, `bound` what the receipt says where every end was seen, else 0: the judge holds that
+    it is at most 3 % above, or a billing unit and a look at each end of each machine.
+    """
+
+    finished: bool
+    machines: int
+    again: int
+    kept: int
+    bound: int
+    paid: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Many voyages together."""
+
+    voyages: int
+    finished: int
+    machines: int
+    again: int
+    kept: int
+    paid: int
+    watched: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.finished:,} of {self.voyages:,} voyages finished, on {self.machines:,} machines; "
+            f"{self.again:,} steps were trained twice, a loop from scratch would have trained {self.kept:,} more; "
+            f"they cost {format_usd(Micros(self.paid))} by the clouds' meters; the receipts of the {self.watched:,} "
+            "whose ends were all seen are at most 3 % above those, or a billing unit and two looks a machine"
+        )
+
+
+def summary(verdicts: Iterable[Verdict]) -> Summary:
+    """Add up what became of voyages."""
+    told = [verdict.voyage for verdict in verdicts if verdict.voyage is not None]
+    return Summary(
+        voyages=len(told),
+        finished=sum(one.finished for one in told),
+        machines=sum(one.machines for one in told),
+        again=sum(one.again for one in told),
+        kept=sum(one.kept for one in told),
+        paid=sum(one.paid for one in told),
+        watched=sum(bool(one.bound) for one in told),
+    )
+
+
+def _voyage(played: Played) -> Voyage:
+    plans = [one.data for one in played.records if one.event is Event.LEG_PLANNED and one.data.get("token")]
+    end, bound = played.outcomes[-1], 0
+    if played.closed:
+        told = read_receipt(played.home, played.folder).predicate["cost"]
+        if all(one.get("end_is") == "measured" and not one.get("extras") for one in told["rentals"] if one["micros"]):
+            bound = told["upper_bound_micros"] or 0
+    return Voyage(
+        finished=end.exit_code == 0 and end.state.outcome == "done",
+        machines=sum(len(cloud.boxes) for cloud in played.clouds.values()),
+        again=sum(max(0, plan["reached"] - plan["step"]) for plan in plans),
+        kept=sum(plan["step"] for plan in plans),
+        bound=bound,
+        paid=total(*(cloud.metered() for cloud in played.clouds.values())),
+    )
 
 
 def folder_of_one_run() -> tempfile.TemporaryDirectory[str]:
@@ -36,12 +109,18 @@ def judge(scenario: Scenario) -> Verdict:
         played = play(scenario, Path(folder))
         breaches = tuple(check(played))
         story = "\n".join(_story(played)) if breaches else ""
-        return Verdict(scenario, breaches, story, tuple(outcome.words for outcome in played.outcomes))
+        ends = tuple(outcome.words for outcome in played.outcomes)
+        return Verdict(scenario, breaches, story, ends, _voyage(played) if scenario.legs else None)
 
 
 def judge_seed(seed: int) -> Verdict:
     """The verdict on the scenario of a seed."""
     return judge(draw(seed))
+
+
+def judge_voyage(seed: int) -> Verdict:
+    """The verdict on the voyage of a seed."""
+    return judge(draw_voyage(seed))
 
 
 def shrunk(verdict: Verdict) -> Verdict:

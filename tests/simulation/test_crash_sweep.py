@@ -70,3 +70,41 @@ def test_killed_before_the_answer_a_cap_for_one_never_pays_two(profile: str) -> 
     for number in points:
         verdict = judge(replace(scenario(profile, "clean", Deed(number, "kill")), machines=1))
         assert (verdict.breaches, verdict.ends) == ((), ("killed", "NO_OFFER")), verdict.story
+
+
+SAVED = "after far.get checkpoints/000010.state.json"
+VOYAGERS = ("runpod", "lambda-guarded", "aws", "hostile")
+
+
+def voyage(profile: str, *deeds: Deed) -> Scenario:
+    """A run that may continue on other machines; the cap pays for one that may exist unseen beside the next."""
+    return Scenario(0, (profile,), train_s=120.0, machines=9, legs=5, deeds=deeds)
+
+
+def places_of(scenario: Scenario) -> list[str]:
+    """The points of a run, in their order."""
+    with folder_of_one_run() as folder:
+        return [place for _, place in play(scenario, Path(folder)).points]
+
+
+def points_between_legs(profile: str) -> tuple[Deed, list[tuple[int, str]]]:
+    """The loss of a machine that has saved, and the points from there to the training on the next worth dying at."""
+    taken = Deed(places_of(voyage(profile)).index(SAVED) + 4, "taken")
+    places = places_of(voyage(profile, taken))
+    last = max(place for place, name in enumerate(places) if name == "after train.started") + 1
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for number, place in enumerate(places[taken.at : last], start=taken.at + 1):
+        numbers[place].append(number)
+    return taken, sorted((number, place) for place, all_of in numbers.items() for number in {all_of[0], all_of[-1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", VOYAGERS)
+def test_killed_anywhere_between_two_machines_and_resumed_it_is_one_run(profile: str) -> None:
+    taken, points = points_between_legs(profile)
+    names = {place for _, place in points}
+    assert {"after death.proven", "after leg.planned", "after create.intended", "before create"} <= names
+    for number, place in points:
+        verdict = judge(voyage(profile, taken, Deed(number, "kill")))
+        assert not verdict.breaches, f"killed {place} (point {number}): {verdict.breaches}\n{verdict.story}"
+        assert verdict.ends == ("killed", "DONE"), f"killed {place} (point {number}) it ends with {verdict.ends}"

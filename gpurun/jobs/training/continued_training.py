@@ -26,12 +26,11 @@ from gpurun.core.paths import Home, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.data.source_names import HUB
 from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_place
+from gpurun.jobs.trainer import CONTINUED
 from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys
 from gpurun.ledger.plan_from_journal import read_plan
 from gpurun.ledger.runs import look_at_run, planned_runs
 
-FOLDER = "continue"
-"""Where the trainer finds the checkpoint, beside the shards."""
 _KINDS = ("weights", "optimizer", "state")
 
 
@@ -121,7 +120,7 @@ def with_checkpoint_beside(data: DataSummary, resolved: ResolvedRecipe, home: Ho
             f"{earlier.run} trained on other shards than these.",
             hint=f"Give shards with --data{f' {where}' if where else ''}",
         )
-    place = into / FOLDER
+    place = into / CONTINUED
     for file in files:
         source, target = run.unchanged(file), place / str(file["name"])
         make_private(target.parent)

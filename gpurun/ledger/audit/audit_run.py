@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gpurun.core.artifact_names import path_of
 from gpurun.core.collected_record import read_stated_files
-from gpurun.core.journal_events import CollectObserved, Incident, ReceiptObserved, RunClosed, RunOpened, SalvageObserved
-from gpurun.core.journal_records import Event, Record, all_typed, last_typed, opened_of
+from gpurun.core.journal_events import Incident, ReceiptObserved, RunClosed, RunOpened
+from gpurun.core.journal_records import Event, Record, all_typed, last_brought, opened_of
 from gpurun.core.money import Figure, Micros, format_usd
 from gpurun.core.paths import RunFolder, read_regular
 from gpurun.core.receipt_record import Predicate, Signature
@@ -342,6 +342,9 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
     worst = max(plan["worst_micros"], *(one["worst_micros"] or 0 for one in approved), 0)
     if opened.worst_micros != worst:
         yield "the run was not opened with the plan's worst_micros"
+    choices = plan.get("choices", {})
+    if opened.legs != (choices.get("legs", 0) if choices.get("keep_going") else 0):
+        yield "the run was not opened with the plan's legs"
     if _earlier_in(opened.continues or {}) != _earlier_in(plan.get("continues") or {}):
         yield "the run was not opened with the checkpoint that its plan goes on from"
     command = plan.get("command")
@@ -356,7 +359,7 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
 
 def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder) -> None:
     """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
-    collected = last_typed(records, SalvageObserved) or last_typed(records, CollectObserved)
+    collected = last_brought(records)
     files: Sequence[Mapping[str, Any]] = collected.files if collected else ()
     try:
         files = read_stated_files(folder, collected.files, collected.listed) if collected else ()

@@ -18,7 +18,7 @@ from typing import Any
 from gpurun.core.installed_files import cards, recipe_file
 from gpurun.core.installed_files import recipe as schema
 from gpurun.core.job_terms import terms_in
-from gpurun.core.journal_events import Incident, TrainIntended, TrainObserved
+from gpurun.core.journal_events import Incident, ReadyObserved, TrainIntended, TrainObserved
 from gpurun.core.journal_records import Record, all_typed
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_rules import trainer_told
@@ -139,8 +139,8 @@ def contradictions(folder: RunFolder, records: Sequence[Record], plan: Json, tol
         yield from _time_problems(said, records)
         return
     if told["training"]["device"] == "cuda":
-        yield from _card_problems(said, told)
-        yield from _speed_problems(said, plan)
+        yield from _card_problems(said, told, records)
+        yield from _speed_problems(said, plan, has_moved=bool(told.get("legs")))
     yield from _step_problems(said, records, told, plan)
     yield from _size_problems(said, told, plan)
     yield from _log_problems(folder, said)
@@ -180,8 +180,8 @@ def _listen(folder: RunFolder) -> _Said:
     return said
 
 
-def _card_problems(said: _Said, told: Mapping[str, Any]) -> Iterator[str]:
-    """Whether a run that says cuda can have had a card."""
+def _card_problems(said: _Said, told: Mapping[str, Any], records: Sequence[Record]) -> Iterator[str]:
+    """Whether a run that says cuda can have had a card: one of its machines', where it was on several."""
     asked, machine = told["asked"], told["instance"]
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch, gpus = hello.get("torch") or {}, hello.get("gpus") or ()
@@ -195,12 +195,18 @@ def _card_problems(said: _Said, told: Mapping[str, Any]) -> Iterator[str]:
     if "devices" in torch and not torch["devices"] and not gpus:
         yield "the log says cuda, and before it began the machine told of no GPU"
     known = {str(one.get("name")) for one in torch.get("devices") or ()}
+    rented = [str(machine["gpu"])] if machine else []
+    if legs := told.get("legs"):
+        facts = [one.facts.get("torch") or {} for one in all_typed(records, ReadyObserved)]
+        known = {str(one.get("name")) for told_torch in facts for one in told_torch.get("devices") or ()}
+        rented += [str(leg["gpu"]) for leg in legs]
     for name in sorted({one.cuda_name for one in said.starts if one.cuda_name}):
         if _MAKERS.fullmatch(name):
             yield f"the log names {plain_line(name)!r} as its card, and that is the name of none"
         if known and name not in known:
             yield f"the log names a {name}, and the machine told of {plain_line(', '.join(sorted(known)))}"
-        if machine and "gpu" not in machine.get("as_ordered", ()) and not _is_of_family(str(machine["gpu"]), name):
+        is_told = machine and "gpu" not in machine.get("as_ordered", ())
+        if machine and is_told and not any(_is_of_family(gpu, name) for gpu in rented):
             yield f"the log names a {name}, and the provider told of a {plain_line(str(machine['gpu']))}"
 
 
@@ -211,12 +217,19 @@ def _is_of_family(gpu: str, cuda_name: str) -> bool:
     return not words or bool(re.search(rf"(?<![0-9A-Z]){re.escape(words[0])}(?![0-9A-Z])", spaced))
 
 
-def _speed_problems(said: _Said, plan: Json) -> Iterator[str]:
-    """Whether the cards can have been so quick: the multiplications of the weights alone, against their data sheet."""
-    start = said.starts[0] if said.starts else None
-    peak = cards.peak_tflops(start.cuda_name) if start and start.cuda_name else None
-    if start is None or peak is None or (model := _model_of(plan)) is None:
+def _speed_problems(said: _Said, plan: Json, *, has_moved: bool) -> Iterator[str]:
+    """Whether the cards can have been so quick: the multiplications of the weights alone, against their data sheet.
+
+    Of a run that was on several machines the quickest of their cards counts.
+    """
+    peaks = [
+        (one, cards.peak_tflops(one.cuda_name) if one.cuda_name else None)
+        for one in (said.starts if has_moved else said.starts[:1])
+    ]
+    if not peaks or any(peak is None for _, peak in peaks) or (model := _model_of(plan)) is None:
         return
+    start, peak = max(peaks, key=lambda one: (one[1] or 0) * (one[0].world_size or 1))
+    assert peak is not None
     # Without what attention costs: a kernel may leave half of that out.
     flops = schema.flops_per_token(dataclasses.replace(model, context=1), int(plan["data"]["vocab_size"]))
     most = peak * 1e12 * (start.world_size or 1) / flops

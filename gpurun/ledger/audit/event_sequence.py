@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpurun.core.journal_events import BillObserved, CreateIntended, DeathProven, DeathRead, Incident, RunOpened
-from gpurun.core.journal_records import Event, Record
+from gpurun.core.journal_events import (
+    BillObserved,
+    CreateIntended,
+    DeathProven,
+    DeathRead,
+    Incident,
+    LegPlanned,
+    RunOpened,
+)
+from gpurun.core.journal_records import Event, Record, all_typed
 from gpurun.core.money import Micros, cost_of, total
 from gpurun.core.records import Teardown, digest_json
+from gpurun.ledger.audit.rentals import measured_micros
 
 # What must have been recorded for the same machine before.
 _NEEDS: dict[str, str] = {
@@ -99,6 +108,7 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
     rental: list[Record] = []
     rented, before = set[str](), set[str]()
     tokens: set[str] = set()
+    legs = 1
     for place, record in enumerate(records):
         event, at = record.event, f"journal line {record.seq}, {record.event}:"
         if (event == Event.RUN_OPENED) != (place == 0):
@@ -115,6 +125,8 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
             tokens.add(intent.token)
             rental, rented = [record], {event}
             yield from (f"{at} {problem}" for problem in _intent_problems(record, intent, opened))
+            if legs > 1:
+                yield from (f"{at} {problem}" for problem in _cap_problems(intent, opened, records[:place]))
         elif event in _NEEDS and event not in beside:
             yield from (f"{at} {problem}" for problem in _rental_problems(record, rental, rented))
             rental.append(record)
@@ -124,6 +136,10 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
                 yield f"{at} there was no {beside[event]} before it"
             if isinstance(bill := record.typed, BillObserved):
                 yield from (f"{at} {problem}" for problem in _bill_problems(bill, tokens))
+        elif isinstance(leg := record.typed, LegPlanned):
+            legs += 1 if leg.token else 0
+            is_over = not rented or bool(rented & _OVER)
+            yield from (f"{at} {problem}" for problem in _leg_problems(leg, opened, records[:place], legs, is_over))
         elif event in (Event.RECEIPT_OBSERVED, Event.RUN_CLOSED):
             yield from (f"{at} {problem}" for problem in _end_problems(record, records[:place], before))
         before.add(event)
@@ -141,6 +157,28 @@ def _intent_problems(record: Record, intent: CreateIntended, opened: object) -> 
         yield "the worst case is over the cap"
     if intent.deadline_wall - record.wall > lease.queue_s + lease.total_s + _CLOCK_SLACK_S:
         yield "the deadline is later than the lease allows"
+
+
+def _leg_problems(leg: LegPlanned, opened: object, before: Sequence[Record], legs: int, is_over: bool) -> Iterator[str]:
+    """What is wrong with the plan of a further machine: it must have been agreed to, and follow a proven end."""
+    late, billed = unended(before)
+    if not is_over or late or billed:
+        yield "the machine before it was not proven gone"
+    if not isinstance(opened, RunOpened) or legs > opened.legs:
+        yield "the run was not to continue on so many machines"
+    if leg.number != legs:
+        yield f"it is called the machine {leg.number} of the run, which it is not"
+    tokens = {intent.token for intent in all_typed(before, CreateIntended)}
+    if leg.token and leg.token not in tokens:
+        yield "it follows a machine that was not asked for"
+
+
+def _cap_problems(intent: CreateIntended, opened: object, before: Sequence[Record]) -> Iterator[str]:
+    """Whether the cap paid for what a further machine could cost, beside all that the machines before it cost."""
+    cap = opened.cap_micros if isinstance(opened, RunOpened) else None
+    spent = measured_micros(before)
+    if cap is not None and spent is not None and total(spent, Micros(intent.worst_micros)) > cap:
+        yield "what it could cost was more than the machines before it had left of the cap"
 
 
 def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str]) -> Iterator[str]:

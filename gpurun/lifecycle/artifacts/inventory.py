@@ -23,8 +23,14 @@ from gpurun.core.artifact_names import make_room_for_names
 from gpurun.core.collected_record import HERE, MISSING, MOST_BYTES, NAMED, missing_of, read_stated_files
 from gpurun.core.errors import CollectFailed
 from gpurun.core.filelock import exclusive
-from gpurun.core.journal_events import CollectObserved, JournalEvent, SalvageIntended, SalvageObserved
-from gpurun.core.journal_records import Event, Record, last_typed
+from gpurun.core.journal_events import (
+    CollectObserved,
+    FilesBrought,
+    JournalEvent,
+    SalvageIntended,
+    SalvageObserved,
+)
+from gpurun.core.journal_records import Event, Record, last_brought, last_typed
 from gpurun.core.paths import RunFolder, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import Plan
 from gpurun.ledger.journal import read_journal
@@ -261,6 +267,36 @@ class Inventory:
             yield SalvageIntended(folder="")
             told = {**found, **told_files(self.folder, found["files"], found["missing"])}
             yield SalvageObserved(**told, seconds=0.0, brought=0)
+
+    def count_all_legs(self) -> Iterator[JournalEvent]:
+        """Record what is at home of all machines of a run, once; a file that a later one brought anew counts alone."""
+        records = read_journal(self.folder.journal).records
+        last, intended = last_brought(records), last_typed(records, SalvageIntended)
+        is_after_all = records[-1].event is Event.SALVAGE_OBSERVED
+        if is_after_all and intended is not None and not intended.folder:
+            return
+        every = [one.typed for one in records if isinstance(one.typed, FilesBrought)]
+        files: dict[str, Mapping[str, Any]] = {}
+        for brought in every:
+            with suppress(ValueError):
+                stated = read_stated_files(self.folder, brought.files, brought.listed)
+                files |= {str(file["name"]): file for file in stated}
+        manifest = self.remembered()
+        files |= {file.name: file.as_json() for file in (manifest.files if manifest else ())}
+        here = [file for _, file in sorted(files.items()) if self.has(ManifestFile(**file))]
+        names, steps = {str(file["name"]) for file in here}, {file["step"] for file in here if file["kind"] in RANK}
+        missing = [name for name in (last.missing if last else ()) if name not in names]
+        if not here and not missing:
+            return
+        bests = [one.best for one in every if isinstance(one.best, dict)]
+        yield SalvageIntended(folder="")
+        yield SalvageObserved(
+            **told_files(self.folder, here, missing),
+            latest=max((one.latest for one in every if one.latest in steps), default=last.latest if last else None),
+            best=min(bests, key=lambda one: float(one["val_loss"]), default=None),
+            seconds=0.0,
+            brought=0,
+        )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

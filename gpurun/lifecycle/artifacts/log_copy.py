@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpurun.core.clock import Clock
 from gpurun.core.errors import StoreFull
-from gpurun.core.paths import RunFolder, read_regular, write_atomic
+from gpurun.core.journal_records import RunState
+from gpurun.core.paths import RunFolder, open_regular, read_regular, write_atomic
 from gpurun.core.untrusted import read_object
 from gpurun.remote.client import FarSide, Poll
 from gpurun.remote.interface import MachineLost
@@ -87,18 +89,46 @@ class LocalCopy:
             return 0
 
 
+def bytes_before(state: RunState) -> dict[str, int]:
+    """Return how much of each copy is of earlier machines of the run."""
+    return {"events.jsonl": state.events_before, "trainer.log": state.log_before}
+
+
+def end_lines(folder: RunFolder) -> dict[str, int]:
+    """End the last line of both copies, which a machine that was lost may have left torn, and return their lengths.
+
+    What the next machine writes begins a line of its own. OSError where this disk does not take it.
+    """
+    lengths = {}
+    for name, path in (("events.jsonl", folder.events), ("trainer.log", folder.log)):
+        copy = LocalCopy(path)
+        if path.exists() and path.stat().st_size and not _ends_a_line(path):
+            with path.open("ab") as out:
+                out.write(b"\n")
+        lengths[name] = copy.offset
+    return lengths
+
+
+def _ends_a_line(path: Path) -> bool:
+    with open_regular(path) as content:
+        content.seek(-1, os.SEEK_END)
+        return content.read(1) == b"\n"
+
+
 class Tail:
     """Brings what is new of both; where a slow line does not carry a piece in one call, a smaller one is asked for."""
 
-    def __init__(self, far: FarSide, folder: RunFolder) -> None:
-        self._far = far
+    def __init__(self, far: FarSide, folder: RunFolder, *, before: Mapping[str, int] | None = None) -> None:
+        """`before` is how much of each copy is of earlier machines of the run."""
+        self._far, self._before = far, before or {}
         self._copies = {"events.jsonl": LocalCopy(folder.events), "trainer.log": LocalCopy(folder.log)}
         self._most_bytes = MOST_ASKED_BYTES
 
     def bring(self) -> Poll:
         """The agent's status, once what came with it is appended here."""
         try:
-            poll = self._far.poll({name: (copy.offset, self._most_bytes) for name, copy in self._copies.items()})
+            wants = {name: (copy.offset - self._before.get(name, 0)) for name, copy in self._copies.items()}
+            poll = self._far.poll({name: (max(0, offset), self._most_bytes) for name, offset in wants.items()})
         except MachineLost:
             self._most_bytes = max(LEAST_ASKED_BYTES, self._most_bytes // 4)
             raise

@@ -12,8 +12,8 @@ from gpurun.core.journal_records import RunState
 from gpurun.core.money import total
 from gpurun.core.records import Instance, InstanceState
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.spending import spent_by
-from gpurun.lifecycle.context import Context, Note, pays_for_another
+from gpurun.ledger.spending import records_until
+from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
 from gpurun.lifecycle.instance.readings import living
 from gpurun.providers.base import Rejected, Unknown
 
@@ -67,8 +67,9 @@ def next_offer(born: Instance, absence: Absence, state: RunState, context: Conte
 def _pays_for_next(absence: Absence, state: RunState, context: Context) -> bool:
     plan = context.plan
     worst = plan.on(plan.approved[state.passed_over + 1]).worst_micros
-    if plan.cap_micros is None or pays_for_another(state, plan.cap_micros, worst):
+    if plan.cap_micros is None or pays_for_another(state, plan.cap_left_micros, worst):
         return True
     until_wall = context.clock.wall() + plan.lease.destroy_s
-    spent = spent_by(read_journal(context.folder.journal).records, until_wall)
+    records = records_until(read_journal(context.folder.journal).records, until_wall)
+    spent = spent_at_most(state, records, state.leg)
     return absence.is_listed and total(spent, worst) <= plan.cap_micros

@@ -64,13 +64,20 @@ def settle_run(state: RunState, context: Context) -> Iterator[Note]:
         _settle_ended(rentals, context)
         if unseen := unseen_ends(rentals):
             yield from final_bills(unseen, state, context)
-        yield from Inventory(context.folder).take_stock()
+        inventory = Inventory(context.folder)
+        yield from inventory.count_all_legs() if state.leg > 1 else inventory.take_stock()
     written = write_receipt(context.home, context.folder)
     if link is None:
         _settle_by_receipt(state, context)
         yield ReceiptObserved(seq=written.seq, sha256=written.sha256)
     # Advice for later plans: nothing of the receipt waits for it.
     add_prior(state, context.plan, context.folder, context.home, context.clock.wall())
+
+
+def close_machines(state: RunState, context: Context) -> Iterator[Note]:
+    """Take away what all machines until now have left, and have every budget know what they cost; the run continues."""
+    yield from clear_all(state, context)
+    _settle_ended(rentals_of(read_journal(context.folder.journal).records), context)
 
 
 def _settle_ended(rentals: Sequence[Rental], context: Context) -> None:

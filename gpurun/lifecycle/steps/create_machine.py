@@ -22,8 +22,7 @@ from gpurun.core.money import Micros, format_usd, total
 from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
-from gpurun.ledger.spending import spending
-from gpurun.lifecycle.context import Context, Note, pays_for_another
+from gpurun.lifecycle.context import Context, Note, pays_for_another, spent_at_most
 from gpurun.lifecycle.instance.readings import living
 from gpurun.lifecycle.instance.terminate import check_account, once
 from gpurun.planning.budget import beside_rate, disk_gb_on
@@ -61,7 +60,7 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     if state.token:
         yield from _look_for(state, context)
         return
-    if state.attempt - state.passed_over >= ATTEMPTS:
+    if state.attempt - state.attempts_before - state.passed_over >= ATTEMPTS:
         raise NoOffer(
             "create.gave_up",
             f"{context.provider.name} made no instance in {ATTEMPTS} attempts{_said_last(context)}.",
@@ -210,8 +209,8 @@ def _order(state: RunState, context: Context) -> Order:
     plan = context.plan
     # What another offer has cost before its machine was gone is paid as well.
     worst = plan.worst_micros
-    if any(asked.answer == "made" for asked in state.asked.values()):
-        worst = total(worst, spending(read_journal(context.folder.journal).records).micros)
+    if state.leg > 1 or any(asked.answer == "made" for asked in state.asked.values()):
+        worst = total(worst, spent_at_most(state, read_journal(context.folder.journal).records, state.leg))
     if plan.cap_micros is not None and worst > plan.cap_micros:
         raise NoOffer(
             "cap.too_small",
@@ -355,4 +354,4 @@ def _absent(state: RunState) -> Note:
 def _pays_for_another(state: RunState, context: Context) -> bool:
     """Whether a further machine may be asked for, or none is wanted any more."""
     plan = context.plan
-    return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_micros, plan.worst_micros)
+    return bool(state.stop or state.failure) or pays_for_another(state, plan.cap_left_micros, plan.worst_micros)

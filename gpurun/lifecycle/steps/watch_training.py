@@ -14,13 +14,13 @@ from gpurun.core.errors import GpurunError, SetupError, StoreFull
 from gpurun.core.gpu_reading import write_gpus
 from gpurun.core.journal_events import Incident, Json, RateObserved, TrainIntended, TrainObserved, TrainStarted
 from gpurun.core.journal_records import RunState
-from gpurun.core.money import Micros
+from gpurun.core.money import Micros, total
 from gpurun.core.records import digest_json
 from gpurun.core.trainer_events import EventLines, StopEvent, TrainerEvent, events_of
 from gpurun.jobs.training.throughput import MeasuredSpeed, Meter
 from gpurun.lifecycle.artifacts.downloader import BackgroundDownload
 from gpurun.lifecycle.artifacts.inventory import EgressBudget
-from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, is_behind
+from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, bytes_before, is_behind
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import last_status
@@ -89,7 +89,11 @@ def _watch(
     state: RunState, context: Context, far: FarSide, background: BackgroundDownload, pushing: Pushing
 ) -> Iterator[Note]:
     told = ""
-    hearing, rating, tail = Hearing(context), Rating(state, context), Tail(far, context.folder)
+    hearing, rating, tail = (
+        Hearing(context),
+        Rating(state, context),
+        Tail(far, context.folder, before=bytes_before(state)),
+    )
     lines, outage, silence = EventLines(), Outage(state, context), Silence(state, context)
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while context.seconds_left(state) > _reserve_s(context):
@@ -279,8 +283,9 @@ def verdict(measured: MeasuredSpeed, state: RunState, context: Context) -> RateO
 
 
 def _cost(context: Context, seconds: float) -> Micros:
-    """What a rental of so many seconds costs, with all that is beside its rate."""
+    """What a rental of so many seconds costs, with all that is beside its rate and what earlier legs have cost."""
     plan, offer = context.plan, context.plan.offer
     if not offer.rate_micros_per_hour:
         return Micros(0)
-    return rental_cost(offer, seconds, plan.job.home_bytes, plan.job.disk_gb)
+    before = plan.leg.spent_micros if plan.leg is not None else Micros(0)
+    return total(before, rental_cost(offer, seconds, plan.job.home_bytes, plan.job.disk_gb))

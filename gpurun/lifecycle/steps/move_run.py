@@ -1,0 +1,341 @@
+"""Find the next machine of a run whose machine was taken away or lost, and continue there from its newest checkpoint.
+
+Nothing is rented meanwhile, and nothing is asked for here: what is written is the plan of the next machine, within what
+is left of the cap. The state table asks for it; so a run has one machine at a time, however often it moves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from math import ceil
+from typing import Any, cast
+
+from gpurun.core.clock import local_minute
+from gpurun.core.errors import GpurunError, NoOffer, SetupError
+from gpurun.core.journal_events import (
+    CreateIntended,
+    FileBrought,
+    FilesBrought,
+    LegPlanned,
+    RateObserved,
+    TrainObserved,
+)
+from gpurun.core.journal_records import Event, Phase, Record, RunState, all_typed, last_typed
+from gpurun.core.money import Micros, format_rate, format_usd, left_of
+from gpurun.core.paths import make_private, write_atomic
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Candidate, Leg, LegFile, Plan
+from gpurun.core.trainer_events import events_of
+from gpurun.core.transfer_progress import moving
+from gpurun.ledger.journal import read_journal
+from gpurun.ledger.paid_phases import phases_s
+from gpurun.ledger.plan_from_journal import read_plan
+from gpurun.ledger.rental import all_bounded, rentals_of
+from gpurun.lifecycle.artifacts.inventory import RANK, Inventory
+from gpurun.lifecycle.artifacts.log_copy import end_lines
+from gpurun.lifecycle.context import Context, Note, spent_at_most
+from gpurun.lifecycle.job_spec import secrets_of
+from gpurun.planning.legs import Standing, leg_candidates, most_rate
+from gpurun.planning.verify_machine import need_of_offer
+from gpurun.providers.base import Rejected, Unknown
+from gpurun.providers.catalog import rows_for
+from gpurun.remote.messages import ManifestFile
+
+USUAL_WAIT_S = 900
+"""How long a machine is waited for where neither --wait nor --until says it: a cloud is sold out for minutes."""
+LOOK_S, LATER_S, TURN_S = 30.0, 600.0, 5.0
+OFTEN_S = 3600.0
+"""A region that took two machines back within that time is passed over for as long."""
+MOST_FRUITLESS = 1
+"""After one machine that brought no new checkpoint another is taken; after two of them it is the run, not machines."""
+
+
+def move(state: RunState, context: Context) -> Iterator[Note]:
+    """Plan the next leg; NoOffer, with what it would take, where the run cannot continue.
+
+    Each machine until now is proven gone, and what it left beside it is gone too (`close_run.close_machines`).
+    """
+    records = read_journal(context.folder.journal).records
+    lost = _lost_machine(state, records)
+    number = state.leg + (lost is not None)
+    if number > state.legs:
+        what = f"It was on {state.leg} machines, and no more were agreed to (--legs)."
+        raise NoOffer("move.legs", what, hint=_ON)
+    checkpoint = newest_checkpoint(context, records)
+    step = max((int(file["step"]) for file in checkpoint), default=0)
+    fruitless = state.fruitless
+    if lost is not None:
+        fruitless = 0 if step > state.leg_step else state.fruitless + 1
+    if fruitless > MOST_FRUITLESS:
+        what = "Two machines one after the other brought no new checkpoint home: that is not the machines' fault."
+        raise NoOffer("move.fruitless", what, hint=f"Save more often, so that less is lost. {_ON}")
+    base = _base_plan(context)
+    secrets_of(context)  # What is not to be had any more is missed before anything is rented.
+    spent, left = _money(base, state, records)
+    files = tuple(LegFile(**file) for file in checkpoint)
+    standing = Standing(
+        step=step,
+        checkpoint_bytes=sum(file.bytes for file in files),
+        left_micros=left,
+        trained_s=phases_s(rentals_of(records)).get("training", 0.0),
+        rate=last_typed(records, RateObserved),
+        rated=_rated(records),
+    )
+    found, wall = _found(base, standing, _avoided(records, lost), state, context)
+    leg = Leg(
+        number=number,
+        step=step,
+        files=files,
+        folder=str(context.folder.artifacts),
+        spent_micros=spent,
+        left_micros=left,
+    )
+    name, digest = _written(_plan_of(base, leg, found, wall), state, context)
+    _begin_files(context, records)
+    lengths = end_lines(context.folder)
+    before: dict[str, Any] = asdict(lost) if lost is not None else {}
+    yield LegPlanned(
+        number=number,
+        plan=name,
+        plan_sha256=digest,
+        step=step,
+        reached=max((event.step or 0 for event in events_of(context.folder.events)), default=0),
+        files=list(checkpoint),
+        fruitless=fruitless,
+        spent_micros=spent,
+        left_micros=left,
+        events_bytes=lengths["events.jsonl"],
+        log_bytes=lengths["trainer.log"],
+        **before,
+    )
+
+
+_ON = "What came home is kept: --from continues it in a run of its own."
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """The machine that was lost since the last plan, and how it ended, in its provider's words."""
+
+    token: str
+    provider: str
+    region: str
+    why: str
+
+
+def _lost_machine(state: RunState, records: Sequence[Record]) -> _Lost | None:
+    """Return the machine that is gone; None where only offers could not be had."""
+    asked = state.asked.get(state.token) if state.phase is Phase.GONE else None
+    if asked is None:
+        return None
+    ended = last_typed([one for one in records if one.seq > _leg_seq(records)], TrainObserved)
+    failed = state.failure.message if state.failure is not None else ""
+    return _Lost(asked.token, asked.provider, asked.region, ended.message if ended else failed)
+
+
+def _leg_seq(records: Sequence[Record]) -> int:
+    return next((one.seq for one in reversed(records) if one.event is Event.LEG_PLANNED), -1)
+
+
+def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileBrought]:
+    """Return the newest checkpoint that is at home whole, every digest read again; [] where there is none.
+
+    One that was damaged since is passed over for the one before it.
+    """
+    inventory, kinds = Inventory(context.folder), context.plan.job.terms.whole
+    announced: dict[int, dict[str, ManifestFile]] = {}
+    manifest = inventory.remembered()
+    told = [file for one in records for file in _files_in(one)]
+    known = [ManifestFile(**file) for file in told]  # type: ignore[arg-type]
+    known += manifest.files if manifest else ()
+    for file in known:
+        if file.kind in RANK:
+            announced.setdefault(file.step, {})[file.name] = file
+    for _, files in sorted(announced.items(), reverse=True):
+        is_whole = {file.kind for file in files.values()} >= kinds
+        if is_whole and all(inventory.has(file) for file in files.values()):
+            return [cast(FileBrought, file.as_json()) for file in files.values()]
+    return []
+
+
+def _files_in(record: Record) -> list[FileBrought]:
+    """Return the files that a record names as being at home."""
+    match record.typed:
+        case FilesBrought(files=files) | LegPlanned(files=files):
+            return files
+    return []
+
+
+def _base_plan(context: Context) -> Plan:
+    """Return the plan that the user agreed to; SetupError where it is lost."""
+    try:
+        return read_plan(context.folder)
+    except (OSError, ValueError) as error:
+        what = f"The plan that was agreed to cannot be read: {type(error).__name__}."
+        raise SetupError("move.plan_damaged", what, hint=_ON) from error
+
+
+def _money(base: Plan, state: RunState, records: Sequence[Record]) -> tuple[Micros, Micros]:
+    """Return what all machines until now cost at most, and what the cap leaves; NoOffer where nothing bounds that.
+
+    An asking without a clear answer counts whole.
+    """
+    rentals = rentals_of(records)
+    if base.cap_micros is None or not all_bounded(rentals):
+        raise NoOffer("move.unbounded", "What the machines until now have cost has no known bound.", hint=_ON)
+    spent = spent_at_most(state, records, state.leg + 1)
+    left = left_of(base.cap_micros, spent)
+    if left <= 0:
+        what = f"The machines until now cost {format_usd(spent)} at most, of the cap of {format_usd(base.cap_micros)}."
+        raise NoOffer("move.over_cap", what, hint=f"Nothing is left for another one. {_ON}")
+    return spent, left
+
+
+def _rated(records: Sequence[Record]) -> Offer | None:
+    """Return the offer of the machine whose speed was measured last."""
+    rated = next((one.seq for one in reversed(records) if one.event is Event.RATE_OBSERVED), None)
+    if rated is None:
+        return None
+    return Offer.model_validate(list(all_typed([one for one in records if one.seq < rated], CreateIntended))[-1].offer)
+
+
+def _avoided(records: Sequence[Record], lost: _Lost | None) -> dict[tuple[str, str], float]:
+    """Return until when each provider and region is passed over that took two machines back within an hour."""
+    plans = [one.typed for one in records if isinstance(one.typed, LegPlanned) and one.typed.token]
+    places = {one.token: (one.provider, one.region) for one in plans}
+    if lost is not None:
+        places[lost.token] = (lost.provider, lost.region)
+    last: dict[tuple[str, str], float] = {}
+    until: dict[tuple[str, str], float] = {}
+    for rental in rentals_of(records):
+        place, proof = places.get(rental.token), rental.last(Event.DEATH_PROVEN)
+        if place is None or proof is None:
+            continue
+        if proof.wall - last.get(place, -OFTEN_S - 1) <= OFTEN_S:
+            until[place] = proof.wall + OFTEN_S
+        last[place] = proof.wall
+    return until
+
+
+def _found(
+    base: Plan, standing: Standing, avoided: Mapping[tuple[str, str], float], state: RunState, context: Context
+) -> tuple[list[Candidate], float]:
+    """Return what there is to continue on, and when its prices were read; it is waited for while nothing is rented.
+
+    NoOffer once that lasted long enough, with the best price that was seen and what it would take.
+    """
+    clock, until_wall = context.clock, _until_wall(base, context, max(avoided.values(), default=0.0))
+    began_wall, best, silent = clock.wall(), "", list[str]()
+    # What was refused a moment ago is not asked for again at once.
+    refused = _refusals(state, context)
+    due_wall = began_wall + min(LATER_S, LOOK_S * refused) if refused else began_wall
+    with moving(context.folder, clock, "wait", max(1, ceil(until_wall - began_wall))) as tell:
+        while True:
+            context.raise_if_stopped(state)
+            now_wall = clock.wall()
+            if now_wall >= due_wall:
+                offers, silent = _offers(base, context)
+                places = frozenset(place for place, end_wall in avoided.items() if now_wall < end_wall)
+                found = leg_candidates(base, offers, replace(standing, avoided=places))
+                is_over = now_wall > until_wall and bool(refused or base.choices.until_wall)
+                if found and not is_over:
+                    return found, now_wall
+                due_wall, best = now_wall + LOOK_S, _best(offers) or best
+            if now_wall >= until_wall:
+                raise _nothing(base, standing, best, silent)
+            waits = f"$0.00 an hour, until {local_minute(until_wall, now=now_wall)}"
+            tell(int(now_wall - began_wall), f"{waits}; {best or 'nothing on offer'}")
+            clock.sleep(TURN_S)
+
+
+def _refusals(state: RunState, context: Context) -> int:
+    """Return how often in a row the offers could not be had since the last machine; 0 right after its end."""
+    if state.phase is Phase.GONE:
+        return 0
+    events = [one.event for one in read_journal(context.folder.journal).records]
+    ends = [place for place, event in enumerate(events) if event is Event.DEATH_PROVEN]
+    return events[ends[-1] if ends else 0 :].count(Event.STEP_FAILED)
+
+
+def _until_wall(base: Plan, context: Context, avoided_wall: float) -> float:
+    """Return until when a machine is waited for: it is counted from the end of the last one, or from the beginning.
+
+    Where its user has not said it, a region that is passed over is waited for as well.
+    """
+    choices, records = base.choices, read_journal(context.folder.journal).records
+    since = [one.wall for one in records if one.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
+    began_wall = since[-1] if since else context.clock.wall()
+    if choices.until_wall:
+        return min(choices.until_wall, began_wall + choices.wait_s) if choices.wait_s else choices.until_wall
+    return began_wall + choices.wait_s if choices.wait_s else max(began_wall + USUAL_WAIT_S, avoided_wall + LOOK_S)
+
+
+def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
+    """Ask the plan's providers for the plan's cards; what one cannot say now is told beside it."""
+    found, silent = dict[tuple[str, ...], Offer](), list[str]()
+    for name in dict.fromkeys(one.offer.provider for one in base.approved):
+        needs = {need_of_offer(one.offer) for one in base.approved if one.offer.provider == name}
+        try:
+            provider = context.provider_named(name)
+            for need in sorted(needs, key=str):
+                for offer in provider.offers(need, rows_for(need, name)):
+                    found[offer.provider, offer.type_id, offer.region, offer.tier, str(offer.spot)] = offer
+        except (Unknown, Rejected, SetupError) as error:
+            silent.append(f"{name} could not be asked: {str(error).rstrip('.')}")
+    here = {"region": base.choices.region}
+    if base.choices.region is not None:
+        return [one.model_copy(update=here) if one.region == "any" else one for one in found.values()], silent
+    return list(found.values()), silent
+
+
+def _best(offers: Sequence[Offer]) -> str:
+    """Return the best price that was seen, in words; "" where there was none."""
+    best = min(offers, key=lambda one: one.rate_micros_per_hour, default=None)
+    return f"best seen {best.provider} {best.label} {format_rate(best.rate_micros_per_hour)}" if best else ""
+
+
+def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -> NoOffer:
+    """Return why the run ends: what was seen, and what continuing would take."""
+    seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
+    what = f"No machine to continue on was to be had: {seen}."
+    has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left."
+    return NoOffer("move.no_offer", what, hint=f"{has} Another time --wait 6h waits longer, at $0. {_ON}")
+
+
+def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
+    """Return the plan of a leg, on the best of what was found and the others after it."""
+    update = {
+        "leg": leg,
+        "job": base.job.resumed(leg),
+        "candidates": tuple(found),
+        "quoted_wall": wall,
+        "ship_bytes": base.ship_bytes + sum(file.bytes for file in leg.files),
+    }
+    return base.model_copy(update=update).on(found[0])
+
+
+def _written(plan: Plan, state: RunState, context: Context) -> tuple[str, str]:
+    """Write the plan of a leg; its name and its digest, by which the journal knows it."""
+    make_private(context.folder.legs)
+    count = sum(one.event is Event.LEG_PLANNED for one in read_journal(context.folder.journal).records) + 1
+    content = plan.to_json().encode()
+    write_atomic(context.folder.legs / f"{count}.json", content)
+    return f"legs/{count}.json", hashlib.sha256(content).hexdigest()
+
+
+def _begin_files(context: Context, records: Sequence[Record]) -> None:
+    """Keep what came home of earlier machines, and give the next one an allowance of its own for what it sends.
+
+    Only older checkpoints are replaced by what the next one brings, as ever; the best of an earlier machine is kept.
+    """
+    with suppress(GpurunError):
+        inventory = Inventory(context.folder)
+        manifest, told = inventory.remembered(), [file for one in records for file in _files_in(one)]
+        best = manifest.best.step if manifest and manifest.best else None
+        known = {(file["name"], file["kind"], file["step"]) for file in told}
+        known |= {(file.name, file.kind, file.step) for file in (manifest.files if manifest else ())}
+        older = {name for name, kind, step in known if kind in RANK and step != best}
+        inventory.note(files=tuple(name for name in inventory.memory.files if name in older), left={})

@@ -1,0 +1,190 @@
+"""On which machine a run continues: the offers of now, by the dollars that finishing takes from the checkpoint at hand.
+
+Only cards and providers that the plan named are taken, at no higher rate than was agreed to, under a guard that is not
+weaker. What a machine may cost is what is left of the cap: so the cap bounds all machines together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+from gpurun.core.journal_events import RateObserved
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_rate, format_usd
+from gpurun.core.records import Offer
+from gpurun.core.run_plan import Candidate, Estimate, Plan
+from gpurun.planning.budget import expected_cost, lease_for, rental_cost, worst_case
+from gpurun.planning.candidates import is_weak
+from gpurun.planning.transfer import SHIP_START_S, Load, download_s
+
+LEAST_LEG_S = 300
+"""How long a machine must at least be paid for beside its start-up where nobody knows when the next checkpoint is."""
+START_S = (7.0, 100.0)
+"""What a trainer takes until its first step, at least and at most: each machine imports and compiles once more."""
+USUAL_S = 24 * SECONDS_PER_HOUR
+"""The longest that a job may run on one machine whose time nobody knows."""
+LEAST_HOURS_S = 60.0
+"""For less that is left of --hours no other machine is rented."""
+MEASURED_SPREAD = 0.1
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run is when its machine is gone: from where it continues, and with how much money.
+
+    `trained_s` is for how long all machines until now trained. `rate` was measured on the machine of the `rated` offer.
+    `avoided` are providers and regions that take machines back too often just now.
+    """
+
+    step: int
+    checkpoint_bytes: int
+    left_micros: Micros
+    trained_s: float = 0.0
+    rate: RateObserved | None = None
+    rated: Offer | None = None
+    avoided: frozenset[tuple[str, str]] = field(default_factory=frozenset)
+
+
+def most_rate(plan: Plan) -> Micros:
+    """Return the highest rate that was agreed to: --max-rate, or that of the dearest offer of the plan."""
+    if plan.choices.max_rate_micros is not None:
+        return plan.choices.max_rate_micros
+    return max(one.offer.rate_micros_per_hour for one in plan.approved)
+
+
+def leg_candidates(plan: Plan, offers: Sequence[Offer], standing: Standing) -> list[Candidate]:
+    """Return the offers on which the run of this plan can continue, each with its lease, the cheapest to finish first.
+
+    An offer counts that pays for more than its own start-up: until the next checkpoint at least.
+    """
+    found = [_judged(plan, offer, standing) for offer in offers if _may_be_taken(plan, offer, standing)]
+    load = _load(plan, standing)
+    return sorted((one for one in found if one is not None), key=lambda one: _rank(one, load))
+
+
+def least_leg_micros(plan: Plan) -> Micros:
+    """Return what one machine of the plan costs at least: start-up, upload, until a checkpoint, and download."""
+    lease = plan.lease
+    beside_s = lease.boot_s + lease.setup_s + lease.ship_s + lease.collect_s + lease.destroy_s + lease.kill_allowance_s
+    seconds = beside_s + _interval_s(plan, None)
+    return rental_cost(plan.offer, seconds, plan.job.home_bytes, plan.job.disk_gb)
+
+
+def why_it_stays(plan: Plan) -> str:
+    """Return why the run of a plan will not continue on another machine although that was asked for; "" if it may."""
+    if not plan.job.can_resume:
+        return "Nothing says which of its files are checkpoints (--checkpoint-glob): it continues on no other machine."
+    cap = plan.cap_micros
+    if cap is not None and cap < 2 * (least := least_leg_micros(plan)):
+        pays = f"the cap of {format_usd(cap)} does not pay for a second start-up, which takes {format_usd(least)}"
+        return f"It will not continue on another machine: {pays} at least."
+    return ""
+
+
+def legs_note(plan: Plan) -> Iterator[str]:
+    """Yield what a plan says of a run that continues on other machines: what one costs at least, and how many."""
+    least, cap = least_leg_micros(plan), plan.cap_micros
+    paid = plan.choices.legs if cap is None or not least else min(plan.choices.legs, cap // least)
+    yield (
+        f"If its machine is taken away or lost, it continues from its newest checkpoint on another one, at most "
+        f"{format_rate(most_rate(plan))}. One costs at least {format_usd(least)}: the cap pays for {paid} of them."
+    )
+    if cap is not None:
+        yield f"All machines together cost at most the cap, {format_usd(cap)}."
+
+
+def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
+    """Whether the user agreed to such a machine, and its place takes none back too often just now."""
+    is_agreed = offer.spot == plan.choices.spot and offer.rate_micros_per_hour <= most_rate(plan)
+    is_there = plan.choices.region in (None, offer.region)
+    is_guarded = plan.choices.weak_lease or not is_weak(offer)
+    return is_agreed and is_there and is_guarded and (offer.provider, offer.region) not in standing.avoided
+
+
+def _judged(plan: Plan, offer: Offer, standing: Standing) -> Candidate | None:
+    """Return an offer with its lease; None where the plan does not know its card, or the money does not do."""
+    known = next((one for one in plan.approved if _is_same_card(one.offer, offer)), None)
+    if known is None:
+        return None
+    load, guess = _load(plan, standing), _estimate(plan, known.estimate, offer, standing)
+    hours_s, hours = plan.lease.hours_s, None
+    if hours_s is not None:
+        if hours_s - standing.trained_s < min(LEAST_HOURS_S, hours_s):
+            return None
+        hours = (hours_s - standing.trained_s) / SECONDS_PER_HOUR
+    elif guess.train_s is None:
+        hours = (USUAL_S + plan.job.save_s) / SECONDS_PER_HOUR
+    lease = lease_for(offer, guess, load, cap=standing.left_micros, hours=hours)
+    if lease is None:
+        return None
+    needed_s = guess.likely_s if guess.likely_s is not None else inf
+    least_s = min(needed_s, _interval_s(plan, standing.rate)) + plan.job.save_s
+    if lease.train_s < min(least_s, (hours or inf) * SECONDS_PER_HOUR):
+        return None
+    lease = lease.model_copy(update={"hours_s": None if hours_s is None else lease.hours_s})
+    finishes = needed_s < inf and lease.train_s >= needed_s
+    return Candidate(
+        offer=offer,
+        estimate=guess,
+        lease=lease,
+        expected_micros=expected_cost(offer, needed_s, load) if needed_s < inf else None,
+        worst_micros=worst_case(offer, lease, load),
+        finishes=finishes,
+    )
+
+
+def _is_same_card(known: Offer, offer: Offer) -> bool:
+    """Whether an offer is of the cards that another one has: so much is known of how fast they are."""
+    return (known.gpu, known.gpu_count, known.nodes, known.vram_gb) == (
+        offer.gpu, offer.gpu_count, offer.nodes, offer.vram_gb
+    )  # fmt: skip
+
+
+def _load(plan: Plan, standing: Standing) -> Load:
+    """Return what travels for another machine: all that the first was sent, by the same way, and the checkpoint."""
+    data, uplink = plan.data, plan.uplink.bits_per_s
+    sent_s = max(0.0, plan.lease.ship_s - SHIP_START_S - download_s(data.public_bytes))
+    sent_s += 8 * standing.checkpoint_bytes / uplink
+    ship_bytes = plan.ship_bytes + standing.checkpoint_bytes
+    own_bytes = max(0, ship_bytes - data.public_bytes)
+    return Load(
+        ship_bytes,
+        plan.job.home_bytes,
+        plan.job.disk_gb,
+        public_bytes=min(ship_bytes, data.public_bytes),
+        uplink_bits_per_s=8 * own_bytes / sent_s if own_bytes and sent_s else uplink,
+        setup_s=plan.lease.setup_s,
+    )
+
+
+def _estimate(plan: Plan, known: Estimate, offer: Offer, standing: Standing) -> Estimate:
+    """Return what is left to train on an offer, by what was known of its card, or was measured on it since."""
+    steps, first = plan.job.steps, plan.continues.step if plan.continues else 0
+    rate, step = standing.rate, max(standing.step, first)
+    if steps and rate is not None and rate.step_s and standing.rated and _is_same_card(standing.rated, offer):
+        left_s = max(0, steps - step) * rate.step_s
+        slow_s, likely_s = left_s * (1 + MEASURED_SPREAD) + START_S[1], left_s + sum(START_S) / 2
+        return known.model_copy(update={"train_s": (left_s + START_S[0], slow_s), "expected_s": likely_s})
+    if known.train_s is None or steps <= first:
+        return known
+    share = max(0, steps - step) / (steps - first)
+    low_s, high_s = (each * share + start for each, start in zip(known.train_s, START_S, strict=True))
+    expected_s = None if known.expected_s is None else known.expected_s * share + sum(START_S) / 2
+    return known.model_copy(update={"train_s": (low_s, high_s), "expected_s": expected_s})
+
+
+def _interval_s(plan: Plan, rate: RateObserved | None) -> float:
+    """Return how long it trains from one checkpoint to the next; where nobody knows, what is worth a machine."""
+    every, steps, likely_s = plan.job.checkpoint_every, plan.job.steps, plan.estimate.likely_s
+    step_s = rate.step_s if rate is not None else likely_s / steps if likely_s and steps else None
+    if not every or not step_s:
+        return float(LEAST_LEG_S)
+    return ceil(min(every, steps or every) * step_s + START_S[1])
+
+
+def _rank(candidate: Candidate, load: Load) -> tuple[bool, float, Micros, str, str, str]:
+    """What finishes first, then by the dollars that finishing takes, then the cheaper hour; names settle a tie."""
+    offer, dollars = candidate.offer, candidate.expected_micros
+    names = (offer.provider, offer.type_id, offer.region)
+    return (not candidate.finishes, inf if dollars is None else dollars, offer.rate_micros_per_hour, *names)

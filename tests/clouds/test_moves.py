@@ -1,0 +1,162 @@
+"""Spot machines that are taken away, on two emulated clouds with real sshd and a real trainer: one run, to its end.
+
+The loss of the moved run is that of an unbroken one to the last digit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.clock import SystemClock, ticks
+from gpurun.core.journal_records import Event
+from gpurun.core.money import usd
+from gpurun.ledger.journal import read_journal
+from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody
+from tests.emulators import guests
+from tests.users_scripts import NANOGPT
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
+
+STEPS, EVERY = 600, 50
+RECIPE = (
+    "--set", f"train.steps={STEPS}", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
+    "--set", f"train.checkpoint_every={EVERY}", "--set", f"eval.every={EVERY}", "--set", "eval.tokens=2048",
+)  # fmt: skip
+SPOT = ("--gpu", "1xH100", "--spot", "--accept-cpu", "--provider", "runpod", "--provider", "aws")
+PATIENCE_S = 400.0
+
+
+@pytest.fixture
+def clouds(tmp_path: Path) -> Iterator[tuple[User, Cloud, Cloud]]:
+    """RunPod and AWS at once, and a user who has a key for both."""
+    with runpod(tmp_path / "runpod") as first, aws(tmp_path / "aws") as second:
+        both = replace(first, environment={**first.environment, **second.environment})
+        with somebody(both, tmp_path / "home") as user:
+            yield user, first, second
+
+
+def begin(user: User, *words: str) -> subprocess.Popen[bytes]:
+    verb, *rest = words
+    command = [sys.executable, "-m", "gpurun.cli.app", verb, "--yes", "--json", "--name", "fox-41", *rest]
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command, env=user.environment(), stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+def records(user: User) -> list[Any]:
+    return list(read_journal(user.home / "runs" / "fox-41" / "journal.jsonl").records)
+
+
+def wait_for(user: User, what: str, true: Callable[[], bool], begun: subprocess.Popen[bytes]) -> None:
+    for _ in ticks(SystemClock(), 0.1, PATIENCE_S):
+        if true():
+            return
+        assert begun.poll() is None, f"it ended before {what}:\n{user.said()}"
+    pytest.fail(f"it never came to {what}:\n{user.said()}")
+
+
+def whole_at_home(user: User) -> int:
+    """The newest step of which all three files of a checkpoint are at home."""
+    folder = user.home / "runs" / "fox-41" / "artifacts" / "checkpoints"
+    names = [path.name for path in folder.glob("*")] if folder.is_dir() else []
+    steps = {name[:6] for name in names}
+    return max((int(step) for step in steps if sum(name.startswith(step) for name in names) == 3), default=0)
+
+
+def legs(user: User) -> list[dict[str, Any]]:
+    return [one.data for one in records(user) if one.event is Event.LEG_PLANNED]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """The last told loss of each step."""
+    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return {event["step"]: event["loss"] for event in told if event["kind"] == "step"}
+
+
+def test_runpod_spot_taken_twice_goes_on_at_aws_with_the_loss_of_an_unbroken_run(
+    clouds: tuple[User, Cloud, Cloud],
+) -> None:
+    user, first, second = clouds
+    begun = begin(user, "train", "mini-gpt", "--max-cost", "20", *SPOT, *RECIPE, "--keep-going")
+    for number in (1, 2):
+        before = legs(user)[-1]["step"] if number > 1 else 0
+        wait_for(user, f"a checkpoint on machine {number}", lambda: whole_at_home(user) > before, begun)  # noqa: B023
+        (pod,) = first.alive()
+        with first.emulator.world.lock:
+            first.emulator.world.act(pod.id, "stop")
+        wait_for(user, f"leg {number + 1}", lambda: len(legs(user)) >= number, begun)  # noqa: B023
+    assert begun.wait(PATIENCE_S) == 0, user.said()
+    asked = [one.data["provider"] for one in records(user) if one.event is Event.CREATE_INTENDED]
+    assert asked == ["runpod", "runpod", "aws"]
+    assert (first.alive(), second.alive()) == ([], [])
+    told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+    bound = told["cost"]["upper_bound_micros"]
+    assert first.meter.total_micros() + second.meter.total_micros() <= bound <= usd(20)
+    assert [leg["leg"] for leg in told["legs"]] == [1, 2, 3]
+    assert "took it back" in told["legs"][0]["why"]
+    code, audit = user.tells("audit")
+    assert (code, audit["ok"]) == (0, True), json.dumps(audit)
+
+    unbroken = user.types(
+        "train", "mini-gpt", "--provider", "local", "--yes", "--json", "--name", "owl-7", *RECIPE, timeout_s=PATIENCE_S
+    )
+    assert unbroken.returncode == 0, unbroken.stderr
+    moved, whole = losses(user.home / "runs" / "fox-41"), losses(user.home / "runs" / "owl-7")
+    assert moved == whole
+    assert max(moved) == STEPS
+
+
+def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machine(
+    clouds: tuple[User, Cloud, Cloud],
+) -> None:
+    user, first, second = clouds
+    begun = begin(user, "train", "mini-gpt", "--max-cost", "20", *SPOT, *RECIPE, "--keep-going")
+    wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
+    (pod,) = first.alive()
+    with first.emulator.world.lock:
+        first.emulator.world.act(pod.id, "stop")
+    wait_for(user, "the proof", lambda: any(one.event is Event.DEATH_PROVEN for one in records(user)), begun)
+    begun.kill()
+    kill_supervisors(user.home)
+    assert user.types("resume", "fox-41", "--json", timeout_s=PATIENCE_S).returncode == 0, user.said()
+    intents = [one for one in records(user) if one.event is Event.CREATE_INTENDED]
+    assert len(intents) == 2
+    assert (first.alive(), second.alive()) == ([], [])
+    assert user.tells("audit")[1]["ok"] is True
+
+
+def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    (lab / "train.py").write_text(NANOGPT.replace("i % 10", "i % 300"))
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        begun = begin(
+            user, "run", "--provider", "runpod", "--gpu", "cpu", "--max-cost", "5", "--upload", str(lab),
+            "--keep-going", "--checkpoint-glob", "out-char/ckpt.pt", "--resume-arg=--init_from=resume",
+            "--", "python", "train.py", "--max_iters=1500",
+        )  # fmt: skip
+        home = user.home / "runs" / "fox-41" / "artifacts" / "outputs" / "out-char" / "ckpt.pt"
+        wait_for(user, "a checkpoint", lambda: home.exists() and json.loads(home.read_text())["iter"] > 0, begun)
+        (pod,) = cloud.alive()
+        with cloud.emulator.world.lock:
+            cloud.emulator.world.act(pod.id, "stop")
+        assert begun.wait(PATIENCE_S) == 0, user.said()
+        assert json.loads(home.read_text()) == {"iter": 1499}
+        (leg,) = legs(user)
+        told = [
+            line for line in (user.home / "runs/fox-41/run.log").read_text().splitlines() if line.startswith("iter")
+        ]
+        iters = [int(line.split()[1].rstrip(":")) for line in told]
+        again = [number for number, before in zip(iters[1:], iters, strict=False) if number <= before]
+        assert len(again) == 1, "it began once more, and not at the beginning"
+        assert again[0] % 300 == 1
+        assert [file["name"] for file in leg["files"]] == ["outputs/out-char/ckpt.pt"]
+        assert cloud.alive() == []
+        assert user.tells("audit")[1]["ok"] is True
