@@ -66,13 +66,13 @@ def _command(typed: dict[str, Any]) -> Command:
     return Command(
         argv=_relative(argv),
         folder=_folder(argv, typed["upload"]),
-        outputs=_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
-        checkpoints=next(iter(_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
+        outputs=parse_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
+        checkpoints=next(iter(parse_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
         env=dict(_pair(one) for one in typed["env"]),
         secrets=tuple(_name("--secret", one) for one in typed["secret"]),
-        include=_upload_globs("--include", typed["include"]),
-        exclude=_upload_globs("--exclude", typed["exclude"]),
+        include=parse_upload_globs("--include", typed["include"]),
+        exclude=parse_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
         stop_signal=signal,
         grace_s=typed["grace"],
@@ -104,8 +104,8 @@ def _folder(argv: Sequence[str], upload: str) -> str:
     return str(script)
 
 
-def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
-    """The globs that a flag names, with commas between or one by one, all below the command's folder.
+def parse_globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
+    """Return the globs that a flag names, with commas between or one by one, all below the command's folder.
 
     With `is_wide` they may be below the home of the machine, too, and below /workspace. A shell may have put the home
     of this computer in the place of `~`.
@@ -130,8 +130,8 @@ def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[st
     return tuple(found)
 
 
-def _upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
-    """The globs of what is uploaded or not, as .gitignore writes them; all below the command's folder."""
+def parse_upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
+    """Return the globs of what is uploaded or not, as .gitignore writes them; all below the command's folder."""
     from gpurun.core.errors import UsageError
 
     for glob in globs:
@@ -184,11 +184,13 @@ def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     return request.command.model_copy(update={"pip": lines})
 
 
-def _many(name: str, metavar: str, help_text: str) -> Any:
+def repeated(name: str, metavar: str, help_text: str) -> Any:
+    """A flag that may be repeated, as Typer wants it."""
     return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text)]
 
 
-def _number(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+def numbered(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+    """A flag with a number within bounds, as Typer wants it."""
     return Annotated[kind, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
 
 
@@ -206,16 +208,16 @@ COMMAND = Shared(
             "",
         ),
         "upload": (make_text_option("--upload", "DIR", "Run in a copy of this folder."), ""),
-        "outputs": (_many("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
+        "outputs": (repeated("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
         "checkpoint_glob": (make_text_option("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
         "resume_arg": (make_text_option("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
-        "env": (_many("--env", "NAME=VALUE", "A variable; may be repeated."), []),
+        "env": (repeated("--env", "NAME=VALUE", "A variable; may be repeated."), []),
         "challenge": (
             make_text_option("--challenge", "C", "What your teacher gave you; its seed is $GPURUN_SEED."),
             "",
         ),
-        "secret": (_many("--secret", "NAME", "One from here that is written nowhere."), []),
-        "pip": (_many("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
+        "secret": (repeated("--secret", "NAME", "One from here that is written nowhere."), []),
+        "pip": (repeated("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
         "total_steps": (
             Annotated[
                 int,
@@ -225,17 +227,17 @@ COMMAND = Shared(
             ],
             0,
         ),
-        "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
-        "exclude": (_many("--exclude", "GLOB", "Do not upload this."), []),
+        "include": (repeated("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
+        "exclude": (repeated("--exclude", "GLOB", "Do not upload this."), []),
         "stop_signal": (make_text_option("--stop-signal", "NAME", "What asks the command to end; else TERM."), "TERM"),
-        "grace": (_number(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
+        "grace": (numbered(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
         "output_gb": (
-            _number(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),
+            numbered(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),
             2.0,
         ),
-        "disk": (_number(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
+        "disk": (numbered(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
         "dry_run_seconds": (
-            _number(int, "--dry-run-seconds", "S", "How long a rehearsal runs; else 60.", min=1, max=3600),
+            numbered(int, "--dry-run-seconds", "S", "How long a rehearsal runs; else 60.", min=1, max=3600),
             60,
         ),
     },

@@ -30,25 +30,17 @@ app = typer.Typer(rich_markup_mode=None)
 )
 def run(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
-    from gpurun.cli.started_run import start_and_follow
+    from gpurun.cli.started_run import admitted, start_and_follow
     from gpurun.planning.command_proposal import CommandProposal
     from gpurun.planning.place import Desk
     from gpurun.planning.planner import make_plan
 
     def planned(run: str) -> Plan:
         desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
-        admit = partial(_admitted, session)
+        admit = partial(admitted, session)
         return make_plan(CommandProposal(request, desk, is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
-
-
-def _admitted(session: Session, name: str) -> bool | None:
-    """Whether a template by the name of a key is uploaded; None where nobody can be asked."""
-    if not session.interactive:
-        return None
-    question = f"Upload {name}? Its name says that it holds a key; nothing in it looks like one. [y/N]"
-    return session.ask(question, flag=f"--include {name}").lower() in ("y", "yes")
 
 
 def _build(session: Session, plan: Plan) -> None:
