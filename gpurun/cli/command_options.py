@@ -170,18 +170,24 @@ def _name(flag: str, name: str) -> str:
 
 def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     """The command with what --pip wants installed before it."""
-    from gpurun.core.errors import UsageError
-    from gpurun.core.places import place_kinds
     from gpurun.jobs.requirements import requirement_lines
 
     if not wanted or request.command is None:
         return request.command
-    if place_kinds(request.providers) == {"here"} and not request.dry_run:
-        what = "--pip installs on a rented machine or a box, not here."
-        hint = "Install it yourself, and leave --pip out; or rehearse: --dry-run installs it apart from the rest."
-        raise UsageError("run.pip_here", what, hint=hint)
+    if not request.dry_run:
+        rehearse = "; or rehearse: --dry-run installs it apart from the rest"
+        refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
     lines = tuple(line for one in wanted for line in requirement_lines(one))
     return request.command.model_copy(update={"pip": lines})
+
+
+def refuse_pip_here(request: Request, hint: str) -> None:
+    """Raise a UsageError where what --pip names would have to be installed on this machine."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.places import place_kinds
+
+    if place_kinds(request.providers) == {"here"}:
+        raise UsageError("run.pip_here", "--pip installs on a rented machine or a box, not here.", hint=hint)
 
 
 def repeated(name: str, metavar: str, help_text: str) -> Any:

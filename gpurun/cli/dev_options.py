@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpurun.cli.command_options import COMMAND, numbered, parse_globs, parse_upload_globs, repeated
+from gpurun.cli.command_options import COMMAND, numbered, parse_globs, parse_upload_globs, refuse_pip_here, repeated
 from gpurun.cli.durations import sync_s
 from gpurun.cli.options import RENTING, flag, make_text_option, renting_from, usual_providers
 from gpurun.cli.session import Session
@@ -48,6 +48,8 @@ def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWish
         grace_s=10,
     )
     request = Request(recipe="", **renting, command=command)
+    if command.pip:
+        refuse_pip_here(request, "Install it yourself, and leave --pip out.")
     wishes: dict[str, Any] = {
         "git": _address(typed["git"]),
         "jupyter": typed["jupyter"],

@@ -15,7 +15,7 @@ from gpurun.core.records import digest_json
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.jobs.commands.continued_dev_box import with_last_folder
 from gpurun.jobs.commands.work_folder import Admit
-from gpurun.jobs.dev_box import SYNC_S, DevBoxJob
+from gpurun.jobs.dev_box import JUPYTER, SYNC_S, DevBoxJob
 from gpurun.jobs.requirements import distributions, provided_by
 from gpurun.planning.command_proposal import CommandProposal
 from gpurun.planning.place import Desk, Place
@@ -99,13 +99,15 @@ def _warnings(plan: Plan) -> Iterator[str]:
 
 
 def _with_lab(request: Request) -> Request:
-    """Return the request with JupyterLab in --pip, where gpurun may install it; elsewhere it must be there."""
+    """Return the request with what starts JupyterLab, which gpurun may install on a rented machine; elsewhere not."""
     command, kinds = request.command, place_kinds(request.providers)
-    if command is None or provided_by(_LAB, command.pip) or kinds & {"box", "cluster"}:
-        return request
+    if command is None:
+        raise ValueError("the request has no command")
+    pip = command.pip
     if kinds == {"here"}:
         if _LAB not in distributions([_LAB]):
             what = "--jupyter needs JupyterLab, and gpurun's own Python here does not have it."
             raise UsageError("dev.no_jupyter", what, hint="pip install jupyterlab, or leave --jupyter out.")
-        return request
-    return request.model_copy(update={"command": command.model_copy(update={"pip": (*command.pip, _LAB)})})
+    elif not kinds & {"box", "cluster"} and not provided_by(_LAB, pip):
+        pip = (*pip, _LAB)
+    return request.model_copy(update={"command": command.model_copy(update={"argv": JUPYTER, "pip": pip})})

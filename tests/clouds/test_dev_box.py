@@ -6,6 +6,13 @@ The cloud is emulated; ssh, sshd, git and the terminals are the real ones.
 from __future__ import annotations
 
 import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
-from tests.clouds.rented import User, runpod, somebody
+from tests.clouds.rented import CLOUDS, User, runpod, somebody
 from tests.clouds.terminal import Terminal
 from tests.emulators import guests
 
@@ -130,3 +137,104 @@ def test_the_next_box_has_the_folder_of_the_last_as_that_ended(user: User) -> No
     assert outputs(user, "fox-42") == {}
     assert receipt(user, "fox-42")["asked"]["continues"]["run"] == RUN
     assert user.types("audit").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLOUDS)
+def test_a_box_that_nobody_uses_is_gone_with_its_files_at_home(tmp_path: Path, name: str) -> None:
+    """`--idle 1m`: with a terminal that only stays open, and after work in the background that kept it."""
+    with CLOUDS[name](tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
+        lab(tmp_path)
+        begun = user.types(*dev(user, "--idle", "1m", "--sync", "10s", "--no-shell"))
+        assert begun.returncode == 0, begun.stderr + user.said()
+        burns = "timeout 70 sh -c 'while :; do :; done' & echo made > made.txt; wait"
+        assert user.types("ssh", RUN, "--", "sh", "-c", burns).returncode == 0
+        editor = Terminal(user, "ssh", RUN)
+        try:
+            editor.shows("bundle/work")
+            began = time.monotonic()
+            assert user.tells("ps")[1]["data"]["runs"][0]["phase"] == "training", "a busy core kept it"
+            editor.shows("is idle and ends at", 120)
+            assert any(outputs(user) and not user.tells("ps")[1]["data"]["runs"] for _ in ticks(SystemClock(), 1, 240))
+            assert cloud.alive() == []
+            proof_s = 60  # Several readings over the provider's spread, once it is gone.
+            assert time.monotonic() - began < 60 + 60 + proof_s, user.said()
+        finally:
+            editor.close()
+        assert outputs(user) == {"made.txt": "made\n"}
+        told = receipt(user)
+        assert (told["training"]["outcome"], told["training"]["reason"]) == ("done", "idle")
+        assert user.types("audit").returncode == 0
+
+
+@pytest.mark.slow
+def test_the_page_is_a_tutorial_that_does_what_it_says(tmp_path: Path) -> None:
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
+        place = lab(tmp_path)
+        page = (Path(__file__).parents[2] / "docs" / "DEV-BOX.md").read_text()
+        lines = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
+        begins = f"{sys.executable} -m gpurun"
+        # What a reader is asked, and what an emulated cloud lacks: a card that torch can use.
+        asked = f'dev) shift; {begins} dev --yes --accept-cpu --provider runpod "$@" ;; *) {begins} "$@" ;;'
+        said = {}
+        for line in lines:
+            done = subprocess.run(
+                ["bash", "-c", f'gpurun() {{ case "$1" in {asked} esac; }}; {line}'], cwd=place, env=user.environment(),
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+            said[line] = done.stdout
+        assert said["gpurun ssh lab-2 -- cat notes.txt"] == "seen on the card\n"
+        assert "STOPPED · user" in said["gpurun receipt lab-2"]
+        assert len(lines) == 7
+        assert cloud.alive() == []
+
+
+def link_in(text: str) -> tuple[int, str]:
+    """The port here and the token of JupyterLab's link."""
+    port, token = re.search(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)", text).groups()  # type: ignore[union-attr]
+    return int(port), token
+
+
+@pytest.mark.slow
+def test_a_kernel_computes_through_the_tunnel_and_its_token(tmp_path: Path) -> None:
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home of a user") as user:
+        lab(tmp_path)
+        with socket.create_server(("127.0.0.1", 8888)):  # Taken here, and as the guest shares this network, there.
+            terminal = Terminal(user, *dev(user, "--jupyter"))
+            try:
+                terminal.shows("as long as this shell is open", 180)
+                shown = terminal.shows("bundle/work", 60)
+                port, token = link_in(shown)
+                url = f"http://127.0.0.1:{port}/api/kernels"
+                with pytest.raises(urllib.error.HTTPError, match="403"):
+                    urllib.request.urlopen(url, timeout=20)
+                begin = urllib.request.Request(f"{url}?token={token}", data=b"{}", method="POST")
+                kernel = json.load(urllib.request.urlopen(begin, timeout=60))["id"]
+                assert computed(f"ws://127.0.0.1:{port}/api/kernels/{kernel}/channels?token={token}", "6 * 7") == "42"
+                assert token not in "".join(
+                    path.read_text(errors="replace") for path in user.home.rglob("*") if path.is_file()
+                )
+                terminal.types("exit")
+                terminal.shows("(Enter)")
+                terminal.types("e")
+                terminal.shows("Receipt", 120)
+            finally:
+                terminal.close()
+        assert cloud.alive() == []
+
+
+def computed(url: str, code: str) -> str:
+    """What a kernel answers to code, over its websocket."""
+    from websocket import create_connection
+
+    channel = create_connection(url, timeout=60)
+    header = {"msg_id": "1", "username": "", "session": "1", "msg_type": "execute_request", "version": "5.3"}
+    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+    channel.send(json.dumps(message))
+    while True:
+        answer = json.loads(channel.recv())
+        if answer["msg_type"] == "execute_result":
+            return str(answer["content"]["data"]["text/plain"])
+        assert answer["msg_type"] != "error", answer

@@ -18,6 +18,7 @@ from gpurun.core.errors import ExitCode, GpurunError
 from gpurun.core.journal_records import Event, Phase
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.records import InstanceState
 from gpurun.core.run_plan import Choices, Lease, Plan, Request
 from gpurun.jobs.dev_box import KEEP
 from gpurun.ledger.audit import audit
@@ -181,7 +182,8 @@ def test_a_dead_supervisor_changes_nothing_for_the_lease(home: Home, lab: Path) 
     assert any(outputs(made) for _ in ticks(CLOCK, 0.2, 20))
     for pid in supervisors(home.root):
         os.kill(pid, signal.SIGKILL)
-    assert any(LocalProvider(home, CLOCK).find(None) == [] for _ in ticks(CLOCK, 0.5, 120))
+    local = LocalProvider(home, CLOCK)
+    assert any(local.find(None)[0].state is not InstanceState.RUNNING for _ in ticks(CLOCK, 0.5, 120))
     start_supervisor(made, home, CLOCK)
     over(home, made)
     assert outputs(made) == {"made.txt": "x"}
@@ -205,7 +207,7 @@ def test_a_box_whose_lease_is_nearly_over_says_so(home: Home, lab: Path) -> None
 
 def test_a_plan_says_what_a_box_costs_that_is_never_idle(home: Home, lab: Path) -> None:
     _, plan = planned(home, lab, idle_s=0)
-    assert any(warning.startswith("--idle off: ") and "runs to its lease: 24 h" in warning for warning in plan.warnings)
+    assert any(warning.startswith("--idle off: ") and "runs to its lease: 1 d" in warning for warning in plan.warnings)
     rented = plan.model_copy(update={"chosen": plan.chosen.model_copy(update={"worst_micros": usd(3)})})
     from gpurun.planning.dev_box_proposal import _warnings
 

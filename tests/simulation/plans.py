@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.jobs.dev_box import KEEP, DevBoxJob
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
@@ -18,8 +20,20 @@ LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, k
 PARAMETERS, DISK_GB = 1000, 50
 
 
-def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
+def make_plan(home: Home, profiles: list[Profile], machines: int, *, is_dev_box: bool = False) -> Plan:
     """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines."""
+    plan = _training(home, profiles, machines)
+    if not is_dev_box:
+        return plan
+    size = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS
+    command = Command(argv=KEEP, outputs=EVERYTHING, grace_s=10, disk_gb=DISK_GB, output_bytes=size)
+    (home.root / "box" / "work").mkdir(parents=True)
+    job = DevBoxJob(recipe="dev box", recipe_sha256="0" * 64, command=command)
+    data = DataSummary(folder="", beside=str(home.root / "box"), bytes=0, sha256="0" * 64, source="no data")
+    return plan.model_copy(update={"job": job, "data": data})
+
+
+def _training(home: Home, profiles: list[Profile], machines: int) -> Plan:
     home.prepare()
     data = home.root / "shards"
     data.mkdir()
