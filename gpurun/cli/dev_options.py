@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gpurun.planning.dev_box_proposal import DevBoxWishes
 
 _ADDRESS = re.compile(r"(https?|git|ssh|file)://[^\s]+|[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s]+")
-_WITH_PASSWORD = re.compile(r"//[^/@\s]*:[^/@\s]*@")
+_WITH_SECRET = re.compile(r"https?://[^/\s]*@|//[^/@\s]*:[^/@\s]*@")
+"""A password, or a token in the place of a user."""
 _NOT_HERE = ("stage", "log_to", "silent", "dry_run")
 """The flags of renting that a dev box has no use for, and as what they count."""
 
@@ -88,8 +89,8 @@ def _address(text: str) -> str:
         raise UsageError(
             "dev.git", what, hint="For instance --git https://github.com/karpathy/nanoGPT; a folder: --upload"
         )
-    if _WITH_PASSWORD.search(text):
-        what = "--git has a password in its address, and that would stand in the plan and on the machine."
+    if _WITH_SECRET.search(text):
+        what = "--git has a user or password in its address, and that would stand in the plan and on the machine."
         raise UsageError("dev.git_secret", what, hint="Clone it here, and upload the folder: --upload DIR")
     return text
 

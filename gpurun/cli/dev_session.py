@@ -68,7 +68,12 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
     left = viewer.follow(heard)
     if not viewer.is_in_use:
         return left
-    place = _Place.of(session, look_at_run(session.home, folder.name))
+    sight = look_at_run(session.home, folder.name)
+    try:
+        place = _Place.of(session, sight)
+    except GpurunError as error:  # The box goes on all the same.
+        session.say(f"It does not answer just now: {error.what} gpurun ssh {folder.name} tries it again.")
+        return left_running(session, sight)
     if not has_shell or not (session.interactive and sys.stdout.isatty()):
         return Result(data=place.data(), text="\n".join(place.lines()))
     session.say("\n".join(place.lines()))
@@ -227,7 +232,9 @@ def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
     sight = look_at_run(session.home, folder.name)
     if sight.state.phase is not Phase.TRAINING:
         return follow_run(session, folder)
-    kept = replace(left_running(session, sight), exit_code=ExitCode.DONE)
+    costs = costs_on(sight, session.clock.wall())
+    on = f"{folder.name} goes on{f' ({costs})' if costs else ''}. To end it: gpurun stop {folder.name}"
+    kept = replace(left_running(session, sight), after=on, exit_code=ExitCode.DONE)
     if code == LOST:
         session.say(f"The connection has ended, the box has not: gpurun ssh {folder.name}")
         return kept
@@ -267,7 +274,8 @@ def gives_up(session: Session, run: str, unsaved: Unsaved | None) -> bool:
         for file in unsaved.first[:_MOST_NAMED]:
             session.say(f"  {safe_line(file.name)}  {format_bytes(file.bytes)}")
     if unsaved.commits:
-        session.say(f"{unsaved.commits} commits are pushed nowhere; the files come home, .git does not.")
+        commits = "1 commit is" if unsaved.commits == 1 else f"{unsaved.commits} commits are"
+        session.say(f"{commits} pushed nowhere; the files come home, .git does not.")
     session.say(f"To keep them, copy them into its folder, or: gpurun ssh-config, then scp {alias_of(run)}:FILE .")
     return answer(session, "Lose that? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
 

@@ -28,7 +28,7 @@ def stop(
         from gpurun.cli.dev_session import leaves_what_is_lost
         from gpurun.core.errors import Declined
 
-        leaves = leaves_what_is_lost(session, sight)
+        leaves, now = leaves_what_is_lost(session, sight), False  # What changed since the last --sync is there alone.
         if leaves is False:
             raise Declined("stop.declined", "Nothing was ended.", hint=f"gpurun ssh {sight.folder.name} leads there.")
     return stop_run(session, sight, "now" if now else "save", "stopped by the user", leaves=leaves is True)
