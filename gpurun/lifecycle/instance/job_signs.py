@@ -269,8 +269,7 @@ class IdleSoon:
             left_s = max(0.0, (status.idle_at_wall or 0.0) - status.wall)
             idle = format_duration(limits_of(self._context.plan.choices)["idle"])
             what = f"the dev box is not used and ends in {format_duration(left_s)}, after {idle} of that (--idle)"
-            run = self._context.plan.run
-            yield Incident(code=IDLE_SOON, message=f"{what}: a key in `gpurun ssh {run}` keeps it")
+            yield Incident(code=IDLE_SOON, message=f"{what}; a key in one of its terminals keeps it")
         elif self._is_told and not is_soon and status.state == "running":
             yield Incident(code=IDLE_OVER, message="the dev box is used again")
         self._is_told = is_soon
