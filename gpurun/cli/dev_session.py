@@ -74,7 +74,8 @@ def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: In
     except GpurunError as error:  # The box goes on all the same.
         session.say(f"It does not answer just now: {error.what} gpurun ssh {folder.name} tries it again.")
         return left_running(session, sight)
-    if not has_shell or not (session.interactive and sys.stdout.isatty()):
+    is_entered = place.is_here or place.way is not None
+    if not (has_shell and is_entered and session.interactive and sys.stdout.isatty()):
         return Result(data=place.data(), text="\n".join(place.lines()))
     session.say("\n".join(place.lines()))
     with _tunnel(session, place):
@@ -154,8 +155,7 @@ class _Place:
             data = Path(self.doors.folder).parents[1] / "data"
             more |= {"GPURUN_DATA": str(data)} if data.is_dir() else {}
             return subprocess.call(words, cwd=self.doors.folder, env=child_environment(more))
-        if self.way is None:
-            return LOST
+        assert self.way is not None
         from gpurun.cli.openssh import program, ssh_argv, ssh_environment
 
         line = self.way.command([], at_terminal=True)

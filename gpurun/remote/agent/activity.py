@@ -12,7 +12,6 @@ import stat
 import threading
 import time
 
-from gpurun.remote.agent.people import People
 from gpurun.remote.agent.processes import trainers
 from gpurun.remote.agent.system import at, say
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Callable, Iterable, Optional, Set, Tuple
 
     from gpurun.remote.agent.gpu_use import GpuWatcher
+    from gpurun.remote.agent.people import People
     from gpurun.remote.agent.system import Json
 
 LOOK_S, QUIET_S = 15.0, 600.0
@@ -59,8 +59,11 @@ class Activity:
         self.silent_since_wall: Optional[float] = None
         self.idle_at_wall: Optional[float] = None
         self.run = str(job.get("run"))
-        is_seen = attended and os.path.isdir("/proc/self")
-        self.people = People(root, attended == "machine", self.limits["idle"]) if is_seen else None
+        self.people: Optional[People] = None
+        if attended and os.path.isdir("/proc/self"):
+            from gpurun.remote.agent.people import People
+
+            self.people = People(root, attended == "machine", self.limits["idle"])
         # Not the clock of the lease: while a laptop sleeps, its job does not work.
         self.wrote_s = self.worked_s = self.looked_s = time.monotonic()
         self.traces: Optional[Tuple[int, ...]] = None

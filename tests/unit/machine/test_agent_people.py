@@ -113,6 +113,7 @@ def lasts(box: Box) -> None:
         time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_a_key_now_and_then_keeps_it(box: Box, shell: Shell) -> None:
     begin(box)
 
@@ -138,7 +139,7 @@ def test_a_real_key_is_noted_by_the_kernel(box: Box, shell: Shell) -> None:
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("what", ["a core", "a card", "a file"])
+@pytest.mark.parametrize("what", ["a core", "a card", pytest.param("a file", marks=pytest.mark.slow)])
 def test_work_in_the_background_keeps_it(box: Box, there: Any, tmp_path: Path, what: str) -> None:
     words = {
         "a core": "while True: pass",
@@ -198,6 +199,7 @@ def test_what_processes_of_the_box_tell_one_another_is_no_traffic(there: Any, bo
         assert dict(people.forwarded({server.pid, os.getpid()})) == {}
 
 
+@pytest.mark.slow
 def test_idle_off_keeps_a_box_to_its_lease(box: Box) -> None:
     begin(box, idle_s=0)
     lasts(box)
