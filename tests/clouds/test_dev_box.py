@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 from gpurun.core.clock import SystemClock, ticks
-from tests.clouds.rented import CLOUDS, User, runpod, somebody
+from gpurun.remote.key_pairs import make_keys
+from tests.clouds.rented import CLOUDS, Cloud, User, runpod, somebody
 from tests.clouds.terminal import Terminal
 from tests.emulators import guests
 
@@ -165,6 +166,26 @@ def test_a_box_that_nobody_uses_is_gone_with_its_files_at_home(tmp_path: Path, n
         told = receipt(user)
         assert (told["training"]["outcome"], told["training"]["reason"]) == ("done", "idle")
         assert user.types("audit").returncode == 0
+
+
+@pytest.mark.slow
+def test_on_a_box_of_ones_own_others_work_does_not_keep_it(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "identity")
+    with guests.Guest.boot(user="ubuntu", folder=tmp_path / "box", authorized_keys=[keys.client_public]) as box:
+        box.wait_ready()
+        asks = ("--host", f"{box.user}@{box.host}:{box.port}", "--identity", str(tmp_path / "identity" / "client"))
+        cloud = Cloud("ssh", {}, guests.Meter(time.time), list, (*asks, "--gpu", "cpu"))
+        with somebody(cloud, tmp_path / "home of a user") as user:
+            lab(tmp_path)
+            begun = user.types(*dev(user, "--idle", "1m", "--sync", "10s", "--no-shell"))
+            assert begun.returncode == 0, begun.stderr + user.said()
+            others = "cd /; nohup timeout 300 sh -c 'while :; do :; done' >/dev/null 2>&1 & "
+            made = "echo made > made.txt"
+            assert user.types("ssh", RUN, "--", "sh", "-c", f"{made}; {others}").returncode == 0, user.said()
+            until_over(user)
+            assert outputs(user) == {"made.txt": "made\n"}
+            assert receipt(user)["training"]["reason"] == "idle"
+        assert list((box.root / "home/ubuntu").glob(".gpurun/*")) == []
 
 
 @pytest.mark.slow
