@@ -70,13 +70,13 @@ def _command(typed: dict[str, Any]) -> Command:
     return Command(
         argv=_relative(argv),
         folder=_folder(argv, typed["upload"]),
-        outputs=_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
-        checkpoints=next(iter(_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
+        outputs=parse_globs("--outputs", typed["outputs"], is_wide=True) or EVERYTHING,
+        checkpoints=next(iter(parse_globs("--checkpoint-glob", [typed["checkpoint_glob"]])), ""),
         resume_arg=typed["resume_arg"],
         env=dict(_pair(one) for one in typed["env"]),
         secrets=tuple(_name("--secret", one) for one in typed["secret"]),
-        include=_upload_globs("--include", typed["include"]),
-        exclude=_upload_globs("--exclude", typed["exclude"]),
+        include=parse_upload_globs("--include", typed["include"]),
+        exclude=parse_upload_globs("--exclude", typed["exclude"]),
         total_steps=typed["total_steps"],
         stop_signal=signal,
         grace_s=typed["grace"],
@@ -108,8 +108,8 @@ def _folder(argv: Sequence[str], upload: str) -> str:
     return str(script)
 
 
-def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
-    """The globs that a flag names, with commas between or one by one, all below the command's folder.
+def parse_globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[str, ...]:
+    """Return the globs that a flag names, with commas between or one by one, all below the command's folder.
 
     With `is_wide` they may be below the home of the machine, too, and below /workspace. A shell may have put the home
     of this computer in the place of `~`.
@@ -134,8 +134,8 @@ def _globs(flag: str, told: Sequence[str], *, is_wide: bool = False) -> tuple[st
     return tuple(found)
 
 
-def _upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
-    """The globs of what is uploaded or not, as .gitignore writes them; all below the command's folder."""
+def parse_upload_globs(flag: str, globs: Sequence[str]) -> tuple[str, ...]:
+    """Return the globs of what is uploaded or not, as .gitignore writes them; all below the command's folder."""
     from gpurun.core.errors import UsageError
 
     for glob in globs:
@@ -174,25 +174,33 @@ def _name(flag: str, name: str) -> str:
 
 def _with_pip(request: Request, wanted: Sequence[str]) -> Command | None:
     """The command with what --pip wants installed before it."""
-    from gpurun.core.errors import UsageError
-    from gpurun.core.places import place_kinds
     from gpurun.jobs.requirements import requirement_lines
 
     if not wanted or request.command is None:
         return request.command
-    if place_kinds(request.providers) == {"here"} and not request.dry_run:
-        what = "--pip installs on a rented machine or a box, not here."
-        hint = "Install it yourself, and leave --pip out; or rehearse: --dry-run installs it apart from the rest."
-        raise UsageError("run.pip_here", what, hint=hint)
+    if not request.dry_run:
+        rehearse = "; or rehearse: --dry-run installs it apart from the rest"
+        refuse_pip_here(request, f"Install it yourself, and leave --pip out{rehearse}.")
     lines = tuple(line for one in wanted for line in requirement_lines(one))
     return request.command.model_copy(update={"pip": lines})
 
 
-def _many(name: str, metavar: str, help_text: str) -> Any:
+def refuse_pip_here(request: Request, hint: str) -> None:
+    """Raise a UsageError where what --pip names would have to be installed on this machine."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.places import place_kinds
+
+    if place_kinds(request.providers) == {"here"}:
+        raise UsageError("run.pip_here", "--pip installs on a rented machine or a box, not here.", hint=hint)
+
+
+def repeated(name: str, metavar: str, help_text: str) -> Any:
+    """A flag that may be repeated, as Typer wants it."""
     return Annotated[list[str], typer.Option(name, metavar=metavar, help=help_text)]
 
 
-def _number(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+def numbered(kind: type, name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+    """A flag with a number within bounds, as Typer wants it."""
     return Annotated[kind, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
 
 
@@ -210,16 +218,16 @@ COMMAND = Shared(
             "",
         ),
         "upload": (make_text_option("--upload", "DIR", "Run in a copy of this folder."), ""),
-        "outputs": (_many("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
+        "outputs": (repeated("--outputs", "GLOBS", "What comes home; without: all that is new."), []),
         "checkpoint_glob": (make_text_option("--checkpoint-glob", "GLOB", "Which outputs it can continue from."), ""),
         "resume_arg": (make_text_option("--resume-arg", "TEXT", "Added with --from; {} is the checkpoint."), ""),
-        "env": (_many("--env", "NAME=VALUE", "A variable; may be repeated."), []),
+        "env": (repeated("--env", "NAME=VALUE", "A variable; may be repeated."), []),
         "challenge": (
             make_text_option("--challenge", "C", "What your teacher gave you; its seed is $GPURUN_SEED."),
             "",
         ),
-        "secret": (_many("--secret", "NAME", "One from here that is written nowhere."), []),
-        "pip": (_many("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
+        "secret": (repeated("--secret", "NAME", "One from here that is written nowhere."), []),
+        "pip": (repeated("--pip", "WHAT", "Install this first, or a requirements.txt."), []),
         "total_steps": (
             Annotated[
                 int,
@@ -229,17 +237,17 @@ COMMAND = Shared(
             ],
             0,
         ),
-        "include": (_many("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
-        "exclude": (_many("--exclude", "GLOB", "Do not upload this."), []),
+        "include": (repeated("--include", "GLOB", "Upload this, though .gitignore leaves it out."), []),
+        "exclude": (repeated("--exclude", "GLOB", "Do not upload this."), []),
         "stop_signal": (make_text_option("--stop-signal", "NAME", "What asks the command to end; else TERM."), "TERM"),
-        "grace": (_number(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
+        "grace": (numbered(int, "--grace", "S", "How long it has then to save; else 60.", min=0, max=3600), 60),
         "output_gb": (
-            _number(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),
+            numbered(float, "--output-gb", "GB", "How much may come home; else 2.", min=0.001, max=10_000),
             2.0,
         ),
-        "disk": (_number(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
+        "disk": (numbered(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
         "dry_run_seconds": (
-            _number(int, "--dry-run-seconds", "S", "How long a rehearsal runs; else 60.", min=1, max=3600),
+            numbered(int, "--dry-run-seconds", "S", "How long a rehearsal runs; else 60.", min=1, max=3600),
             60,
         ),
     },

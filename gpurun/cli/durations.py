@@ -67,6 +67,12 @@ def idle_s(text: str) -> int:
     return 0 if text == "off" else _within(text, 60, 86400, "usage.idle", wrong, hint)
 
 
+def sync_s(text: str) -> int:
+    """Return the seconds of --sync."""
+    wrong = f"--sync {text!r} is not how often files may come home: 10s at least, and at most an hour."
+    return _within(text, 10, 3600, "usage.sync", wrong, "Write minutes: --sync 5m")
+
+
 def silent_s(text: str) -> int:
     """Return the seconds of --silent, 0 for `off`."""
     wrong = f"--silent {text!r} is not a time after which a silent job is ended: 1m at least, and at most a day."

@@ -14,12 +14,12 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--yes", "--name", "--detach", "--no-wait",
     ),
     "Data": (
-        "--data", "--stage", "--upload", "--include", "--exclude", "--accept-skipped", "--init", "--outputs",
-        "--output-gb", "--keep-checkpoints", "--warm",
+        "--data", "--stage", "--upload", "--git", "--include", "--exclude", "--accept-skipped", "--init", "--outputs",
+        "--sync", "--output-gb", "--keep-checkpoints", "--warm",
     ),
     "Program": (
         "--set", "--trainer", "--challenge", "--core-bundle", "--env", "--secret", "--pass-env", "--pip", "--image",
-        "--setup", "--setup-limit", "--disk", "--checkpoint-glob", "--resume-arg", "--total-steps",
+        "--setup", "--setup-limit", "--disk", "--jupyter", "--checkpoint-glob", "--resume-arg", "--total-steps",
         "--dry-run-seconds",
     ),
     "Watch and messages": ("--log-to", "--notify", "--exec", "--on-interrupt"),

@@ -93,12 +93,12 @@ def decide(session: Session, sight: Sight, number: int, on_interrupt: str) -> bo
 def _while_training(session: Session, sight: Sight, number: int, on_interrupt: str) -> bool:
     """Ask where a person can answer; else stop, since nobody is left to come back, unless told to detach."""
     if number == signal.SIGINT and on_interrupt in ("ask", ATTACHED, RESUMED) and session.interactive:
-        answer = _ask(session, sight)
+        wish = _ask(session, sight)
     else:
-        answer = "d" if on_interrupt in ("detach", ATTACHED) else "s"
-    if answer.startswith("d"):
+        wish = "d" if on_interrupt in ("detach", ATTACHED) else "s"
+    if wish.startswith("d"):
         return True
-    if answer.startswith("s"):
+    if wish.startswith("s"):
         session.say(_STOPPING[sight.plan.job.terms.has_model])
         ask_to_stop(sight.folder, "save", by="signal", reason="interrupted while training", signal=_name(number))
     return False
@@ -125,12 +125,12 @@ def decide_on_silence(session: Session, sight: Sight, message: str) -> bool:
     """
     session.say(f"{message[:1].upper()}{message[1:]}.")
     question = "[d]estroy it, with what only it has  [l]eave this view  [k]eep waiting (Enter)"
-    answer = _answer(session, question, flag="--give-up-after", on_interrupt="l")
-    if answer.startswith("d") and silence_of(look_at_run(session.home, sight.folder.name).records) is None:
+    said = answer(session, question, flag="--give-up-after", on_interrupt="l")
+    if said.startswith("d") and silence_of(look_at_run(session.home, sight.folder.name).records) is None:
         session.say("It answers again, so it is not destroyed.")
-    elif answer.startswith("d"):
+    elif said.startswith("d"):
         ask_to_stop(sight.folder, "destroy", by="user", reason="it did not answer")
-    return answer.startswith("l")
+    return said.startswith("l")
 
 
 def silence_of(records: Iterable[Record]) -> Record | None:
@@ -149,10 +149,11 @@ def _ask(session: Session, sight: Sight) -> str:
     costs = costs_on(sight, session.clock.wall())
     session.say(f"{sight.folder.name} goes on without this terminal{f' ({costs})' if costs else ''}.")
     question = "[d]etach  [s]top, collect, destroy  [k]eep watching (Enter)"
-    return _answer(session, question, flag="--on-interrupt", on_interrupt="d")
+    return answer(session, question, flag="--on-interrupt", on_interrupt="d")
 
 
-def _answer(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
+def answer(session: Session, question: str, *, flag: str, on_interrupt: str) -> str:
+    """Ask, and return the answer in small letters; `on_interrupt` where Ctrl-C answers."""
     # A second Ctrl-C must end the question; with our own handler in place reading would just go on.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -100,8 +100,13 @@ def _not_driven(sight: Sight, *, to_its_end: bool) -> VerificationFailed | None:
     return newer(name, state.newer) if state.newer and state.phase is Phase.OPENED else sight.plan_lost
 
 
-def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False) -> Result:
-    """Ask for a stop and watch until the run is closed; a closed run is only described."""
+def stop_run(
+    session: Session, sight: Sight, how: How, reason: str, *, same_account: bool = False, leaves: bool = False
+) -> Result:
+    """Ask for a stop and watch until the run is closed; a closed run is only described.
+
+    `leaves`: its user was told what does not come home, and gives that up.
+    """
     from gpurun.cli.viewer import follow_run
     from gpurun.core.stop_request import ask_to_stop
 
@@ -111,7 +116,7 @@ def stop_run(session: Session, sight: Sight, how: How, reason: str, *, same_acco
             text=f"{sight.folder.name} is closed already; its receipt: gpurun receipt {sight.folder.name}",
         )
     try:
-        ask_to_stop(sight.folder, how, by="user", reason=reason, same_account=same_account)
+        ask_to_stop(sight.folder, how, by="user", reason=reason, same_account=same_account, leaves=leaves)
     except SetupError as unwritten:
         if how != "destroy" or not sight.state.may_be_billing:
             raise

@@ -11,7 +11,9 @@ from gpurun.cli.session import Session
 from gpurun.core.errors import Declined, UsageError
 
 if TYPE_CHECKING:
+    from gpurun.cli.interrupts import Interrupts
     from gpurun.cli.options import Starting
+    from gpurun.core.paths import RunFolder
     from gpurun.core.run_plan import Plan, Request
 
 
@@ -22,10 +24,14 @@ def start_and_follow(
     starting: Starting,
     *,
     before: Callable[[Plan], None] = lambda _: None,
+    follow: Callable[[RunFolder, str, Interrupts], Result] | None = None,
 ) -> Result:
-    """Make the plan of a run, ask, do what comes `before`, start its supervisor, and follow it."""
+    """Make the plan of a run, ask, do what comes `before`, start its supervisor, and follow it.
+
+    `follow` does so in another way, with the answer to an interrupt and those that were heard.
+    """
     from gpurun.cli.commands.plan import run_name
-    from gpurun.cli.interrupts import Interrupts
+    from gpurun.cli.interrupts import Interrupts as Heard
     from gpurun.cli.viewer import follow_run
     from gpurun.cli.waiting import wait_until_ready
     from gpurun.ledger.mandate import budgets_of
@@ -46,7 +52,7 @@ def start_and_follow(
         _show_and_ask(session, made, yes=starting.yes)
         before(made)
         # From here on a signal is an answer to the run: its supervisor would rent, train and pay without this command.
-        with Interrupts() as heard:
+        with Heard() as heard:
             with budgets_of(session.home, session.clock, made.mandate).reserved(run, made.most_micros):
                 folder = create_run(session.home, request, made)
                 start_supervisor(folder, session.home, session.clock)
@@ -56,6 +62,8 @@ def start_and_follow(
                 session.say(start_logging(folder, session.home, made.choices.log_to))
             if starting.no_wait:
                 return _begun(made)
+            if follow is not None:
+                return follow(folder, on_interrupt, heard)
             if starting.detach:
                 return wait_until_ready(session, folder, on_interrupt, heard)
             return follow_run(session, folder, on_interrupt=on_interrupt, heard=heard)
@@ -126,3 +134,11 @@ def _ask_about_this_machine(session: Session, plan: Plan, *, yes: bool) -> None:
     question = f"Run {' and '.join(works)} on this machine? [y/N]"
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         raise Declined("train.declined", "Nothing was installed or begun.", hint="Leave --setup and --pip out.")
+
+
+def admitted(session: Session, name: str) -> bool | None:
+    """Ask whether a template by the name of a key is uploaded; None where nobody can be asked."""
+    if not session.interactive:
+        return None
+    question = f"Upload {name}? Its name says that it holds a key; nothing in it looks like one. [y/N]"
+    return session.ask(question, flag=f"--include {name}").lower() in ("y", "yes")

@@ -47,8 +47,18 @@ COMMAND = JobTerms(
     whole=frozenset({"checkpoint"}),
     has_model=False,
 )
+DEV_BOX = JobTerms(
+    verb="dev",
+    label="Dev box",
+    worker="the dev box",
+    work="the dev box",
+    doing="running",
+    files="files",
+    whole=frozenset({"checkpoint"}),
+    has_model=False,
+)
 
-TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND}
+TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND, "dev_box": DEV_BOX}
 """By the kind of job; every other kind puts its own here when it is made."""
 
 

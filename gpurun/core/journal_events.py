@@ -352,6 +352,7 @@ class TrainObserved(JournalEvent):
     ended_wall: Number | None = None
     drained_s: Number | None = None
     gpu_tally: Json | None = None
+    sessions: Json | None = None
     memory_bytes: int | None = None
     shm_bytes: int | None = None
     oom_kills: int | None = None

@@ -249,6 +249,14 @@ class LogTold(Is):
     lines: list[str]
 
 
+class SessionsTold(Is):
+    """How people used a dev box: the terminals that were opened, and the seconds with one open, or in use."""
+
+    terminals: int
+    open_s: Number
+    used_s: Number
+
+
 class ReceiptGpuUse(Is):
     """How often the machine's agent looked at the cards while the job ran, and what it saw.
 
@@ -278,6 +286,7 @@ class Training(TypedDict):
     figures: dict[str, Any]
     log: LogTold
     gpu_use: NotRequired[ReceiptGpuUse]
+    sessions: NotRequired[SessionsTold]
     warnings: NotRequired[LogTold]
 
 

@@ -354,6 +354,8 @@ class Job(Frozen, ABC):
     needs_torch: ClassVar[bool] = False
     sends_itself: ClassVar[bool] = True
     """Whether it may send something by itself, which nobody here counts."""
+    is_attended: ClassVar[bool] = False
+    """Whether people log in and work there: what they do counts as work, and being idle is how it usually ends."""
 
     recipe: str
     recipe_sha256: str

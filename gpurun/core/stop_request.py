@@ -21,7 +21,8 @@ class StopRequest:
     """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; and who asks why.
 
     `same_account`: the user states that the key used now is of the account that rented the machine. `signal` names
-    the one that it answers ("SIGINT", "SIGTERM"), if it does.
+    the one that it answers ("SIGINT", "SIGTERM"), if it does. `leaves`: the user was told what does not come home, and
+    gives it up.
     """
 
     how: How
@@ -29,6 +30,7 @@ class StopRequest:
     reason: str
     same_account: bool = False
     signal: str = ""
+    leaves: bool = False
 
 
 def read_stop_request(folder: RunFolder) -> StopRequest | None:
@@ -42,6 +44,7 @@ def read_stop_request(folder: RunFolder) -> StopRequest | None:
             reason=str(said["reason"]),
             same_account=same_account,
             signal=str(said.get("signal", "")),
+            leaves=said.get("leaves") is True,
         )
     except FileNotFoundError:
         return None
@@ -53,13 +56,14 @@ def read_stop_request(folder: RunFolder) -> StopRequest | None:
 
 
 def ask_to_stop(
-    folder: RunFolder, how: How, *, by: str, reason: str, same_account: bool = False, signal: str = ""
-) -> None:
+    folder: RunFolder, how: How, *, by: str, reason: str, same_account: bool = False, signal: str = "",
+    leaves: bool = False,
+) -> None:  # fmt: skip
     """Ask the supervisor to stop the run; a weaker request than the one that stands changes nothing.
 
     A folder that does not take it is a SetupError: nobody was asked.
     """
-    wanted = StopRequest(how, by=by, reason=reason, same_account=same_account, signal=signal)
+    wanted = StopRequest(how, by=by, reason=reason, same_account=same_account, signal=signal, leaves=leaves)
     try:
         with exclusive(folder.path / ".control.lock"):  # Two terminals may ask at the same moment.
             standing = read_stop_request(folder)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.job_terms import COMMAND, terms_in
 from gpurun.core.journal_events import RunOpened
 from gpurun.core.paths import RunFolder, open_regular
 from gpurun.core.places import place_facts
@@ -225,7 +226,7 @@ def command_verdict(
     is_on_gpu = bool(
         own or (busy and not place_facts(opened.provider).is_own_box)
     )  # Others may work on a box of the user's own.
-    how = _COMMAND_ENDS.get(outcome, "the command failed")
+    how = _COMMAND_ENDS.get(outcome, "the command failed").replace(COMMAND.work, terms_in(opened.as_data()).work)
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
     if opened.challenge:

@@ -285,7 +285,8 @@ def _create_refused(state: RunState, record: Record, refused: CreateRefused) -> 
 def _train_observed(state: RunState, record: Record, ended: TrainObserved) -> dict[str, Any]:
     outputs = ended.outputs or {}
     # Those that are kept lie where the machine's end takes nothing away.
-    elsewhere = 0 if outputs.get("kept") else int((outputs.get("elsewhere") or {}).get("files", 0))
+    is_settled = outputs.get("kept") or outputs.get("given_up")
+    elsewhere = 0 if is_settled else int((outputs.get("elsewhere") or {}).get("files", 0))
     left = {"elsewhere": elsewhere, "unpublished": dict(outputs.get("unpublished") or {})}
     return {
         "phase": Phase.TRAINED,

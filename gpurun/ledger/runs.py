@@ -22,6 +22,9 @@ from gpurun.ledger.plan_from_journal import plan_of
 from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.run_state import WORKING, find_offer_place, replay_journal
 
+SOON_S = 1800.0
+"""So long before its lease ends it, a dev box says so."""
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -280,3 +283,19 @@ def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None
             yield None, error
         else:
             yield sight, sight.plan_lost
+
+
+def ends_soon(state: RunState, plan: Plan, now_wall: float) -> str:
+    """Return the words for a dev box that its lease ends within half an hour; "" for any other run."""
+    if not plan.job.is_attended or state.phase is not Phase.TRAINING or state.deadline_wall is None:
+        return ""
+    started_wall = state.instance.started_wall if state.instance is not None else None
+    lease = plan.lease
+    ends_wall = lease.ends_wall(state.deadline_wall, started_wall)
+    left_s = ends_wall - lease.destroy_s - lease.collect_s - plan.job.save_s - now_wall
+    if left_s > SOON_S:
+        return ""
+    return (
+        f"{state.run} ends in {max(0.0, left_s) / 60:.0f} min, and no lease is lengthened. For another box with its "
+        f"files: gpurun stop {state.run}, then gpurun dev --from {state.run}"
+    )

@@ -65,6 +65,7 @@ _INCIDENTS = {Event.INCIDENT, Event.STEP_FAILED, Event.JOURNAL_REPAIRED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
 _CHECKPOINT_KINDS = ("weights", "optimizer", "state", "checkpoint", "output")
 _TALLY = ("looks", "busy", "own", "most_mib")
+_SESSIONS = ("terminals", "open_s", "used_s")
 
 
 def basis_of(records: Sequence[Record]) -> list[Record]:
@@ -344,6 +345,9 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     if seen and seen.gpu_tally is not None:
         looks, busy, own, most_mib = (plain_data(seen.gpu_tally.get(key)) for key in _TALLY)
         told["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
+    if seen and seen.sessions is not None:
+        terminals, open_s, used_s = (plain_data(seen.sessions.get(key)) for key in _SESSIONS)
+        told["sessions"] = {"is": FROM_INSTANCE, "terminals": terminals, "open_s": open_s, "used_s": used_s}
     return told
 
 

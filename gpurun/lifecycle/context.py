@@ -132,6 +132,12 @@ class Context:
         plan = self.plan.on(approved[place])
         return replace(self, plan=plan, provider=self.provider_named(plan.offer.provider))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether others may use the machine too, and what does not come home stays there."""
+        traits = self.provider.traits
+        return traits.is_this_computer or not traits.takes_files
+
     def provider_named(self, name: str) -> Provider:
         """A provider by its name: this attempt's own, or one that another attempt asks."""
         return self.provider if name == self.provider.name or self.open is None else self.open(name)

@@ -60,6 +60,7 @@ def job_of(state: RunState, context: Context) -> dict[str, Any]:
         "save_s": plan.job.save_s,
         **{f"{name}_s": seconds for name, seconds in limits_of(plan.choices).items()},
         **({"runner": True} if workload.has_runner else {}),
+        **({"attended": "job" if context.is_shared else "machine"} if plan.job.is_attended else {}),
         **({"notice_url": notice_url} if notice_url else {}),
         **_lingering(state, context),
     }

@@ -30,8 +30,10 @@ from gpurun.core.secrets import child_environment
 from gpurun.core.settings import Setting, is_of_the_link
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.plan_from_journal import plan_of
+from gpurun.ledger.run_state import replay_journal
+from gpurun.ledger.runs import ends_soon
 from gpurun.ledger.spending import spending
-from gpurun.view.event_text import JOB_SILENT, tell_record
+from gpurun.view.event_text import IDLE_OVER, IDLE_SOON, JOB_SILENT, tell_record
 
 LOOK_S = 5.0
 SEND_S = 10.0
@@ -91,6 +93,11 @@ class Noticed:
         spent, cap = spending(records, now_wall, is_watched=True), self._plan.cap_micros
         new, self._seen = records[self._seen :], len(records)
         found = [(kind, tell_record(record, self._plan.job.terms)) for record in new if (kind := _kind(record))]
+        if any(isinstance(record.typed, Incident) and record.typed.code == IDLE_OVER for record in new):
+            self._told.discard("idle soon")
+        is_attended = self._plan.job.is_attended
+        if is_attended and (words := ends_soon(replay_journal(self._folder.name, records), self._plan, now_wall)):
+            found.append(("ends soon", words))
         if cap and spent.micros >= SPENT_SHARE * cap:
             found.insert(0, ("cap", f"{figure_words(spent.micros, spent.figure)} of {format_usd(cap)} are spent"))
         for notice, message in found:
@@ -177,7 +184,7 @@ def _kind(record: Record) -> str:
     """The notice's word, "" for none; training that ended because its loss was no number has one of its own."""
     match record.typed:
         case Incident(code=code):
-            return "silent" if code == JOB_SILENT else ""
+            return {JOB_SILENT: "silent", IDLE_SOON: "idle soon"}.get(code, "")
         case TrainObserved(reason="nonfinite"):
             return "loss not finite"
     return _TOLD.get(record.event, "")

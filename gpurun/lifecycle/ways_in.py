@@ -37,7 +37,10 @@ _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
 _HEAD = "# Made by gpurun, and again whenever a run's machine comes, moves or goes: what is written here is lost.\n"
 _SHELL = ("sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
 # A command works where the job's does; a trainer has no such folder.
-_THERE = 'cd -- "$1" && shift && if [ -d bundle/work ]; then cd bundle/work; fi; exec "$@"'
+_THERE = (
+    'cd -- "$1" && shift && if [ -d data ]; then export GPURUN_DATA="$PWD/data"; fi; '
+    'if [ -d bundle/work ]; then cd bundle/work; fi; exec "$@"'
+)
 
 HostKeyOf = Callable[[str, Box], str]
 """The public line of a box's host key, of which only the fingerprint is on record; by its alias and the box."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
@@ -19,7 +19,7 @@ from gpurun.core.errors import GpurunError, NoOffer, UsageError
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer, digest_json
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Earlier, Estimate, Job, Mode, Plan, Request
 from gpurun.core.this_machine import has_cuda
 from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
@@ -75,9 +75,13 @@ class CommandProposal(Proposal):
         work = desk.home.staged_data(desk.run) / "work"
         self._uploaded = _uploaded(request, work, desk, is_asked=is_asked, admit=admit)
         super().__init__(self._uploaded.request, desk)
-        self.command, self.earlier = with_checkpoint(self._uploaded.command, self.request, desk.home, work)
+        self.command, self.earlier = self.with_earlier(self._uploaded.command, work)
         self._data = summarize_data(self.request, work.parent, desk.clock, desk.say)
         self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
+
+    def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
+        """Return the command with what an earlier run left for it put into `work`, and what that was."""
+        return with_checkpoint(command, self.request, self.desk.home, work)
 
     def need(self, place: Place) -> GpuNeed:
         """See `Proposal.need`."""
@@ -121,7 +125,7 @@ class CommandProposal(Proposal):
             raise self._refusal(quoted)
         return first, quoted
 
-    def job(self, data: DataSummary) -> CommandJob:
+    def job(self, data: DataSummary) -> Job:
         """See `Proposal.job`."""
         return CommandJob(
             recipe=self.command.name,
@@ -131,10 +135,14 @@ class CommandProposal(Proposal):
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """See `Proposal.completed`."""
-        notes = (*self._uploaded.notes, *_notes(self.command, self.request, place.mode))
+        notes, warnings = self.remarks(plan, place)
+        return plan.told(*self._uploaded.notes, *notes, warnings=(*self._uploaded.warnings, *warnings))
+
+    def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
+        """Return what should be said of the plan beside its upload: notes and warnings."""
+        notes = (*_notes(self.command, self.request, place.mode), *_earlier_runs(self.command, self.desk.home))
         again = [f"{self._again} ended well: its command runs once more, unchanged."] if self._again else []
-        warnings = (*self._uploaded.warnings, *_spot_warning(self.command, self.request), *again)
-        return plan.told(*notes, *_earlier_runs(self.command, self.desk.home), warnings=warnings)
+        return notes, (*_spot_warning(self.command, self.request), *again)
 
     def _refusal(self, quoted: Quote) -> NoOffer:
         """Return what would do where nothing may be rented."""

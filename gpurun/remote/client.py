@@ -22,6 +22,7 @@ from gpurun.remote.machine_facts import LinkSpeed, Looking, MachineFacts, Missin
 from gpurun.remote.messages import (
     MOST_LINE_BYTES,
     MOST_MANIFEST_BYTES,
+    Doors,
     EndAnswer,
     FarewellAnswer,
     LeaseAnswer,
@@ -34,6 +35,7 @@ from gpurun.remote.messages import (
     Started,
     Status,
     StopAnswer,
+    Unsaved,
     refusal_in,
     understood,
     understood_manifest,
@@ -191,6 +193,14 @@ class FarSide:
         if at != len(content) or set(chunks) != set(wants):
             raise FarRefusal("nonsense", "The instance answered less or more than was asked for.")
         return Poll(said.status, chunks)
+
+    def doors(self) -> Doors:
+        """Where people work on a dev box."""
+        return understood(Doors, self.ask("doors")[0])
+
+    def unsaved(self) -> Unsaved:
+        """What of a dev box its end would take away, and how many terminals are open there."""
+        return understood(Unsaved, self.ask("unsaved", timeout_s=2 * _QUICK_S)[0])
 
     def stop(self, *, now: bool = False, reason: str = "user") -> bool:
         """Ask for the trainer's end: save and stop, or KILL with `now`. False when there is no trainer to ask."""

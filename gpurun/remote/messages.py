@@ -97,11 +97,21 @@ class GpuTally(_Said):
     most_mib: Count
 
 
+class Sessions(_Said):
+    """How people used a dev box: terminals that were opened and that are open, the seconds with one open, or in use."""
+
+    terminals: Count
+    open: Count
+    open_s: Annotated[float, Field(ge=0, le=1e9)]
+    used_s: Annotated[float, Field(ge=0, le=1e9)]
+
+
 class Status(_Said):
     """The heartbeat: `wall` is when the keeper last wrote it, by the machine's own clock.
 
-    `silent_since_wall` is when the job last wrote a log line or a file, once that is long ago. Of a job that has ended
-    `oom_kills` are the processes that the kernel killed for want of memory while it ran.
+    `silent_since_wall` is when the job last wrote a log line or a file, once that is long ago. `idle_at_wall` is when a
+    dev box will be ended as idle, once that is soon. Of a job that has ended `oom_kills` are the processes that the
+    kernel killed for want of memory while it ran.
     """
 
     v: Literal[1]
@@ -117,9 +127,42 @@ class Status(_Said):
     gpus: Annotated[tuple[GpuNow, ...], FailFast(), Field(max_length=64)] = ()
     gpu_tally: GpuTally | None = None
     silent_since_wall: Wall | None = None
+    idle_at_wall: Wall | None = None
+    sessions: Sessions | None = None
     oom_kills: Count | None = None
     memory_bytes: Count | None = None
     shm_bytes: Count | None = None
+
+
+class Lab(_Said):
+    """Where JupyterLab listens on the machine's loopback, and the token that it wants."""
+
+    port: Annotated[int, Field(gt=0, lt=65536)]
+    token: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,200}$")]
+
+
+class Doors(_Said):
+    """Where people work on a dev box: the folder there, and JupyterLab once it has begun."""
+
+    folder: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=MOST_PATH_BYTES)]
+    jupyter: Lab | None
+
+
+class UnsavedFile(_Said):
+    """A file, or a folder, that does not come home."""
+
+    name: Annotated[str, Field(max_length=MOST_PATH_BYTES)]
+    bytes: Count
+
+
+class Unsaved(_Said):
+    """What of a dev box its end would take away, the first of it by name, and how many terminals are open."""
+
+    files: Count
+    bytes: Count
+    first: Annotated[tuple[UnsavedFile, ...], FailFast(), Field(max_length=20)]
+    commits: Count
+    terminals: Count
 
 
 class Piece(_Said):

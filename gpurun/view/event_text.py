@@ -116,6 +116,8 @@ SILENT, HEARD = "machine.silent", "machine.heard"
 """The incidents of a machine that trains and has not answered for minutes, and of its first answer after that."""
 JOB_SILENT, JOB_HEARD = "job.silent", "job.heard"
 """The incidents of a job that has written nothing for long, and of its first word after that."""
+IDLE_SOON, IDLE_OVER = "dev.idle_soon", "dev.used_again"
+"""The incidents of a dev box that will be ended as idle within minutes, and of its first use after that."""
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
@@ -349,6 +351,11 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
         case StopEvent():
             ended = _STOPS.get(event.reason, f"stopped: {event.reason}")
             return f"{ended}: {_line(event.message)}" if event.message else ended
+    if event.kind == "removed":
+        names = event.said.get("names")
+        return f"{format_files(len(names) if isinstance(names, list) else 0)} of the upload were removed there"
+    if event.kind == "clone":
+        return f"cloned, at commit {short_hash(_line(str(event.said.get('commit'))))}"
     if event.kind == "output":
         name, size = _line(str(event.said.get("name") or "a file")), whole(event.said.get("bytes"))
         more = whole(event.said.get("files"))

@@ -71,8 +71,8 @@ def _earlier(earlier: Earlier) -> list[Cell]:
     spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
     proof = Span(f"receipt {short_hash(earlier.receipt_sha256)}", "dim")
     of = f" of {earlier.steps:,}" if earlier.steps else ""
-    step = f"after step {earlier.step:,}{of}".replace(",", " ")
-    return [Span(earlier.run, "title"), step, format_bytes(earlier.bytes), *spent, proof]
+    step = [f"after step {earlier.step:,}{of}".replace(",", " ")] if earlier.step else ["its folder as it ended"]
+    return [Span(earlier.run, "title"), *step, format_bytes(earlier.bytes), *spent, proof]
 
 
 def _time(plan: Plan) -> list[Cell]:

@@ -125,6 +125,7 @@ def receipt_pairs(told: Predicate, *, now: float, shutdown: str, then: str = "")
         ("Paid time", _phases(told["runtime"], terms.doing)),
         ("In training", _in_training(told["runtime"]) if terms.has_model else []),
         ("GPU", _gpu_use(told)),
+        ("Sessions", _sessions(told)),
         ("Cost", _cost(told)),
         ("Legs", _legs(told)),
         ("Result", [Span(_result(told), "title")]),
@@ -165,10 +166,12 @@ def _recipe(told: Predicate) -> str:
     asked = told["asked"]
     before = asked.get("continues")
     of = f" of {before['steps']}" if before and "steps" in before else ""
-    since = f", from {before['run']} after step {before['step']}{of}" if before else ""
+    after = f" after step {before['step']}{of}" if before and before["step"] else ""
+    since = f", from {before['run']}{after}" if before else ""
     if command := asked.get("command"):
         return f"{shlex.join(command['argv'])}{since}"
-    return f"{asked['recipe']} ({asked['form']}{since})"
+    form = f" ({asked['form']}{since})" if terms_in(told).has_model else since
+    return f"{asked['recipe']}{form}"
 
 
 def _variables(told: Predicate) -> list[Cell]:
@@ -185,6 +188,16 @@ def _gpu_use(told: Predicate) -> list[Cell]:
         return []
     own = f", {seen['own']} by a process of this run" if seen["own"] else ""
     return [f"at work in {seen['busy']} of {seen['looks']} looks{own}", f"{seen['most_mib'] / 1024:.1f} GiB at most"]
+
+
+def _sessions(told: Predicate) -> list[Cell]:
+    """How people used a dev box."""
+    seen = told["training"].get("sessions")
+    if seen is None:
+        return []
+    count = "1 terminal" if seen["terminals"] == 1 else f"{seen['terminals']} terminals"
+    times = f"open for {format_duration(seen['open_s'])}", f"in use for {format_duration(seen['used_s'])}"
+    return [count, *times, "by the machine's word"]
 
 
 def _sent(told: Predicate) -> list[Cell]:
@@ -323,7 +336,8 @@ def _result(told: Predicate) -> str:
     words += [_best_val(told, best)] if isinstance(best, float) else []
     core = figures.get("core")
     words += [f"CORE {core['core']:.4f}"] if isinstance(core, dict) and isinstance(core.get("core"), float) else []
-    return " · ".join([*words, *([training["reason"]] if training["outcome"] == "stopped" else [])])
+    is_reasoned = training["outcome"] == "stopped" or (training["outcome"], training["reason"]) == ("done", "idle")
+    return " · ".join([*words, *([training["reason"]] if is_reasoned else [])])
 
 
 def _why(told: Predicate) -> list[Cell]:

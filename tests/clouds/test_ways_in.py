@@ -5,15 +5,12 @@ The cloud is emulated; ssh, sshd, scp and rsync are the real ones.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import select
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import termios
@@ -27,6 +24,7 @@ import pytest
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.secrets import child_environment
 from tests.clouds.rented import User, runpod, somebody
+from tests.clouds.terminal import Terminal
 from tests.emulators import guests
 
 pytestmark = [
@@ -96,41 +94,6 @@ def test_without_openssh_gpuruns_own_connection_does_the_same(user: User, tmp_pa
     assert (shown.stdout, shown.returncode) == ("from the machine", 7), shown.stderr
     lacks = user.types("forward", RUN, "8888", PATH=str(tmp_path))
     assert (lacks.returncode, "Install OpenSSH" in lacks.stderr) == (4, True)
-
-
-class Terminal:
-    """A terminal in which somebody types one command of gpurun's."""
-
-    def __init__(self, user: User, *words: str, **more: str) -> None:
-        self.ours, theirs = os.openpty()
-        self.resize(30, 101)
-        self.before = termios.tcgetattr(theirs)
-        self.theirs, self.seen = theirs, ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpurun.cli.app", *words], env={**user.environment(), "TERM": "xterm", **more},
-            stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-
-    def resize(self, lines: int, columns: int) -> None:
-        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-
-    def types(self, line: str) -> None:
-        os.write(self.ours, line.encode() + b"\r")
-
-    def shows(self, text: str) -> None:
-        """Wait until it stands there, and forget all before it."""
-        end = time.monotonic() + 30
-        while text not in self.seen:
-            assert select.select([self.ours], [], [], max(0.0, end - time.monotonic()))[0], self.seen
-            self.seen += os.read(self.ours, 4096).decode(errors="replace")
-        self.seen = self.seen.partition(text)[2]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.ours)
-        os.close(self.theirs)
 
 
 @pytest.mark.parametrize("by", ["openssh", "gpurun itself"])

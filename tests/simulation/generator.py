@@ -52,7 +52,8 @@ def draw(seed: int) -> Scenario:
         machines=dice.choice((1, 1, 2)),
         list_s=dice.choice((0.0, 0.0, 0.0, 40.0)),
     )
-    return _damaged(drawn, dice) if dice.random() < 0.3 else drawn
+    drawn = _damaged(drawn, dice) if dice.random() < 0.3 else drawn
+    return replace(drawn, is_dev_box=dice.random() < 0.2)
 
 
 def draw_voyage(seed: int) -> Scenario:

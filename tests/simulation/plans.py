@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, Choices, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.jobs.dev_box import KEEP, DevBoxJob
 from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
@@ -22,12 +24,31 @@ STEPS, EVERY = 30, 5
 
 
 def make_plan(
-    home: Home, profiles: list[Profile], machines: int, run: str = RUN, *, legs: int = 0, train_s: float = 0.0
+    home: Home,
+    profiles: list[Profile],
+    machines: int,
+    run: str = RUN,
+    *,
+    legs: int = 0,
+    train_s: float = 0.0,
+    is_dev_box: bool = False,
 ) -> Plan:
     """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines.
 
     With `legs` it may continue on so many machines, and it is known that training takes `train_s`.
     """
+    plan = _training(home, profiles, machines, run, legs=legs, train_s=train_s)
+    if not is_dev_box:
+        return plan
+    size = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS
+    command = Command(argv=KEEP, outputs=EVERYTHING, grace_s=10, disk_gb=DISK_GB, output_bytes=size)
+    (home.root / "box" / "work").mkdir(parents=True)
+    job = DevBoxJob(recipe="dev box", recipe_sha256="0" * 64, command=command)
+    data = DataSummary(folder="", beside=str(home.root / "box"), bytes=0, sha256="0" * 64, source="no data")
+    return plan.model_copy(update={"job": job, "data": data})
+
+
+def _training(home: Home, profiles: list[Profile], machines: int, run: str, *, legs: int, train_s: float) -> Plan:
     home.prepare()
     data = home.root / "shards"
     data.mkdir(exist_ok=True)

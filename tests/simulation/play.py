@@ -259,7 +259,8 @@ class Stage:
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
         profiles = [PROFILES[name] for name in scenario.profiles]
-        plan = make_plan(home, profiles, scenario.machines, run, legs=scenario.legs, train_s=scenario.train_s)
+        known = {"legs": scenario.legs, "train_s": scenario.train_s}
+        plan = make_plan(home, profiles, scenario.machines, run, **known, is_dev_box=scenario.is_dev_box)
         plan = plan.model_copy(update={"mandate": mandate})
         for cloud in clouds.values():
             cloud.stock = [one.offer for one in plan.candidates if one.offer.provider == cloud.name]

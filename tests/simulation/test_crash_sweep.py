@@ -21,12 +21,17 @@ TROUBLES: dict[str, tuple[Strike, ...]] = {
     "clean": (),
     "answer lost": (Strike("create", 1, Fault.LOST),),
     "no capacity, next offer": (Strike("create", 1, Fault.FULL),),
+    "a dev box": (),
 }
 
 
+DEV_BOX = "a dev box"
+
+
 def scenario(profile: str, trouble: str, *deeds: Deed) -> Scenario:
-    """Two offers of the profile, a training of a second, one trouble."""
-    return Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds, machines=2)
+    """Two offers of the profile, a training (or a dev box) of a second, one trouble."""
+    drawn = Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds, machines=2)
+    return replace(drawn, is_dev_box=trouble == DEV_BOX)
 
 
 def points_of(profile: str, trouble: str) -> list[tuple[int, str]]:

@@ -259,7 +259,7 @@ def test_a_percent_in_a_path_is_quoted_or_refused(tmp_path: Path) -> None:
         (["ssh", "--", "-oProxyCommand=x"], 2, "There is no run"),
         (["ssh", ""], 2, "The name of the run is empty"),
         (["ssh", "fox-41"], 2, "runs on this machine"),
-        (["forward", "fox-41"], 2, "Missing argument"),
+        (["forward", "fox-41"], 2, "is not a dev box with JupyterLab"),
         (["forward", "fox-41", "x"], 2, "is not a port"),
         (["forward", "fox-41", "8888"], 2, "runs on this machine"),
     ],

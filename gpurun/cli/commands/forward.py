@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import threading
 from typing import Annotated
 
 import typer
 
+from gpurun.cli.local_port import HERE, is_free
 from gpurun.cli.options import RunArgument
 from gpurun.cli.result import Result
 from gpurun.cli.session import Session
@@ -20,7 +19,6 @@ from gpurun.cli.verb import verb
 from gpurun.core.errors import SetupError, UsageError
 
 app = typer.Typer(rich_markup_mode=None)
-_HERE = "127.0.0.1"
 _PAIR = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 _TICK_S = 0.1
 _FORBIDDEN = "administratively prohibited"
@@ -32,8 +30,9 @@ def forward(
     session: Session,
     run: RunArgument,
     ports: Annotated[
-        list[str], typer.Argument(metavar="PORT", help="A port of the machine's, or HERE:THERE for another one here.")
-    ],
+        list[str] | None,
+        typer.Argument(metavar="PORT", help="A port of the machine's, or HERE:THERE; without: its JupyterLab."),
+    ] = None,
 ) -> Result:
     """Forward ports of a run's machine to 127.0.0.1 here, until Ctrl-C or the machine's end.
 
@@ -43,13 +42,21 @@ def forward(
     from gpurun.cli.run_control import meant
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
-    pairs = _pairs(ports)
+    pairs, link = _pairs(ports or []), ""
     name = meant(session, run)
+    if not pairs:
+        from gpurun.cli.dev_doors import lab_of, link_of
+        from gpurun.cli.local_port import free_port
+        from gpurun.ledger.runs import look_at_run
+
+        lab = lab_of(session, look_at_run(session.home, name))
+        pairs = [(free_port(lab.port), lab.port)]
+        link = link_of(lab, pairs[0][0])
     way, config = way_to_run(session.home, name, session.clock), config_of(session.home)
     if way.entry is None or way.job:
         by = "http://NODE:8888, as the login node is this machine"
         if way.entry is not None:
-            by = f"ssh -F {shlex.quote(str(config))} -N -L {_HERE}:8888:NODE:8888 {way.entry.alias}"
+            by = f"ssh -F {shlex.quote(str(config))} -N -L {HERE}:8888:NODE:8888 {way.entry.alias}"
         hint = f"Where the cluster lets its login node reach the job's NODE (squeue --me names it): {by}"
         raise UsageError(
             "forward.cluster", f"{name} is a job of a cluster's: gpurun cannot reach its ports.", hint=hint
@@ -59,7 +66,7 @@ def forward(
         raise SetupError("forward.no_openssh", "Ports are forwarded by `ssh`, which is not here.", hint=hint)
     _demand_free(name, pairs)
     options = ["-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
-    options += [word for here, there in pairs for word in ("-L", f"{_HERE}:{here}:{_HERE}:{there}")]
+    options += [word for here, there in pairs for word in ("-L", f"{HERE}:{here}:{HERE}:{there}")]
     process = subprocess.Popen(
         ssh_argv(config, way.entry, *options),
         env=ssh_environment(),
@@ -67,14 +74,14 @@ def forward(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    tunnel = _Tunnel(session, process, name)
+    tunnel = _Tunnel(session, process, name, link)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         tunnel.keep(pairs)
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
-        done = ", ".join(f"{_HERE}:{here}" for here, _ in pairs)
+        done = ", ".join(f"{HERE}:{here}" for here, _ in pairs)
         return Result(data={"run": name, "ports": _as_data(pairs)}, text=f"Closed: {done}. {name} goes on.")
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -86,8 +93,8 @@ def forward(
 class _Tunnel:
     """An ssh that forwards, and what it says."""
 
-    def __init__(self, session: Session, process: subprocess.Popen[bytes], run: str) -> None:
-        self._session, self._process, self._run = session, process, run
+    def __init__(self, session: Session, process: subprocess.Popen[bytes], run: str, link: str = "") -> None:
+        self._session, self._process, self._run, self._link = session, process, run, link
         self._words: list[str] = []
         self._is_forbidden = False
         self._reader = threading.Thread(target=self._listen, daemon=True)
@@ -97,10 +104,12 @@ class _Tunnel:
         """Wait for its end; it is said once the ports are seen to be open."""
         is_open = False
         while self._process.poll() is None:
-            if not is_open and not any(_is_free(here) for here, _ in pairs):
+            if not is_open and not any(is_free(here) for here, _ in pairs):
                 is_open = True
                 for here, there in pairs:
-                    self._session.say(f"http://{_HERE}:{here} is port {there} of {self._run}'s machine.")
+                    self._session.say(f"http://{HERE}:{here} is port {there} of {self._run}'s machine.")
+                if self._link:
+                    self._session.say(f"JupyterLab: {self._link}")
                 self._session.say("Ctrl-C closes them; the run goes on.")
             self._session.clock.sleep(_TICK_S)
         self._reader.join()
@@ -148,25 +157,13 @@ def _pairs(ports: list[str]) -> list[tuple[int, int]]:
 def _demand_free(run: str, pairs: list[tuple[int, int]]) -> None:
     """Refuse a port that is taken here, and offer the whole line with the next free one."""
     for here, _ in pairs:
-        if _is_free(here):
+        if is_free(here):
             continue
         wanted = {port for port, _ in pairs}
-        free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in wanted and _is_free(port)), None)
+        free = next((port for port in range(max(here, 1023) + 1, 65536) if port not in wanted and is_free(port)), None)
         line = " ".join(f"{free if one == here else one}:{there}" for one, there in pairs)
         hint = f"Take the next free one: gpurun forward {run} {line}" if free else "Close what listens there."
         raise UsageError("forward.port_taken", f"Port {here} of this machine is taken, or not yours.", hint=hint)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_HERE, port))
-        except OSError as error:
-            if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return False
-            raise
-    return True
 
 
 def _as_data(pairs: list[tuple[int, int]]) -> list[dict[str, int]]:

@@ -26,7 +26,7 @@ def ps(
 
     Exit 9 when one may be billing and nobody drives it, or its deadline has passed.
     """
-    from gpurun.ledger.runs import look_at_all, planned_runs
+    from gpurun.ledger.runs import ends_soon, look_at_all, planned_runs
     from gpurun.readers.run_status import run_data, run_row, way_on
     from gpurun.view.list_tables import RunRow, ps_table
 
@@ -49,6 +49,8 @@ def ps(
             told.append(run_data(sight, row))
             if row.may_be_billing:
                 ways.append(way_on(sight, now))
+            elif words := ends_soon(sight.state, sight.plan, now):
+                ways.append(words)
         finished += sight is not None and not sight.unfinished
     billing = any(row.may_be_billing for row in rows)
     text = session.draw(ps_table(rows, session.style, now=now)) if rows else ""

@@ -30,14 +30,14 @@ app = typer.Typer(rich_markup_mode=None)
 )
 def run(session: Session, request: Request, starting: Starting) -> Result:
     """Rent a machine, run any command on it, download its outputs, prove the machine gone."""
-    from gpurun.cli.started_run import start_and_follow
+    from gpurun.cli.started_run import admitted, start_and_follow
     from gpurun.planning.command_proposal import CommandProposal
     from gpurun.planning.planner import make_plan
 
     _ask_again(session, request, is_asked=not starting.yes)
 
     def planned(run: str) -> Plan:
-        admit = partial(_admitted, session)
+        admit = partial(admitted, session)
         return make_plan(CommandProposal(request, session.desk(run), is_asked=not starting.yes, admit=admit))
 
     return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
@@ -54,14 +54,6 @@ def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
     if session.ask(question, flag="--yes").lower() not in ("y", "yes"):
         hint = f"For more steps, type the command again with them: gpurun run --from {name} -- COMMAND"
         raise Declined("continue.ended_well", f"{name} had ended well; nothing was begun.", hint=hint)
-
-
-def _admitted(session: Session, name: str) -> bool | None:
-    """Whether a template by the name of a key is uploaded; None where nobody can be asked."""
-    if not session.interactive:
-        return None
-    question = f"Upload {name}? Its name says that it holds a key; nothing in it looks like one. [y/N]"
-    return session.ask(question, flag=f"--include {name}").lower() in ("y", "yes")
 
 
 def _build(session: Session, plan: Plan) -> None:

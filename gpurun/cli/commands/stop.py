@@ -23,4 +23,12 @@ def stop(
     """Save a checkpoint, download it, destroy the machine, write the receipt."""
     from gpurun.cli.run_control import find_meant_run, stop_run
 
-    return stop_run(session, find_meant_run(session, run), "now" if now else "save", "stopped by the user")
+    sight, leaves = find_meant_run(session, run), None
+    if sight.plan.job.is_attended:
+        from gpurun.cli.dev_session import leaves_what_is_lost
+        from gpurun.core.errors import Declined
+
+        leaves, now = leaves_what_is_lost(session, sight), False  # What changed since the last --sync is there alone.
+        if leaves is False:
+            raise Declined("stop.declined", "Nothing was ended.", hint=f"gpurun ssh {sight.folder.name} leads there.")
+    return stop_run(session, sight, "now" if now else "save", "stopped by the user", leaves=leaves is True)

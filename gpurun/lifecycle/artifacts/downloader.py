@@ -262,7 +262,11 @@ class BackgroundDownload:
     step, which goes on where this stopped.
     """
 
-    def __init__(self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock) -> None:
+    def __init__(
+        self, far: FarSide | None, folder: RunFolder, budget: EgressBudget, clock: Clock, is_attended: bool = False
+    ) -> None:
+        """With `is_attended` other files are worth their egress too, as far as the plan has paid for it."""
+        self._is_attended = is_attended
         self._far = far.lane() if far is not None else None
         self._inventory = Inventory(folder)
         self._budget = budget
@@ -336,6 +340,8 @@ class BackgroundDownload:
     def _affordable(self, manifest: Manifest) -> list[ManifestFile]:
         """What may come home now, the latest checkpoint first; where that costs money it comes alone, now and then."""
         if self._budget.limit_bytes is not None:
+            if self._is_attended:
+                return [file for file in sorted(manifest.files, key=_by_size) if self._budget.take([file])]
             latest = [file for file in manifest.files if file.step == manifest.latest]
             return latest if self._budget.take(latest, by_step=manifest.latest or 0) else []
         return sorted(
@@ -359,6 +365,10 @@ class BackgroundDownload:
             for name in {*noted.files} - needed - {*noted.kept}:
                 locate_file(artifacts, name).unlink(missing_ok=True)
             self._inventory.write(noted, files=tuple(name for name in noted.files if name in needed))
+
+
+def _by_size(file: ManifestFile) -> tuple[int, str]:
+    return file.bytes, file.name
 
 
 class _Stopped(GpurunError):

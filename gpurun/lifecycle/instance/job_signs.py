@@ -15,6 +15,7 @@ from gpurun.core.journal_events import Incident, Json, TrainObserved
 from gpurun.core.journal_records import RunState
 from gpurun.core.money import format_rate
 from gpurun.core.run_plan import Mode
+from gpurun.core.stop_request import read_stop_request
 from gpurun.core.trainer_events import FilesLeft, OutputsEvent, StartEvent, StopEvent, events_of
 from gpurun.lifecycle.connect import LONGEST_TRY_S, MOVED_S
 from gpurun.lifecycle.context import Context, Note, get_instance
@@ -23,7 +24,7 @@ from gpurun.providers.base import Traits
 from gpurun.remote.agent.runner.elsewhere import WEIGHTS
 from gpurun.remote.interface import NEEDS_PERSON, MachineLost
 from gpurun.remote.messages import Status
-from gpurun.view.event_text import HEARD, JOB_HEARD, JOB_SILENT, SILENT
+from gpurun.view.event_text import HEARD, IDLE_OVER, IDLE_SOON, JOB_HEARD, JOB_SILENT, SILENT
 from gpurun.view.number_format import format_bytes, format_duration, format_files
 
 TELL_S = 120.0
@@ -51,11 +52,14 @@ def outcome_of(status: Status, context: Context) -> TrainObserved:
     ended = _with_memory(_ended(status, last, context), status)
     if outputs is None:
         return TrainObserved(**ended)
-    traits = context.provider.traits
-    is_kept = traits.is_this_computer or not traits.takes_files
+    traits, is_kept = context.provider.traits, context.is_shared
     if is_kept:  # Others are at work there, too: only what is named as weights is believed to be the command's.
-        outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(WEIGHTS))
+        names = () if context.plan.job.is_attended else WEIGHTS
+        outputs = replace(outputs, elsewhere=outputs.elsewhere.ending_in(names))
     ended["outputs"] = outputs.record | ({"kept": True} if is_kept else {})
+    request = read_stop_request(context.folder)
+    if request is not None and request.leaves:
+        ended["outputs"]["given_up"] = True
     faults = [_elsewhere(outputs.elsewhere, traits)] if outputs.elsewhere.files else []
     if ended["outcome"] == "done" and ended["reason"] != "rehearsal":
         faults = [*_working(outputs.still_working), *_unmatched(outputs.unmatched), *faults]
@@ -130,8 +134,16 @@ def read_last_events(events: Path) -> tuple[StopEvent | None, OutputsEvent | Non
 
 
 def _ended(status: Status, last: StopEvent | None, context: Context) -> Json:
-    """How it ended, by the agent's report and the trainer's last word."""
+    """How it ended, by the agent's report and the trainer's last word.
+
+    What keeps a dev box has no exit code that says anything, and being idle is how one usually ends.
+    """
     exit_code, reason = status.exit_code, status.stop_reason or ""
+    if context.plan.job.is_attended and reason in ("idle", "lease", "user"):
+        idle = format_duration(limits_of(context.plan.choices)["idle"])
+        words = {"idle": f"it was not used for {idle}, so it was ended (--idle)", "lease": "its lease was over"}
+        ended = _failed(status, reason, words.get(reason, "it was ended by its user"))
+        return {**ended, "outcome": "done" if reason == "idle" else "stopped", "exit_code": None}
     if reason in NOT_OURS:
         limits = {name: format_duration(seconds) for name, seconds in limits_of(context.plan.choices).items()}
         return _failed(status, reason, NOT_OURS[reason].format(**limits))
@@ -243,6 +255,26 @@ class Outage:
             yield Incident(code=HEARD, message=message)
         self._tried_mono, self._silent_s, self._counted_s = self._context.clock.monotonic(), 0.0, 0.0
         self._is_told = False
+
+
+class IdleSoon:
+    """Records that a dev box is not used and will be ended as idle soon, and that it is used again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_told = False
+
+    def hear(self, status: Status) -> Iterator[Note]:
+        """Take in what the agent reports; the journal gets what has changed."""
+        is_soon = status.state == "running" and status.idle_at_wall is not None
+        if is_soon and not self._is_told:
+            left_s = max(0.0, (status.idle_at_wall or 0.0) - status.wall)
+            idle = format_duration(limits_of(self._context.plan.choices)["idle"])
+            what = f"the dev box is not used and ends in {format_duration(left_s)}, after {idle} of that (--idle)"
+            yield Incident(code=IDLE_SOON, message=f"{what}; a key in one of its terminals keeps it")
+        elif self._is_told and not is_soon and status.state == "running":
+            yield Incident(code=IDLE_OVER, message="the dev box is used again")
+        self._is_told = is_soon
 
 
 class Silence:

@@ -24,7 +24,7 @@ from gpurun.lifecycle.artifacts.log_copy import Drain, Tail, bytes_before, is_be
 from gpurun.lifecycle.connect import Patience
 from gpurun.lifecycle.context import Context, Note, get_instance
 from gpurun.lifecycle.instance.job_folder import last_status
-from gpurun.lifecycle.instance.job_signs import UNHEARD, Outage, Silence, lost_training, outcome_of
+from gpurun.lifecycle.instance.job_signs import UNHEARD, IdleSoon, Outage, Silence, lost_training, outcome_of
 from gpurun.lifecycle.instance.terminate import once
 from gpurun.lifecycle.job_spec import Pushing, ends_unwatched, job_of, secrets_of
 from gpurun.planning.budget import expected_end_s, rental_cost
@@ -74,9 +74,10 @@ def watch(state: RunState, context: Context) -> Iterator[Note]:
     instance = get_instance(state)
     far = context.reach(instance)
     is_elsewhere = instance.address is not None and instance.address.kind != "folder"
+    is_attended = context.plan.job.is_attended  # What people change may be changed again: each state of it is kept.
     budget = EgressBudget.of(context.folder, context.plan)
-    source = far if context.brings_early and is_elsewhere else None
-    with BackgroundDownload(source, context.folder, budget, context.clock) as background:
+    source = far if context.brings_early and (is_elsewhere or is_attended) else None
+    with BackgroundDownload(source, context.folder, budget, context.clock, is_attended) as background:
         try:
             yield from _watch(state, context, far, background, Pushing(state, context, far))
         except OSError as error:
@@ -95,6 +96,7 @@ def _watch(
         Tail(far, context.folder, before=bytes_before(state)),
     )
     lines, outage, silence = EventLines(), Outage(state, context), Silence(state, context)
+    idle_soon = IdleSoon(context)
     drain = Drain(context.folder, context.clock, context.collect_s, context.plan.job.home_bytes)
     while context.seconds_left(state) > _reserve_s(context):
         context.raise_if_stopped(state)
@@ -128,6 +130,7 @@ def _watch(
         hearing.hear(poll, events)
         yield from outage.ends()
         yield from silence.hear(poll.status)
+        yield from idle_soon.hear(poll.status)
         if cards := [card.model_dump() for card in poll.status.gpus]:
             write_gpus(context.folder, context.clock.wall(), cards)
         rating.hear(events)
@@ -138,6 +141,7 @@ def _watch(
         if poll.status.state == "exited":
             tally = poll.status.gpu_tally
             seen: Json = {"gpu_tally": tally.model_dump()} if tally and tally.looks else {}
+            seen |= {"sessions": poll.status.sessions.model_dump()} if poll.status.sessions else {}
             if left := drain.left(poll):
                 message = f"{left} stay on the machine: no more is fetched once training has ended"
                 yield from once(Incident(code="log.left", message=message), context)

@@ -33,6 +33,8 @@ VERBS = {
     "manifest": "job_status",
     "get": "job_status",
     "gather": "job_status",
+    "unsaved": "job_status",
+    "doors": "job_status",
     "stop": "job_control",
     "shorten": "job_control",
     "end": "end_early",

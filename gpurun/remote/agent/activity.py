@@ -1,8 +1,8 @@
 """Whether a job still works, whatever it is: since when it has written nothing, and since when nothing has worked.
 
 Silent is a job that writes neither a log line nor a file; a stuck collective is that while its cards show 100 %. Idle
-is one that is silent while no card and no core does anything either. Both are observations; what follows from them is
-the watchdog's part.
+is one that is silent while no card and no core does anything either, and at which nobody works, where people may. Both
+are observations; what follows from them is the watchdog's part.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from typing import Callable, Iterable, Optional, Set, Tuple
 
     from gpurun.remote.agent.gpu_use import GpuWatcher
+    from gpurun.remote.agent.people import People
     from gpurun.remote.agent.system import Json
 
 LOOK_S, QUIET_S = 15.0, 600.0
 """How often it looks, and after how long without a word a job is called silent."""
+PEOPLE_LOOK_S, WARN_S = 5.0, 300.0
+"""How often it looks where people work, and how long before its end they are told."""
 MOST_LOOKING = 20
 """A look at a million files is followed by a pause of so many times what it took."""
 BUSY_PERCENT, BUSY_SHARE = 5, 0.05
@@ -41,6 +44,8 @@ class Activity:
 
     `silent_since_wall` is when the job wrote last, once that is long ago. `end` is called once, with "idle" or
     "silent", when the job has been so for as long as its order allows (`idle_s`, `silent_s`; 0 or none: for ever).
+    Where `people` work at it, it is never called silent: `idle_at_wall` is when it will be ended, once that is soon,
+    and their terminals are told.
     """
 
     def __init__(self, root: str, job: Json, gpus: GpuWatcher, end: Callable[[str], None]) -> None:
@@ -49,8 +54,16 @@ class Activity:
         # A command is started by gpurun's runner, which looks for outputs: its own work is not the job's.
         self.has_runner = bool(job.get("runner"))
         shortest = min([QUIET_S * 2, *(limit for limit in self.limits.values() if limit)])
-        self.quiet_s, self.look_s = shortest / 2, min(LOOK_S, shortest / 8)
+        attended = job.get("attended")
+        self.quiet_s, self.look_s = shortest / 2, min(PEOPLE_LOOK_S if attended else LOOK_S, shortest / 8)
         self.silent_since_wall: Optional[float] = None
+        self.idle_at_wall: Optional[float] = None
+        self.run = str(job.get("run"))
+        self.people: Optional[People] = None
+        if attended and os.path.isdir("/proc/self"):
+            from gpurun.remote.agent.people import People
+
+            self.people = People(root, attended == "machine", self.limits["idle"])
         # Not the clock of the lease: while a laptop sleeps, its job does not work.
         self.wrote_s = self.worked_s = self.looked_s = time.monotonic()
         self.traces: Optional[Tuple[int, ...]] = None
@@ -77,17 +90,19 @@ class Activity:
     def look(self, pid: int) -> str:
         """Look once: "idle" or "silent" where the job has been that for too long, else nothing."""
         pids, now_s = trainers(self.root), time.monotonic()
-        traces, cpu_s = traces_of(self.root, pids), cpu_seconds(pids, pid if self.has_runner else 0)
+        traces = traces_of(self.root, pids)
         has_written, self.traces = traces != self.traces, traces
+        is_used, used_s = self.people.look(pids, pid) if self.people else (False, self.used_since(pids, pid))
         # What cannot be seen (there is no /proc) is not called idle.
-        used_s = None if cpu_s is None or self.cpu_s is None else cpu_s - self.cpu_s
         is_busy = used_s is None or used_s > BUSY_SHARE * (now_s - self.looked_s)
         is_busy = is_busy or any((card["use_percent"] or 0) > BUSY_PERCENT for card in self.gpus.now())
-        self.cpu_s, self.looked_s = cpu_s, now_s
+        self.looked_s = now_s
         if has_written:
             self.wrote_s = now_s
-        if has_written or is_busy:
+        if has_written or is_busy or is_used:
             self.worked_s = now_s
+        if self.people:
+            return self.idle_soon(self.people, now_s - self.worked_s)
         silent_s = now_s - self.wrote_s
         if silent_s < self.quiet_s:
             self.silent_since_wall = None
@@ -97,6 +112,24 @@ class Activity:
             if 0 < self.limits[reason] <= lasted_s:
                 return reason
         return ""
+
+    def used_since(self, pids: Set[int], pid: int) -> Optional[float]:
+        """The CPU seconds of the job's processes since the last look; None where that was not seen twice."""
+        now_s = cpu_seconds(pids, pid if self.has_runner else 0)
+        before_s, self.cpu_s = self.cpu_s, now_s
+        return None if now_s is None or before_s is None else now_s - before_s
+
+    def idle_soon(self, people: People, idle_s: float) -> str:
+        """Tell people that it is ended soon, as nobody seems to work; "idle" once it is time."""
+        limit_s = self.limits["idle"]
+        left_s = limit_s - idle_s
+        if not limit_s or left_s > min(WARN_S, limit_s / 2):
+            self.idle_at_wall = None
+        elif self.idle_at_wall is None:
+            self.idle_at_wall = time.time() + left_s
+            when = time.strftime("%H:%M:%S", time.localtime(self.idle_at_wall))
+            people.say("gpurun: %s is idle and ends at %s, its files at home; a key keeps it." % (self.run, when))
+        return "idle" if 0 < limit_s <= idle_s else ""
 
 
 def traces_of(root: str, pids: Iterable[int]) -> Tuple[int, ...]:

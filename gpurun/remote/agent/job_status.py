@@ -21,6 +21,7 @@ TAILS = {"events.jsonl": "out", "trainer.log": "out", "agent.log": "agent"}
 MANIFEST = "MANIFEST.json"
 MOST_MANIFEST_BYTES = 256 << 20
 LEAST_BLOCK_BYTES = 1 << 20
+UNSAVED_S = 60.0
 
 
 def poll(root: str, options: Json) -> Answer:
@@ -33,6 +34,38 @@ def poll(root: str, options: Json) -> Answer:
         chunks.append({"name": name, "offset": offset, "bytes": len(data), "size": size})
         content += data
     return {"status": now, "chunks": chunks}, content
+
+
+def unsaved(root: str, _: Json) -> Answer:
+    """What a person should know before a dev box ends: terminals that are open, and what does not come home."""
+    import subprocess
+    import sys
+
+    from gpurun.remote.agent.people import People
+    from gpurun.remote.agent.processes import environment, trainers
+
+    is_whole = (read(root, "agent", "job.json") or {}).get("attended") == "machine"
+    words = [sys.executable, "-m", "gpurun.remote.agent.runner.unsaved", "machine" if is_whole else "folder"]
+    done = subprocess.run(
+        words, cwd=at(root, "bundle"), env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, timeout=UNSAVED_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise Refusal("not_seen", done.stderr[-300:].decode("utf-8", "replace"))
+    people = People(root, is_whole, 0.0)
+    if os.path.isdir("/proc/self"):
+        people.look(trainers(root))
+    return dict(json.loads(done.stdout), terminals=len(people.seen)), b""
+
+
+def doors(root: str, _: Json) -> Answer:
+    """Where people work on this machine: the folder, and where JupyterLab listens, as it notes for its own user."""
+    notes = os.path.join(root, "jupyter")
+    names = [os.path.join(notes, name) for name in os.listdir(notes)] if os.path.isdir(notes) else []
+    servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
+    servers = [one for one in servers if isinstance(one, dict) and "port" in one]
+    lab = {"port": servers[-1]["port"], "token": servers[-1].get("token", "")} if servers else None
+    return {"folder": at(root, "bundle/work"), "jupyter": lab}, b""
 
 
 def status(root: str) -> Json:

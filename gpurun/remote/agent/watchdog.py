@@ -234,6 +234,9 @@ class Keeper:
             facts["gpus"] = self.gpus.now()
         if state == "running" and self.activity:
             facts["silent_since_wall"] = self.activity.silent_since_wall
+            facts["idle_at_wall"] = self.activity.idle_at_wall
+        if self.activity and self.activity.people:
+            facts["sessions"] = self.activity.people.tally
         if not self.note(path, dict(blank(self.root), **facts), durable=False):
             try:
                 os.utime(path)

@@ -8,8 +8,8 @@ import threading
 import pytest
 from conftest import Place
 
-from gpurun.cli.commands import forward
 from gpurun.cli.commands.forward import forward as forward_verb
+from gpurun.cli.local_port import is_free
 from gpurun.cli.session import Session
 from gpurun.core.errors import SetupError
 from gpurun.core.paths import Home
@@ -50,7 +50,7 @@ def told(place: Place, monkeypatch: pytest.MonkeyPatch, server: sshd.Sshd) -> tu
         here = free.getsockname()[1]
     with pytest.raises(SetupError) as raised:
         forward_verb(Listening(home), "fox-41", [f"{here}:9"])
-    assert forward._is_free(here)
+    assert is_free(here)
     return raised.value.code, said
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Stamp = tuple[int, int]  # bytes, mtime in nanoseconds
 
 STAYS = frozenset({".cache", ".venv", ".git", "__pycache__", "node_modules"})
-IGNORE_FILE = ".gpurunignore"
+IGNORE_FILE, GIT_IGNORE_FILE = ".gpurunignore", ".gitignore"
 EVERYTHING = ["**"]
 WORKSPACE = "/workspace"
 LINKS, DOTS = "links that lead elsewhere", "folders of ~ that begin with a dot"
@@ -78,15 +78,18 @@ class MatchedFiles:
 class Walk:
     """Finds what globs match; `checkpoints` is one more glob, which tells files apart by the match they belong to."""
 
-    def __init__(self, work: str, run: str, outputs: list[str], checkpoints: str) -> None:
+    def __init__(
+        self, work: str, run: str, outputs: list[str], checkpoints: str, has_git_rules: bool = False
+    ) -> None:  # fmt: skip
         self.globs = [Glob(text) for text in [*outputs, *([checkpoints] if checkpoints else [])]]
         self.checkpoint = len(self.globs) - 1 if checkpoints else -1
         self.roots = {"outputs": work, "home": os.path.expanduser("~"), "workspace": WORKSPACE}
         self.run = os.path.realpath(run)
         self.before: dict[str, Stamp] = {}
         self.held: Container[str] = ()
+        self.has_git_rules = has_git_rules
         # Whoever says what comes home has said it: the list of what is not uploaded then says nothing about it.
-        self.ignored = ignore_rules(os.path.join(work, IGNORE_FILE)) if outputs == EVERYTHING else []
+        self.ignored = {"outputs": ignore_rules(os.path.join(work, IGNORE_FILE)) if outputs == EVERYTHING else []}
 
     def source(self, name: str) -> str:
         """The path of a file by its name; of a link that of what it leads to."""
@@ -108,6 +111,9 @@ class Walk:
         stack = [(top, root, states, "")]
         while stack:
             folder, name, states, unit = stack.pop()
+            if self.has_git_rules and root == "outputs":  # People change them while they work.
+                files = (GIT_IGNORE_FILE, IGNORE_FILE)
+                self.ignored[name] = [rule for file in files for rule in ignore_rules(os.path.join(folder, file))]
             for entry in entries_of(folder):
                 deeper, done = self.step(states, entry.name)
                 path, child = os.path.join(folder, entry.name), "%s/%s" % (name, entry.name)
@@ -163,10 +169,10 @@ class Walk:
             return DOTS
         if is_folder and name in STAYS:
             return name
-        kept = ""
-        if root == "outputs":
-            for pattern, test, only_folders, is_back in self.ignored:
-                if (is_folder or not only_folders) and test.match(child.partition("/")[2]):
+        kept, parts = "", child.split("/")
+        for depth in range(1, len(parts)) if root == "outputs" else ():
+            for pattern, test, only_folders, is_back in self.ignored.get("/".join(parts[:depth]), ()):
+                if (is_folder or not only_folders) and test.match("/".join(parts[depth:])):
                     kept = "" if is_back else pattern
         return kept
 

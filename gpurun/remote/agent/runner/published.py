@@ -63,7 +63,7 @@ class PublishedOutputs:
     def __init__(self, work: str, out: str, order: dict[str, Any], tell: Tell) -> None:
         self.work, self.out, self.tell = work, out, tell
         patterns, checkpoints = list(order["outputs"]), str(order["checkpoints"])
-        self.walk = Walk(work, os.path.dirname(out), patterns, checkpoints)
+        self.walk = Walk(work, os.path.dirname(out), patterns, checkpoints, has_git_rules=bool(order.get("sync_s")))
         self.looks: dict[str, Stamp] = {}
         self.published: dict[str, Published] = {}
         self.manifest_bytes = 0

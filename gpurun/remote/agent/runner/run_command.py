@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import suppress
 
+from gpurun.remote.agent.runner.cloned import NotCloned, clone
 from gpurun.remote.agent.runner.elsewhere import MOST_NAMED
 from gpurun.remote.agent.runner.elsewhere import find_results as look_elsewhere
 from gpurun.remote.agent.runner.last_words import LastWords
@@ -212,6 +213,8 @@ class RunningCommand:
         for name in order["executable"]:  # An upload keeps no modes.
             os.chmod(os.path.join(work, name), 0o755)
         self.order, self.events, self.asked_s = order, Events(out), 0.0
+        if order.get("clone"):
+            self.events.tell("clone", commit=clone(order["clone"], work))
         told = ToldEvents(os.path.join(root, NAME))
         self.curve = ProgressEvents(self.events, told, order["total_steps"])
         self.log = Log([os.environ[name] for name in order["secrets"] if os.environ.get(name)], self.curve)
@@ -251,10 +254,12 @@ class RunningCommand:
                 self.log.take(piece)
 
     def look(self) -> None:
-        """Publish what is finished, again and again."""
-        said, began = False, time.monotonic()
-        while not self.over.wait(LOOK_S):
+        """Publish what is finished, again and again; of a dev box by two looks each time: one alone sees no end."""
+        said, began, sync_s = False, time.monotonic(), self.order.get("sync_s") or 0.0
+        while not self.over.wait(sync_s or LOOK_S):
             self.publish()
+            if sync_s and not self.over.wait(min(LOOK_S, sync_s)):
+                self.publish()
             if not (said or self.outputs.published) and time.monotonic() - began > NOTHING_S:
                 said = True
                 self.warn_nothing()
@@ -297,11 +302,15 @@ class RunningCommand:
             "still_working": working,
         }
         self.events.tell("outputs", **within_a_line(told))
+        if self.order.get("sync_s"):  # So that the next box with this folder does not have them again.
+            gone = [name for name in outputs.walk.before if not os.path.lexists(outputs.walk.source(name))]
+            if gone:
+                self.events.tell("removed", names=list(bounded(map(encoded, sorted(gone)))))
 
     def unmatched(self) -> list[str]:
         """The flags that the user gave and whose globs no new file matches."""
         flags = [("--outputs", self.order["outputs"]), ("--checkpoint-glob", [self.order["checkpoints"]])]
-        given = [(flag, globs) for flag, globs in flags if globs not in (["**"], [""])]
+        given = [(flag, globs) for flag, globs in flags if "**" not in globs and globs != [""]]
         matched = self.outputs.matched
         return ["%s %s" % (flag, ",".join(globs)) for flag, globs in given if not any(map(matched.get, globs))]
 
@@ -366,6 +375,16 @@ def counted(files: Iterable[tuple[str, int]]) -> dict[str, Any]:
     return {"files": len(listed), "bytes": sum(size for _, size in listed), "first": first}
 
 
+def bounded(names: Iterable[str]) -> Iterable[str]:
+    """As many of the names as a line of events holds."""
+    left = MOST_EVENT_BYTES
+    for name in names:
+        left -= len(name) + 4
+        if left < 0:
+            return
+        yield name
+
+
 def within_a_line(told: dict[str, Any]) -> dict[str, Any]:
     """The same with fewer names where they are so long that a reader would take no such line."""
     for most in (MOST_NAMED // 2, MOST_NAMED // 4, 0):
@@ -386,8 +405,9 @@ def main() -> int:
     root = os.path.dirname(os.getcwd())
     try:
         command = RunningCommand(order, root)
-    except OSError as error:
-        why = "%s cannot be started: %s" % (order["argv"][0], error.strerror)
+    except (OSError, NotCloned) as error:
+        why = "%s cannot be started: %s" % (order["argv"][0], getattr(error, "strerror", ""))
+        why = str(error) if isinstance(error, NotCloned) else why
         sys.stdout.write(why + "\n")
         Events(os.path.join(root, "out")).tell("stop", reason="failed", message=why)
         return 127

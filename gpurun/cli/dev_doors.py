@@ -1,0 +1,48 @@
+"""Where a dev box is worked on: its folder, and its JupyterLab."""
+
+from __future__ import annotations
+
+from gpurun.cli.local_port import HERE
+from gpurun.cli.session import Session
+from gpurun.core.clock import ticks
+from gpurun.core.errors import UsageError
+from gpurun.core.journal_records import Phase
+from gpurun.ledger.runs import Sight
+from gpurun.lifecycle.connect import MachineConnector
+from gpurun.lifecycle.context import get_instance
+from gpurun.remote.messages import Doors, Lab
+
+LAB_S = 60.0
+"""How long JupyterLab may take to begin."""
+
+
+def doors_of(session: Session, sight: Sight) -> Doors:
+    """Ask a dev box where people work on it; JupyterLab is waited for, where it is to begin."""
+    far = MachineConnector(sight.folder, sight.plan, session.clock)(get_instance(sight.state))
+    try:
+        for _ in ticks(session.clock, 0.5, LAB_S):
+            doors = far.doors()
+            if doors.jupyter is not None or "jupyterlab" not in sight.plan.job.imports:
+                return doors
+        session.say(f"JupyterLab has not begun within {LAB_S:.0f} s: gpurun logs {sight.folder.name} says why.")
+        return doors
+    finally:
+        far.close()
+
+
+def link_of(lab: Lab, port: int) -> str:
+    """Return the link that opens JupyterLab in a browser of this machine."""
+    return f"http://{HERE}:{port}/lab" + (f"?token={lab.token}" if lab.token else "")
+
+
+def lab_of(session: Session, sight: Sight) -> Lab:
+    """Return where a dev box's JupyterLab listens; UsageError where it has none."""
+    name = sight.folder.name
+    if not sight.plan.job.is_attended or sight.state.phase is not Phase.TRAINING:
+        hint = f"Name the port: gpurun forward {name} 8888"
+        raise UsageError("forward.no_lab", f"{name} is not a dev box with JupyterLab.", hint=hint)
+    lab = doors_of(session, sight).jupyter
+    if lab is None:
+        hint = f"gpurun logs {name} says whether it began; gpurun dev --jupyter starts one. Or name a port."
+        raise UsageError("forward.no_lab", f"{name} has no JupyterLab that listens.", hint=hint)
+    return lab

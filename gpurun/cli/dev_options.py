@@ -1,0 +1,128 @@
+"""The flags of `gpurun dev`, and the request that they make of a machine to work on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.command_options import COMMAND, numbered, parse_globs, parse_upload_globs, refuse_pip_here, repeated
+from gpurun.cli.durations import sync_s
+from gpurun.cli.options import RENTING, flag, make_text_option, renting_from, usual_providers
+from gpurun.cli.session import Session
+from gpurun.cli.verb import Shared
+from gpurun.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpurun.core.run_plan import Request
+    from gpurun.planning.dev_box_proposal import DevBoxWishes
+
+_ADDRESS = re.compile(r"(https?|git|ssh|file)://[^\s]+|[A-Za-z0-9._-]+@[A-Za-z0-9._-]+:[^\s]+")
+_WITH_SECRET = re.compile(r"https?://[^/\s]*@|//[^/@\s]*:[^/@\s]*@")
+"""A password, or a token in the place of a user."""
+_NOT_HERE = ("stage", "log_to", "silent", "dry_run")
+"""The flags of renting that a dev box has no use for, and as what they count."""
+
+
+def dev_box_request(session: Session, **typed: Any) -> tuple[Request, DevBoxWishes]:
+    """Return what was typed, checked; with --from what the earlier box was asked stands where nothing is said."""
+    from gpurun.core.command import EVERYTHING, Command
+    from gpurun.core.run_plan import Request
+    from gpurun.jobs.commands.continued_dev_box import dev_box_as_before
+    from gpurun.jobs.dev_box import IDLE_S, KEEP, SYNC_S
+    from gpurun.jobs.requirements import requirement_lines
+    from gpurun.planning.dev_box_proposal import DevBoxWishes
+
+    _demand_one_folder(typed)
+    renting = renting_from(session, **{name: RENTING[name][1] for name in _NOT_HERE}, **typed)
+    command = Command(
+        argv=KEEP,
+        folder=_folder(typed),
+        outputs=(*EVERYTHING, *parse_globs("--outputs", typed["outputs"], is_wide=True)),
+        include=parse_upload_globs("--include", typed["include"]),
+        exclude=parse_upload_globs("--exclude", typed["exclude"]),
+        pip=tuple(line for one in typed["pip"] for line in requirement_lines(one)),
+        output_bytes=int(1e9 * typed["output_gb"]),
+        disk_gb=typed["disk"],
+        grace_s=10,
+    )
+    request = Request(recipe="", **renting, command=command)
+    if command.pip:
+        refuse_pip_here(request, "Install it yourself, and leave --pip out.")
+    wishes: dict[str, Any] = {
+        "git": _address(typed["git"]),
+        "jupyter": typed["jupyter"],
+        "sync_s": sync_s(typed["sync"]) if typed["sync"] else SYNC_S,
+    }
+    if typed["continues"] is not None:
+        request, wishes = dev_box_as_before(request, wishes, session.home, usual_providers(session))
+    if request.choices.idle_s is None:
+        request = request.model_copy(update={"choices": request.choices.model_copy(update={"idle_s": IDLE_S})})
+    return request, DevBoxWishes(**wishes)
+
+
+def _demand_one_folder(typed: dict[str, Any]) -> None:
+    """Raise a UsageError where two flags say what the folder is to hold."""
+    given = [name for name, is_given in (("--from", typed["continues"] is not None), ("--git", typed["git"]),
+                                         ("--upload", typed["upload"])) if is_given]  # fmt: skip
+    if len(given) > 1:
+        what = f"{given[0]} says what the folder holds, and so does {given[1]}."
+        raise UsageError("dev.two_folders", what, hint="Leave one of them out; more files by --data, or scp.")
+
+
+def _folder(typed: dict[str, Any]) -> str:
+    """Return the folder that is uploaded: the one that was named, else this one; "" where the machine clones one."""
+    if typed["git"] or typed["continues"] is not None:
+        return ""
+    place = Path(typed["upload"] or ".").expanduser().absolute()
+    if not place.is_dir():
+        raise UsageError("run.upload", f"There is no folder {place}.", hint="Name one: --upload .")
+    return str(place)
+
+
+def _address(text: str) -> str:
+    """Return the address of a repository, which the machine can clone without keys; it stands in plan and journal."""
+    if text and not _ADDRESS.fullmatch(text):
+        what = f"--git {text!r} is not the address of a repository."
+        raise UsageError(
+            "dev.git", what, hint="For instance --git https://github.com/karpathy/nanoGPT; a folder: --upload"
+        )
+    if _WITH_SECRET.search(text):
+        what = "--git has a user or password in its address, and that would stand in the plan and on the machine."
+        raise UsageError("dev.git_secret", what, hint="Clone it here, and upload the folder: --upload DIR")
+    return text
+
+
+_RENTING = {name: kind for name, kind in RENTING.items() if name not in _NOT_HERE}
+DEV_BOX = Shared(
+    "wanted",
+    {
+        **_RENTING,
+        "data": COMMAND.flags["data"],
+        "hours": (
+            Annotated[float | None, typer.Option("--hours", metavar="H", help="Keep it at most this long.")],
+            None,
+        ),
+        "idle": (make_text_option("--idle", "DURATION", "End it when nobody uses it so long; else 30m."), ""),
+        "continues": (
+            Annotated[
+                str | None, typer.Option("--from", metavar="RUN", help="Begin with the files of an earlier box.")
+            ],
+            None,
+        ),
+        "upload": (make_text_option("--upload", "DIR", "Work in a copy of this folder; else of this one."), ""),
+        "git": (make_text_option("--git", "URL", "Work in a clone of this repository."), ""),
+        "include": COMMAND.flags["include"],
+        "exclude": COMMAND.flags["exclude"],
+        "pip": COMMAND.flags["pip"],
+        "jupyter": (flag("--jupyter", "Start JupyterLab there, and open a tunnel to it."), False),
+        "outputs": (repeated("--outputs", "GLOBS", "What comes home beside what changes in the folder."), []),
+        "sync": (make_text_option("--sync", "DURATION", "How often changed files come home; else 5m."), ""),
+        "output_gb": COMMAND.flags["output_gb"],
+        "disk": (numbered(int, "--disk", "GB", "The machine's disk; else 50.", min=1, max=16_000), 50),
+    },
+    dev_box_request,
+)
+"""The flags that say what machine is wanted, and with what on it."""

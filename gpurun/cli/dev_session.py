@@ -1,0 +1,288 @@
+"""A person at a dev box: what to type next, a shell with a tunnel to JupyterLab, and the question at its end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpurun.cli.dev_doors import doors_of, link_of
+from gpurun.cli.interrupts import Interrupts, answer, costs_on
+from gpurun.cli.local_port import free_port, is_free
+from gpurun.cli.result import Result
+from gpurun.cli.run_control import stop_run
+from gpurun.cli.session import Session
+from gpurun.cli.viewer import Viewer, follow_run, left_running
+from gpurun.core.clock import ticks
+from gpurun.core.errors import ExitCode, GpurunError
+from gpurun.core.journal_records import Phase
+from gpurun.core.paths import RunFolder
+from gpurun.core.places import place_facts
+from gpurun.core.secrets import child_environment
+from gpurun.core.trainer_events import StartEvent, events_of
+from gpurun.core.untrusted import safe_line
+from gpurun.ledger.runs import Sight, look_at_run
+from gpurun.lifecycle.connect import MachineConnector
+from gpurun.lifecycle.context import get_instance
+from gpurun.lifecycle.ways_in import WayIn, alias_of, config_of, way_to_run
+from gpurun.remote.messages import Doors, Unsaved
+from gpurun.view.number_format import format_bytes, format_duration, format_files
+
+TUNNEL_S = 20.0
+"""How long a tunnel may take to open."""
+LOST = 255
+"""What ssh ends with where the connection failed."""
+_MOST_NAMED = 6
+
+
+class _UntilInUse(Viewer):
+    """Follows a run until people can work on its machine, or it is over."""
+
+    is_in_use = False
+
+    def _turn(self) -> Result | None:
+        sight = look_at_run(self._session.home, self._folder.name)
+        if sight.state.phase is Phase.TRAINING and _has_begun(self._folder):
+            self.is_in_use = True
+            return Result()
+        return super()._turn()
+
+
+def _has_begun(folder: RunFolder) -> bool:
+    """Whether its folder is there, cloned where it is to be, as the machine has said."""
+    try:
+        return any(isinstance(event, StartEvent) for event in events_of(folder.events))
+    except OSError:
+        return False
+
+
+def work_there(session: Session, folder: RunFolder, on_interrupt: str, heard: Interrupts, *, has_shell: bool) -> Result:
+    """Follow a dev box until it can be used, say what to type next, and open a shell where there is a terminal."""
+    viewer = _UntilInUse(session, folder, on_interrupt)
+    left = viewer.follow(heard)
+    if not viewer.is_in_use:
+        return left
+    sight = look_at_run(session.home, folder.name)
+    try:
+        place = _Place.of(session, sight)
+    except GpurunError as error:  # The box goes on all the same.
+        session.say(f"It does not answer just now: {error.what} gpurun ssh {folder.name} tries it again.")
+        return left_running(session, sight)
+    is_entered = place.is_here or place.way is not None
+    if not (has_shell and is_entered and session.interactive and sys.stdout.isatty()):
+        return Result(data=place.data(), text="\n".join(place.lines()))
+    session.say("\n".join(place.lines()))
+    with _tunnel(session, place):
+        code = place.shell(session)
+    if any(number != signal.SIGINT for number in iter(heard.take, None)):  # The terminal was closed.
+        return left_running(session, look_at_run(session.home, folder.name))
+    return _after_shell(session, folder, code)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How a dev box is reached: where its folder is `doors` says, `way` is None where it is on this machine."""
+
+    sight: Sight
+    doors: Doors
+    way: WayIn | None
+    why_not: str
+    told: str
+
+    @classmethod
+    def of(cls, session: Session, sight: Sight) -> _Place:
+        """Ask the machine; JupyterLab is waited for, where it is to begin."""
+        doors, name = doors_of(session, sight), sight.folder.name
+        way, why_not = None, ""
+        if not place_facts(sight.plan.offer.provider).is_here:
+            try:
+                way = way_to_run(session.home, name, session.clock)
+            except GpurunError as error:
+                why_not = f"{error.what} {error.hint}"
+        return cls(sight, doors, way, why_not, _until(session, sight))
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.sight.folder.name
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the box is this machine."""
+        return place_facts(self.sight.plan.offer.provider).is_here
+
+    @property
+    def editor(self) -> str:
+        """What opens its folder in VS Code."""
+        if self.is_here:
+            return f"code {shlex.quote(self.doors.folder)}"
+        return f"code --folder-uri {shlex.quote(f'vscode-remote://ssh-remote+{alias_of(self.run)}{self.doors.folder}')}"
+
+    def lines(self) -> list[str]:
+        """What to type next."""
+        lab = self.doors.jupyter
+        lines = [self.told]
+        lines += [f"  {self.why_not}"] if self.why_not else []
+        if self.is_here:
+            lines.append(f"  cd {shlex.quote(self.doors.folder)}")
+            lines += [f"  {link_of(lab, lab.port)}"] if lab else []
+        else:
+            lines.append(f"  gpurun ssh {self.run}")
+            what = "   JupyterLab, its link printed" if lab else " 6006   port 6006 of the machine, at 127.0.0.1:6006"
+            lines.append(f"  gpurun forward {self.run}{what}")
+        is_editable = self.is_here or (self.way is not None and self.way.entry is not None and not self.way.job)
+        once = "" if self.is_here else "   # after `gpurun ssh-config`, once"
+        lines += [f"  {self.editor}{once}"] if is_editable else []
+        return [*lines, f"  gpurun stop {self.run}   files home, machine gone, receipt"]
+
+    def data(self) -> dict[str, object]:
+        """The same for programs; no token is in it."""
+        lab = self.doors.jupyter
+        told = {"run": self.run, "folder": str(self.sight.folder.path), "there": self.doors.folder}
+        return {**told, "host": None if self.is_here else alias_of(self.run), "editor": self.editor,
+                "jupyter_port": lab.port if lab else None}  # fmt: skip
+
+    def shell(self, session: Session) -> int:
+        """Open a shell in its folder at this terminal, and return its exit code."""
+        if self.is_here:
+            words, more = [os.environ.get("SHELL") or "/bin/sh"], {"TERM": os.environ.get("TERM", "dumb")}
+            data = Path(self.doors.folder).parents[1] / "data"
+            more |= {"GPURUN_DATA": str(data)} if data.is_dir() else {}
+            return subprocess.call(words, cwd=self.doors.folder, env=child_environment(more))
+        assert self.way is not None
+        from gpurun.cli.openssh import program, ssh_argv, ssh_environment
+
+        line = self.way.command([], at_terminal=True)
+        if self.way.entry is None:
+            return subprocess.call(shlex.split(line), env=ssh_environment())
+        if program() is not None:
+            words = ssh_argv(config_of(session.home), self.way.entry, "-t", command=line)
+            return subprocess.call(words, env=ssh_environment())
+        from gpurun.cli.terminal_shell import run_here
+
+        try:
+            return run_here(self.way.entry, line, session.clock, at_terminal=True)
+        except GpurunError as error:
+            session.say(error.what)
+            return LOST
+
+
+def _until(session: Session, sight: Sight) -> str:
+    """That it is ready, what it costs, until when, and what else ends it."""
+    costs, idle_s = costs_on(sight, session.clock.wall()), sight.plan.choices.idle_s
+    ends = f"it ends after {format_duration(idle_s)} without use" if idle_s else "nothing ends it before (--idle off)"
+    return f"{sight.folder.name} is ready: {sight.plan.offer.label}{f', {costs}' if costs else ''}; {ends}."
+
+
+@contextmanager
+def _tunnel(session: Session, place: _Place) -> Iterator[None]:
+    """Keep a tunnel to JupyterLab, where there is one to keep, and say its link; what hinders it ends nothing."""
+    from gpurun.cli.openssh import ssh_environment
+
+    lab = place.doors.jupyter
+    if lab is None or place.is_here:
+        yield
+        return
+    try:
+        port = free_port(lab.port)
+        words = [
+            sys.executable,
+            "-m",
+            "gpurun",
+            "--home",
+            str(session.home.root),
+            "forward",
+            place.run,
+            f"{port}:{lab.port}",
+        ]
+        tunnel = subprocess.Popen(
+            words, env=ssh_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+    except (GpurunError, OSError) as error:
+        session.say(f"There is no tunnel to JupyterLab: {error}")
+        yield
+        return
+    try:
+        if any(tunnel.poll() is not None or not is_free(port) for _ in ticks(session.clock, 0.1, TUNNEL_S)):
+            pass
+        if tunnel.poll() is None:
+            session.say(f"JupyterLab, as long as this shell is open:\n  {link_of(lab, port)}")
+        else:
+            assert tunnel.stderr is not None
+            why = tunnel.stderr.read().decode("utf-8", "replace").strip()
+            session.say(f"There is no tunnel to JupyterLab: {safe_line(why)[:500]}")
+        yield
+    finally:
+        tunnel.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            tunnel.wait(5)
+        tunnel.kill()
+        tunnel.wait()
+
+
+def _after_shell(session: Session, folder: RunFolder, code: int) -> Result:
+    """Say how the box stands once a shell has ended; after the last one ask whether the box is to end now."""
+    sight = look_at_run(session.home, folder.name)
+    if sight.state.phase is not Phase.TRAINING:
+        return follow_run(session, folder)
+    costs = costs_on(sight, session.clock.wall())
+    on = f"{folder.name} goes on{f' ({costs})' if costs else ''}. To end it: gpurun stop {folder.name}"
+    kept = replace(left_running(session, sight), after=on, exit_code=ExitCode.DONE)
+    if code == LOST:
+        session.say(f"The connection has ended, the box has not: gpurun ssh {folder.name}")
+        return kept
+    unsaved = unsaved_of(session, sight)
+    if unsaved is not None and unsaved.terminals:
+        session.say(f"Another terminal is open on {folder.name}, so nothing is asked.")
+        return kept
+    idle_s = sight.plan.choices.idle_s
+    until = f"until it was idle for {format_duration(idle_s)}" if idle_s else "to its lease"
+    question = f"[k]eep {folder.name} {until} (Enter)  [e]nd it now, its files at home"
+    if not answer(session, question, flag="gpurun stop", on_interrupt="k").lower().startswith("e"):
+        return kept
+    if not gives_up(session, folder.name, unsaved):
+        return kept
+    return stop_run(session, sight, "save", "ended by its user", leaves=unsaved is not None)
+
+
+def unsaved_of(session: Session, sight: Sight) -> Unsaved | None:
+    """Ask a dev box what its end would take away; None, which is said, where it does not answer."""
+    far = MachineConnector(sight.folder, sight.plan, session.clock)(get_instance(sight.state))
+    try:
+        return far.unsaved()
+    except GpurunError as error:
+        session.say(f"What would not come home could not be looked for: {error.what}")
+        return None
+    finally:
+        far.close()
+
+
+def gives_up(session: Session, run: str, unsaved: Unsaved | None) -> bool:
+    """Name what the end of a box would take away, and ask; True where nothing is lost, or it is given up."""
+    if unsaved is None or not (unsaved.files or unsaved.commits):
+        return True
+    if unsaved.files:
+        size = format_bytes(unsaved.bytes)
+        session.say(f"{format_files(unsaved.files)} ({size}) would not come home:")
+        for file in unsaved.first[:_MOST_NAMED]:
+            session.say(f"  {safe_line(file.name)}  {format_bytes(file.bytes)}")
+    if unsaved.commits:
+        commits = "1 commit is" if unsaved.commits == 1 else f"{unsaved.commits} commits are"
+        session.say(f"{commits} pushed nowhere; the files come home, .git does not.")
+    session.say(f"To keep them, copy them into its folder, or: gpurun ssh-config, then scp {alias_of(run)}:FILE .")
+    return answer(session, "Lose that? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
+
+
+def leaves_what_is_lost(session: Session, sight: Sight) -> bool | None:
+    """Ask before `gpurun stop` ends a dev box; None where there is nothing to ask, or nobody, False for a no."""
+    if not (session.interactive and sight.state.phase is Phase.TRAINING):
+        return None
+    unsaved = unsaved_of(session, sight)
+    return None if unsaved is None else gives_up(session, sight.folder.name, unsaved)

@@ -1,0 +1,31 @@
+"""Ports of this machine's loopback."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from gpurun.core.errors import SetupError
+
+HERE = "127.0.0.1"
+
+
+def is_free(port: int) -> bool:
+    """Return whether a port of this machine's loopback can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HERE, port))
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise
+    return True
+
+
+def free_port(wanted: int) -> int:
+    """Return the first free port of this machine's loopback from `wanted` on."""
+    found = next((port for port in range(max(wanted, 1024), 65536) if is_free(port)), None)
+    if found is None:
+        raise SetupError("forward.no_port", "No port of this machine is free.", hint="Close what listens there.")
+    return found

@@ -1,0 +1,64 @@
+"""The folder of a dev box that is cloned on the machine, by its own git and without anybody's keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List
+
+MOST_WORDS = 300
+
+
+class NotCloned(Exception):
+    """The repository could not be had; git's own words say why."""
+
+
+def clone(what: List[str], work: str) -> str:
+    """Clone an address, at a commit where one is named, into `work`, over nothing that lies there; the commit."""
+    address, wanted = what
+    into = work + ".clone"
+    shutil.rmtree(into, ignore_errors=True)  # Of a start that was cut off.
+    git(["clone", "--quiet", "--", address, into])
+    if wanted:
+        git(["-C", into, "checkout", "--quiet", wanted])
+    commit = git(["-C", into, "rev-parse", "HEAD"])
+    move_below(into, work)
+    return commit
+
+
+def git(words: List[str]) -> str:
+    """What git answers; it asks nobody for a password."""
+    try:
+        done = subprocess.run(
+            ["git", *words], env=git_environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise NotCloned("git cannot be started on the machine (%s): install it by --setup" % error.strerror) from None
+    if done.returncode:
+        raise NotCloned("git %s: %s" % (words[0], done.stderr.decode("utf-8", "replace").strip()[-MOST_WORDS:]))
+    return done.stdout.decode("ascii", "replace").strip()
+
+
+def move_below(source: str, target: str) -> None:
+    """Move all that is below one folder below the other; what is there already stays as it is."""
+    for folder, folders, files in os.walk(source, topdown=False):
+        there = os.path.normpath(os.path.join(target, os.path.relpath(folder, source)))
+        os.makedirs(there, exist_ok=True)
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in [*files, *links]:
+            if not os.path.lexists(os.path.join(there, name)):
+                os.rename(os.path.join(folder, name), os.path.join(there, name))
+    shutil.rmtree(source, ignore_errors=True)
+
+
+def git_environment() -> Dict[str, str]:
+    """What git may know: where it and its certificates are, the way out, and that nobody answers it."""
+    known = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_\w+|\w+_proxy|\w+_PROXY|SSL_CERT_\w+|CURL_CA_BUNDLE")
+    quiet = {"GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "true", "GIT_SSH_COMMAND": "ssh -o BatchMode=yes"}
+    return dict({name: value for name, value in os.environ.items() if known.fullmatch(name)}, **quiet)

@@ -1,0 +1,76 @@
+"""What of a dev box its end would take away: files elsewhere, large ones that .gitignore names, commits not pushed.
+
+    python -m gpurun.remote.agent.runner.unsaved machine|folder     (in bundle/; a line of JSON)
+
+Where only the run's `folder` goes with it, what lies elsewhere is not lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+from gpurun.remote.agent.runner.cloned import git_environment
+from gpurun.remote.agent.runner.elsewhere import MOST_NAMED, find_results
+from gpurun.remote.agent.runner.matching import Walk, new_bytes
+from gpurun.remote.agent.runner.published import words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
+LARGE_BYTES, LOOK_S, GIT_S = 10_000_000, 10.0, 10.0
+
+
+def unsaved(root: str, order: Dict[str, Any], is_whole: bool) -> Dict[str, Any]:
+    """How many files, their bytes, the first of them by size, and how many commits."""
+    work, since_wall = os.path.join(root, "bundle", "work"), began_wall(root)
+    walk = Walk(work, root, list(order["outputs"]), str(order["checkpoints"]), has_git_rules=True)
+    left = {}
+    for paths in walk.find(0).left.values():
+        for child, path in paths:
+            _, size = new_bytes(path, since_wall)
+            if size >= LARGE_BYTES:
+                left[words(child.partition("/")[2])] = size
+    found = find_results(since_wall, [root], LOOK_S if is_whole else 0.0)
+    first = [{"name": name, "bytes": size} for name, size in sorted(left.items(), key=lambda one: -one[1])]
+    return {
+        "files": len(left) + found["files"],
+        "bytes": sum(left.values()) + found["bytes"],
+        "first": (first + found["first"])[:MOST_NAMED],
+        "commits": commits(work),
+    }
+
+
+def began_wall(root: str) -> float:
+    """When people could begin to work there: what lay there before is not theirs."""
+    with open(os.path.join(root, "out", "events.jsonl"), "rb") as events:
+        for line in events:
+            with suppress(ValueError):
+                event = json.loads(line)
+                if event.get("kind") == "start":
+                    return float(event["wall"])
+    return 0.0
+
+
+def commits(work: str) -> int:
+    """How many commits of the folder's own repository no remote is known to have."""
+    if not os.path.isdir(os.path.join(work, ".git")):
+        return 0
+    silent = subprocess.DEVNULL
+    line = ["git", "-c", "safe.directory=*", "-C", work, "log", "--branches", "--not", "--remotes", "--format=%h"]
+    try:
+        done = subprocess.run(
+            line, env=git_environment(), stdin=silent, stdout=subprocess.PIPE, stderr=silent, timeout=GIT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return len(done.stdout.split())
+
+
+if __name__ == "__main__":
+    with open("command.json") as file:
+        print(json.dumps(unsaved(os.path.dirname(os.getcwd()), json.load(file), sys.argv[1] == "machine")))

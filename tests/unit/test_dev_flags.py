@@ -1,0 +1,40 @@
+"""What is typed wrongly of `gpurun dev` is refused with a sentence before anything is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import gpurun
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--git", "not an address"], "is not the address of a repository"),
+        (["--git", "--upload-pack=touch x"], "is not the address of a repository"),
+        (["--git", "https://me:hunter2@host/repo"], "--git has a user or password in its address"),
+        (["--git", "https://hunter2@host/repo"], "--git has a user or password in its address"),
+        (["--git", "https://host/repo", "--upload", "."], "--git says what the folder holds, and so does --upload"),
+        (["--from", "fox-41", "--git", "https://host/repo"], "--from says what the folder holds, and so does --git"),
+        (["--from", "fox-41"], "no run"),
+        (["--upload", "nowhere"], "There is no folder"),
+        (["--sync", "5s"], "is not how often files may come home"),
+        (["--idle", "10s"], "is not a time after which a job without work is ended"),
+        (["--pip", "numpy"], "--pip installs on a rented machine or a box, not here"),
+        (["--outputs", "../x"], "is not below the command's folder"),
+        (["--gpu", "2x8xH100"], "node"),
+        (["--hours", "0"], "hours"),
+    ],
+    ids=str,
+)
+def test_a_wrong_line_has_its_sentence(
+    own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    (tmp_path / "lab").mkdir()
+    monkeypatch.chdir(tmp_path / "lab")
+    done = gpurun("dev", "--provider", "local", *words)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert "hunter2" not in done.stderr
+    assert not any(own_home.glob("runs/*")), "nothing was begun"
