@@ -37,6 +37,7 @@ WORDS = {
     "clock.wrong": "This computer's clock and the provider's differ.",
     "config.slurm": "The table of a cluster in config.toml has a fault.",
     "data.bad_line": "A row of the data is not as the others are; the message has its file and line.",
+    "far.not_seen": "What has changed on the machine could not be looked at.",
     "host.unreachable": "The box does not answer at its address.",
     "init.refused": "The checkpoint whose weights are asked for does not fit, or is no checkpoint that can be read.",
     "job.silent": "The job has written nothing for long.",
