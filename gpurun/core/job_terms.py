@@ -47,8 +47,18 @@ COMMAND = JobTerms(
     whole=frozenset({"checkpoint"}),
     has_model=False,
 )
+SWEEP = JobTerms(
+    verb="sweep",
+    label="Sweep",
+    worker="the sweep",
+    work="the trials",
+    doing="trying",
+    files="checkpoints of the best",
+    whole=frozenset({"checkpoint"}),
+    has_model=False,
+)
 
-TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND}
+TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND, "sweep": SWEEP}
 """By the kind of job; every other kind puts its own here when it is made."""
 
 

@@ -154,7 +154,7 @@ class CommandJob(Job):
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
-        from gpurun.remote.client import AGENT, ANY_ON_EACH_NODE
+        from gpurun.remote.client import ANY_ON_EACH_NODE
 
         several = plan.offer.nodes > 1
         on_each = ("sh", f"../../{ANY_ON_EACH_NODE[0]}", *ANY_ON_EACH_NODE[1:], "{python}") if several else ()
@@ -165,8 +165,7 @@ class CommandJob(Job):
         place = Path(plan.data.folder) if plan.data.folder else own / "data"
         data: dict[str, Path | bytes] = {"data": place} if place.is_dir() else {}
         return {
-            **{f"{_PACKAGE}/runner/{path.name}": path for path in (AGENT / "runner").glob("*.py")},
-            **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
+            **runner_uploads(),
             "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
             WORK: own / "work",
             **data,
@@ -177,6 +176,16 @@ class CommandJob(Job):
         folders = (uploads.get(name) for name in (WORK, "data"))
         places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())
+
+
+def runner_uploads() -> dict[str, Path | bytes]:
+    """Return the package that runs a command on the machine, by the places of its files there."""
+    from gpurun.remote.client import AGENT
+
+    return {
+        **{f"{_PACKAGE}/runner/{path.name}": path for path in (AGENT / "runner").glob("*.py")},
+        **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
+    }
 
 
 def _file_digests(work: Path) -> dict[str, str]:

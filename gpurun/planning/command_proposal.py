@@ -19,7 +19,7 @@ from gpurun.core.errors import GpurunError, NoOffer, UsageError
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer, digest_json
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Job, Mode, Plan, Request
 from gpurun.core.this_machine import has_cuda
 from gpurun.data.public_shards import files_of_the_hub
 from gpurun.data.source_names import HUB
@@ -119,7 +119,7 @@ class CommandProposal(Proposal):
             raise self._refusal(quoted)
         return first, quoted
 
-    def job(self, data: DataSummary) -> CommandJob:
+    def job(self, data: DataSummary) -> Job:
         """See `Proposal.job`."""
         return CommandJob(
             recipe=self.command.name,

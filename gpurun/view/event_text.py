@@ -53,6 +53,7 @@ from gpurun.core.trainer_events import (
     StepEvent,
     StopEvent,
     TrainerEvent,
+    TrialEvent,
 )
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
@@ -325,6 +326,8 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             return f"sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
         case AlertEvent():
             return f"warning {event.code}: {_line(event.message)}"
+        case TrialEvent():
+            return trial_words(event)
         case OutputsEvent():
             left = event.published
             return f"left {format_files(left.files)} ({format_bytes(left.bytes)})" if left.files else "left no files"
@@ -337,6 +340,14 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
         what = f"{format_files(more)} such as {shown(name)}" if more else f"{shown(name)}"
         return f"output {what} ({format_bytes(size or 0)}) is finished"
     return event.kind
+
+
+def trial_words(event: TrialEvent) -> str:
+    """What a trial says of itself."""
+    settings = ", ".join(f"{name} {value}" for name, value in event.params.items())
+    result = "" if event.result is None else f", {format_loss(event.result)}"
+    why = f": {_line(event.why)}" if event.why else ""
+    return f"trial {event.trial or 0:03d} {event.state}{result}{why}  ({settings})"
 
 
 def _line(text: str) -> str:

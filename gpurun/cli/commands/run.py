@@ -37,13 +37,13 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
 
     def planned(run: str) -> Plan:
         desk = Desk(run, session.home, session.clock, session.talk_when_slow(), session.interactive)
-        admit = partial(_admitted, session)
+        admit = partial(admitted, session)
         return make_plan(CommandProposal(request, desk, is_asked=not starting.yes, admit=admit))
 
-    return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
+    return start_and_follow(session, request, planned, starting, before=partial(build_environment, session))
 
 
-def _admitted(session: Session, name: str) -> bool | None:
+def admitted(session: Session, name: str) -> bool | None:
     """Whether a template by the name of a key is uploaded; None where nobody can be asked."""
     if not session.interactive:
         return None
@@ -51,7 +51,7 @@ def _admitted(session: Session, name: str) -> bool | None:
     return session.ask(question, flag=f"--include {name}").lower() in ("y", "yes")
 
 
-def _build(session: Session, plan: Plan) -> None:
+def build_environment(session: Session, plan: Plan) -> None:
     """Build the environment of a rehearsal with --pip, and say which imports it lacks."""
     from pathlib import Path
 
