@@ -171,8 +171,8 @@ class RecipeSweep(TrainerProposal):
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """See `Proposal.completed`."""
         assert isinstance(plan.job, SweepJob)
-        told = super().completed(plan.model_copy(update={"job": plan.job.trial}), chosen, place)
-        own = told.model_copy(update={"job": plan.job})
+        alone = plan.model_copy(update={"job": plan.job.trial, "continues": None})
+        own = super().completed(alone, chosen, place).model_copy(update={"job": plan.job, "continues": plan.continues})
         if not chosen.finishes and chosen.lease is not None and chosen.estimate.likely_s:
             share = chosen.lease.train_s / chosen.estimate.likely_s
             most = max(1, int(self.sweep.trials * share))
@@ -217,9 +217,11 @@ class RecipeSweep(TrainerProposal):
         if one.train_s is not None:
             trials, cards = self.sweep.trials, max(1, offer.gpu_count)
             low, high = one.train_s
-            between = low * ceil(trials / self._at_once), high * ceil(trials / min(cards, self._at_once))
+            rounds, most = ceil(trials / self._at_once), ceil(trials / min(cards, self._at_once))
+            between = low * rounds, high * most
+            likely = one.expected_s * rounds if one.expected_s is not None and rounds == most else None
             basis = f"{trials} trials, {self._at_once} at once, each as the dearest: {one.basis}"
-            whole = one.model_copy(update={"train_s": between, "expected_s": None, "basis": basis})
+            whole = one.model_copy(update={"train_s": between, "expected_s": likely, "basis": basis})
         lease = lease_for(offer, whole, load, cap=place.cap, hours=hours) if one.fits else None
         if lease is not None and hours is None and lease.train_s >= (one.likely_s or 0.0):
             hours = lease.train_s / SECONDS_PER_HOUR if lease.train_s < (whole.likely_s or 0.0) else None

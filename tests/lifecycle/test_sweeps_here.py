@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import time
@@ -42,8 +44,12 @@ def person(own_home: Path, tmp_path: Path) -> Person:
     return person
 
 
-def sweeps(person: Person, *words: str, name: str = "fox-41") -> subprocess.CompletedProcess[str]:
-    return person.types("sweep", "--provider", "local", "--yes", "--name", name, "--json", *words)
+def sweeps(
+    person: Person, *words: str, name: str = "fox-41", timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    return person.types(
+        "sweep", "--provider", "local", "--yes", "--name", name, "--json", *words, timeout_s=timeout_s
+    )  # fmt: skip
 
 
 def rows(person: Person, name: str = "fox-41") -> list[Any]:
@@ -199,13 +205,14 @@ def test_two_sweeps_of_one_name_are_refused(person: Person) -> None:
     assert sweeps(person, *words).returncode == 0
     again = sweeps(person, *words)
     assert again.returncode == 12
-    assert "fox-41" in json.loads(again.stdout.splitlines()[-1])["errors"][0]["what"]
+    assert "fox-41" in json.loads(again.stdout.splitlines()[-1])["errors"][0]["message"]
 
 
 @pytest.mark.slow
 def test_twelve_trials_of_a_recipe_have_the_losses_that_each_has_alone(person: Person) -> None:
     lists = ("--set", "optim.lr=1e-3,3e-3,1e-2", "--set", "model.layers=1,2", "--set", "train.seed=1,2")
-    done = sweeps(person, "course-lab", "--data", "text.txt", *SMALL, *lists, "--at-once", "2", "--prune", "asha")
+    done = sweeps(person, "course-lab", "--data", "text.txt", *SMALL, *lists, "--at-once", "2", "--prune", "asha",
+                  timeout_s=600)  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = rows(person)
     assert len(told) == 12
@@ -225,4 +232,47 @@ def test_twelve_trials_of_a_recipe_have_the_losses_that_each_has_alone(person: P
     assert on.returncode == 0, on.stderr
     assert person.receipt("fox-43")["training"]["figures"]["last_step"] == 18
     assert person.receipt("fox-43")["asked"]["continues"]["run"] == "fox-41"
+    assert person.holds()
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "SWEEPS.md").read_text()
+HERE = ("--provider", "local", "--yes", "--name")
+
+
+@pytest.mark.slow
+def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
+    """Its commands, on this machine in the place of a rented one; the recipe's trials are shorter than it says."""
+    blocks = re.findall(r"```(?:bash|toml)\n(.*?)```", PAGE, re.DOTALL)
+    (recipe, command), table, (left, best) = blocks[0].splitlines(), blocks[1], blocks[2].splitlines()
+    rented = " --gpu 1xL4 --max-cost 6"
+    (person.folder / "gpurun.toml").write_text(table)
+    assert recipe.count(rented) == command.count(rented) == 1
+
+    short = ("--set", "train.steps=4", "--set", "eval.every=2", "--set", "train.checkpoint_every=2")
+    words = shlex.split(recipe.replace(rented, ""))[1:]
+    done = person.types(*words, *short, *HERE, "fox-1", timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    assert len(rows(person, "fox-1")) == 4
+
+    verb, *words = shlex.split(command.replace(rented, ""))[1:]
+    done = person.types(verb, *HERE, "fox-2", *words)
+    assert done.returncode == 0, done.stderr
+    drawn = [float(row["params"]["lr"]) for row in rows(person, "fox-2")]
+    assert len(drawn) == 20
+    assert all(1e-4 <= one <= 1e-2 for one in drawn)
+
+    named = find_named("rates", person.folder, ())
+    assert named is not None
+    approve(named, Home(person.home))
+    assert person.types("sweep", "rates", *HERE, "fox-3").returncode == 0
+    assert len(rows(person, "fox-3")) == 5
+    assert len({name.split("/")[2] for name in person.brought("fox-3") if "best/" in name}) == 2
+    assert (person.home / "runs/fox-3/artifacts/outputs/gpurun-sweep/trials.json").is_file()
+
+    again = shlex.split(left.replace("RUN", "fox-3"), comments=True)[1:]
+    assert "has tried all its 5 trials" in person.types(*again).stderr
+    trained = shlex.split(best.replace("RUN", "fox-1"), comments=True)[1:]
+    done = person.types(*trained, "--set", "train.steps=6", *HERE, "fox-4", timeout_s=600)
+    assert done.returncode == 0, done.stderr
+    assert person.receipt("fox-4")["asked"]["continues"]["run"] == "fox-1"
     assert person.holds()

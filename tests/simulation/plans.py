@@ -7,8 +7,10 @@ import json
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Lease, Mode, Plan
-from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Job, Lease, Mode, Plan
+from gpurun.core.sweep import make_sweep
+from gpurun.jobs.sweep import SweepJob
+from gpurun.jobs.trainer import TrainerJob
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
 from tests.emulators.fake import Profile
@@ -18,14 +20,18 @@ LEASE = Lease(boot_s=300, ship_s=60, train_s=120, collect_s=60, destroy_s=120, k
 PARAMETERS, DISK_GB = 1000, 50
 
 
-def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
-    """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines."""
+def make_plan(home: Home, profiles: list[Profile], machines: int, *, is_sweep: bool = False) -> Plan:
+    """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines.
+
+    What runs is the training of a tiny recipe, or a sweep over it.
+    """
     home.prepare()
     data = home.root / "shards"
     data.mkdir()
     (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
+    job = _job(is_sweep=is_sweep)
     guess = Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=None, basis="simulated")
-    load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS, disk_gb=DISK_GB)
+    load = Load(ship_bytes=0, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
     found = []
     for place, profile in enumerate(profiles):
         offer = _offer(profile, place)
@@ -39,18 +45,10 @@ def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
     return Plan(
         run=RUN,
         mode=Mode.PAID,
-        recipe="tiny",
-        form="full",
-        recipe_sha256="0" * 64,
-        resolved={"train": {"steps": 30, "micro_batch": 1}, "hardware": {"disk_gb": DISK_GB}},
-        parameters=PARAMETERS,
+        job=job,
         processes=1,
-        offer=first.offer,
-        estimate=guess,
-        lease=LEASE,
+        chosen=first,
         cap_micros=usd(0) + machines * max(one.worst_micros or usd(0) for one in found),
-        expected_micros=first.expected_micros or usd(0),
-        worst_micros=first.worst_micros or usd(0),
         candidates=tuple(found),
         data=DataSummary(
             folder=str(data),
@@ -67,6 +65,15 @@ def make_plan(home: Home, profiles: list[Profile], machines: int) -> Plan:
         ship_files=1,
         ship_bytes=64,
     )
+
+
+def _job(*, is_sweep: bool) -> Job:
+    resolved = {"train": {"steps": 30, "micro_batch": 1}, "hardware": {"disk_gb": DISK_GB}}
+    one = TrainerJob(recipe="tiny", recipe_sha256="0" * 64, form="full", resolved=resolved, parameters=PARAMETERS)
+    if not is_sweep:
+        return one
+    sweep = make_sweep({"optim.lr": ("1e-3", "3e-4", "1e-4")}, {"keep": 2})
+    return SweepJob(recipe="sweep of tiny", recipe_sha256="0" * 64, sweep=sweep, at_once=2, trial=one)
 
 
 def _offer(profile: Profile, place: int) -> Offer:

@@ -148,7 +148,8 @@ class Stage:
         )
         clouds = {PROFILES[name].name: made(PROFILES[name], self.true) for name in scenario.profiles}
         home = Home(root / "home")
-        plan = make_plan(home, [PROFILES[name] for name in scenario.profiles], scenario.machines)
+        profiles = [PROFILES[name] for name in scenario.profiles]
+        plan = make_plan(home, profiles, scenario.machines, is_sweep=scenario.job == "sweep")
         folder = create_run(home, Request(recipe="tiny"), plan)
         self.played = Played(scenario, home, folder, plan, clouds, self.nemesis.points)
 

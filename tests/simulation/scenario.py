@@ -49,8 +49,8 @@ class Weather:
 class Scenario:
     """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
 
-    A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives with another digest until somebody
-    collects by hand.
+    What runs is a `job` of that kind. A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives
+    with another digest until somebody collects by hand.
     """
 
     seed: int
@@ -63,6 +63,7 @@ class Scenario:
     machines: int = 1
     damaged: bool = False
     list_s: float = 0.0
+    job: Literal["trainer", "sweep"] = "trainer"
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""
