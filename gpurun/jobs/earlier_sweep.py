@@ -121,22 +121,31 @@ def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
         return run
     table = _table(run)
     rows = {row["trial"]: row for row in table["rows"]}
-    best = next((rows[number] for number in table["best"] if number in rows), None)
-    if best is None:
+    best = next((rows[number] for number in table["best"] if type(number) is int and number in rows), None)
+    if best is None or not plan.job.sweep.space.keys() <= best["params"].keys():
         hint = f"gpurun receipt {run.name} has a row a trial."
         raise UsageError("continue.no_checkpoint", f"No trial of {run.name} came to a result.", hint=hint)
-    params = {name: str(best["params"][name])[:_MOST_CHARS] for name in plan.job.sweep.space}
-    return EarlierTrial(run.folder, run.receipt, run.receipt_sha256, int(best["trial"]), params)
+    params = {name: best["params"][name][:_MOST_CHARS] for name in plan.job.sweep.space}
+    return EarlierTrial(run.folder, run.receipt, run.receipt_sha256, best["trial"], params)
 
 
 def _table(run: EarlierRun) -> dict[str, Any]:
     """Return the table of a sweep that came home; UsageError where none did."""
     found = {str(file["name"]): file for file in run.files("checkpoint")}
     table = _object(run, found.get(f"{_PLACE}{TABLE}"))
-    if not isinstance(table.get("rows"), list) or not isinstance(table.get("best"), list):
+    rows, best = table.get("rows"), table.get("best")
+    if not isinstance(rows, list) or not isinstance(best, list) or not all(map(_is_row, rows)):
         hint = "Begin it again; nothing of it can be taken over."
         raise UsageError("continue.no_table", f"{run.name} brought no table of its trials home.", hint=hint)
     return table
+
+
+def _is_row(row: Any) -> bool:
+    """Return whether a row has what is taken from it: the machine wrote it, and could write anything."""
+    if not isinstance(row, dict) or type(row.get("trial")) is not int or row["trial"] < 1:
+        return False
+    params = row.get("params")
+    return isinstance(params, dict) and all(isinstance(value, str) for value in params.values())
 
 
 def _object(run: EarlierRun, file: dict[str, Any] | None) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class TrainerLines:
 class Trial:
     """One trial while it runs, in a folder of its own."""
 
-    def __init__(self, row: Row, sweep: Sweep, slot: int) -> None:
+    def __init__(self, row: Row, sweep: RunningSweep, slot: int) -> None:
         self.row, self.sweep, self.slot, self.began = row, sweep, slot, time.monotonic()
         self.folder = os.path.join(sweep.trials, "%03d" % row.number)
         self.out = os.path.join(self.folder, "out")
@@ -259,7 +259,7 @@ class Trial:
                     yield os.path.relpath(path, self.out), path
 
 
-class Sweep:
+class RunningSweep:
     """All trials of one sweep, and what is known of each."""
 
     def __init__(self, order: dict[str, Any], bundle: str) -> None:
@@ -277,7 +277,9 @@ class Sweep:
         if order["sampler"] == "tpe":
             from gpurun.remote.agent.runner.tpe import Tpe  # The machine has optuna where it was asked for.
 
-            self.sampler = Tpe(order, list(self.rows.values()))
+            self.sampler = Tpe(order, len(self.rows))
+            for row in self.rows.values():
+                self.learn(row)
         self.lock = threading.Lock()
 
     def restore(self) -> None:
@@ -399,8 +401,12 @@ class Sweep:
         self.write()
         self.tell(row)
         self.progress(row)
-        if self.sampler is not None:
-            self.sampler.tell(row)
+        self.learn(row)
+
+    def learn(self, row: Row) -> None:
+        """Tell the sampler what came of a trial, where it learns."""
+        if self.sampler is not None and row.result is not None:
+            self.sampler.tell(row.params, row.result)
 
     def best(self) -> list[Row]:
         """The rows whose files are kept, the best first."""
@@ -521,7 +527,7 @@ def main() -> int:
     with open(sys.argv[1]) as file:
         order = json.load(file)
     try:
-        sweep = Sweep(order, os.path.dirname(os.getcwd()))
+        sweep = RunningSweep(order, os.path.dirname(os.getcwd()))
     except ImportError as error:
         sys.stdout.write("error: %s: the sampler tpe is optuna's; add --pip optuna, or take --sampler random\n" % error)
         return 1

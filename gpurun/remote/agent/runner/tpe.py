@@ -10,20 +10,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.remote.agent.runner.sweep import Params, Row
+    Params = dict[str, str]
 
 
 class Tpe:
     """Optuna's sampler of that name: it is asked for settings, and told what came of them."""
 
-    def __init__(self, order: dict[str, Any], rows: list[Row]) -> None:
+    def __init__(self, order: dict[str, Any], before: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space = order["space"]
-        sampler = optuna.samplers.TPESampler(seed=order["seed"] + len(rows), constant_liar=True)
-        self.study = optuna.create_study(sampler=sampler)
+        # One that goes on after so many trials must not ask for those of its beginning again.
+        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=order["seed"] + before))
         self.kinds = {name: self.kind_of(axis) for name, axis in self.space.items()}
-        for row in rows:
-            self.tell(row)
 
     def kind_of(self, axis: Any) -> Any:
         """The distribution of one setting."""
@@ -41,14 +39,10 @@ class Tpe:
         self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         return {name: params[name] for name in self.space}
 
-    def tell(self, row: Row) -> None:
-        """Take in a result."""
-        if row.result is None:
-            return
+    def tell(self, params: Params, result: float) -> None:
+        """Take in what came of settings."""
         values = {}
-        for name, text in row.params.items():
+        for name, text in params.items():
             axis = self.space[name]
             values[name] = text if isinstance(axis, list) else min(axis["high"], max(axis["low"], number_of(text)))
-        self.study.add_trial(
-            optuna.trial.create_trial(params=values, distributions=self.kinds, value=row.result)
-        )  # fmt: skip
+        self.study.add_trial(optuna.trial.create_trial(params=values, distributions=self.kinds, value=result))
