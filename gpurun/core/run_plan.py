@@ -361,6 +361,11 @@ class Job(Frozen, ABC):
         return self
 
     @property
+    def is_estimated(self) -> bool:
+        """Return whether its time is reckoned from a recipe before it is begun."""
+        return self.terms.has_model
+
+    @property
     def steps(self) -> int:
         """Return how many steps it is to take; 0 where nobody has said it."""
         return 0

@@ -49,6 +49,11 @@ class SweepJob(Job):
         return self.trial.needs_torch
 
     @property
+    def is_estimated(self) -> bool:
+        """See `Job.is_estimated`."""
+        return self.trial.is_estimated
+
+    @property
     def steps(self) -> int:
         """Return how many trials there are: each that is over is a step of the whole."""
         return self.sweep.trials
@@ -142,7 +147,7 @@ class SweepJob(Job):
             "is_recipe": command is None,
             "argv": list(command.words) if command else ["{out}" if word == "../out" else word for word in one.argv],
             "outputs": command.outputs if command else (),
-            "checkpoints": command.checkpoints if command else "",
+            "secrets": self.secrets,
             "total_steps": self.trial.steps if command else 0,
             "stop_signal": command.stop_signal if command else "TERM",
             "grace_s": self._grace_s,

@@ -129,9 +129,13 @@ class CommandProposal(Proposal):
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
         """See `Proposal.completed`."""
-        notes = (*self._uploaded.notes, *_notes(self.command, self.request, place.mode))
+        notes = (*self._uploaded.notes, *self.notes(plan))
         warnings = (*self._uploaded.warnings, *_spot_warning(self.command, self.request))
         return plan.told(*notes, *_earlier_runs(self.command, self.desk.home), warnings=warnings)
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """Yield what is not obvious of the plan."""
+        yield from _notes(self.command, self.request, plan.mode)
 
     def _refusal(self, quoted: Quote) -> NoOffer:
         """Return what would do where nothing may be rented."""

@@ -21,7 +21,7 @@ from gpurun.jobs.command import CommandJob
 from gpurun.jobs.commands.work_folder import Admit
 from gpurun.jobs.earlier_sweep import take_earlier_sweep
 from gpurun.jobs.requirements import with_pip
-from gpurun.jobs.sweep import EARLIER, END_S, SweepJob
+from gpurun.jobs.sweep import EARLIER, END_S, FOLDER, SweepJob
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.estimate import estimate
 from gpurun.jobs.training.history import describe_machine
@@ -29,7 +29,7 @@ from gpurun.jobs.training.memory import GIB, usable_bytes
 from gpurun.jobs.training.recipe import ResolvedRecipe
 from gpurun.planning.budget import choose, judge_lease, lease_for, needed_cap, ranked
 from gpurun.planning.candidates import Quote, unless_weak
-from gpurun.planning.command_proposal import CommandProposal
+from gpurun.planning.command_proposal import USUAL_HOURS, CommandProposal
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
@@ -84,7 +84,7 @@ class CommandSweep(CommandProposal):
             raise UsageError(
                 "sweep.outputs", what, hint="Have a trial write below its own folder, where it is started."
             )
-        longer = command.model_copy(update={"grace_s": command.grace_s + END_S})
+        longer = command.model_copy(update={"grace_s": command.grace_s + END_S, "checkpoints": FOLDER})
         update = {"command": longer, "continues": ""}
         super().__init__(request.model_copy(update=update), desk, is_asked=is_asked, admit=admit)
         self.sweep = sweep
@@ -98,9 +98,15 @@ class CommandSweep(CommandProposal):
         at_once = min(self.sweep.trials, max(1, self.sweep.at_once) * max(1, need))
         return _sweep_job(one, self.sweep, at_once)
 
-    def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.completed`."""
-        return super().completed(plan, chosen, place).told(*_notes(plan), *_tells_losses(self.sweep, plan))
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """Yield what is not obvious of the plan: how long it may run, how trials are ranked, how they share."""
+        if self.request.hours is None and plan.mode is Mode.PAID:
+            longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
+            yield f"Nobody knows how long a trial takes: all together may run {longest}."
+        yield "Trials are ranked by the lowest validation loss that they print; by the last loss where they print none."
+        if self.sweep.prune and not self.command.total_steps:
+            yield f"--prune {self.sweep.prune} ends only a trial that tells how many steps it takes (--total-steps)."
+        yield from _notes(plan)
 
 
 class RecipeSweep(TrainerProposal):
@@ -272,13 +278,3 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield f"{job.at_once} trials run at once {where}; data and boot are paid once for all."
     if plan.continues is not None:
         yield f"What {plan.continues.run} has tried already is not tried again."
-
-
-def _tells_losses(sweep: Sweep, plan: Plan) -> Iterator[str]:
-    """Say by what the trials of a command are ranked."""
-    yield "Trials are ranked by the lowest validation loss that they print; where they print none, by the last loss."
-    if sweep.prune and not plan.job.trial.steps:  # type: ignore[attr-defined]
-        yield f"--prune {sweep.prune} ends a trial only where it tells how many steps it takes (--total-steps)."
-
-
-__all__ = ["CommandSweep", "RecipeSweep", "sweep_proposal"]

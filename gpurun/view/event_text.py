@@ -302,6 +302,8 @@ def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
     """One line for a trainer's event; an unknown kind is named and nothing more."""
     if isinstance(event, StartEvent):
         return _start(event)
+    if isinstance(event, TrialEvent):
+        return trial_words(event)
     steps = (event.steps if isinstance(event, StepEvent) else None) or steps
     of = f"/{format_whole(steps)}" if steps and isinstance(event, StepEvent) else ""
     at = "" if event.step is None else f"step {format_whole(event.step)}{of}  "
@@ -326,8 +328,6 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             return f"sample “{clip(_line(event.prompt), 40)}” → “{clip(_line(event.text or ''), 100)}”"
         case AlertEvent():
             return f"warning {event.code}: {_line(event.message)}"
-        case TrialEvent():
-            return trial_words(event)
         case OutputsEvent():
             left = event.published
             return f"left {format_files(left.files)} ({format_bytes(left.bytes)})" if left.files else "left no files"
@@ -347,7 +347,8 @@ def trial_words(event: TrialEvent) -> str:
     settings = ", ".join(f"{name} {value}" for name, value in event.params.items())
     result = "" if event.result is None else f", {format_loss(event.result)}"
     why = f": {_line(event.why)}" if event.why else ""
-    return f"trial {event.trial or 0:03d} {event.state}{result}{why}  ({settings})"
+    at = "" if event.step is None or event.state == "running" else f" at step {format_whole(event.step)}"
+    return f"trial {event.trial or 0:03d} {event.state}{at}{result}{why}  ({settings})"
 
 
 def _line(text: str) -> str:

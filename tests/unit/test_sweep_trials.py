@@ -49,7 +49,7 @@ class Machine:
         usual = {
             "space": {"lr": ["3", "1", "2"], "width": ["1"]}, "trials": 3, "sampler": "grid", "prune": "", "keep": 1,
             "seed": 0, "at_once": 1, "cards": 0, "is_recipe": False, "argv": WORDS, "outputs": ["**"], "total_steps": 0,
-            "checkpoints": "", "stop_signal": "TERM", "grace_s": 1, "earlier": "../earlier_sweep",
+            "secrets": [], "stop_signal": "TERM", "grace_s": 1, "earlier": "../earlier_sweep",
         }  # fmt: skip
         (self.bundle / "sweep.json").write_text(json.dumps(usual | order))
         start = "from gpurun.remote.agent.runner.sweep import main; raise SystemExit(main())"
@@ -127,6 +127,14 @@ def test_a_trial_that_fails_is_one_row_and_three_that_fail_alone_end_the_sweep(m
     code, _ = machine.sweeps(space={"lr": ["13", "1", "2"], "width": ["1"]})
     assert (code, machine.states, machine.table["best"]) == (0, ["failed", "done", "done"], [2])
     assert machine.table["rows"][0]["why"] == "exit code 1; RuntimeError: the disk is full"
+
+
+def test_the_last_words_of_a_trial_have_no_secret(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "canary-77")
+    words = ["{python}", "-c", "import os; raise SystemExit('refused: ' + os.environ['MY_TOKEN'] + '{lr}{width}')"]
+    machine.sweeps(argv=words, secrets=["MY_TOKEN"])
+    assert "refused: [secret]" in machine.table["rows"][0]["why"]
+    assert "canary" not in (machine.out / "events.jsonl").read_text()
 
 
 def test_a_sweep_whose_first_three_trials_fail_says_why(machine: Machine) -> None:

@@ -22,6 +22,7 @@ import time
 from contextlib import suppress
 
 from gpurun.remote.agent.runner.last_words import LastWords
+from gpurun.remote.agent.runner.masked import forms_of, mask
 from gpurun.remote.agent.runner.matching import Walk
 from gpurun.remote.agent.runner.number_text import text_of
 from gpurun.remote.agent.runner.progress_lines import Progress
@@ -155,7 +156,7 @@ class Trial:
         if not order["is_recipe"]:
             cwd = os.path.join(self.folder, "work")
             shutil.copytree(sweep.work, cwd, symlinks=True, ignore=lambda at, _: [FOLDER] if at == sweep.work else [])
-            self.walk = Walk(cwd, self.folder, order["outputs"], order["checkpoints"])
+            self.walk = Walk(cwd, self.folder, order["outputs"], "")
             self.walk.before = self.walk.find(1 << 62).files
         own = os.path.join(self.folder, "events.jsonl")
         self.told: Any = TrainerLines(os.path.join(self.out, "events.jsonl")) if order["is_recipe"] else ToldEvents(own)
@@ -187,7 +188,7 @@ class Trial:
                 lines, held = [*lines, held], b""
             for line in lines:
                 if line.strip():
-                    self.pass_on(line.decode("utf-8", "replace").rstrip())
+                    self.pass_on(mask(line, self.sweep.secrets).decode("utf-8", "replace").rstrip())
             if not piece:
                 return
 
@@ -254,7 +255,7 @@ class Trial:
             return
         for folder, _, names in os.walk(self.out):
             for name in names:
-                if not name.startswith("."):
+                if not name.startswith(".") and name != "heartbeat.json":
                     path = os.path.join(folder, name)
                     yield os.path.relpath(path, self.out), path
 
@@ -271,6 +272,8 @@ class RunningSweep:
         self.running: list[Trial] = []
         self.is_stopped, self.is_exhausted, self.fault = False, False, ""
         self.cards = cards_of(order["cards"])
+        # The runner masks the log; a trial's last words go into its row, too.
+        self.secrets = forms_of([os.environ[name] for name in order["secrets"] if os.environ.get(name)])
         os.makedirs(os.path.join(self.folder, BEST), exist_ok=True)
         self.restore()
         self.sampler = None
