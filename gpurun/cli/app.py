@@ -31,6 +31,7 @@ VERBS = {
     "import": "Make a run of the evidence that a notebook gave: signed here, and called what its log shows at most.",
     "run": "Rent a machine, run any command on it, download its outputs, prove the machine gone.",
     "dev": "Rent a machine to work on by shell, editor or JupyterLab; it ends by itself when nobody uses it.",
+    "sweep": "Try many settings of a recipe or a command on one machine, and download the best.",
     "ps": "List the unfinished runs; a run that may be billing while no supervisor drives it stands first.",
     "attach": "Watch a run live; closing the view changes nothing.",
     "wait": "Wait for a run's end without output, and exit with the run's exit code; Ctrl-C ends only the waiting.",
@@ -73,7 +74,7 @@ VERBS = {
 """Each verb and its line of help, as its module `gpurun.cli.commands.VERB` has it (as `module_of` writes it)."""
 
 GROUPS = {
-    "Rent and train": ("offers", "plan", "train", "run", "dev", "stop", "resume", "collect", "destroy"),
+    "Rent and train": ("offers", "plan", "train", "run", "dev", "sweep", "stop", "resume", "collect", "destroy"),
     "Train elsewhere": ("notebook", "import"),
     "Look": ("ps", "attach", "wait", "logs", "report", "sample", "eval", "export"),
     "Log in": ("ssh", "forward", "ssh-config"),

@@ -55,6 +55,9 @@ def with_named(session: Session, typed: dict[str, Any], flags: Mapping[str, tupl
         what = f"{first} takes no words of its own, and here are {shlex.join(more)}."
         raise UsageError("run.named_words", what, hint=f"Flags come first: gpurun run --max-cost 60 … {first}; for the "
                          f"program of that name: gpurun run … -- {first}")  # fmt: skip
+    if bool(named.sweep) != typed.get("is_sweep", False):
+        what = f"{named.place} has a sweep, whose settings its command waits for."
+        raise UsageError("run.is_sweep", what, hint=f"gpurun sweep {first}")
     upload = typed["upload"] or named.upload or "."
     if named.repository:
         demand_clone(named, Path(upload).expanduser().absolute())
@@ -139,6 +142,7 @@ def _screen(session: Session, named: NamedCommand, typed: dict[str, Any], own: S
     rows: list[tuple[str, Sequence[Cell]]] = [
         (named.name, [Span(named.place, "title"), named.about]),
         *[("" if number else "Runs", [part]) for number, part in enumerate(words)],
+        ("Tries", [f"{name} {value}" for name, value in named.sweep.get("set", {}).items()]),
         ("In a copy of", [str(folder)]),
         *[(title, list(_values(named, keys))) for title, keys in _ROWS.items()],
         ("Variables", sorted(named.env)),

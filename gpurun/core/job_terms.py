@@ -57,8 +57,18 @@ DEV_BOX = JobTerms(
     whole=frozenset({"checkpoint"}),
     has_model=False,
 )
+SWEEP = JobTerms(
+    verb="sweep",
+    label="Sweep",
+    worker="the sweep",
+    work="the trials",
+    doing="trying",
+    files="checkpoints of the best",
+    whole=frozenset({"checkpoint"}),
+    has_model=False,
+)
 
-TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND, "dev_box": DEV_BOX}
+TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND, "dev_box": DEV_BOX, "sweep": SWEEP}
 """By the kind of job; every other kind puts its own here when it is made."""
 
 

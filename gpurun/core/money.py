@@ -92,6 +92,12 @@ def times(unit: Micros, count: int) -> Micros:
     return Micros(unit * count)
 
 
+def share_of(amount: Micros, part: float, whole: float) -> Micros:
+    """What of an amount falls to a part of a whole, rounded up; nothing of a whole that is nothing."""
+    share = Decimal(part) / Decimal(whole) if whole > 0 else Decimal(0)
+    return Micros(min(amount, int((share * amount).to_integral_value(ROUND_CEILING))))
+
+
 def left_of(cap: Micros, spent: Micros) -> Micros:
     """What remains of a cap; negative when it is broken."""
     return Micros(cap - spent)

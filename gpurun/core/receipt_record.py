@@ -269,6 +269,32 @@ class ReceiptGpuUse(Is):
     most_mib: int
 
 
+class TrialTold(TypedDict):
+    """One trial of a sweep: its settings, how it ended, its result, and its share of the cost by its seconds.
+
+    One that was `restored` ran in an earlier run, and costs nothing in this one.
+    """
+
+    trial: int
+    state: str
+    params: dict[str, str]
+    step: int | None
+    steps: int | None
+    result: Number | None
+    tokens: int | None
+    seconds: Number | None
+    micros: int | None
+    why: NotRequired[str]
+    restored: NotRequired[bool]
+
+
+class TrialsTold(Is):
+    """All trials of a sweep in their order, and the number of the best."""
+
+    best: int | None
+    rows: list[TrialTold]
+
+
 class Training(TypedDict):
     """What became of the training. `figures` are losses, steps and speed as the trainer reported them.
 
@@ -287,6 +313,7 @@ class Training(TypedDict):
     log: LogTold
     gpu_use: NotRequired[ReceiptGpuUse]
     sessions: NotRequired[SessionsTold]
+    trials: NotRequired[TrialsTold]
     warnings: NotRequired[LogTold]
 
 

@@ -25,6 +25,7 @@ from gpurun.core.money import Micros
 from gpurun.core.places import place_facts, place_kinds
 from gpurun.core.records import Frozen, GpuNeed, Offer
 from gpurun.core.stage_plan import StagePlan
+from gpurun.core.sweep import Sweep
 from gpurun.core.uplink import Uplink
 
 MOST_LEGS = 5
@@ -150,6 +151,8 @@ class Request(Frozen):
     """Where the request came in a plan file."""
     command: Command | None = None
     """What is to run in the place of a recipe."""
+    sweep: Sweep | None = None
+    """Where the recipe or the command is to run again and again, with which settings."""
 
     @property
     def recipe_word(self) -> str:
@@ -351,7 +354,6 @@ class Job(Frozen, ABC):
 
     kind: ClassVar[str]
     terms: ClassVar[JobTerms]
-    needs_torch: ClassVar[bool] = False
     sends_itself: ClassVar[bool] = True
     """Whether it may send something by itself, which nobody here counts."""
     is_attended: ClassVar[bool] = False
@@ -368,6 +370,11 @@ class Job(Frozen, ABC):
         super().__init_subclass__(**kwargs)
         _KINDS[cls.kind] = cls
         TERMS[cls.kind] = cls.terms
+
+    @property
+    def needs_torch(self) -> bool:
+        """Return whether the Python that runs it must have torch."""
+        return False
 
     @property
     @abstractmethod
@@ -395,6 +402,11 @@ class Job(Frozen, ABC):
     def shipped(self, digest: str) -> Self:
         """Return the job with what the digest of its program tells of it."""
         return self
+
+    @property
+    def is_estimated(self) -> bool:
+        """Return whether its time is reckoned from a recipe before it is begun."""
+        return self.terms.has_model
 
     @property
     def steps(self) -> int:

@@ -127,6 +127,37 @@ class StopEvent(TrainerEvent):
 
 
 @dataclass(frozen=True)
+class TrialEvent(TrainerEvent):
+    """One trial of a sweep as it is now: it is `running`, done, pruned, failed, stopped, or lost its loss (nan).
+
+    `result` is the figure by which trials are ranked, `why` says how one failed. One that `is_restored` ran in an
+    earlier run.
+    """
+
+    trial: int | None
+    state: str
+    params: Mapping[str, str]
+    steps: int | None
+    loss: float | None
+    val_loss: float | None
+    result: float | None
+    tokens: int | None
+    seconds: float | None
+    why: str
+    is_restored: bool
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it says no more than how far its trial is."""
+        return self.state == "running" and self.step is not None
+
+    @property
+    def rank(self) -> float:
+        """The figure that orders trials, the best first; one without a result comes last."""
+        return self.result if self.result is not None and self.state in ("done", "stopped") else float("inf")
+
+
+@dataclass(frozen=True)
 class FilesLeft:
     """Files that stay where they are: how many, their bytes, and the first of them by name with bytes each."""
 
@@ -256,6 +287,11 @@ def _matched(value: Any) -> dict[str, int]:
     return {plain_line(str(glob), _NAME_CHARS): whole(count) or 0 for glob, count in told}
 
 
+def _params(value: Any) -> dict[str, str]:
+    told = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
+    return {plain_line(str(name)): plain_line(str(text)) for name, text in told}
+
+
 def _words(value: Any) -> tuple[str, ...]:
     return tuple(plain_line(one, _NAME_CHARS) for one in _some(value) if isinstance(one, str))
 
@@ -289,6 +325,12 @@ _KINDS: dict[str, tuple[Callable[..., TrainerEvent], dict[str, Callable[[Any], A
         OutputsEvent,
         dict.fromkeys(("published", "unpublished", "left_behind", "elsewhere"), _left)
         | {"matched": _matched, "unmatched": _words, "still_working": _words},
+    ),
+    "trial": (
+        TrialEvent,
+        {"trial": whole, "state": _name, "params": _params, "steps": whole, "tokens": whole, "seconds": _seconds}
+        | dict.fromkeys(("loss", "val_loss", "result"), number)
+        | {"why": _name, "is_restored": lambda value: value is True},
     ),
     "stop": (StopEvent, {"reason": _name, "message": _text, "train_s": number}),
 }

@@ -171,7 +171,7 @@ class CommandJob(Job):
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
         """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
-        from gpurun.remote.client import AGENT, ANY_ON_EACH_NODE, IN_IMAGE, PYTHON_IN_IMAGE
+        from gpurun.remote.client import ANY_ON_EACH_NODE, IN_IMAGE, PYTHON_IN_IMAGE
 
         several, words = plan.offer.nodes > 1, tuple(self.command.words)
         if plan.enters_image:
@@ -185,8 +185,7 @@ class CommandJob(Job):
         place = Path(plan.data.folder) if plan.data.folder else own / "data"
         data: dict[str, Path | bytes] = {"data": place} if place.is_dir() else {}
         return {
-            **{f"{_PACKAGE}/runner/{path.name}": path for path in (AGENT / "runner").glob("*.py")},
-            **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
+            **runner_uploads(),
             "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
             WORK: own / "work",
             **({f"{WORK}/{place}": path for place, path in _checkpoint_of(plan.leg)} if plan.leg else {}),
@@ -206,6 +205,16 @@ def _checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
         (os.fsdecode(raw_name(file.name)).removeprefix(_OUTPUTS), path_of(Path(leg.folder), file.name))
         for file in leg.files
     ]
+
+
+def runner_uploads() -> dict[str, Path | bytes]:
+    """Return the package that runs a command on the machine, by the places of its files there."""
+    from gpurun.remote.client import AGENT
+
+    return {
+        **{f"{_PACKAGE}/runner/{path.name}": path for path in (AGENT / "runner").glob("*.py")},
+        **{f"{folder}/__init__.py": b"" for folder in ("bundle/gpurun", "bundle/gpurun/remote", _PACKAGE)},
+    }
 
 
 def _file_digests(work: Path) -> dict[str, str]:

@@ -33,12 +33,16 @@ class TrainerJob(Job):
 
     kind: ClassVar[str] = "trainer"
     terms: ClassVar[JobTerms] = TRAINER
-    needs_torch: ClassVar[bool] = True
     sends_itself: ClassVar[bool] = False
 
     form: Literal["full", "rehearsal"]
     resolved: dict[str, Any]
     parameters: int
+
+    @property
+    def needs_torch(self) -> bool:
+        """See `Job.needs_torch`."""
+        return True
 
     @property
     def steps(self) -> int:

@@ -28,6 +28,7 @@ from gpurun.core.trainer_events import (
     StepEvent,
     StopEvent,
     TrainerEvent,
+    TrialEvent,
     events_of,
 )
 from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
@@ -59,6 +60,7 @@ _SINGLES = (_DEVICE, re.compile(r"cuda_name: .+"), re.compile(r"parameters: [\d,
 _STEP = re.compile(r"step \d+ \| loss \S+ \|.*")
 _CHECKPOINT = re.compile(r"checkpoint: \S+")
 _MOST_WARNINGS = 8
+_MOST_TRIALS = 1000
 _COMMAND_ENDS = {
     "done": "the command ended well",
     "stopped": "the command was stopped",
@@ -91,6 +93,7 @@ class Evidence:
     sample: SampleTold | None
     split: TrainingSplit
     warnings: list[str]
+    trials: list[TrialEvent]
 
 
 @dataclass
@@ -108,6 +111,7 @@ class _Told:
     stop: StopEvent | None = None
     split: TrainingSplit = field(default_factory=TrainingSplit)
     warnings: list[str] = field(default_factory=list)
+    trials: dict[int, TrialEvent] = field(default_factory=dict)
 
 
 def read_evidence(folder: RunFolder) -> Evidence:
@@ -124,6 +128,7 @@ def read_evidence(folder: RunFolder) -> Evidence:
         sample=_sample(told.sample),
         split=told.split,
         warnings=told.warnings,
+        trials=[event for _, event in sorted(told.trials.items())],
     )
 
 
@@ -179,6 +184,8 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
                 told.warnings.append(f"{at}{plain_line(event.message)}")
             case StopEvent():
                 told.stop = event
+            case TrialEvent(trial=int(number)) if number in told.trials or len(told.trials) < _MOST_TRIALS:
+                told.trials[number] = event
     return told
 
 

@@ -8,6 +8,7 @@ rests on: "measured" (this laptop's clock), "provider-reported", "instance-repor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, cast
 
 from gpurun.core.clock import utc
@@ -26,7 +27,7 @@ from gpurun.core.journal_events import (
     TrainObserved,
 )
 from gpurun.core.journal_records import Event, Record, all_typed, last_brought, last_typed, opened_of
-from gpurun.core.money import Figure, Micros, total
+from gpurun.core.money import Figure, Micros, share_of, total
 from gpurun.core.paths import RunFolder
 from gpurun.core.receipt_record import (
     UNKNOWN,
@@ -44,6 +45,8 @@ from gpurun.core.receipt_record import (
     Subject,
     TeardownTold,
     Training,
+    TrialsTold,
+    TrialTold,
     Verdict,
 )
 from gpurun.core.untrusted import number, plain_data, plain_line, read_object
@@ -105,7 +108,7 @@ def build_statement(
         "timeline": timeline(records),
         "runtime": _runtime(folder, rentals, divided, is_seen=not is_imported),
         "cost": _cost(opened, rentals),
-        "training": _training(records, evidence),
+        "training": _training(records, evidence, rentals),
         "checkpoint": _checkpoint(collected, files),
         "sample": evidence.sample,
         "teardown": {"is": "user_operated", "evidence": []} if is_imported else _teardown(rentals),
@@ -320,7 +323,36 @@ def _figure_by_rules(opened: RunOpened, figure: Figure) -> str:
     return MEASURED if opened.rules is None else str(figure)
 
 
-def _training(records: Sequence[Record], evidence: Evidence) -> Training:
+def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> TrialsTold:
+    """A row a trial: what each told last, and its share of the cost by its seconds; of an unknown cost none."""
+    cost = total(*(rental.micros for rental in rentals)) if all_bounded(rentals) else None
+    own = [event for event in evidence.trials if not event.is_restored]
+    whole_s = sum(event.seconds or 0.0 for event in own)
+    rows: list[TrialTold] = []
+    for event in evidence.trials:
+        paid_s = 0.0 if event.is_restored else event.seconds or 0.0
+        row: TrialTold = {
+            "trial": event.trial or 0,
+            "state": plain_line(event.state),
+            "params": dict(event.params),
+            "step": event.step,
+            "steps": event.steps,
+            "result": event.result,
+            "tokens": event.tokens,
+            "seconds": event.seconds,
+            "micros": None if cost is None else share_of(cost, paid_s, whole_s),
+        }
+        if event.why:
+            row["why"] = event.why
+        if event.is_restored:
+            row["restored"] = True
+        rows.append(row)
+    ranked = [event for event in evidence.trials if event.rank != inf]
+    best = min(ranked, key=lambda event: (event.rank, event.trial), default=None)
+    return {"is": FROM_INSTANCE, "best": best.trial if best else None, "rows": rows}
+
+
+def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[Rental]) -> Training:
     started, ended = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     seen, failed = last_typed(records, TrainObserved), failed_step(records)
     seconds = elapsed_s(records, started, ended) if started and ended and ended.seq > started.seq else None
@@ -348,6 +380,8 @@ def _training(records: Sequence[Record], evidence: Evidence) -> Training:
     if seen and seen.sessions is not None:
         terminals, open_s, used_s = (plain_data(seen.sessions.get(key)) for key in _SESSIONS)
         told["sessions"] = {"is": FROM_INSTANCE, "terminals": terminals, "open_s": open_s, "used_s": used_s}
+    if evidence.trials:
+        told["trials"] = _trials(evidence, rentals)
     return told
 
 

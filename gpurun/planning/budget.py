@@ -130,7 +130,7 @@ def candidates(
         machine = describe_machine(offer, cpu_cores)
         guess = estimate(recipe, offer, vocab_size=vocab_size, cpu_cores=cpu_cores, priors=priors, machine=machine)
         lease = lease_for(offer, guess, load, cap=cap, hours=hours) if guess.fits else None
-        found.append(_candidate(offer, guess, load, lease, hours, reach_of(recipe, guess, lease, known)))
+        found.append(judge_lease(offer, guess, load, lease, hours, reach_of(recipe, guess, lease, known)))
     return ranked(found, load)
 
 
@@ -148,7 +148,7 @@ def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu
         if candidate.lease is not None:
             return candidate
     within = [one for one in found if expected_train_s(one.estimate) <= MOST_TRAIN_S]
-    needs = [(_needed(one.offer, one.estimate, load), one.offer) for one in within]
+    needs = [(needed_cap(one.offer, one.estimate, load), one.offer) for one in within]
     if cap is None or not needs:
         raise _none_fits(found)
     needed, offer = min(needs, key=lambda pair: pair[0])
@@ -183,7 +183,8 @@ def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: b
     if load.ship_s - staged.ship_s < WORTH_A_BUCKET_S:
         return []
     needed, offer, guess = min(
-        ((_needed(one.offer, one.estimate, staged), one.offer, one.estimate) for one in found), key=lambda one: one[0]
+        ((needed_cap(one.offer, one.estimate, staged), one.offer, one.estimate) for one in found),
+        key=lambda one: one[0],
     )
     on = f"--gpu {asked_as(offer)} " if by_gpu else ""
     stage = f"{on}--stage s3://BUCKET/PREFIX"
@@ -216,7 +217,7 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
     return NoOffer("offer.none_fits", f"{what} {where}, {nearest.estimate.basis}.", hint=hint)
 
 
-def _candidate(
+def judge_lease(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None, reach: Reach | None
 ) -> Candidate:
     """One offer, judged by the longest lease that the cap pays for."""
@@ -257,7 +258,7 @@ def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hou
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
         needed = ceil(100 * expected_train_s(guess) / SECONDS_PER_HOUR) / 100
         return f"{hours:g} h are less than the {needed:g} h that it needs"
-    return f"needs {format_usd(_needed(offer, guess, load))}, over the cap"
+    return f"needs {format_usd(needed_cap(offer, guess, load))}, over the cap"
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
@@ -270,7 +271,7 @@ def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, st
     return (not candidate.finishes, candidate.lease is None, sys.maxsize if dollars is None else dollars, *names)
 
 
-def _needed(offer: Offer, guess: Estimate, load: Load) -> Micros:
+def needed_cap(offer: Offer, guess: Estimate, load: Load) -> Micros:
     """The smallest cap under which an offer finishes."""
     return worst_case(offer, _lease(offer, load, ceil(expected_train_s(guess))), load)
 

@@ -140,9 +140,13 @@ class CommandProposal(Proposal):
 
     def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
         """Return what should be said of the plan beside its upload: notes and warnings."""
-        notes = (*_notes(self.command, self.request, place.mode), *_earlier_runs(self.command, self.desk.home))
+        notes = (*self.notes(plan), *_earlier_runs(self.command, self.desk.home))
         again = [f"{self._again} ended well: its command runs once more, unchanged."] if self._again else []
         return notes, (*_spot_warning(self.command, self.request), *again)
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """Yield what is not obvious of the plan."""
+        yield from _notes(self.command, self.request, plan.mode)
 
     def _refusal(self, quoted: Quote) -> NoOffer:
         """Return what would do where nothing may be rented."""

@@ -16,7 +16,7 @@ from gpurun.core.installed_files import install_line
 from gpurun.core.money import format_usd, usd
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed
-from gpurun.core.run_plan import Candidate, Choices, DataSummary, Mode, Plan, Request
+from gpurun.core.run_plan import Candidate, Choices, DataSummary, Job, Mode, Plan, Request
 from gpurun.core.this_machine import has_cuda
 from gpurun.data.source_names import BUILT_IN, missing_shards
 from gpurun.jobs.requirements import HUGGINGFACE_PACKAGES, outfitted
@@ -227,7 +227,7 @@ class TrainerProposal(Proposal):
             cure = advice(quoted.candidates[0].offer, quoted.uplink, quoted.load.ship_bytes)
         return quoted.candidates, (*quoted.notes, *cure, *begins)
 
-    def job(self, data: DataSummary) -> TrainerJob:
+    def job(self, data: DataSummary) -> Job:
         """See `Proposal.job`."""
         return TrainerJob(
             recipe=self.resolved.name,

@@ -17,7 +17,7 @@ def next_command(told: Predicate, folder: RunFolder, shutdown: str = "") -> str:
     if told["teardown"]["is"] == "user_operated" and "imported" not in asked:
         return f"gpurun confirm-shutdown {told['run']}   # once you have shut the box down"
     recipe = _recipe_word(folder)
-    if recipe and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
+    if recipe and terms_in(told).has_model and asked["mode"] == "rehearsal" and told["training"]["outcome"] == "done":
         return f"gpurun plan {recipe}   # what the paid run would take, on every offer"
     if step := left_at(told):
         return f"{continuing_command(told)}   # goes on after step {step}"

@@ -54,6 +54,7 @@ from gpurun.core.trainer_events import (
     StepEvent,
     StopEvent,
     TrainerEvent,
+    TrialEvent,
 )
 from gpurun.core.untrusted import number, safe_line, whole
 from gpurun.view.number_format import (
@@ -321,6 +322,8 @@ def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
     """One line for a trainer's event; an unknown kind is named and nothing more."""
     if isinstance(event, StartEvent):
         return _start(event)
+    if isinstance(event, TrialEvent):
+        return trial_words(event)
     steps = (event.steps if isinstance(event, StepEvent) else None) or steps
     of = f"/{format_whole(steps)}" if steps and isinstance(event, StepEvent) else ""
     at = "" if event.step is None else f"step {format_whole(event.step)}{of}  "
@@ -362,6 +365,15 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
         what = f"{format_files(more)} such as {shown(name)}" if more else f"{shown(name)}"
         return f"output {what} ({format_bytes(size or 0)}) is finished"
     return event.kind
+
+
+def trial_words(event: TrialEvent) -> str:
+    """What a trial says of itself."""
+    settings = ", ".join(f"{name} {value}" for name, value in event.params.items())
+    result = "" if event.result is None else f", {format_loss(event.result)}"
+    why = f": {_line(event.why)}" if event.why else ""
+    at = "" if event.step is None or event.state == "running" else f" at step {format_whole(event.step)}"
+    return f"trial {event.trial or 0:03d} {event.state}{at}{result}{why}  ({settings})"
 
 
 def _line(text: str) -> str:

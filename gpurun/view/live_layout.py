@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from gpurun.core.clock import local_minute, local_time
-from gpurun.core.money import Micros, format_usd, percent_of
+from gpurun.core.money import Micros, format_usd, percent_of, share_of
 from gpurun.core.places import place_facts
 from gpurun.core.trainer_events import StepEvent
 from gpurun.view.event_text import PHASES
@@ -24,6 +26,7 @@ from gpurun.view.progress_line import moving_line
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Line, Span, clip, clip_line, count_cells, flow, line, pad, spread, wrap
 from gpurun.view.terminal_charts import Scale, bar, line_chart, sparkline
+from gpurun.view.trial_table import TrialLine, trial_table
 
 _LABEL = 8
 _APART = "   "
@@ -81,6 +84,9 @@ def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False,
     training = _training(screen, style, now)
     foot = [*_money(screen, style, now), *_lease(screen, style, now), *_alarm(screen, style)]
     left = room - len(head) - len(training) - len(foot) - 3
+    if screen.trials and not helps:
+        trials = _trials(screen, style, now, max(3, left - 2))
+        training, left = [*training, line(), *trials], left - len(trials) - 1
     chart = _chart(screen, style, min(9, left - 6)) if left >= 10 and not helps else []
     left -= len(chart) + bool(chart)
     log = _help(style) if helps else _log(screen, style, min(8, left - 2)) if left >= 3 else []
@@ -249,6 +255,29 @@ def _side(screen: Screen, style: Style) -> list[Line]:
         device = start.cuda_name or start.device or ""
         lines += [line(Span("device ", "dim"), device), line(f"       {size} {noun}")]
     return [line(), *lines] if lines else []
+
+
+def _trials(screen: Screen, style: Style, now: float, most: int) -> list[Line]:
+    """A row a trial, each with its share of what was spent by its seconds."""
+    events, spent = list(screen.trials.values()), screen.spent(now)
+    whole_s = sum(event.seconds or 0.0 for event in events if not event.is_restored)
+    best = min(events, key=lambda event: event.rank)
+    rows = [
+        TrialLine(
+            number=event.trial or 0,
+            state=event.state,
+            params=event.params,
+            step=event.step,
+            steps=event.steps,
+            loss=event.result if event.result is not None else event.loss,
+            seconds=event.seconds,
+            micros=share_of(spent, 0.0 if event.is_restored else event.seconds or 0.0, whole_s),
+            why=event.why,
+            is_best=event is best and event.rank != inf,
+        )
+        for event in events
+    ]
+    return trial_table(rows, style, most=most)
 
 
 def _money(screen: Screen, style: Style, now: float) -> list[Line]:

@@ -33,6 +33,7 @@ from gpurun.core.trainer_events import (
     StepEvent,
     StopEvent,
     TrainerEvent,
+    TrialEvent,
 )
 from gpurun.core.untrusted import safe_line, whole
 from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
+_MOST_TRIALS = 1000
 _GPU_EVERY_S = 5.0  # As often as the agent asks; the same figures are read more often.
 
 
@@ -105,6 +107,7 @@ class Screen:
         self.step: StepEvent | None = None
         self.evaluation: EvaluationEvent | None = None
         self.checkpoint: CheckpointEvent | None = None
+        self.trials: dict[int, TrialEvent] = {}
         self.outcome = ""
         self.output: tuple[str, int] | None = None  # The name and the bytes of the last one that was finished.
         self.home_step: int | None = None
@@ -245,6 +248,8 @@ class Screen:
                     self._point(self.validation, event.step, event.val_loss)
             case CheckpointEvent(step=int()):
                 self.checkpoint = event
+            case TrialEvent(trial=int(number)) if number in self.trials or len(self.trials) < _MOST_TRIALS:
+                self.trials[number] = event
             case AlertEvent():
                 self.alarm = tell_event(event)
             case StopEvent() if event.reason not in ("done", "signal"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpurun.core.clock import utc
 from gpurun.core.job_terms import TRAINER, JobTerms
 from gpurun.core.journal_events import Incident
-from gpurun.core.trainer_events import StartEvent, StepEvent, StopEvent, TrainerEvent
+from gpurun.core.trainer_events import StartEvent, StepEvent, StopEvent, TrainerEvent, TrialEvent
 from gpurun.view.event_text import BEGINS, ENDS, GOES_ON, HEARD, SILENT, is_alarming, tell_event, tell_record
 from gpurun.view.number_format import format_duration
 from gpurun.view.progress_line import moving_words
@@ -64,7 +64,7 @@ class PlainView:
         """The lines to print for new records and events, in the order of their times, and for the transfer of `now`."""
         lines: list[str] = []
         self._refill(now)
-        events = list(events)
+        events = [event for event in events if not (isinstance(event, TrialEvent) and event.is_under_way)]
         others = sum(not isinstance(event, (StepEvent, *_ALWAYS)) for event in events)
         self._to_skip = max(0, others - max(0, int(self._allowance)))
         told = ((record.wall, partial(self._tell, record)) for record in records)

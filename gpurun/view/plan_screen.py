@@ -51,7 +51,7 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
     if plan.candidates:
         if plan.mode.value == "rehearsal":
             lines += [line(), line(Span("  The paid run would be one of these:", "title"))]
-        cap, end_s = plan.cap_micros, None if terms.has_model else plan.job.save_s
+        cap, end_s = plan.cap_micros, None if plan.job.is_estimated else plan.job.save_s
         offers = candidates_table(plan.candidates, style, chosen=plan.offer, cap=cap, every=every, end_s=end_s)
         lines += [line(), *offers]
     lines += [line(), *fields(_money(plan), style), *fields([("Lease", _lease(plan, now))], style)]
@@ -78,7 +78,7 @@ def _earlier(earlier: Earlier) -> list[Cell]:
 def _time(plan: Plan) -> list[Cell]:
     """How long training is expected to take, between what limits, and what that rests on."""
     guess = plan.estimate
-    if not plan.job.terms.has_model:
+    if not plan.job.is_estimated:
         most_s = plan.lease.train_s - plan.job.save_s
         most_s = min(most_s, plan.lease.hours_s or most_s)
         return ["no estimate", f"it may run {format_duration(most_s)}, and then is stopped"]
@@ -146,7 +146,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if not lease.queue_s:  # A scheduler ends what it starts.
         hourly = format_rate(offer.rate_micros_per_hour)
         worst.append(f"if {offer.provider} ends nothing at the deadline, {hourly} more until it does")
-    if not plan.job.terms.has_model:
+    if not plan.job.is_estimated:
         return [("Worst case", worst)]
     return [("Expected", [format_usd(plan.expected_micros), *_part(plan)]), ("Worst case", worst)]
 

@@ -14,13 +14,14 @@ from gpurun.core.job_terms import terms_in
 from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of
 from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
-from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, Runtime, on_gpu
+from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, Runtime, TrialsTold, on_gpu
 from gpurun.core.untrusted import safe_line, safe_text
 from gpurun.view.number_format import UNKNOWN, format_bytes, format_cards, format_duration, short_hash
 from gpurun.view.receipt_files import cells_home, files_missing
 from gpurun.view.style import Style
 from gpurun.view.styled_text import Cell, Line, Span, count_cells, fold, line, spell, spread, wrap
 from gpurun.view.table import fields
+from gpurun.view.trial_table import TrialLine, trial_table
 
 _SIGNED = {"ok": "signed", "unsigned": "unsigned"}
 _PHASES = ("boot", "connect", "setup", "upload", "unpack", "training", "collect", "hold", "destroy", "other")
@@ -37,6 +38,7 @@ _TEARDOWNS = {
     "": ("Teardown", "no machine was made, none to end", ""),
 }
 _MOST_FILES = 20
+_MOST_TRIALS = 40
 NOT_HERE = "of which no checkpoint is at home"
 """What is said of the best validation loss where what had it is not here: nothing can be made of it."""
 
@@ -57,6 +59,8 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     lines = [line(), *_headed(line("  ", Span(f"Receipt {told['run']}", "title")), right, style), line()]
     pairs = receipt_pairs(told, now=now, shutdown=shutdown, then=then)
     lines += fields([(name, parts) for name, parts in pairs if parts], style)
+    if trials := told["training"].get("trials"):
+        lines += [line(), *trial_table(told_trials(trials), style, most=_MOST_TRIALS)]
     for title_of, texts in (("log", log_lines(told)), ("sample", safe_text(sample_text(told), most_lines=12))):
         if any(texts):
             lines += [line(), line(Span(f"  ── {title_of} " + "─" * (style.width - 6 - len(title_of)), "dim"))]
@@ -65,6 +69,18 @@ def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str 
     verdict = told["verdict"]
     lines += [line(), *wrap(verdict["says"], style, indent=2, look="good" if on_gpu(verdict) else "warn")]
     return lines + wrap(verdict.get("not_shown", ""), style, indent=2, look="dim")
+
+
+def told_trials(trials: TrialsTold) -> list[TrialLine]:
+    """The rows of a sweep's receipt, as a table shows them."""
+    return [
+        TrialLine(
+            number=row["trial"], state=row["state"], params=row["params"], step=row["step"], steps=row["steps"],
+            loss=row["result"], seconds=row["seconds"], micros=None if row["micros"] is None else Micros(row["micros"]),
+            why=row.get("why", ""), is_best=row["trial"] == trials["best"],
+        )
+        for row in trials["rows"]
+    ]  # fmt: skip
 
 
 def signature_word(receipt: Receipt) -> str:

@@ -22,11 +22,11 @@ class Person:
         for place in (folder, self.house / "tmp"):
             place.mkdir(parents=True)
 
-    def types(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def types(self, *words: str, timeout_s: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gpurun.cli.app", *words]
         return subprocess.run(
             command, cwd=self.folder, env={**os.environ, **self.places, **more}, capture_output=True, text=True,
-            timeout=120, stdin=subprocess.DEVNULL,
+            timeout=timeout_s, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     @property

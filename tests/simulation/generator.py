@@ -53,7 +53,7 @@ def draw(seed: int) -> Scenario:
         list_s=dice.choice((0.0, 0.0, 0.0, 40.0)),
     )
     drawn = _damaged(drawn, dice) if dice.random() < 0.3 else drawn
-    return replace(drawn, is_dev_box=dice.random() < 0.2)
+    return replace(drawn, job="dev_box" if dice.random() < 0.2 else "trainer")
 
 
 def draw_voyage(seed: int) -> Scenario:

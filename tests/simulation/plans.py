@@ -8,9 +8,11 @@ from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, Choices, DataSummary, Estimate, Lease, Mode, Plan
+from gpurun.core.run_plan import Candidate, Choices, DataSummary, Estimate, Job, Lease, Mode, Plan
+from gpurun.core.sweep import make_sweep
 from gpurun.jobs.dev_box import KEEP, DevBoxJob
-from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS
+from gpurun.jobs.sweep import SweepJob
+from gpurun.jobs.trainer import CHECKPOINT_BYTES, KEPT_CHECKPOINTS, TrainerJob
 from gpurun.planning.budget import worst_case
 from gpurun.planning.transfer import Load
 from tests.emulators.fake import Profile
@@ -31,31 +33,31 @@ def make_plan(
     *,
     legs: int = 0,
     train_s: float = 0.0,
-    is_dev_box: bool = False,
+    kind: str = "trainer",
 ) -> Plan:
     """A plan over one offer of each profile, with a cap that pays for `machines` of the dearest, to their deadlines.
 
-    With `legs` it may continue on so many machines, and it is known that training takes `train_s`.
+    What runs is the training of a tiny recipe, a sweep over it, or a dev box. With `legs` it may continue on so many
+    machines, and it is known that training takes `train_s`.
     """
-    plan = _training(home, profiles, machines, run, legs=legs, train_s=train_s)
-    if not is_dev_box:
+    plan = _on_each(home, profiles, machines, run, _job(kind), legs=legs, train_s=train_s)
+    if kind != "dev_box":
         return plan
-    size = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS
-    command = Command(argv=KEEP, outputs=EVERYTHING, grace_s=10, disk_gb=DISK_GB, output_bytes=size)
     (home.root / "box" / "work").mkdir(parents=True)
-    job = DevBoxJob(recipe="dev box", recipe_sha256="0" * 64, command=command)
     data = DataSummary(folder="", beside=str(home.root / "box"), bytes=0, sha256="0" * 64, source="no data")
-    return plan.model_copy(update={"job": job, "data": data})
+    return plan.model_copy(update={"data": data})
 
 
-def _training(home: Home, profiles: list[Profile], machines: int, run: str, *, legs: int, train_s: float) -> Plan:
+def _on_each(
+    home: Home, profiles: list[Profile], machines: int, run: str, job: Job, *, legs: int, train_s: float
+) -> Plan:
     home.prepare()
     data = home.root / "shards"
     data.mkdir(exist_ok=True)
     (data / "data.json").write_text(json.dumps({"v": 1, "train": [], "val": []}))
     known = (train_s, train_s) if legs else None
     guess = Estimate(fits=True, peak_bytes=1, micro_batch=1, tokens_per_s=None, train_s=known, basis="simulated")
-    load = Load(ship_bytes=0, collect_bytes=KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS, disk_gb=DISK_GB)
+    load = Load(ship_bytes=0, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
     found = []
     for place, profile in enumerate(profiles):
         offer = _offer(profile, place)
@@ -69,21 +71,10 @@ def _training(home: Home, profiles: list[Profile], machines: int, run: str, *, l
     return Plan(
         run=run,
         mode=Mode.PAID,
-        recipe="tiny",
-        form="full",
-        recipe_sha256="0" * 64,
-        resolved={
-            "train": {"steps": STEPS, "micro_batch": 1, "checkpoint_every": EVERY},
-            "hardware": {"disk_gb": DISK_GB},
-        },
-        parameters=PARAMETERS,
+        job=job,
         processes=1,
-        offer=first.offer,
-        estimate=guess,
-        lease=LEASE,
+        chosen=first,
         cap_micros=usd(0) + machines * max(one.worst_micros or usd(0) for one in found),
-        expected_micros=first.expected_micros or usd(0),
-        worst_micros=first.worst_micros or usd(0),
         candidates=tuple(found),
         data=DataSummary(
             folder=str(data),
@@ -101,6 +92,20 @@ def _training(home: Home, profiles: list[Profile], machines: int, run: str, *, l
         ship_bytes=64,
         choices=Choices(keep_going=True, legs=legs) if legs else Choices(),
     )
+
+
+def _job(kind: str) -> Job:
+    if kind == "dev_box":
+        size = KEPT_CHECKPOINTS * CHECKPOINT_BYTES * PARAMETERS
+        command = Command(argv=KEEP, outputs=EVERYTHING, grace_s=10, disk_gb=DISK_GB, output_bytes=size)
+        return DevBoxJob(recipe="dev box", recipe_sha256="0" * 64, command=command)
+    train = {"steps": STEPS, "micro_batch": 1, "checkpoint_every": EVERY}
+    resolved = {"train": train, "hardware": {"disk_gb": DISK_GB}}
+    one = TrainerJob(recipe="tiny", recipe_sha256="0" * 64, form="full", resolved=resolved, parameters=PARAMETERS)
+    if kind == "trainer":
+        return one
+    sweep = make_sweep({"optim.lr": ("1e-3", "3e-4", "1e-4")}, {"keep": 2})
+    return SweepJob(recipe="sweep of tiny", recipe_sha256="0" * 64, sweep=sweep, at_once=2, trial=one)
 
 
 def _offer(profile: Profile, place: int) -> Offer:

@@ -260,7 +260,7 @@ class Stage:
         home = Home(root / "home")
         profiles = [PROFILES[name] for name in scenario.profiles]
         known = {"legs": scenario.legs, "train_s": scenario.train_s}
-        plan = make_plan(home, profiles, scenario.machines, run, **known, is_dev_box=scenario.is_dev_box)
+        plan = make_plan(home, profiles, scenario.machines, run, **known, kind=scenario.job)
         plan = plan.model_copy(update={"mandate": mandate})
         for cloud in clouds.values():
             cloud.stock = [one.offer for one in plan.candidates if one.offer.provider == cloud.name]

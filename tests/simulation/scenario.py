@@ -49,9 +49,8 @@ class Weather:
 class Scenario:
     """One simulated run, whole: the same scenario always gives the same history; the cap pays for `machines`.
 
-    A list takes `list_s`. What runs is a training, or `is_dev_box`. With `damaged` a file of the latest checkpoint
-    arrives with another digest until somebody collects by hand. With `legs` it continues on another machine, on so many
-    at most.
+    What runs is a `job` of that kind. A list takes `list_s`. With `damaged` a file of the latest checkpoint arrives
+    with another digest until somebody collects by hand. With `legs` it may continue on so many machines.
     """
 
     seed: int
@@ -65,7 +64,7 @@ class Scenario:
     damaged: bool = False
     list_s: float = 0.0
     legs: int = 0
-    is_dev_box: bool = False
+    job: Literal["trainer", "sweep", "dev_box"] = "trainer"
 
     def smaller(self) -> Iterator[Scenario]:
         """Every scenario with one thing less."""
@@ -83,8 +82,8 @@ class Scenario:
             yield replace(self, damaged=False)
         if self.list_s:
             yield replace(self, list_s=0.0)
-        if self.is_dev_box:
-            yield replace(self, is_dev_box=False)
+        if self.job != "trainer":
+            yield replace(self, job="trainer")
 
     def plus(self, *more: Strike | Deed | Weather) -> Scenario:
         """The scenario, grown."""

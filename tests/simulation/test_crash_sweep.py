@@ -31,7 +31,7 @@ DEV_BOX = "a dev box"
 def scenario(profile: str, trouble: str, *deeds: Deed) -> Scenario:
     """Two offers of the profile, a training (or a dev box) of a second, one trouble."""
     drawn = Scenario(0, (profile, profile), train_s=1.0, strikes=TROUBLES[trouble], deeds=deeds, machines=2)
-    return replace(drawn, is_dev_box=trouble == DEV_BOX)
+    return replace(drawn, job="dev_box" if trouble == DEV_BOX else "trainer")
 
 
 def points_of(profile: str, trouble: str) -> list[tuple[int, str]]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.emulators.fake import PROFILES, Fault
 from tests.simulation.generator import FAULTS, draw
-from tests.simulation.soak import judge_seed, shrunk
+from tests.simulation.soak import judge, judge_seed, shrunk
 
-SEEDS, GROUP = 320, 20
+SEEDS, SWEEPS, GROUP = 320, 1000, 20
 _WEATHERS = ("silent", "ends refused", "revoked", "line down", "denied")
 
 
@@ -20,6 +22,14 @@ def test_whatever_goes_wrong_every_promise_is_kept(first: int) -> None:
         if verdict.breaches:
             small = shrunk(verdict)
             pytest.fail("\n".join([f"seed {seed}", *small.breaches, repr(small.scenario), small.story]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, SWEEPS, GROUP))
+def test_a_sweep_keeps_every_promise_too(first: int) -> None:
+    for seed in range(first, first + GROUP):
+        verdict = judge(replace(draw(seed), job="sweep"))
+        assert not verdict.breaches, (seed, verdict.breaches, verdict.story)
 
 
 def test_a_seed_always_gives_the_same_story() -> None:

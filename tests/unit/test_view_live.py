@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from gpurun.core.gpu_reading import GpuReading, read_gpus, write_gpus
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
 from gpurun.core.paths import Home, RunFolder
+from gpurun.core.trainer_events import make_event
 from gpurun.ledger.spending import spent_by
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts import log_copy
@@ -51,6 +53,31 @@ def test_it_fits_any_terminal(width: int, height: int) -> None:
             lines = drawn(screen, now, width, height, helps=helps).splitlines()
             assert len(lines) < height
             assert max(cells(one) for one in lines) <= width
+
+
+@pytest.mark.parametrize("count", [3, 12, 60])
+@pytest.mark.parametrize("height", [24, 40])
+def test_a_sweep_has_a_row_a_trial_the_best_marked_and_the_others_counted(count: int, height: int) -> None:
+    screen, now = samples.rented_screen()
+    trials = [
+        {
+            "kind": "trial", "trial": number, "params": {"optim.lr": f"{number}e-4"}, "step": number, "steps": 60,
+            "seconds": 10.0, "state": "running" if number == count else "pruned" if number % 3 == 0 else "done",
+            "result": 5 - number / 100,
+        }
+        for number in range(1, count + 1)
+    ]  # fmt: skip
+    screen.update((), [event for told in trials if (event := make_event(told))], ())
+    best = max(number for number in range(1, count) if number % 3)
+    lines = drawn(screen, now, 80, height).splitlines()
+    assert len(lines) < height
+    assert max(cells(one) for one in lines) <= 80
+    table = [one for one in lines if re.match(r" {4}\d{3}  ", one)]
+    assert "running" in table[0]
+    assert f"{best:03d}  best " in table[1]
+    left = [one for one in lines if one.strip().startswith("and ")]
+    assert len(table) + (int(left[0].split()[1]) if left else 0) == count
+    assert bool(left) is (len(table) < count)
 
 
 def test_the_cards_are_shown_in_training_and_not_if_unknown() -> None:

@@ -32,7 +32,7 @@ def report(
 ) -> Result:
     """Compare runs: loss by step, token, second and dollar, their settings, and the same prompts side by side."""
     from gpurun.ledger.runs import look_at_run
-    from gpurun.readers.run_material import material_of
+    from gpurun.readers.trial_material import materials_of
     from gpurun.view.number_format import format_bytes
     from gpurun.view.report.page import report_page
     from gpurun.view.report.report_model import list_differences
@@ -48,7 +48,11 @@ def report(
         raise UsageError(
             "report.too_many", what, hint="Name fewer runs, or leave --html out: a table has room for all."
         )
-    material = [material_of(session.home, look_at_run(session.home, name), session.clock.wall()) for name in names]
+    wall = session.clock.wall()
+    material = [one for name in names for one in materials_of(session.home, look_at_run(session.home, name), wall)]
+    if html and len(material) > MOST_RUNS:
+        session.say(f"The page has the first {MOST_RUNS} of {len(material)}: of a sweep the best. The table has all.")
+        material = material[:MOST_RUNS]
     data = {
         "runs": [run.as_record() for run in material],
         "differences": [{"key": key, "values": values} for key, values in list_differences(material)],

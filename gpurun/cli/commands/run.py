@@ -40,7 +40,7 @@ def run(session: Session, request: Request, starting: Starting) -> Result:
         admit = partial(admitted, session)
         return make_plan(CommandProposal(request, session.desk(run), is_asked=not starting.yes, admit=admit))
 
-    return start_and_follow(session, request, planned, starting, before=lambda plan: _build(session, plan))
+    return start_and_follow(session, request, planned, starting, before=partial(build_environment, session))
 
 
 def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
@@ -56,7 +56,7 @@ def _ask_again(session: Session, request: Request, *, is_asked: bool) -> None:
         raise Declined("continue.ended_well", f"{name} had ended well; nothing was begun.", hint=hint)
 
 
-def _build(session: Session, plan: Plan) -> None:
+def build_environment(session: Session, plan: Plan) -> None:
     """Build the environment of a rehearsal with --pip, and say which imports it lacks."""
     from pathlib import Path
 

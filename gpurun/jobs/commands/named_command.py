@@ -82,6 +82,8 @@ class NamedCommand(Frozen):
     grace: int = 60
     idle: str = ""
     silent: str = ""
+    sweep: dict[str, Any] = Field(default_factory=dict)
+    """What `gpurun sweep NAME` tries; the command has its settings as {name}."""
 
     @property
     def flags(self) -> dict[str, Any]:
@@ -102,7 +104,7 @@ class NamedCommand(Frozen):
         return not self.place.endswith(PROJECT_FILE)
 
 
-_NO_FLAGS = ("name", "place", "about", "repository", "commit")
+_NO_FLAGS = ("name", "place", "about", "repository", "commit", "sweep")
 KEYS = tuple(key for key in NamedCommand.model_fields if key not in ("name", "place"))
 """The keys that a table may have."""
 

@@ -25,7 +25,8 @@ from gpurun.core.journal_events import FilesBrought
 from gpurun.core.paths import Home, make_private, read_regular, write_atomic
 from gpurun.core.run_plan import DataSummary, Earlier, Mode, Plan, Request
 from gpurun.data.source_names import HUB
-from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_place
+from gpurun.jobs.earlier_run import EarlierRun, on_the_same_place
+from gpurun.jobs.earlier_sweep import find_earlier_training
 from gpurun.jobs.trainer import CONTINUED
 from gpurun.jobs.training.recipe import ResolvedRecipe, differing_keys
 from gpurun.ledger.plan_from_journal import read_plan
@@ -40,7 +41,7 @@ def training_as_before(request: Request, home: Home, usual: tuple[str, ...] = ()
     The cap is not among it, nor is any consent. Where no provider is named, it is the same place, with the same image
     and set-up; `usual`, if it could be anywhere. UsageError when there is no such run, or nothing to continue.
     """
-    run = find_earlier_run(request.continues, home)
+    run = find_earlier_training(request.continues, home)
     plan = run.plan()
     if plan is None:
         raise run.altered("The plan")
@@ -80,7 +81,7 @@ def with_earlier_checkpoint(resolved: ResolvedRecipe, request: Request, home: Ho
 
     UsageError when the checkpoint is of another recipe, or has taken all steps.
     """
-    run = find_earlier_run(request.continues, home)
+    run = find_earlier_training(request.continues, home)
     name, plan = run.name, run.plan()
     if plan is None:
         raise run.altered("The plan")
@@ -111,7 +112,7 @@ def with_checkpoint_beside(data: DataSummary, resolved: ResolvedRecipe, home: Ho
     earlier = resolved.earlier
     if earlier is None:
         return data
-    run = find_earlier_run(earlier.run, home)
+    run = find_earlier_training(earlier.run, home)
     plan, files = run.plan(), [file for file in run.files(*_KINDS) if file["step"] == earlier.step]
     if plan is None or plan.data.sha256 != data.sha256:
         where = shlex.quote(plan.data.folder) if plan and os.path.isdir(plan.data.folder) else ""

@@ -1,0 +1,175 @@
+"""The flags of `gpurun sweep`, and the Request that they make of a recipe, a command or a name in gpurun.toml."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpurun.cli.command_options import COMMAND, command_request
+from gpurun.cli.options import REQUEST, make_text_option, request_from, usual_providers
+from gpurun.cli.session import Session
+from gpurun.cli.verb import Shared
+
+if TYPE_CHECKING:
+    from gpurun.core.run_plan import Request
+    from gpurun.core.sweep import Axis
+
+_OPTIONS = ("trials", "sampler", "prune", "keep", "at_once", "seed")
+_OF_A_COMMAND = (
+    "upload", "outputs", "env", "secret", "pip", "total_steps", "include", "exclude", "grace", "output_gb", "disk",
+)  # fmt: skip
+"""What is asked for of a command alone."""
+_NOT_OF_A_TRIAL = ("resume_arg", "checkpoint_glob", "stop_signal", "challenge")
+"""A trial that was cut off is begun again, and a challenge makes the seed of one run."""
+
+
+def sweep_request(session: Session, **typed: Any) -> Request:
+    """Return what was typed, checked; UsageError for settings that no trial could have."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.sweep import make_sweep, parse_axis
+
+    space, options = _unique(map(parse_axis, typed.pop("settings"))), {name: typed.pop(name) for name in _OPTIONS}
+    words, continues = typed["command"], typed["continues"]
+    typed = {**{name: usual for name, (_, usual) in COMMAND.flags.items()}, **typed}
+    if continues is not None:
+        return _going_on(session, typed, space, options)
+    if not words:
+        hint = (
+            "gpurun sweep mini-gpt --set lr=1e-3,3e-4; or gpurun sweep --set lr=1e-3,3e-4 -- python train.py --lr {lr}"
+        )
+        raise UsageError("sweep.nothing", "There is nothing to try: no recipe and no command.", hint=hint)
+    if len(words) == 1 and not _is_command(words):
+        if (named := _table_of(session, words[0])) is not None:
+            in_table = dict(named)
+            space = {**_space_in(in_table.pop("set", {})), **space}
+            options = {**in_table, **{name: value for name, value in options.items() if value}}
+            request = command_request(session, **typed, is_sweep=True)
+            return request.model_copy(update={"sweep": make_sweep(space, options)})
+        return _of_recipe(session, typed, words[0], space, options)
+    if not _is_command(words):
+        what = f"{words[0]} has words behind it, and a command stands behind --."
+        raise UsageError("sweep.words", what, hint=f"gpurun sweep --set … -- {' '.join(words)}")
+    request = command_request(session, **typed)
+    return request.model_copy(update={"sweep": make_sweep(space, options)})
+
+
+def _of_recipe(
+    session: Session, typed: dict[str, Any], recipe: str, space: Mapping[str, Axis], options: Mapping[str, Any]
+) -> Request:
+    """Return the request of a recipe's sweep; a setting with one value is one of every trial."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.sweep import make_sweep
+
+    if own := [name for name in _OF_A_COMMAND if name in session.typed]:
+        what = f"--{own[0].replace('_', '-')} is for a command, and {recipe} is a recipe."
+        raise UsageError("sweep.option", what, hint="Leave it out, or name a command behind --.")
+    fixed = {name: axis[0] for name, axis in space.items() if isinstance(axis, tuple) and len(axis) == 1}
+    sweep = make_sweep({name: axis for name, axis in space.items() if name not in fixed}, options)
+    usual = {name: value for name, (_, value) in REQUEST.flags.items()}
+    given = {name: value for name, value in typed.items() if name in usual}
+    sets = [f"{name}={value}" for name, value in fixed.items()]
+    request = request_from(session, **{**usual, **given, "recipe": recipe, "overrides": sets})
+    return request.model_copy(update={"sweep": sweep})
+
+
+def _going_on(
+    session: Session, typed: dict[str, Any], space: Mapping[str, Axis], options: Mapping[str, Any]
+) -> Request:
+    """Return the request of a sweep that goes on where an earlier one ended."""
+    from gpurun.cli.options import renting_from
+    from gpurun.core.errors import UsageError
+    from gpurun.core.run_plan import Request
+    from gpurun.jobs.earlier_sweep import sweep_as_before
+
+    if other := [*typed["command"], *space, *(name for name, value in options.items() if value)]:
+        what = f"A sweep that goes on tries what the earlier one was to try, and {other[0]} is asked for beside it."
+        raise UsageError("continue.other_sweep", what, hint=f"gpurun sweep --from {typed['continues']}")
+    return sweep_as_before(Request(recipe="", **renting_from(session, **typed)), session.home, usual_providers(session))
+
+
+def _table_of(session: Session, name: str) -> dict[str, Any] | None:
+    """Return the `sweep` of the folder's [run.NAME]; None where there is no such table. UsageError for one without."""
+    from gpurun.core.errors import UsageError
+    from gpurun.core.settings import PROJECT_FILE, project_runs
+
+    tables = project_runs(Path.cwd())
+    if name not in tables:
+        return None
+    found = tables[name].get("sweep") if isinstance(tables[name], dict) else None
+    if not isinstance(found, dict):
+        what = f"[run.{name}] of {PROJECT_FILE} has no sweep."
+        raise UsageError("sweep.no_table", what, hint='Write one there: sweep = { set = { lr = ["1e-3", "3e-4"] } }')
+    if unknown := sorted(set(found) - {"set", *_OPTIONS}):
+        what = f"sweep in [run.{name}] of {PROJECT_FILE} has the unknown key {unknown[0]!r}."
+        raise UsageError("sweep.table", what, hint=f"Known keys: set, {', '.join(_OPTIONS)}.")
+    wrong = [key for key in ("trials", "keep", "at_once", "seed") if key in found and type(found[key]) is not int]
+    wrong += [key for key in ("sampler", "prune") if not isinstance(found.get(key, ""), str)]
+    if wrong or not isinstance(found.get("set", {}), dict):
+        what = f"{(wrong or ['set'])[0]} of the sweep in [run.{name}] is not of its kind."
+        raise UsageError("sweep.table", what, hint="Numbers, words and lists as docs/SWEEPS.md shows them.")
+    return found
+
+
+def _space_in(table: Mapping[str, Any]) -> dict[str, Axis]:
+    """Return the settings of a table: a list of values, or a text as --set has it."""
+    from gpurun.core.sweep import axis_of, parse_axis
+
+    found: dict[str, Axis] = {}
+    for name, value in table.items():
+        texts = [str(one) for one in value] if isinstance(value, list) else None
+        found |= {name: axis_of(name, texts)} if texts else dict([parse_axis(f"{name}={value}")])
+    return found
+
+
+def _unique(axes: Any) -> dict[str, Axis]:
+    """Return the settings by name; UsageError for one that is given twice."""
+    from gpurun.core.errors import UsageError
+
+    found: dict[str, Axis] = {}
+    for name, axis in axes:
+        if name in found:
+            what = f"--set {name} stands there twice."
+            raise UsageError("sweep.set", what, hint=f"Give all its values at once: --set {name}=VALUE,VALUE")
+        found[name] = axis
+    return found
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Whether the words stand behind `--`."""
+    return sys.argv[-len(words) - 1 :][:1] == ["--"]
+
+
+def _number(name: str, metavar: str, help_text: str, **bounds: Any) -> Any:
+    return Annotated[int, typer.Option(name, metavar=metavar, help=help_text, show_default=False, **bounds)]
+
+
+SWEEP = Shared(
+    "request",
+    {
+        "command": (
+            Annotated[
+                list[str], typer.Argument(metavar="WHAT", help="A recipe, a name in gpurun.toml, or -- any command.")
+            ],
+            [],
+        ),
+        "settings": (
+            Annotated[
+                list[str], typer.Option("--set", metavar="NAME=V,V", help="A setting's values, or a range: 1e-4..1e-2.")
+            ],
+            [],
+        ),
+        "trials": (_number("--trials", "N", "How many; else all combinations, or 20.", min=0), 0),
+        "sampler": (make_text_option("--sampler", "NAME", "grid, random or tpe (optuna's)."), ""),
+        "prune": (make_text_option("--prune", "NAME", "asha: end early what falls behind."), ""),
+        "keep": (_number("--keep", "K", "How many of the best come home; else 1.", min=0, max=100), 0),
+        "at_once": (_number("--at-once", "N", "How many share a card; else what fits.", min=0, max=64), 0),
+        "seed": (_number("--seed", "N", "What the sampler draws by.", min=0), 0),
+        **{name: kind for name, kind in COMMAND.flags.items() if name not in ("command", *_NOT_OF_A_TRIAL)},
+    },
+    sweep_request,
+)
+"""The flags that say which trials are meant; those of renting are the ones of `train`."""

@@ -1,0 +1,173 @@
+"""What a sweep tries: the settings with their values, how many trials of them, and which of the results are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from math import prod
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from gpurun.core.errors import UsageError
+from gpurun.core.records import Frozen
+
+Sampler = Literal["grid", "random", "tpe"]
+SAMPLERS = ("grid", "random", "tpe")
+USUAL_TRIALS, MOST_TRIALS = 20, 1000
+MOST_LOOKED_AT = 256
+"""So many combinations are resolved before anything is rented; of more, the first."""
+LOG_FROM = 10
+"""Between two numbers of which one is so many times the other, a value is drawn by its logarithm."""
+
+_NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
+_RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+class Range(Frozen):
+    """Every number between two, both included; a `whole` one where both are written without a point."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Return both as a trial is given them."""
+        low, high = ((int(one) if self.whole else one) for one in (self.low, self.high))
+        return f"{low:.4g}" if not self.whole else str(low), f"{high:.4g}" if not self.whole else str(high)
+
+
+Axis = tuple[str, ...] | Range
+
+
+class Sweep(Frozen):
+    """The trials of one job: `space` has each setting with its values, by name.
+
+    `at_once` is how many trials share a card (0: as many as the plan finds room for; of a command one). The files of
+    the `keep` best come home.
+    """
+
+    space: dict[str, Axis]
+    trials: int
+    sampler: Sampler
+    prune: Literal["", "asha"] = ""
+    keep: Annotated[int, Field(ge=1)] = 1
+    at_once: Annotated[int, Field(ge=0)] = 0
+    seed: int = 0
+
+    @property
+    def combinations(self) -> int | None:
+        """Return how many different trials there can be; None where a setting has a range."""
+        listed = [len(axis) for axis in self.space.values() if isinstance(axis, tuple)]
+        return prod(listed) if len(listed) == len(self.space) else None
+
+    def corners(self) -> Iterator[dict[str, str]]:
+        """Yield combinations to look at beforehand: all of a small grid, of a range its ends."""
+        values = [axis.ends if isinstance(axis, Range) else axis for axis in self.space.values()]
+        for found in islice(product(*values), MOST_LOOKED_AT):
+            yield dict(zip(self.space, found, strict=True))
+
+    def words(self) -> list[str]:
+        """Return the settings as a person reads them."""
+        return [f"{name} {_axis_words(axis)}" for name, axis in self.space.items()]
+
+
+def _axis_words(axis: Axis) -> str:
+    return f"{axis.ends[0]} to {axis.ends[1]}" if isinstance(axis, Range) else ", ".join(axis)
+
+
+def parse_axis(text: str) -> tuple[str, Axis]:
+    """Read `lr=1e-3,3e-4`, or a range as in `lr=1e-4..1e-2`; UsageError for anything else."""
+    name, sign, values = (part.strip() for part in text.partition("="))
+    if not (sign and values and _NAME.fullmatch(name)):
+        what = f"--set {text!r} is not of the form NAME=VALUE,VALUE."
+        raise UsageError("sweep.set", what, hint="Write for instance --set lr=1e-3,3e-4, or --set lr=1e-4..1e-2")
+    return name, axis_of(name, _divided(values))
+
+
+def axis_of(name: str, values: Sequence[str]) -> Axis:
+    """Return the values of one setting, each once; UsageError for a range that has no inside."""
+    found = tuple(dict.fromkeys(values))
+    bounds = _RANGE.fullmatch(found[0]) if len(found) == 1 else None
+    if bounds is None:
+        if "" in found:
+            raise UsageError("sweep.set", f"--set {name} has an empty value.", hint="Write --set lr=1e-3,3e-4")
+        return found
+    low, high = float(bounds[1]), float(bounds[2])
+    if not low < high:
+        if low == high:
+            what = f"--set {name}={found[0]} is one number, and no range."
+            raise UsageError("sweep.set", what, hint="Give two different numbers, or the one value alone.")
+        what = f"--set {name}={found[0]} goes from {bounds[1]} to {bounds[2]}, which is no range."
+        raise UsageError(
+            "sweep.set", what, hint=f"Write the smaller number first: --set {name}={bounds[2]}..{bounds[1]}"
+        )
+    whole = all(re.fullmatch(r"[+-]?\d+", bounds[place]) for place in (1, 2))
+    return Range(low=low, high=high, log=low > 0 and high >= LOG_FROM * low, whole=whole)
+
+
+def _divided(text: str) -> list[str]:
+    """Divide at commas that stand in no brackets and no quotes: a value may be a list."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            parts.append("")
+            continue
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def make_sweep(space: Mapping[str, Axis], options: Mapping[str, Any]) -> Sweep:
+    """Return the sweep of these settings by the options that were given; UsageError where they do not go together."""
+    varied = {name: axis for name, axis in space.items() if isinstance(axis, Range) or len(axis) > 1}
+    if not varied:
+        hint = "Give one several values: --set lr=1e-3,3e-4; of a command, as {lr} among its words."
+        raise UsageError("sweep.nothing", "No setting has more than one value, so there is nothing to try.", hint=hint)
+    listed = Sweep(space=dict(space), trials=1, sampler="grid").combinations
+    trials, sampler, prune = options.get("trials") or 0, options.get("sampler") or "", options.get("prune") or ""
+    if sampler not in ("", *SAMPLERS) or prune not in ("", "asha"):
+        flag, value = ("--sampler", sampler) if sampler not in ("", *SAMPLERS) else ("--prune", prune)
+        known = ", ".join(SAMPLERS) if flag == "--sampler" else "asha"
+        raise UsageError("sweep.option", f"{flag} {value!r} is none of: {known}.", hint="Choose one, or leave it out.")
+    sampler = sampler or ("grid" if listed is not None and trials in (0, listed) else "random")
+    if sampler == "grid" and listed is None:
+        ranges = [name for name, axis in space.items() if isinstance(axis, Range)]
+        what = f"A grid takes every combination, and {ranges[0]} is a range."
+        raise UsageError("sweep.grid", what, hint="List its values, or take --sampler random or tpe.")
+    trials = trials or listed or USUAL_TRIALS
+    if listed is not None and trials > listed:
+        what = f"There are {listed} combinations, and {trials} trials would try some twice."
+        raise UsageError(
+            "sweep.repeats", what, hint=f"Leave --trials out, or give more values; --trials {listed} at most."
+        )
+    if sampler == "grid" and trials != listed:
+        what = f"A grid takes all {listed} combinations, and --trials says {trials}."
+        raise UsageError("sweep.grid", what, hint="Leave --trials out, or take --sampler random.")
+    if trials > MOST_TRIALS:
+        what = f"{trials:,} trials are more than the {MOST_TRIALS:,} that one sweep takes."
+        raise UsageError("sweep.many", what, hint="Give fewer values, or draw some: --sampler random --trials 100")
+    few = {name: options[name] for name in ("keep", "at_once", "seed") if options.get(name)}
+    told = {"space": dict(sorted(space.items())), "trials": trials, "sampler": sampler, "prune": prune, **few}
+    return Sweep.model_validate(told)
+
+
+def demand_filled(argv: Sequence[str], space: Mapping[str, Axis]) -> None:
+    """UsageError for a placeholder that no setting fills, and for a setting without a place in the command."""
+    named = {name for word in argv for name in _PLACEHOLDER.findall(word)}
+    if unknown := sorted(named - set(space)):
+        what = f"{{{unknown[0]}}} in the command is filled by no --set."
+        raise UsageError("sweep.placeholder", what, hint=f"Add --set {unknown[0]}=VALUE,VALUE; or take it out.")
+    if unused := [name for name in space if name not in named]:
+        what = f"--set {unused[0]} has no place in the command, so all its trials would be the same."
+        raise UsageError("sweep.placeholder", what, hint=f"Write {{{unused[0]}}} where its value belongs.")

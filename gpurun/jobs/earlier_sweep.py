@@ -1,0 +1,157 @@
+"""What goes on from a sweep: another sweep of the same trials, or one training, from the best of a recipe's trials."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpurun.core.artifact_names import raw_name
+from gpurun.core.errors import UsageError
+from gpurun.core.paths import Home, make_private
+from gpurun.core.run_plan import Earlier, Plan, Request
+from gpurun.core.sweep import Sweep
+from gpurun.core.untrusted import Malformed, parse_object
+from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_place
+from gpurun.jobs.sweep import FOLDER, TABLE, SweepJob
+from gpurun.jobs.trainer import TrainerJob
+
+_PLACE = f"outputs/{FOLDER}/"
+"""Where the files of a sweep lie among those that came home."""
+_MOST_CHARS = 200
+
+
+def sweep_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
+    """Return the request with what the earlier sweep was asked, wherever nothing else is asked now."""
+    run = find_earlier_run(request.continues, home)
+    before = run.request()
+    if before is None or before.sweep is None:
+        what = f"{run.name} was no sweep."
+        raise UsageError("continue.no_sweep", what, hint=f"gpurun resume {run.name} finishes what is unfinished of it.")
+    if request.command or request.recipe or request.sweep:
+        what = f"A sweep that goes on tries what {run.name} was to try, and something else is asked for beside it."
+        hint = f"Leave the recipe, the command and --set out: gpurun sweep --from {run.name}; or begin another."
+        raise UsageError("continue.other_sweep", what, hint=hint)
+    same = before.model_dump(include={"recipe", "overrides"})
+    filled: dict[str, Any] = {
+        **same,
+        "continues": run.name,
+        "command": before.command,
+        "sweep": before.sweep,
+        "gpu": request.gpu or before.gpu,
+        "data": request.data or before.data,
+        **on_the_same_place(request, before, usual),
+    }
+    filled["choices"] = filled.get("choices", request.choices).with_limits_of(before.choices)
+    return request.model_copy(update=filled)
+
+
+def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -> Earlier | None:
+    """Lay what an earlier sweep came to into a folder that is uploaded; None where the request names none.
+
+    VerificationFailed for a file that was altered since; UsageError where there is nothing left to try.
+    """
+    if not request.continues:
+        return None
+    run = find_earlier_run(request.continues, home)
+    plan, files = run.plan(), run.files("checkpoint")
+    if plan is None:
+        raise run.altered("The plan")
+    latest = run.receipt["checkpoint"]["latest"]
+    files = [file for file in files if file["step"] == latest]
+    rows = _table(run)["rows"]
+    over = sum(row.get("state") in ("done", "pruned", "failed", "nan") for row in rows)
+    if over >= sweep.trials:
+        hint = f"The best is in {run.folder.artifacts}; gpurun receipt {run.name} has a row a trial."
+        if isinstance(plan.job, SweepJob) and isinstance(plan.job.trial, TrainerJob):
+            hint = f"The best of them trains on: gpurun train --from {run.name} --set train.steps=N"
+        raise UsageError("continue.finished", f"{run.name} has tried all its {sweep.trials} trials.", hint=hint)
+    for file in files:
+        name = raw_name(str(file["name"])).decode().removeprefix(_PLACE)
+        source, target = run.unchanged(file), into / name
+        make_private(target.parent)
+        shutil.copyfile(source, target)
+    return run.continued_at(int(latest or 0), files, plan)
+
+
+@dataclass(frozen=True)
+class EarlierTrial(EarlierRun):
+    """The best trial of a sweep that ended, as if it had been trained alone."""
+
+    number: int
+    params: dict[str, str]
+
+    @property
+    def _place(self) -> str:
+        return f"{_PLACE}best/{self.number:03d}/"
+
+    def plan(self) -> Plan | None:
+        """Return the plan of the sweep with the trial in its place."""
+        plan = super().plan()
+        if plan is None or not isinstance(plan.job, SweepJob):
+            return plan
+        return plan.model_copy(update={"job": plan.job.with_settings(self.params)})
+
+    def request(self) -> Request | None:
+        """Return the request of the trial alone."""
+        before = super().request()
+        if before is None:
+            return None
+        sets = (*before.overrides, *(f"{name}={value}" for name, value in self.params.items()))
+        return before.model_copy(update={"overrides": sets, "sweep": None, "continues": ""})
+
+    def files(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the files of the trial that came home, as the list that its trainer wrote has them."""
+        home = {str(file["name"]): file for file in super().files("checkpoint", "output")}
+        listed = _object(self, home.get(f"{self._place}MANIFEST.json")).get("files", [])
+        here = [file for file in listed if file["kind"] in kinds and f"{self._place}{file['name']}" in home]
+        return [file for file in here if home[f"{self._place}{file['name']}"]["sha256"] == file["sha256"]]
+
+    def unchanged(self, file: dict[str, Any]) -> Path:
+        """See `EarlierRun.unchanged`."""
+        return super().unchanged({**file, "name": f"{self._place}{file['name']}"})
+
+
+def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
+    """Return the training that is meant: a run's, or the best trial's of a sweep; UsageError where there is none."""
+    run = find_earlier_run(wanted, home)
+    plan = run.plan()
+    if plan is None or not isinstance(plan.job, SweepJob) or not isinstance(plan.job.trial, TrainerJob):
+        return run
+    table = _table(run)
+    rows = {row["trial"]: row for row in table["rows"]}
+    best = next((rows[number] for number in table["best"] if type(number) is int and number in rows), None)
+    if best is None or not plan.job.sweep.space.keys() <= best["params"].keys():
+        hint = f"gpurun receipt {run.name} has a row a trial."
+        raise UsageError("continue.no_checkpoint", f"No trial of {run.name} came to a result.", hint=hint)
+    params = {name: best["params"][name][:_MOST_CHARS] for name in plan.job.sweep.space}
+    return EarlierTrial(run.folder, run.receipt, run.receipt_sha256, best["trial"], params)
+
+
+def _table(run: EarlierRun) -> dict[str, Any]:
+    """Return the table of a sweep that came home; UsageError where none did."""
+    found = {str(file["name"]): file for file in run.files("checkpoint")}
+    table = _object(run, found.get(f"{_PLACE}{TABLE}"))
+    rows, best = table.get("rows"), table.get("best")
+    if not isinstance(rows, list) or not isinstance(best, list) or not all(map(_is_row, rows)):
+        hint = "Begin it again; nothing of it can be taken over."
+        raise UsageError("continue.no_table", f"{run.name} brought no table of its trials home.", hint=hint)
+    return table
+
+
+def _is_row(row: Any) -> bool:
+    """Return whether a row has what is taken from it: the machine wrote it, and could write anything."""
+    if not isinstance(row, dict) or type(row.get("trial")) is not int or row["trial"] < 1:
+        return False
+    params = row.get("params")
+    return isinstance(params, dict) and all(isinstance(value, str) for value in params.values())
+
+
+def _object(run: EarlierRun, file: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a small file of JSON as its receipt has it; {} where it is not there or is none."""
+    content = run.content(file) if file is not None else None
+    try:
+        return parse_object(content) if content else {}
+    except Malformed:
+        return {}

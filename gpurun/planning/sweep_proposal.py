@@ -1,0 +1,280 @@
+"""What a sweep tells the planner: how many trials fit on a card, how long all of them take, what the cap pays for.
+
+Every listed combination is looked at before anything is rented. A recipe's trials are all reckoned as the dearest of
+them; whether some that share a card are slower for it is not known, so the slow end of the estimate says that they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from math import ceil
+
+from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.money import SECONDS_PER_HOUR, format_usd
+from gpurun.core.places import place_kinds
+from gpurun.core.records import Offer, digest_json
+from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
+from gpurun.core.sweep import Sweep, demand_filled
+from gpurun.jobs.command import CommandJob
+from gpurun.jobs.commands.work_folder import Admit
+from gpurun.jobs.earlier_sweep import take_earlier_sweep
+from gpurun.jobs.requirements import with_pip
+from gpurun.jobs.sweep import EARLIER, END_S, FOLDER, SweepJob
+from gpurun.jobs.trainer import TrainerJob
+from gpurun.jobs.training.estimate import estimate
+from gpurun.jobs.training.history import describe_machine
+from gpurun.jobs.training.memory import GIB, usable_bytes
+from gpurun.jobs.training.recipe import ResolvedRecipe
+from gpurun.planning.budget import choose, judge_lease, lease_for, needed_cap, ranked
+from gpurun.planning.candidates import Quote, unless_weak
+from gpurun.planning.command_proposal import USUAL_HOURS, CommandProposal
+from gpurun.planning.market import Market
+from gpurun.planning.place import Desk, Place
+from gpurun.planning.planner import Proposal
+from gpurun.planning.trainer_proposal import TrainerProposal
+from gpurun.planning.transfer import vocabulary_of
+
+OPTUNA = "optuna>=4,<6"
+MOST_SHARED = 8
+"""So many trials share a card at most where nobody says it."""
+
+
+def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit) -> Proposal:
+    """Return the proposal of a sweep, over a recipe or a command."""
+    assert request.sweep is not None
+    if request.gpu is not None and request.gpu.nodes > 1:
+        what = f"A trial runs on one card, and --gpu {request.gpu} is {request.gpu.nodes} machines."
+        raise UsageError("sweep.nodes", what, hint="Ask for one machine: --gpu 8xA100")
+    if request.command is not None:
+        return CommandSweep(_with_sampler(request), desk, request.sweep, is_asked=is_asked, admit=admit)
+    return RecipeSweep(_with_sampler(request), desk, request.sweep)
+
+
+def _with_sampler(request: Request) -> Request:
+    """Return the request with optuna among what is installed on a rented machine, where its sampler is asked for."""
+    assert request.sweep is not None
+    if request.sweep.sampler != "tpe":
+        return request
+    if request.mode is not Mode.PAID:
+        if find_spec("optuna") is None:
+            what = "The sampler tpe is optuna's, which is not installed here."
+            raise SetupError("sweep.optuna", what, hint="pip install optuna; or take --sampler random")
+        return request
+    if request.command is not None and place_kinds(request.providers) == {"cloud"}:
+        pip = (*request.command.pip, OPTUNA)
+        return request.model_copy(update={"command": request.command.model_copy(update={"pip": pip})})
+    if place_kinds(request.providers) == {"cloud"}:
+        return request.model_copy(update={"choices": with_pip(request.choices, (OPTUNA,), request.python)})
+    return request  # Nothing is installed unasked on a machine of the user's own: it is looked for there.
+
+
+class CommandSweep(CommandProposal):
+    """A command that is run again and again with other words; nobody knows how long one trial takes."""
+
+    joins_nodes = False
+
+    def __init__(self, request: Request, desk: Desk, sweep: Sweep, *, is_asked: bool, admit: Admit) -> None:
+        command = request.command
+        assert command is not None
+        demand_filled(command.argv, sweep.space)
+        if outside := next((glob for glob in command.outputs if glob.startswith(("/", "~"))), ""):
+            what = f"--outputs {outside} is one place for all trials, and each would overwrite the others' files there."
+            raise UsageError(
+                "sweep.outputs", what, hint="Have a trial write below its own folder, where it is started."
+            )
+        longer = command.model_copy(update={"grace_s": command.grace_s + END_S, "checkpoints": FOLDER})
+        update = {"command": longer, "continues": ""}
+        super().__init__(request.model_copy(update=update), desk, is_asked=is_asked, admit=admit)
+        self.sweep = sweep
+        self.earlier = take_earlier_sweep(request, sweep, desk.home, desk.home.staged_data(desk.run) / EARLIER)
+
+    def job(self, data: DataSummary) -> SweepJob:
+        """See `Proposal.job`."""
+        one = super().job(data)
+        assert isinstance(one, CommandJob)
+        need = self.request.gpu.count if self.request.gpu and self.request.mode is Mode.PAID else 1
+        at_once = min(self.sweep.trials, max(1, self.sweep.at_once) * max(1, need))
+        return _sweep_job(one, self.sweep, at_once)
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """Yield what is not obvious of the plan: how long it may run, how trials are ranked, how they share."""
+        if self.request.hours is None and plan.mode is Mode.PAID:
+            longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
+            yield f"Nobody knows how long a trial takes: all together may run {longest}."
+        yield "Trials are ranked by the lowest validation loss that they print; by the last loss where they print none."
+        if self.sweep.prune and not self.command.total_steps:
+            yield f"--prune {self.sweep.prune} ends only a trial that tells how many steps it takes (--total-steps)."
+        yield from _notes(plan)
+
+
+class RecipeSweep(TrainerProposal):
+    """A recipe that is trained again and again with other settings; `self.resolved` is the dearest of its trials."""
+
+    joins_nodes = False
+
+    def __init__(self, request: Request, desk: Desk, sweep: Sweep) -> None:
+        self.sweep, self._at_once = sweep, 1
+        self._one: dict[Offer, Estimate] = {}
+        first, *others = (_with_settings(request, params) for params in sweep.corners())
+        super().__init__(first, desk)
+        forms = [self.resolved]
+        for self.request in others:
+            forms.append(self._form())
+        self.resolved = max(forms, key=_work)
+        self._largest = max(forms, key=_memory)
+        self.request = request
+        into = desk.home.staged_data(desk.run) / EARLIER
+        self.earlier = take_earlier_sweep(request, sweep, desk.home, into)
+
+    def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
+        """Return the offers, each with the time and the money of all trials."""
+        quoted = super().quote(place, market, data)
+        vocab = data.vocab_size if data else vocabulary_of(self.resolved)
+        offers = [one.offer for one in quoted.candidates]
+        self._one = {offer: self._estimate(offer, place, vocab) for offer in offers}
+        fits = [self._share(offer) for offer in offers if self._one[offer].fits]
+        cards = max(1, min((offer.gpu_count for offer in offers), default=1))
+        self._at_once = min(self.sweep.trials, cards * (self.sweep.at_once or min(fits, default=1)))
+        if fits and self.sweep.at_once > min(fits):
+            peak = max(one.peak_bytes for one in self._one.values() if one.fits)
+            what = f"{self.sweep.at_once} trials of {peak / GIB:.1f} GiB each are more than a card has."
+            raise UsageError("sweep.memory", what, hint=f"Take --at-once {min(fits)}, or leave it out.")
+        job = _sweep_job(self._trial(data), self.sweep, self._at_once)
+        load = replace(quoted.load, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
+        found = [self._judged(offer, place, replace(quoted, load=load)) for offer in offers]
+        if place.is_rented and not self.request.choices.weak_lease:
+            found = [unless_weak(one) for one in found]
+        return replace(quoted, candidates=ranked(found, load), load=load)
+
+    def choose(self, quoted: Quote, place: Place) -> tuple[Candidate, Quote]:
+        """Return the offer that tries most for the sum; a NoOffer where none pays for one trial."""
+        fitting = [one for one in quoted.candidates if one.estimate.fits and one.estimate.train_s is not None]
+        over = [one for one in fitting if one.lease is None and "--accept-weak-lease" not in one.why_not]
+        if place.cap is None or not over or any(one.lease for one in quoted.candidates):
+            return choose(quoted.candidates, quoted.load, cap=place.cap), quoted
+        of_one, of_all = (
+            min(needed_cap(one.offer, guess(one), quoted.load) for one in over)
+            for guess in (lambda one: self._one[one.offer], lambda one: one.estimate)
+        )
+        what = f"A cap of {format_usd(place.cap)} pays for less than one trial, which needs {format_usd(of_one)}."
+        more = format_usd(of_all).removeprefix("$").replace(",", "")
+        raise NoOffer("offer.over_cap", what, hint=f"All {self.sweep.trials} trials need --max-cost {more}.")
+
+    def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
+        """Return nothing: what the paid sweep takes is shown when it is asked for."""
+        return (), ()
+
+    def job(self, data: DataSummary) -> SweepJob:
+        """See `Proposal.job`."""
+        return _sweep_job(self._trial(data), self.sweep, self._at_once)
+
+    def processes(self, chosen: Candidate, place: Place) -> int:
+        """Return how many trials run at once."""
+        return self._at_once
+
+    def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
+        """See `Proposal.completed`."""
+        assert isinstance(plan.job, SweepJob)
+        alone = plan.model_copy(update={"job": plan.job.trial, "continues": None})
+        own = super().completed(alone, chosen, place).model_copy(update={"job": plan.job, "continues": plan.continues})
+        if not chosen.finishes and chosen.lease is not None and chosen.estimate.likely_s:
+            share = chosen.lease.train_s / chosen.estimate.likely_s
+            most = max(1, int(self.sweep.trials * share))
+            own = own.told(
+                warnings=(f"The time holds about {most} of {self.sweep.trials} trials; a stop keeps the best.",)
+            )
+        return own.told(*_notes(plan))
+
+    def _trial(self, data: DataSummary | None) -> TrainerJob:
+        """Return the job of one trial."""
+        return TrainerJob(
+            recipe=self.resolved.name,
+            recipe_sha256=self.resolved.sha256,
+            form=self.resolved.form,
+            resolved=self.resolved.record,
+            parameters=self.resolved.parameters(data.vocab_size if data else vocabulary_of(self.resolved)),
+        )
+
+    def _estimate(self, offer: Offer, place: Place, vocab: int) -> Estimate:
+        """Return what one trial takes on one card: the time of the dearest, the memory of the largest."""
+        card = offer.model_copy(update={"gpu_count": min(1, offer.gpu_count)})
+        cores = place.cpu_cores
+        machine = describe_machine(card, cores)
+        time, room = (
+            estimate(one, card, vocab_size=vocab, cpu_cores=cores, priors=self.priors, machine=machine)
+            for one in (self.resolved, self._largest)
+        )
+        if not room.fits:
+            return room
+        return time.model_copy(update={"peak_bytes": room.peak_bytes, "micro_batch": room.micro_batch})
+
+    def _share(self, offer: Offer) -> int:
+        """Return how many trials fit on one card; on a machine without one they would only share its cores."""
+        if not offer.gpu_count:
+            return self.sweep.at_once or 1
+        return max(1, min(MOST_SHARED, int(usable_bytes(offer) / self._one[offer].peak_bytes)))
+
+    def _judged(self, offer: Offer, place: Place, quoted: Quote) -> Candidate:
+        """Return an offer with the lease that all trials want, or as many as the cap pays for, at least one."""
+        one, load, hours = self._one[offer], quoted.load, self.request.hours
+        whole = one
+        if one.train_s is not None:
+            trials, cards = self.sweep.trials, max(1, offer.gpu_count)
+            low, high = one.train_s
+            rounds, most = ceil(trials / self._at_once), ceil(trials / min(cards, self._at_once))
+            between = low * rounds, high * most
+            likely = one.expected_s * rounds if one.expected_s is not None and rounds == most else None
+            basis = f"{trials} trials, {self._at_once} at once, each as the dearest: {one.basis}"
+            whole = one.model_copy(update={"train_s": between, "expected_s": likely, "basis": basis})
+        lease = lease_for(offer, whole, load, cap=place.cap, hours=hours) if one.fits else None
+        if lease is not None and hours is None and lease.train_s >= (one.likely_s or 0.0):
+            hours = lease.train_s / SECONDS_PER_HOUR if lease.train_s < (whole.likely_s or 0.0) else None
+        return judge_lease(offer, whole, load, lease, hours, None)
+
+
+def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int) -> SweepJob:
+    """Return the sweep of one trial's job."""
+    settings = sweep.model_dump(mode="json", exclude={"at_once"})
+    return SweepJob(
+        recipe=f"sweep of {one.recipe}",
+        recipe_sha256=digest_json({"trial": one.recipe_sha256, "sweep": settings}),
+        form=one.form,
+        trainer=one.trainer,
+        sweep=sweep,
+        at_once=at_once,
+        trial=one,
+    )
+
+
+def _with_settings(request: Request, params: dict[str, str]) -> Request:
+    """Return the request of one trial alone, on one card."""
+    sets = tuple(f"{name}={value}" for name, value in params.items())
+    gpu = request.gpu.model_copy(update={"count": min(1, request.gpu.count)}) if request.gpu else None
+    return request.model_copy(update={"overrides": (*request.overrides, *sets), "gpu": gpu, "continues": ""})
+
+
+def _work(form: ResolvedRecipe) -> float:
+    """Return how much there is to compute in a trial."""
+    train = form.tables.train
+    return float(train.steps) * train.batch_tokens * form.flops_per_token(vocabulary_of(form))
+
+
+def _memory(form: ResolvedRecipe) -> float:
+    """Return a figure by which trials are ordered by the memory that they want."""
+    model = form.tables.model
+    kept = form.tables.train.micro_batch * model.context * model.width * model.layers * 34
+    return float(kept + 16 * form.parameters(vocabulary_of(form)))
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    """Say how the trials share the machine."""
+    job = plan.job
+    assert isinstance(job, SweepJob)
+    cards = plan.offer.gpu_count
+    if job.at_once > max(1, cards):
+        where = "on one card" if cards == 1 else f"on {cards} cards" if cards else "on this machine's cores"
+        yield f"{job.at_once} trials run at once {where}; data and boot are paid once for all."
+    if plan.continues is not None:
+        yield f"What {plan.continues.run} has tried already is not tried again."

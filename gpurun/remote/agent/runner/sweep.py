@@ -1,0 +1,538 @@
+"""Runs the trials of a sweep on one machine: as many at once as fit, none twice, the best of them kept.
+
+    python start_sweep.py sweep.json     (in bundle/work, as the command of run_command.py)
+
+A row a trial is written to gpurun-sweep/trials.json when the trial ends: from that file a sweep goes on, here or on
+another machine. The files of the best lie beside it in best/NNN/. Everything else of a trial is removed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from gpurun.remote.agent.runner.last_words import LastWords
+from gpurun.remote.agent.runner.masked import forms_of, mask
+from gpurun.remote.agent.runner.matching import Walk
+from gpurun.remote.agent.runner.number_text import text_of
+from gpurun.remote.agent.runner.progress_lines import Progress
+from gpurun.remote.agent.runner.told_events import ToldEvents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
+    Params = dict[str, str]
+
+FOLDER, TABLE, BEST = "gpurun-sweep", "trials.json", "best"
+TICK_S, EVENT_S = 0.05, 1.0
+ETA, RUNGS = 3, 3
+"""At a 27th, a ninth and a third of its steps a trial is held against the others: one of three goes on."""
+MOST_FAILED = 3
+"""After so many trials that failed, and none that did not, the fault is not in the settings."""
+MOST_DRAWS, MOST_ASKED = 1000, 20
+MOST_WORDS, MOST_LINE = 300, 4000
+OVER = ("done", "pruned", "failed", "nan")
+
+
+class Row:
+    """What is known of one trial; `result` is its lowest validation loss, or its last loss where it tells no other."""
+
+    def __init__(self, number: int, params: Params) -> None:
+        self.number, self.params, self.state = number, params, "running"
+        self.step: int | None = None
+        self.steps: int | None = None
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.lowest: float | None = None
+        self.tokens: int | None = None
+        self.seconds = 0.0
+        self.why = ""
+        self.is_restored = False
+        self.rungs: dict[str, float] = {}
+
+    @property
+    def result(self) -> float | None:
+        """The figure by which trials are ranked; None where it told none, or one that is no number."""
+        found = self.lowest if self.val_loss is not None else self.loss
+        return found if found is not None and math.isfinite(found) else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what it told last is no number any more."""
+        last = [one for one in (self.loss, self.val_loss) if one is not None]
+        return not all(map(math.isfinite, last))
+
+    def hear(self, told: dict[str, Any]) -> bool:
+        """Take in what the trial has told of itself; whether that was a loss."""
+        if told.get("step") is not None:
+            self.step = told["step"]
+        self.tokens = told.get("tokens", self.tokens)
+        if "loss" in told:
+            self.loss = told["loss"]
+        if "val_loss" in told:
+            self.val_loss = value = told["val_loss"]
+            if math.isfinite(value) and (self.lowest is None or value < self.lowest):
+                self.lowest = value
+        return "loss" in told or "val_loss" in told
+
+    def record(self) -> dict[str, Any]:
+        """The row as data; what is no number is None."""
+        figures = {name: getattr(self, name) for name in ("loss", "val_loss", "lowest")}
+        return {
+            "trial": self.number, "state": self.state, "params": self.params, "step": self.step, "steps": self.steps,
+            **{name: one if one is None or math.isfinite(one) else None for name, one in figures.items()},
+            "result": self.result, "tokens": self.tokens, "seconds": round(self.seconds, 3), "why": self.why,
+        }  # fmt: skip
+
+
+def row_of(record: dict[str, Any]) -> Row:
+    """The row of a record that an earlier machine wrote."""
+    row = Row(int(record["trial"]), dict(record["params"]))
+    for name in ("state", "step", "steps", "loss", "val_loss", "lowest", "tokens", "seconds", "why", "rungs"):
+        setattr(row, name, record[name])
+    row.is_restored = True
+    return row
+
+
+class TrainerLines:
+    """Reads the events of the bundled trainer, whose figures have all their digits."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.place, self.rest = path, 0, b""
+        self.reason = ""
+
+    def read(self) -> list[dict[str, Any]]:
+        """What each new line says."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.place)
+                piece = file.read()
+        except OSError:
+            return []
+        self.place += len(piece)
+        lines = (self.rest + piece).split(b"\n")
+        self.rest = lines.pop()
+        return [told for line in lines for told in self.take(line)]
+
+    def take(self, line: bytes) -> Iterator[dict[str, Any]]:
+        """Yield what a line says; null is what the trainer writes for a figure that is no number."""
+        with suppress(ValueError):
+            event = json.loads(line)
+            if event["kind"] == "start":
+                yield {"total_steps": event["steps"]}
+            elif event["kind"] in ("step", "eval"):
+                names = [name for name in ("loss", "val_loss") if name in event]
+                figures = {name: math.nan if event[name] is None else event[name] for name in names}
+                yield dict({name: event[name] for name in ("step", "tokens") if event.get(name) is not None}, **figures)
+            elif event["kind"] == "stop":
+                self.reason = event["reason"]
+
+
+class Trial:
+    """One trial while it runs, in a folder of its own."""
+
+    def __init__(self, row: Row, sweep: RunningSweep, slot: int) -> None:
+        self.row, self.sweep, self.slot, self.began = row, sweep, slot, time.monotonic()
+        self.folder = os.path.join(sweep.trials, "%03d" % row.number)
+        self.out = os.path.join(self.folder, "out")
+        self.told_s, self.lock, self.words = 0.0, threading.Lock(), LastWords()
+        self.walk: Walk | None = None
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.makedirs(self.out)
+        self.is_ending = ""
+        order = sweep.order
+        cwd = sweep.bundle
+        if not order["is_recipe"]:
+            cwd = os.path.join(self.folder, "work")
+            shutil.copytree(sweep.work, cwd, symlinks=True, ignore=lambda at, _: [FOLDER] if at == sweep.work else [])
+            self.walk = Walk(cwd, self.folder, order["outputs"], "")
+            self.walk.before = self.walk.find(1 << 62).files
+        own = os.path.join(self.folder, "events.jsonl")
+        self.told: Any = TrainerLines(os.path.join(self.out, "events.jsonl")) if order["is_recipe"] else ToldEvents(own)
+        self.progress = None if order["is_recipe"] else Progress(order["total_steps"])
+        self.child = subprocess.Popen(
+            self.argv(), cwd=cwd, env=trial_environment(row, own, sweep.cards, slot), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def argv(self) -> list[str]:
+        """Its command: the values in the places of their names, and for a recipe after --set."""
+        order, params = self.sweep.order, self.row.params
+        words = [sys.executable if word == "{python}" else word for word in order["argv"]]
+        if order["is_recipe"]:
+            sets = [word for name, value in params.items() for word in ("--set", "%s=%s" % (name, value))]
+            return [self.out if word == "{out}" else word for word in words] + sets
+        return [filled(word, params) for word in words]
+
+    def read(self) -> None:
+        """Pass on what it prints, each line with its number before it, and hear it."""
+        assert self.child.stdout is not None
+        held = b""
+        while True:
+            piece = os.read(self.child.stdout.fileno(), 1 << 16)
+            *lines, held = (held + piece.replace(b"\r", b"\n")).split(b"\n")
+            if not piece or len(held) > MOST_LINE:
+                lines, held = [*lines, held], b""
+            for line in lines:
+                if line.strip():
+                    self.pass_on(mask(line, self.sweep.secrets).decode("utf-8", "replace").rstrip())
+            if not piece:
+                return
+
+    def pass_on(self, line: str) -> None:
+        """Write one line to the log of the sweep."""
+        self.words.take(line)
+        with suppress(OSError):
+            sys.stdout.write("%03d | %s\n" % (self.row.number, line))
+            sys.stdout.flush()
+        if self.progress is not None and not getattr(self.told, "place", 0):
+            found = self.progress.take(line.strip())
+            if found is not None:
+                self.hear(dict(found, total_steps=self.progress.total))
+
+    def look(self) -> None:
+        """Hear what it has written since."""
+        for told in self.told.read():
+            self.hear(told)
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """Take in what it told; a loss is told on, at most once a second, a validation loss always."""
+        with self.lock:
+            row = self.row
+            row.steps = told.get("total_steps") or row.steps or self.sweep.order["total_steps"] or None
+            is_loss = row.hear(told)
+            row.seconds = time.monotonic() - self.began
+            if is_loss and ("val_loss" in told or time.monotonic() - self.told_s >= EVENT_S):
+                self.told_s = time.monotonic()
+                self.sweep.tell(row)
+
+    def end(self, state: str, number: int = signal.SIGKILL) -> None:
+        """End it, for this reason."""
+        self.is_ending = self.is_ending or state
+        with suppress(OSError):
+            os.killpg(self.child.pid, number)
+
+    def close(self) -> None:
+        """Take in its end: how it ended, and what it told last."""
+        code = self.child.wait()
+        with suppress(OSError):  # What it left running would train on beside the next one.
+            os.killpg(self.child.pid, signal.SIGKILL)
+        self.reader.join(2.0)
+        self.look()
+        row = self.row
+        row.seconds = time.monotonic() - self.began
+        is_nan = row.is_lost or (self.told.reason == "nonfinite" if isinstance(self.told, TrainerLines) else False)
+        if self.is_ending:
+            row.state = self.is_ending
+        elif is_nan:
+            row.state = "nan"
+        elif code:
+            how = "signal %d" % -code if code < 0 else "exit code %d" % code
+            row.state, row.why = "failed", ("%s; %s" % (how, self.words.text) if self.words.text else how)[:MOST_WORDS]
+        elif row.result is None:
+            row.state, row.why = "failed", "it ended well and told no loss"
+        else:
+            row.state = "done"
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Yield what it has left, as names and paths: a recipe's out folder, a command's new files."""
+        if self.walk is not None:
+            for name in self.walk.find(1 << 62).files:
+                yield name.partition("/")[2], self.walk.source(name)
+            return
+        for folder, _, names in os.walk(self.out):
+            for name in names:
+                if not name.startswith(".") and name != "heartbeat.json":
+                    path = os.path.join(folder, name)
+                    yield os.path.relpath(path, self.out), path
+
+
+class RunningSweep:
+    """All trials of one sweep, and what is known of each."""
+
+    def __init__(self, order: dict[str, Any], bundle: str) -> None:
+        self.order, self.bundle, self.began = order, bundle, time.monotonic()
+        self.work, self.trials = os.path.join(bundle, "work"), os.path.join(bundle, "trials")
+        self.folder = os.path.join(self.work, FOLDER)
+        self.events = os.path.join(os.path.dirname(bundle), "out", "events.jsonl")
+        self.rows: dict[int, Row] = {}
+        self.running: list[Trial] = []
+        self.is_stopped, self.is_exhausted, self.fault = False, False, ""
+        self.cards = cards_of(order["cards"])
+        # The runner masks the log; a trial's last words go into its row, too.
+        self.secrets = forms_of([os.environ[name] for name in order["secrets"] if os.environ.get(name)])
+        os.makedirs(os.path.join(self.folder, BEST), exist_ok=True)
+        self.restore()
+        self.sampler = None
+        if order["sampler"] == "tpe":
+            from gpurun.remote.agent.runner.tpe import Tpe  # The machine has optuna where it was asked for.
+
+            self.sampler = Tpe(order, len(self.rows))
+            for row in self.rows.values():
+                self.learn(row)
+        self.lock = threading.Lock()
+
+    def restore(self) -> None:
+        """Take over what an earlier machine came to; a trial that it did not end is begun again."""
+        earlier = os.path.join(self.work, self.order["earlier"])
+        for table in (os.path.join(self.folder, TABLE), os.path.join(earlier, TABLE)):
+            try:
+                with open(table) as file:
+                    records = json.load(file)["rows"]
+            except OSError:
+                continue
+            self.rows = {row.number: row for row in map(row_of, records) if row.state in OVER}
+            break
+        if os.path.isdir(os.path.join(earlier, BEST)):
+            for name in os.listdir(os.path.join(earlier, BEST)):
+                target = os.path.join(self.folder, BEST, name)
+                if not os.path.isdir(target):
+                    shutil.copytree(os.path.join(earlier, BEST, name), target, copy_function=shutil.copyfile)
+        for row in self.rows.values():
+            self.tell(row)
+
+    def run(self) -> int:
+        """Run trials until none is left, or it is stopped; its exit code."""
+        self.progress(None)
+        while True:
+            for trial in list(self.running):
+                trial.look()
+                if trial.child.poll() is not None:
+                    self.running.remove(trial)
+                    self.close(trial)
+                elif self.is_beaten(trial):
+                    trial.end("nan" if trial.row.is_lost else "pruned")
+            while not self.is_over() and len(self.running) < self.order["at_once"]:
+                if not self.start():
+                    break
+            if not self.running and self.is_over():
+                break
+            time.sleep(TICK_S)
+        return self.finish()
+
+    def is_over(self) -> bool:
+        """Whether no other trial is begun."""
+        return bool(self.is_stopped or self.fault or self.is_exhausted or len(self.rows) >= self.order["trials"])
+
+    def start(self) -> bool:
+        """Begin the next trial; whether there is one."""
+        number = next(number for number in itertools.count(1) if number not in self.rows)
+        params = self.next_params(number)
+        if params is None:
+            self.is_exhausted = True
+            return False
+        row = self.rows[number] = Row(number, params)
+        slots = {trial.slot for trial in self.running}
+        try:
+            trial = Trial(row, self, next(slot for slot in itertools.count() if slot not in slots))
+        except OSError as error:
+            row.state, row.why = "failed", "it cannot be started: %s" % (error.strerror or error)
+            self.ended(row)
+            return True
+        self.running.append(trial)
+        self.tell(row)
+        return True
+
+    def next_params(self, number: int) -> Params | None:
+        """The settings of a trial, which no other trial has; None where there are no others."""
+        taken = [row.params for row in self.rows.values()]
+        if self.order["sampler"] == "grid":
+            return next((one for one in grid_of(self.order["space"]) if one not in taken), None)
+        for attempt in range(MOST_DRAWS):
+            is_asked = self.sampler is not None and attempt < MOST_ASKED
+            params = self.sampler.ask() if self.sampler and is_asked else drawn(self.order, number, attempt)
+            if params not in taken:
+                return params
+        return None
+
+    def is_beaten(self, trial: Trial) -> bool:
+        """Whether a trial is ended at a rung, as the best third of those that came to it is better."""
+        row = trial.row
+        with trial.lock:
+            figure = row.loss if row.val_loss is None else row.val_loss
+            if self.order["prune"] != "asha" or trial.is_ending or not row.steps or row.step is None or figure is None:
+                return False
+            if not math.isfinite(figure):
+                return True
+            for rung in range(RUNGS, 0, -1):
+                if str(rung) in row.rungs or row.step * ETA**rung < row.steps or row.step >= row.steps:
+                    continue
+                row.rungs[str(rung)] = figure
+                others = sorted(one.rungs[str(rung)] for one in self.rows.values() if str(rung) in one.rungs)
+                if figure > others[max(0, len(others) // ETA - 1)]:
+                    return True
+        return False
+
+    def close(self, trial: Trial) -> None:
+        """Take in a trial's end, and keep its files where it is among the best."""
+        trial.close()
+        row = trial.row
+        if row.state in ("done", "stopped") and row in self.best():
+            place = os.path.join(self.folder, BEST, "%03d" % row.number)
+            shutil.rmtree(place, ignore_errors=True)
+            for name, path in trial.files():
+                os.makedirs(os.path.dirname(os.path.join(place, name)), exist_ok=True)
+                shutil.move(path, os.path.join(place, name))
+        shutil.rmtree(trial.folder, ignore_errors=True)
+        self.ended(row)
+
+    def ended(self, row: Row) -> None:
+        """Write down that a trial is over, before anything else is begun."""
+        kept = {"%03d" % one.number for one in self.best()}
+        for name in os.listdir(os.path.join(self.folder, BEST)):
+            if name not in kept:
+                shutil.rmtree(os.path.join(self.folder, BEST, name), ignore_errors=True)
+        over = [one for one in self.rows.values() if one.state != "running"]
+        failed = [one for one in over if one.state == "failed"]
+        if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
+            self.fault = "%d of %d trials failed, and none ended well: %s" % (len(failed), len(over), row.why)
+            for trial in self.running:
+                trial.end("stopped")
+        self.write()
+        self.tell(row)
+        self.progress(row)
+        self.learn(row)
+
+    def learn(self, row: Row) -> None:
+        """Tell the sampler what came of a trial, where it learns."""
+        if self.sampler is not None and row.result is not None:
+            self.sampler.tell(row.params, row.result)
+
+    def best(self) -> list[Row]:
+        """The rows whose files are kept, the best first."""
+        ranked = [row for row in self.rows.values() if row.state in ("done", "stopped") and row.result is not None]
+        return sorted(ranked, key=lambda row: (row.result, row.number))[: self.order["keep"]]
+
+    def write(self) -> None:
+        """Replace the table of all trials."""
+        path = os.path.join(self.folder, TABLE)
+        rows = [dict(row.record(), rungs=row.rungs) for _, row in sorted(self.rows.items())]
+        best = [row.number for row in self.best()]
+        with open(path + ".tmp", "w") as file:
+            json.dump({"v": 1, "best": best, "trials": self.order["trials"], "rows": rows}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".tmp", path)
+
+    def tell(self, row: Row) -> None:
+        """Write a row into the events of the run; a full disk ends no sweep."""
+        elapsed_s = round(time.monotonic() - self.began, 3)
+        told = dict(row.record(), kind="trial", wall=round(time.time(), 3), elapsed_s=elapsed_s)
+        told["is_restored"] = row.is_restored
+        with suppress(OSError):
+            file = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            try:
+                os.write(file, json.dumps(told).encode() + b"\n")
+            finally:
+                os.close(file)
+
+    def progress(self, row: Row | None) -> None:
+        """Tell the runner how many trials are over, and the result of the last one."""
+        over = sum(one.state != "running" for one in self.rows.values())
+        lines = [{"step": over, "total_steps": self.order["trials"]}]
+        if row is not None and row.state in ("done", "stopped") and row.result is not None:
+            lines.append({"step": over, "val_loss": row.result})
+        with suppress(OSError), open(os.environ["GPURUN_EVENTS"], "a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+    def stop(self, *_: Any) -> None:
+        """End all trials; each has time to save."""
+        if self.is_stopped:
+            return
+        self.is_stopped = True
+        for trial in self.running:
+            trial.end("stopped", getattr(signal, "SIG" + self.order["stop_signal"]))
+        threading.Thread(target=self.kill, daemon=True).start()
+
+    def kill(self) -> None:
+        """End those that did not end by themselves."""
+        time.sleep(self.order["grace_s"])
+        for trial in list(self.running):
+            trial.end("stopped")
+
+    def finish(self) -> int:
+        """Say what came of it; the exit code."""
+        self.write()
+        best = self.best()
+        for row in best[:1]:
+            words = ", ".join("%s=%s" % pair for pair in row.params.items())
+            sys.stdout.write("best: trial %03d, %s, with %s\n" % (row.number, repr(row.result), words))
+        if self.is_exhausted:
+            sys.stdout.write("there were no other settings than those of %d trials\n" % len(self.rows))
+        if self.fault or not (best or self.is_stopped):
+            states = [row.state for row in self.rows.values()]
+            told = ", ".join("%d %s" % (states.count(state), state) for state in sorted(set(states)))
+            sys.stdout.write("error: %s\n" % (self.fault or "no trial has a result: %s" % told))
+            return 1
+        return 0
+
+
+def trial_environment(row: Row, events: str, cards: list[str], slot: int) -> dict[str, str]:
+    """The environment of a trial: the sweep's own, with its number, a file for its events, and its card."""
+    own = {"GPURUN_TRIAL": "%03d" % row.number, "GPURUN_EVENTS": events}
+    if cards:
+        own["CUDA_VISIBLE_DEVICES"] = cards[slot % len(cards)]
+    return dict(os.environ, **own)
+
+
+def grid_of(space: dict[str, Any]) -> Iterator[Params]:
+    """Every combination, the last setting changing first."""
+    for values in itertools.product(*space.values()):
+        yield dict(zip(space, values))  # noqa: B905 - Python 3.8 has no `strict`
+
+
+def drawn(order: dict[str, Any], number: int, attempt: int) -> Params:
+    """Settings by chance: the same for the same trial of the same sweep, on any machine."""
+    dice = random.Random("%d:%d:%d" % (order["seed"], number, attempt))
+    return {name: drawn_value(axis, dice) for name, axis in order["space"].items()}
+
+
+def drawn_value(axis: Any, dice: random.Random) -> str:
+    """One value of a list, or a number between two."""
+    if isinstance(axis, list):
+        return str(dice.choice(axis))
+    low, high = axis["low"], axis["high"]
+    if axis["log"]:
+        found = math.exp(dice.uniform(math.log(low), math.log(high)))
+    else:
+        found = dice.uniform(low, high)
+    return text_of(min(high, max(low, round(found))) if axis["whole"] else found)
+
+
+def filled(word: str, params: Params) -> str:
+    """A word of a command with the values in the places of their names."""
+    for name, value in params.items():
+        word = word.replace("{%s}" % name, value)
+    return word
+
+
+def cards_of(count: int) -> list[str]:
+    """The cards that may be used: those that the machine's own variable names, as many as the plan has."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return (named.split(",") if named else list(map(str, range(count))))[:count]
+
+
+def main() -> int:
+    """Run the sweep that sweep.json says."""
+    with open(sys.argv[1]) as file:
+        order = json.load(file)
+    try:
+        sweep = RunningSweep(order, os.path.dirname(os.getcwd()))
+    except ImportError as error:
+        sys.stdout.write("error: %s: the sampler tpe is optuna's; add --pip optuna, or take --sampler random\n" % error)
+        return 1
+    signal.signal(signal.SIGTERM, sweep.stop)
+    return sweep.run()

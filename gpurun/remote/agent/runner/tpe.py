@@ -1,0 +1,48 @@
+"""Optuna's sampler for a sweep: the one module of the far side that needs more than the standard library."""
+
+from __future__ import annotations
+
+import optuna
+
+from gpurun.remote.agent.runner.number_text import number_of, text_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Params = dict[str, str]
+
+
+class Tpe:
+    """Optuna's sampler of that name: it is asked for settings, and told what came of them."""
+
+    def __init__(self, order: dict[str, Any], before: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.space = order["space"]
+        # One that goes on after so many trials must not ask for those of its beginning again.
+        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=order["seed"] + before))
+        self.kinds = {name: self.kind_of(axis) for name, axis in self.space.items()}
+
+    def kind_of(self, axis: Any) -> Any:
+        """The distribution of one setting."""
+        kinds = optuna.distributions
+        if isinstance(axis, list):
+            return kinds.CategoricalDistribution(axis)
+        kind = kinds.IntDistribution if axis["whole"] else kinds.FloatDistribution
+        return kind(axis["low"], axis["high"], log=axis["log"])
+
+    def ask(self) -> Params:
+        """Settings that promise most."""
+        trial = self.study.ask(self.kinds)
+        params = {name: value if isinstance(value, str) else text_of(value) for name, value in trial.params.items()}
+        # It is told under the text that the trial is given, once there is a result.
+        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        return {name: params[name] for name in self.space}
+
+    def tell(self, params: Params, result: float) -> None:
+        """Take in what came of settings."""
+        values = {}
+        for name, text in params.items():
+            axis = self.space[name]
+            values[name] = text if isinstance(axis, list) else min(axis["high"], max(axis["low"], number_of(text)))
+        self.study.add_trial(optuna.trial.create_trial(params=values, distributions=self.kinds, value=result))

@@ -1,0 +1,167 @@
+"""A sweep on a rented machine: several trials on a card, one rental, one receipt, the best at home, within the cap."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.core.money import usd
+from tests.clouds.rented import CLOUDS, User, kill_supervisors, somebody
+from tests.emulators import guests
+
+pytestmark = [
+    pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot"),
+    pytest.mark.xdist_group("sweeps"),
+]
+SCRIPT = """\
+import sys, time
+lr = float(sys.argv[1])
+for step in range(1, 11):
+    print(f"step {step}/10 | loss {lr + 1 / step:.4f}", flush=True)
+    time.sleep(float(sys.argv[2]))
+open("weights.bin", "w").write(sys.argv[1])
+"""
+EIGHT = ("--set", "lr=8,7,6,5,4,3,2,1", "--")
+KINDS = ("running", "done")
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
+    folder = tmp_path_factory.mktemp("sweep")
+    with CLOUDS["runpod"](folder / "cloud") as cloud, somebody(cloud, folder / "home") as user:
+        (folder / "lab").mkdir()
+        (folder / "lab" / "train.py").write_text(SCRIPT)
+        yield user
+
+
+def sweeps(user: User, *words: str, name: str, cap: str = "5", pause: str = "0.1") -> Any:
+    return user.types(
+        "sweep", "--provider", user.cloud.name, "--max-cost", cap, "--yes", "--json", "--name", name, *user.cloud.asks,
+        "--upload", str(user.home.parent / "lab"), *words, *EIGHT, "python", "train.py", "{lr}", pause,
+    )  # fmt: skip
+
+
+def told(user: User, name: str) -> Any:
+    return user.tells("receipt", name)[1]["data"]["statement"]["predicate"]
+
+
+def most_at_once(folder: Path) -> int:
+    """How many trials ran together at most, by their beginnings and their ends."""
+    running, most = set[int](), 0
+    for event in map(json.loads, (folder / "events.jsonl").read_text().splitlines()):
+        if event["kind"] == "trial":
+            (running.add if event["state"] == "running" else running.discard)(event["trial"])
+            most = max(most, len(running))
+    return most
+
+
+def holds(user: User, name: str) -> Any:
+    """What holds of every sweep: gone, within the cap, eight rows, none twice, and the audit finds nothing."""
+    receipt = told(user, name)
+    assert user.cloud.alive() == []
+    assert receipt["teardown"]["is"] == "destroyed"
+    assert 0 < receipt["cost"]["upper_bound_micros"] <= usd(5)
+    rows = receipt["training"]["trials"]["rows"]
+    assert [row["trial"] for row in rows] == list(range(1, 9))
+    assert len({row["params"]["lr"] for row in rows}) == 8
+    shares = sum(row["micros"] for row in rows)
+    assert 0 <= shares - receipt["cost"]["upper_bound_micros"] <= 8
+    assert user.tells("audit", name)[1]["ok"] is True
+    return receipt
+
+
+@pytest.mark.parametrize("at_once", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_trials_share_a_card_and_one_rental_pays_for_all(user: User, at_once: int) -> None:
+    name = f"fox-{at_once}"
+    before = user.cloud.meter.total_micros()
+    done = sweeps(user, "--at-once", str(at_once), name=name)
+    assert done.returncode == 0, done.stderr + user.said(name)
+    receipt = holds(user, name)
+    assert most_at_once(user.home / "runs" / name) == at_once
+    assert user.cloud.meter.total_micros() - before <= receipt["cost"]["upper_bound_micros"]
+    assert len(receipt["cost"]["rentals"]) == 1
+    best = receipt["training"]["trials"]["best"]
+    place = user.home / "runs" / name / "artifacts" / "outputs" / "gpurun-sweep" / "best"
+    assert [path.name for path in place.iterdir()] == [f"{best:03d}"]
+    assert (place / f"{best:03d}" / "weights.bin").read_text() == "1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("record", KINDS)
+@pytest.mark.parametrize("trial", [1, 3, 8])
+def test_the_laptop_dies_at_a_record_of_a_trial_and_a_resume_brings_all_rows(
+    user: User, trial: int, record: str
+) -> None:
+    name = f"hen-{trial}-{record}"
+    begun = sweeps(user, "--detach", name=name, pause="0.2")
+    assert begun.returncode == 0, begun.stderr + user.said(name)
+    events, end = user.home / "runs" / name / "events.jsonl", time.monotonic() + 120
+    while not events.exists() or not any(
+        (event.get("trial"), event.get("state")) == (trial, record)
+        for event in map(json.loads, events.read_text().splitlines())
+    ):
+        assert time.monotonic() < end, user.said(name)
+        time.sleep(0.05)
+    kill_supervisors(user.home)
+    resumed = user.types("resume", name)
+    assert resumed.returncode == 0, resumed.stderr + user.said(name)
+    holds(user, name)
+    log = (user.home / "runs" / name / "run.log").read_text()
+    assert all(log.count(f"{number:03d} | step 1/10 ") == 1 for number in range(1, 9))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_its_hours_stop_keeps_the_best_and_another_tries_what_is_left(user: User) -> None:
+    done = sweeps(user, "--hours", "0.002", name="owl-1", pause="0.4")
+    assert done.returncode == 7, done.stderr + user.said("owl-1")
+    first = told(user, "owl-1")
+    over = [row["trial"] for row in first["training"]["trials"]["rows"] if row["state"] == "done"]
+    assert 0 < len(over) < 8
+    again = user.types("sweep", "--from", "owl-1", "--max-cost", "5", "--yes", "--json", "--name", "owl-2",
+                       *user.cloud.asks)  # fmt: skip
+    assert again.returncode == 0, again.stderr + user.said("owl-2")
+    rows = holds(user, "owl-2")["training"]["trials"]["rows"]
+    assert [row["trial"] for row in rows if row.get("restored")] == over
+
+
+@pytest.mark.slow
+def test_a_recipes_trials_share_a_card_where_the_plan_says_that_they_fit(user: User, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 8)
+    words = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3",
+             "--set", "optim.lr=1e-3,3e-3", "--set", "model.layers=1,2")  # fmt: skip
+    done = user.types(
+        "sweep", "course-lab", "--data", str(text), "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json",
+        "--name", "cat-1", *user.cloud.asks, *words, timeout_s=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + user.said("cat-1")
+    receipt = told(user, "cat-1")
+    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
+    assert json.loads((user.home / "runs/cat-1/plan.json").read_text())["processes"] == 4
+    assert most_at_once(user.home / "runs" / "cat-1") == 4
+    assert user.cloud.alive() == []
+    assert user.tells("audit", "cat-1")[1]["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("mini-gpt", "--max-cost", "0.01"), "offer.over_cap", "less than one trial"),
+        (("mini-gpt", "--max-cost", "50", "--set", "model.width=65536"), "offer.none_fits", "memory"),
+        (("gpt2-124m", "--max-cost", "50", "--at-once", "64"), "sweep.memory", "more than a card has"),
+    ],
+)
+def test_what_no_card_holds_and_what_no_cap_pays_is_refused_before_anything_is_rented(
+    user: User, words: tuple[str, ...], code: str, said: str
+) -> None:
+    sets = ("--set", "optim.lr=1e-3,3e-3", "--set", "train.seed=1,2")
+    rents = len(user.cloud.guests)
+    done = user.types("sweep", *words, *sets, "--provider", "runpod", "--yes", "--json", "--gpu", "1xA100")
+    error = json.loads(done.stdout.splitlines()[-1])["errors"][0]
+    assert (error["code"], said in error["message"]) == (code, True), error
+    assert len(user.cloud.guests) == rents

@@ -1,0 +1,240 @@
+"""The program that runs a sweep's trials on the machine, with trials of a few lines: none twice, whatever ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "gpurun"
+TRAIN = """\
+import argparse, os, sys, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--width", type=int, default=1)
+parser.add_argument("--steps", type=int, default=9)
+parser.add_argument("--pause", type=float, default=0.0)
+given = parser.parse_args()
+open("started.txt", "w").write(os.environ["GPURUN_TRIAL"])
+for step in range(1, given.steps + 1):
+    loss = float("nan") if given.lr == 7.0 else given.lr * given.width + 1 / step
+    print(f"step {step}/{given.steps} | loss {loss}", flush=True)
+    time.sleep(given.pause)
+if given.lr == 13.0:
+    raise RuntimeError("the disk is full")
+open("weights.bin", "w").write(str(given.lr))
+"""
+WORDS = ["{python}", "train.py", "--lr", "{lr}", "--width", "{width}"]
+
+
+class Machine:
+    """A folder laid out as a run's on its machine, in which sweeps run one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self.bundle, self.out = root / "bundle", root / "out"
+        self.work = self.bundle / "work"
+        for folder in (self.work, self.out):
+            folder.mkdir(parents=True)
+        (self.work / "train.py").write_text(TRAIN)
+
+    def begins(self, **order: Any) -> subprocess.Popen[str]:
+        usual = {
+            "space": {"lr": ["3", "1", "2"], "width": ["1"]}, "trials": 3, "sampler": "grid", "prune": "", "keep": 1,
+            "seed": 0, "at_once": 1, "cards": 0, "is_recipe": False, "argv": WORDS, "outputs": ["**"], "total_steps": 0,
+            "secrets": [], "stop_signal": "TERM", "grace_s": 1, "earlier": "../earlier_sweep",
+        }  # fmt: skip
+        (self.bundle / "sweep.json").write_text(json.dumps(usual | order))
+        start = "from gpurun.remote.agent.runner.sweep import main; raise SystemExit(main())"
+        env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "GPURUN_EVENTS": str(self.bundle / "told.jsonl")}
+        return subprocess.Popen(
+            [sys.executable, "-c", start, "../sweep.json"], cwd=self.work, env=env, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def sweeps(self, **order: Any) -> tuple[int, str]:
+        child = self.begins(**order)
+        said, _ = child.communicate(timeout=60)
+        return child.returncode, said
+
+    @property
+    def table(self) -> Any:
+        return json.loads((self.work / "gpurun-sweep" / "trials.json").read_text())
+
+    @property
+    def states(self) -> list[str]:
+        return [row["state"] for row in self.table["rows"]]
+
+    @property
+    def kept(self) -> list[str]:
+        best = self.work / "gpurun-sweep" / "best"
+        return sorted(path.relative_to(best).as_posix() for path in best.rglob("*") if path.is_file())
+
+    def told(self) -> list[Any]:
+        return [json.loads(line) for line in (self.out / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_every_combination_is_tried_once_and_the_files_of_the_best_are_kept(machine: Machine) -> None:
+    code, said = machine.sweeps(space={"lr": ["3", "1", "2"], "width": ["1", "2"]}, trials=6, at_once=2)
+    assert code == 0, said
+    rows = machine.table["rows"]
+    assert [(row["params"]["lr"], row["params"]["width"]) for row in rows] == [
+        ("3", "1"), ("3", "2"), ("1", "1"), ("1", "2"), ("2", "1"), ("2", "2"),
+    ]  # fmt: skip
+    assert machine.table["best"] == [3]
+    assert rows[2]["result"] == 1 + 1 / 9
+    assert machine.kept == ["003/started.txt", "003/weights.bin"]
+    assert "best: trial 003" in said
+    assert "003 | step 9/9" in said
+    assert not (machine.bundle / "trials" / "003").exists()
+    assert [told["state"] for told in machine.told() if told["trial"] == 3][-1] == "done"
+
+
+def test_the_best_k_are_kept(machine: Machine) -> None:
+    machine.sweeps(keep=2)
+    assert machine.table["best"] == [2, 3]
+    assert machine.kept == ["002/started.txt", "002/weights.bin", "003/started.txt", "003/weights.bin"]
+
+
+def test_a_loss_that_is_no_number_is_a_result_that_loses(machine: Machine) -> None:
+    code, _ = machine.sweeps(space={"lr": ["7", "1"], "width": ["1"]}, trials=2)
+    assert (code, machine.states, machine.table["best"]) == (0, ["nan", "done"], [2])
+    code, said = machine.sweeps(space={"lr": ["7"], "width": ["1", "2"]}, trials=2)
+    assert code == 0  # The rows of before count: they lie on this machine.
+    assert "002 | step" not in said
+
+
+def test_a_trial_that_fails_is_one_row_and_three_that_fail_alone_end_the_sweep(machine: Machine) -> None:
+    code, _ = machine.sweeps(space={"lr": ["13", "1", "2"], "width": ["1"]})
+    assert (code, machine.states, machine.table["best"]) == (0, ["failed", "done", "done"], [2])
+    assert machine.table["rows"][0]["why"] == "exit code 1; RuntimeError: the disk is full"
+
+
+def test_the_last_words_of_a_trial_have_no_secret(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "canary-77")
+    words = ["{python}", "-c", "import os; raise SystemExit('refused: ' + os.environ['MY_TOKEN'] + '{lr}{width}')"]
+    machine.sweeps(argv=words, secrets=["MY_TOKEN"])
+    assert "refused: [secret]" in machine.table["rows"][0]["why"]
+    assert "canary" not in (machine.out / "events.jsonl").read_text()
+
+
+def test_a_sweep_whose_first_three_trials_fail_says_why(machine: Machine) -> None:
+    code, said = machine.sweeps(space={"lr": ["13"], "width": ["1", "2", "3", "4", "5"]}, trials=5)
+    assert (code, machine.states) == (1, ["failed"] * 3)
+    last = said.splitlines()[-1]
+    assert last.startswith("error: 3 of 3 trials failed, and none ended well")
+    assert last.endswith("RuntimeError: the disk is full")
+
+
+def test_a_trial_that_tells_no_loss_has_failed(machine: Machine) -> None:
+    code, said = machine.sweeps(argv=["{python}", "-c", "print('{lr} {width}')"], trials=3)
+    assert (code, machine.states) == (1, ["failed"] * 3)
+    assert "told no loss" in said
+
+
+def test_a_trial_that_falls_behind_ends_at_once(machine: Machine) -> None:
+    words = [*WORDS, "--steps", "27", "--pause", "0.05"]
+    began = time.monotonic()
+    code, said = machine.sweeps(space={"lr": ["1", "2", "3"], "width": ["1"]}, prune="asha", argv=words)
+    assert (code, machine.states) == (0, ["done", "pruned", "pruned"]), said
+    assert all(row["step"] <= 3 for row in machine.table["rows"][1:])
+    assert time.monotonic() - began < 27 * 0.05 + 6
+    assert machine.kept == ["001/started.txt", "001/weights.bin"]
+
+
+def test_a_stop_in_the_middle_keeps_the_best_so_far(machine: Machine) -> None:
+    child = machine.begins(argv=[*WORDS, "--steps", "40", "--pause", "0.05"])
+    until(lambda: (machine.out / "events.jsonl").exists() and machine.told()[-1]["trial"] == 2)
+    child.send_signal(signal.SIGTERM)
+    said, _ = child.communicate(timeout=30)
+    assert child.returncode == 0, said
+    assert machine.states[0] == "done"
+    assert set(machine.states[1:]) <= {"stopped"}
+    assert machine.table["best"]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random"])
+def test_a_sweep_that_was_killed_goes_on_with_no_trial_twice(machine: Machine, sampler: str) -> None:
+    order = {"space": {"lr": ["1", "2", "3", "4"], "width": ["1"]}, "trials": 4, "sampler": sampler}
+    child = machine.begins(**order, argv=[*WORDS, "--pause", "0.03"])
+    until(lambda: (machine.work / "gpurun-sweep" / "trials.json").exists() and "done" in machine.states)
+    child.kill()
+    child.communicate(timeout=30)
+    over = [row for row in machine.table["rows"] if row["state"] == "done"]
+    code, said = machine.sweeps(**order)
+    assert (code, machine.states) == (0, ["done"] * 4), said
+    rows = machine.table["rows"]
+    assert len({row["params"]["lr"] for row in rows}) == 4
+    assert [row for row in rows if row["trial"] in {one["trial"] for one in over}] == over
+    assert machine.table["best"] == [next(row["trial"] for row in rows if row["params"]["lr"] == "1")]
+
+
+def test_another_machine_goes_on_from_what_came_home(machine: Machine, tmp_path: Path) -> None:
+    order = {"space": {"lr": ["1", "2", "3"], "width": ["1"]}, "trials": 3}
+    machine.sweeps(**order)
+    other = Machine(tmp_path / "other")
+    table = machine.table
+    table["rows"][2]["state"] = "stopped"
+    (machine.work / "gpurun-sweep" / "trials.json").write_text(json.dumps(table))
+    os.rename(machine.work / "gpurun-sweep", other.bundle / "earlier_sweep")
+    code, said = other.sweeps(**order)
+    assert (code, other.states) == (0, ["done"] * 3)
+    assert "001 |" not in said
+    assert other.kept == ["001/started.txt", "001/weights.bin"]
+    assert [told["is_restored"] for told in other.told() if told["trial"] == 1] == [True]
+
+
+def test_a_sampler_that_repeats_itself_tries_nothing_twice_and_ends(machine: Machine) -> None:
+    code, said = machine.sweeps(space={"lr": ["1", "2"], "width": ["1"]}, trials=5, sampler="random")
+    assert (code, machine.states) == (0, ["done", "done"])
+    assert "no other settings" in said
+
+
+def test_a_range_is_drawn_within_its_bounds_and_the_same_again(machine: Machine, tmp_path: Path) -> None:
+    space = {"lr": {"low": 1e-4, "high": 1e-2, "log": True, "whole": False},
+             "width": {"low": 2, "high": 9, "log": False, "whole": True}}  # fmt: skip
+    machine.sweeps(space=space, trials=5, sampler="random", seed=3, at_once=3)
+    other = Machine(tmp_path / "other")
+    other.sweeps(space=space, trials=5, sampler="random", seed=3)
+    drawn = [row["params"] for row in machine.table["rows"]]
+    assert drawn == [row["params"] for row in other.table["rows"]]
+    assert all(1e-4 <= float(one["lr"]) <= 1e-2 and 2 <= int(one["width"]) <= 9 for one in drawn)
+    assert len({one["lr"] for one in drawn}) == 5
+
+
+def test_optunas_sampler_learns_from_the_results_and_from_those_of_before(machine: Machine) -> None:
+    space = {"lr": {"low": 0.0, "high": 1.0, "log": False, "whole": False}, "width": ["1", "2"]}
+    words = [*WORDS, "--steps", "1"]
+    code, said = machine.sweeps(space=space, trials=12, sampler="tpe", at_once=2, argv=words)
+    assert code == 0, said
+    code, said = machine.sweeps(space=space, trials=30, sampler="tpe", at_once=2, argv=words)
+    assert (code, machine.states) == (0, ["done"] * 30), said
+    results = [row["result"] for row in machine.table["rows"]]
+    assert sum(results[15:]) < sum(results[:15])
+
+
+def test_each_trial_that_runs_has_a_card_of_its_own(machine: Machine) -> None:
+    words = ["{python}", "-c", "import os, time; time.sleep(0.3); print('step 1 loss {lr}{width}'); "
+             "print('card', os.environ['CUDA_VISIBLE_DEVICES'])"]  # fmt: skip
+    code, said = machine.sweeps(argv=words, cards=3, at_once=3)
+    assert code == 0
+    assert {line[-1] for line in said.splitlines() if "card" in line} == {"0", "1", "2"}
