@@ -191,16 +191,8 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
         return
     try:
         port = free_port(lab.port)
-        words = [
-            sys.executable,
-            "-m",
-            "gpurun",
-            "--home",
-            str(session.home.root),
-            "forward",
-            place.run,
-            f"{port}:{lab.port}",
-        ]
+        to = f"{port}:{lab.port}"
+        words = [sys.executable, "-m", "gpurun", "--home", str(session.home.root), "forward", place.run, to]
         tunnel = subprocess.Popen(
             words, env=ssh_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             start_new_session=True,
@@ -210,8 +202,9 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
         yield
         return
     try:
-        if any(tunnel.poll() is not None or not is_free(port) for _ in ticks(session.clock, 0.1, TUNNEL_S)):
-            pass
+        for _ in ticks(session.clock, 0.1, TUNNEL_S):
+            if tunnel.poll() is not None or not is_free(port):
+                break
         if tunnel.poll() is None:
             session.say(f"JupyterLab, as long as this shell is open:\n  {link_of(lab, port)}")
         else:
