@@ -191,16 +191,8 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
         return
     try:
         port = free_port(lab.port)
-        words = [
-            sys.executable,
-            "-m",
-            "gpurun",
-            "--home",
-            str(session.home.root),
-            "forward",
-            place.run,
-            f"{port}:{lab.port}",
-        ]
+        to = f"{port}:{lab.port}"
+        words = [sys.executable, "-m", "gpurun", "--home", str(session.home.root), "forward", place.run, to]
         tunnel = subprocess.Popen(
             words, env=ssh_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             start_new_session=True,
@@ -210,8 +202,9 @@ def _tunnel(session: Session, place: _Place) -> Iterator[None]:
         yield
         return
     try:
-        if any(tunnel.poll() is not None or not is_free(port) for _ in ticks(session.clock, 0.1, TUNNEL_S)):
-            pass
+        for _ in ticks(session.clock, 0.1, TUNNEL_S):
+            if tunnel.poll() is not None or not is_free(port):
+                break
         if tunnel.poll() is None:
             session.say(f"JupyterLab, as long as this shell is open:\n  {link_of(lab, port)}")
         else:
@@ -273,10 +266,13 @@ def gives_up(session: Session, run: str, unsaved: Unsaved | None) -> bool:
         session.say(f"{format_files(unsaved.files)} ({size}) would not come home:")
         for file in unsaved.first[:_MOST_NAMED]:
             session.say(f"  {safe_line(file.name)}  {format_bytes(file.bytes)}")
+        session.say(
+            f"What you move into its folder does; or fetch it: gpurun ssh-config, then scp {alias_of(run)}:FILE ."
+        )
     if unsaved.commits:
         commits = "1 commit is" if unsaved.commits == 1 else f"{unsaved.commits} commits are"
-        session.say(f"{commits} pushed nowhere; the files come home, .git does not.")
-    session.say(f"To keep them, copy them into its folder, or: gpurun ssh-config, then scp {alias_of(run)}:FILE .")
+        session.say(f"{commits} pushed nowhere, and .git does not come home. A file of them does:")
+        session.say("  git bundle create commits.bundle --all")
     return answer(session, "Lose that? [y/N]", flag="--yes", on_interrupt="n").lower() in ("y", "yes")
 
 
