@@ -240,8 +240,8 @@ def _found(
                 offers, silent = _offers(base, context)
                 places = frozenset(place for place, end_wall in avoided.items() if now_wall < end_wall)
                 found = leg_candidates(base, offers, replace(standing, avoided=places))
-                is_over = now_wall > until_wall and bool(refused or base.choices.until_wall)
-                if found and not is_over:
+                is_too_late = 0 < base.choices.until_wall < now_wall
+                if found and not is_too_late:
                     return found, now_wall
                 due_wall, best = now_wall + LOOK_S, _best(offers) or best
             if now_wall >= until_wall:
