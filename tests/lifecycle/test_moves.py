@@ -261,6 +261,30 @@ def test_after_the_time_until_which_it_may_wait_no_machine_is_asked_for(voyage: 
     assert len(voyage.boxes) == 1
 
 
+def test_a_machine_that_shows_itself_while_another_is_waited_for_is_ended_soon(voyage: Voyage) -> None:
+    choices = voyage.played.plan.choices.model_copy(update={"wait_s": 3600})
+    voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
+    (cloud,) = voyage.played.clouds.values()
+    stock, offers = list(cloud.stock), cloud.offers
+
+    def sell_out() -> None:
+        cloud._late.append((cloud.now + 300.0, cloud.boxes[0].order))
+        voyage.take()
+        cloud.stock = ()
+
+    def restocked(*need: Any) -> Any:
+        cloud.stock = stock if not cloud.boxes or cloud.now > (cloud.boxes[0].died_s or cloud.now) + 1500 else ()
+        return offers(*need)
+
+    voyage.at[1, 12] = sell_out
+    cloud.offers = restocked  # type: ignore[method-assign]
+    assert voyage.drive() == "DONE"
+    _, late, last = cloud.boxes
+    assert late.died_s is not None
+    assert late.died_s - late.born_s < 600
+    assert late.died_s < last.born_s
+
+
 def test_creates_that_are_refused_for_too_long_end_it(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
 
