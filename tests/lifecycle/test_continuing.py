@@ -21,8 +21,8 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, DataSummary, Earlier, Mode, Plan, Request
 from gpurun.jobs.commands.continued_command import command_as_before
+from gpurun.jobs.trainer import CONTINUED
 from gpurun.jobs.training.continued_training import (
-    FOLDER,
     earlier_bucket_note,
     longer_schedule_note,
     other_runs_from,
@@ -145,7 +145,9 @@ def test_the_newest_checkpoint_lies_beside_the_shards_to_ship(home: Home) -> Non
     resolved = with_earlier_checkpoint(RECIPE, training_as_before(FROM, home), home)
     into = home.staged_data("owl-07")
     data = with_checkpoint_beside(shards(), resolved, home, into)
-    found = {path.relative_to(into / FOLDER).as_posix(): path.read_bytes() for path in (into / FOLDER).rglob("*.*")}
+    found = {
+        path.relative_to(into / CONTINUED).as_posix(): path.read_bytes() for path in (into / CONTINUED).rglob("*.*")
+    }
     manifest = json.loads(found.pop("MANIFEST.json"))
     assert found == {name: content for name, content in run.contents().items() if "000120" in name}
     assert (manifest["latest"], {one["name"] for one in manifest["files"]}) == (120, set(found))
@@ -286,7 +288,7 @@ def test_leftovers_of_another_run_are_replaced_not_written_into(home: Home) -> N
     )
     assert {path: path.read_bytes() for path in kept} == kept
     weights = "checkpoints/000120.model.safetensors"
-    assert (into / FOLDER / weights).read_bytes() == second.contents()[weights]
+    assert (into / CONTINUED / weights).read_bytes() == second.contents()[weights]
 
 
 def test_a_run_that_is_not_over_is_not_gone_on_from(home: Home) -> None:

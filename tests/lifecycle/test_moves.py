@@ -24,6 +24,7 @@ from gpurun.ledger.run_state import Step, may_move, next_step
 from gpurun.ledger.runs import look_at_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.readers.run_status import run_data, run_row
+from tests.changed_plan import changed_plan
 from tests.emulators.fake import Fault
 from tests.simulation.checker import check
 from tests.simulation.plans import RUN
@@ -249,6 +250,41 @@ def test_refused_creates_are_asked_for_again_until_one_is_taken(voyage: Voyage) 
     assert voyage.problems() == []
 
 
+def test_after_the_time_until_which_it_may_wait_no_machine_is_asked_for(voyage: Voyage) -> None:
+    until_wall = voyage.stage.laptop.wall() + 100.0
+    choices = voyage.played.plan.choices.model_copy(update={"until_wall": until_wall})
+    voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
+
+    voyage.take_at(12)
+    assert voyage.drive() == "TRAINING_FAILED"
+    assert voyage.failures[-1] == "move.no_offer"
+    assert len(voyage.boxes) == 1
+
+
+def test_a_machine_that_shows_itself_while_another_is_waited_for_is_ended_soon(voyage: Voyage) -> None:
+    choices = voyage.played.plan.choices.model_copy(update={"wait_s": 3600})
+    voyage.played.folder.plan.write_text(changed_plan(voyage.played.plan, {"choices": choices}).to_json())
+    (cloud,) = voyage.played.clouds.values()
+    stock, offers = list(cloud.stock), cloud.offers
+
+    def sell_out() -> None:
+        cloud._late.append((cloud.now + 300.0, cloud.boxes[0].order))
+        voyage.take()
+        cloud.stock = ()
+
+    def restocked(*need: Any) -> Any:
+        cloud.stock = stock if not cloud.boxes or cloud.now > (cloud.boxes[0].died_s or cloud.now) + 1500 else ()
+        return offers(*need)
+
+    voyage.at[1, 12] = sell_out
+    cloud.offers = restocked  # type: ignore[method-assign]
+    assert voyage.drive() == "DONE"
+    _, late, last = cloud.boxes
+    assert late.died_s is not None
+    assert late.died_s - late.born_s < 600
+    assert late.died_s < last.born_s
+
+
 def test_creates_that_are_refused_for_too_long_end_it(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
 
@@ -260,6 +296,17 @@ def test_creates_that_are_refused_for_too_long_end_it(voyage: Voyage) -> None:
     assert voyage.drive() == "TRAINING_FAILED"
     assert voyage.failures[-1] == "move.no_offer"
     assert len(voyage.legs) < 15
+    assert voyage.problems() == []
+
+
+def test_the_next_lease_is_as_long_as_what_is_left_of_the_cap_pays(tmp_path: Path) -> None:
+    voyage = Voyage(tmp_path, machines=2)
+    voyage.take_at(12)
+    assert voyage.drive() == "DONE"
+    first, second = (one.data for one in voyage.played.records if one.event is Event.CREATE_INTENDED)
+    (leg,) = voyage.legs
+    assert first["worst_micros"] < second["worst_micros"] <= leg["left_micros"]
+    assert second["worst_micros"] > 0.99 * leg["left_micros"], "it is not cut shorter than that"
     assert voyage.problems() == []
 
 

@@ -144,7 +144,7 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if number > state.legs:", "if False:"),
         ("if fruitless > MOST_FRUITLESS:", "if False:"),
         ("if is_whole and all(inventory.has(file) for file in files.values()):", "if is_whole:"),
-        ("if found and not is_over:", "if found:"),
+        ("if found and not is_too_late:", "if found:"),
         ("context.raise_if_stopped(state)", "pass"),
         ("if proof.wall - last.get(place, -OFTEN_S - 1) <= OFTEN_S:", "if False:"),
     ),

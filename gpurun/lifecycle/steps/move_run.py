@@ -47,6 +47,8 @@ from gpurun.remote.messages import ManifestFile
 USUAL_WAIT_S = 900
 """How long a machine is waited for where neither --wait nor --until says it: a cloud is sold out for minutes."""
 LOOK_S, LATER_S, TURN_S = 30.0, 600.0, 5.0
+AGAIN_S = 300.0
+"""After so long a wait it is looked again for a machine that shows itself late: it would be billed unseen."""
 OFTEN_S = 3600.0
 """A region that took two machines back within that time is passed over for as long."""
 MOST_FRUITLESS = 1
@@ -85,6 +87,8 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         rated=_rated(records),
     )
     found, wall = _found(base, standing, _avoided(records, lost), state, context)
+    if not found:
+        return  # It is waited on, once it was looked again for what the machines until now may have left.
     leg = Leg(
         number=number,
         step=step,
@@ -230,8 +234,7 @@ def _found(
     clock, until_wall = context.clock, _until_wall(base, context, max(avoided.values(), default=0.0))
     began_wall, best, silent = clock.wall(), "", list[str]()
     # What was refused a moment ago is not asked for again at once.
-    refused = _refusals(state, context)
-    due_wall = began_wall + min(LATER_S, LOOK_S * refused) if refused else began_wall
+    due_wall = _due_wall(state, context)
     with moving(context.folder, clock, "wait", max(1, ceil(until_wall - began_wall))) as tell:
         while True:
             context.raise_if_stopped(state)
@@ -240,24 +243,27 @@ def _found(
                 offers, silent = _offers(base, context)
                 places = frozenset(place for place, end_wall in avoided.items() if now_wall < end_wall)
                 found = leg_candidates(base, offers, replace(standing, avoided=places))
-                is_over = now_wall > until_wall and bool(refused or base.choices.until_wall)
-                if found and not is_over:
+                is_too_late = 0 < base.choices.until_wall < now_wall
+                if found and not is_too_late:
                     return found, now_wall
                 due_wall, best = now_wall + LOOK_S, _best(offers) or best
             if now_wall >= until_wall:
                 raise _nothing(base, standing, best, silent)
+            if now_wall - began_wall >= AGAIN_S and now_wall >= due_wall - LOOK_S:
+                return [], now_wall
             waits = f"$0.00 an hour, until {local_minute(until_wall, now=now_wall)}"
             tell(int(now_wall - began_wall), f"{waits}; {best or 'nothing on offer'}")
             clock.sleep(TURN_S)
 
 
-def _refusals(state: RunState, context: Context) -> int:
-    """Return how often in a row the offers could not be had since the last machine; 0 right after its end."""
+def _due_wall(state: RunState, context: Context) -> float:
+    """Return when the offers are asked for next: at once after a machine's end, later and later after refusals."""
     if state.phase is Phase.GONE:
-        return 0
-    events = [one.event for one in read_journal(context.folder.journal).records]
-    ends = [place for place, event in enumerate(events) if event is Event.DEATH_PROVEN]
-    return events[ends[-1] if ends else 0 :].count(Event.STEP_FAILED)
+        return 0.0
+    records = read_journal(context.folder.journal).records
+    ends = [place for place, one in enumerate(records) if one.event is Event.DEATH_PROVEN]
+    refusals = [one.wall for one in records[ends[-1] if ends else 0 :] if one.event is Event.STEP_FAILED]
+    return refusals[-1] + min(LATER_S, LOOK_S * len(refusals)) if refusals else 0.0
 
 
 def _until_wall(base: Plan, context: Context, avoided_wall: float) -> float:
