@@ -8,7 +8,7 @@ BIN := .venv/bin
 # Where it is set, every command that a test starts would compile gpurun again: a quarter of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick venv venv-demo style types full mac-ish house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets catalog picture docs clean
+.PHONY: demo test quick venv venv-demo style types full mac-ish house mutants bench-pack bench-rental bench-transfer bench-trainer bench-gpu bench-plan bench-prepare bench-dedupe bench-presets bench-sweep catalog picture docs clean
 
 demo: venv-demo
 	@$(BIN)/gpurun train --gpu 8xA100 --max-cost 25 --dry-run
@@ -53,6 +53,9 @@ bench-pack: venv
 
 bench-rental: venv
 	@$(BIN)/python tests/bench/bench_rental.py
+
+bench-sweep: venv
+	@$(BIN)/python tests/bench/bench_sweep.py
 
 # All rows of "Uploads and downloads" in docs/dev/BENCHMARKS.md, at full size, and what is lost or sent twice.
 bench-transfer: venv

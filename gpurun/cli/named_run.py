@@ -115,7 +115,8 @@ def _show_and_ask(session: Session, named: NamedCommand, typed: dict[str, Any], 
     is_new = not named.is_packaged and not is_approved(named, session.home)
     if is_new and not session.interactive:
         what = f"{named.place} was not agreed to here, and that is asked at a terminal only; --yes does not answer it."
-        hint = f"Read it, then type once at a terminal: gpurun run --dry-run {named.name}"
+        verb = "sweep" if named.sweep else "run"
+        hint = f"Read it, then type once at a terminal: gpurun {verb} --dry-run {named.name}"
         raise UsageError("run.not_approved", what, hint=hint)
     shown = session.draw(_screen(session, named, typed, own))
     if not is_new:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from math import ceil
 
 from gpurun.core.errors import NoOffer, SetupError, UsageError
+from gpurun.core.installed_files import install_line
 from gpurun.core.money import SECONDS_PER_HOUR, format_usd
 from gpurun.core.places import place_kinds
 from gpurun.core.records import Offer, digest_json
@@ -60,7 +61,7 @@ def _with_sampler(request: Request) -> Request:
     if request.mode is not Mode.PAID:
         if find_spec("optuna") is None:
             what = "The sampler tpe is optuna's, which is not installed here."
-            raise SetupError("sweep.optuna", what, hint="pip install optuna; or take --sampler random")
+            raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or take --sampler random")
         return request
     if request.command is not None and place_kinds(request.providers) == {"cloud"}:
         pip = (*request.command.pip, OPTUNA)

@@ -21,14 +21,19 @@ from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, Plan, Request
 from gpurun.core.stop_request import ask_to_stop
+from gpurun.core.sweep import make_sweep
 from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.runs import create_run, look_at_run
 from gpurun.ledger.signing import payload_of
+from gpurun.ledger.write_receipt import read_receipt
 from gpurun.lifecycle.artifacts import on_demand
 from gpurun.lifecycle.reaper import sweep_leftovers
 from gpurun.planning.own_box import LoginHere
+from gpurun.planning.place import Desk
+from gpurun.planning.planner import make_plan
+from gpurun.planning.sweep_proposal import sweep_proposal
 from gpurun.providers.slurm import provider as provider_module
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from gpurun.readers.run_status import run_row
@@ -304,6 +309,24 @@ def test_a_command_runs_as_a_job_with_its_secret_off_shared_disk(
     assert outputs == {"told.txt": "9 letters\n", "found": ""}
     assert "agent.pyz secrets" in (slurm.state / "steps").read_text()
     assert [path for path in tmp_path.rglob("*") if path.is_file() and b"canary-77" in path.read_bytes()] == []
+    assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_sweep_is_one_job_whose_trials_share_its_node(home: Home, slurm: ScriptedSlurm, tmp_path: Path) -> None:
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "train.sh").write_text('echo "step 1/1 loss $1"; echo "$1" >weights.txt\n')
+    command = Command(argv=("sh", "train.sh", "{lr}"), folder=str(lab), outputs=("*.txt",))
+    sweep = make_sweep({"lr": ("3", "1", "2", "4")}, {"at_once": 2})
+    choices, need = Choices(accept_cpu=True, max_gpu_hours=1), GpuNeed(count=0, name="cpu")
+    request = Request(recipe="", providers=("slurm",), gpu=need, command=command, choices=choices, sweep=sweep)
+    proposal = sweep_proposal(request, Desk("fox-41", home, CLOCK, print), is_asked=False, admit=lambda _: None)
+    folder = create_run(home, request, make_plan(proposal))
+    assert drive(home) == ExitCode.DONE, (home.root / "driven.txt").read_text()
+    trials = read_receipt(home, folder).predicate["training"]["trials"]
+    assert [(row["params"]["lr"], row["state"]) for row in trials["rows"]] == [
+        ("3", "done"), ("1", "done"), ("2", "done"), ("4", "done"),
+    ]  # fmt: skip
+    assert (folder.artifacts / "outputs/gpurun-sweep/best/002/weights.txt").read_text() == "1\n"
     assert [row.problems for row in audit(home).rows] == [()]
 
 
