@@ -386,7 +386,11 @@ def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[s
         )
         return {**proven, "failure": failure}
     nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "moves_on": ""}
-    return {**proven, "phase": Phase.OPENED, "passed_over": state.passed_over + 1, **nothing}
+    # The next machine has so much less of the cap.
+    passed = Extra(token=state.token, ended=Moment.of(record))
+    name = state.instance.id if state.instance is not None else state.token
+    extras = {**proven["extras"], name: passed}
+    return {**proven, "phase": Phase.OPENED, "passed_over": state.passed_over + 1, "extras": extras, **nothing}
 
 
 def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, Any]:

@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode
-from gpurun.core.journal_records import Event
+from gpurun.core.journal_records import Dearer, Event
+from gpurun.core.money import times
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.core.transfer_progress import read_moving
 from gpurun.ledger.audit import audit
+from gpurun.ledger.run_state import replay_journal
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.context import real_seconds
 from gpurun.view.progress_line import moving_words
 from tests.emulators.fake import Box, Fault
 from tests.lifecycle.offers_in_turn import Market
@@ -195,3 +199,17 @@ def test_who_waits_is_shown_what_the_provider_says(market: Market) -> None:
     market.cloud.read = reading  # type: ignore[method-assign]
     assert market.supervise() is ExitCode.DONE
     assert any(words.startswith("10 s of ") and words.endswith(" · local says PENDING") for words in shown)
+
+
+def test_what_was_passed_over_is_less_for_a_machine_that_grows_dearer(market: Market) -> None:
+    """The next machine's lease was cut as though the cap still had what the one before it had cost."""
+    never_was(market)
+    assert market.supervise() is ExitCode.DONE
+    records = market.records
+    second = [one.seq for one in records if one.event is Event.CREATE_OBSERVED][1]
+    state = replay_journal("fox-41", [one for one in records if one.seq <= second])
+    plan, clock = market.plan, VirtualClock(records[second].wall)
+    dearer = Dearer(micros_per_hour=times(plan.offer.rate_micros_per_hour, 2), since_wall=clock.wall())
+    now = real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,)}), plan, clock)
+    had_all = real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "extras": {}}), plan, clock)
+    assert had_all - now >= SETTLE_S / 2, "each second counts twice by now"
