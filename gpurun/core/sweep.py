@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, product
+from itertools import chain, islice, product
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ Sampler = Literal["grid", "random", "tpe"]
 SAMPLERS = ("grid", "random", "tpe")
 USUAL_TRIALS, MOST_TRIALS = 20, 1000
 MOST_LOOKED_AT = 256
-"""So many combinations are resolved before anything is rented; of more, the first."""
+"""So many combinations are resolved before anything is rented."""
 LOG_FROM = 10
 """Between two numbers of which one is so many times the other, a value is drawn by its logarithm."""
 
@@ -67,14 +67,30 @@ class Sweep(Frozen):
         return prod(listed) if len(listed) == len(self.space) else None
 
     def corners(self) -> Iterator[dict[str, str]]:
-        """Yield combinations to look at beforehand: all of a small grid, of a range its ends."""
+        """Yield combinations to look at beforehand: all of a small grid, of a range its ends.
+
+        Of more than can be looked at each value once, and then the least and the greatest of all with one another.
+        """
         values = [axis.ends if isinstance(axis, Range) else axis for axis in self.space.values()]
-        for found in islice(product(*values), MOST_LOOKED_AT):
-            yield dict(zip(self.space, found, strict=True))
+        first = [listed[0] for listed in values]
+        found: Iterator[Sequence[str]] = product(*values)
+        if prod(map(len, values)) > MOST_LOOKED_AT:
+            each = ([*first[:at], value, *first[at + 1 :]] for at, listed in enumerate(values) for value in listed)
+            found = chain(each, islice(product(*map(_extremes, values)), MOST_LOOKED_AT))
+        for combination in found:
+            yield dict(zip(self.space, combination, strict=True))
 
     def words(self) -> list[str]:
         """Return the settings as a person reads them."""
         return [f"{name} {_axis_words(axis)}" for name, axis in self.space.items()]
+
+
+def _extremes(values: Sequence[str]) -> tuple[str, str]:
+    """Return the least and the greatest of values that are numbers; of others the first and the last."""
+    try:
+        return min(values, key=float), max(values, key=float)
+    except ValueError:
+        return values[0], values[-1]
 
 
 def _axis_words(axis: Axis) -> str:

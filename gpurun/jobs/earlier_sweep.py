@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -
             hint = f"The best of them trains on: gpurun train --from {run.name} --set train.steps=N"
         raise UsageError("continue.finished", f"{run.name} has tried all its {sweep.trials} trials.", hint=hint)
     for file in files:
-        name = raw_name(str(file["name"])).decode().removeprefix(_PLACE)
+        name = os.fsdecode(raw_name(str(file["name"]))).removeprefix(_PLACE)
         source, target = run.unchanged(file), into / name
         make_private(target.parent)
         shutil.copyfile(source, target)
@@ -104,9 +105,15 @@ class EarlierTrial(EarlierRun):
     def files(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the files of the trial that came home, as the list that its trainer wrote has them."""
         home = {str(file["name"]): file for file in super().files("checkpoint", "output")}
-        listed = _object(self, home.get(f"{self._place}MANIFEST.json")).get("files", [])
-        here = [file for file in listed if file["kind"] in kinds and f"{self._place}{file['name']}" in home]
-        return [file for file in here if home[f"{self._place}{file['name']}"]["sha256"] == file["sha256"]]
+        listed = _object(self, home.get(f"{self._place}MANIFEST.json")).get("files")
+        told = [file for file in listed if isinstance(file, dict)] if isinstance(listed, list) else []
+        found = []
+        for file in told:
+            brought = home.get(f"{self._place}{file.get('name')}")
+            is_same = brought is not None and file.get("sha256") == brought["sha256"]
+            if is_same and file.get("kind") in kinds and type(file.get("step")) is int:
+                found.append(file)
+        return found
 
     def unchanged(self, file: dict[str, Any]) -> Path:
         """See `EarlierRun.unchanged`."""

@@ -123,6 +123,7 @@ class RecipeSweep(TrainerProposal):
         forms = [self.resolved]
         for self.request in others:
             forms.append(self._form())
+        self._forms = forms
         self.resolved = max(forms, key=_work)
         self._largest = max(forms, key=_memory)
         self.request = request
@@ -135,9 +136,9 @@ class RecipeSweep(TrainerProposal):
         vocab = data.vocab_size if data else vocabulary_of(self.resolved)
         offers = [one.offer for one in quoted.candidates]
         self._one = {offer: self._estimate(offer, place, vocab) for offer in offers}
-        fits = [self._share(offer) for offer in offers if self._one[offer].fits]
+        fits = [self._room(offer) for offer in offers if self._one[offer].fits]
         cards = max(1, min((offer.gpu_count for offer in offers), default=1))
-        self._at_once = min(self.sweep.trials, cards * (self.sweep.at_once or min(fits, default=1)))
+        self._at_once = min(self.sweep.trials, cards * (self.sweep.at_once or min([MOST_SHARED, *fits])))
         if fits and self.sweep.at_once > min(fits):
             peak = max(one.peak_bytes for one in self._one.values() if one.fits)
             what = f"{self.sweep.at_once} trials of {peak / GIB:.1f} GiB each are more than a card has."
@@ -189,13 +190,14 @@ class RecipeSweep(TrainerProposal):
         return own.told(*_notes(plan))
 
     def _trial(self, data: DataSummary | None) -> TrainerJob:
-        """Return the job of one trial."""
+        """Return the job of one trial: what takes longest, with as many parameters as any of them has."""
+        vocab = data.vocab_size if data else vocabulary_of(self.resolved)
         return TrainerJob(
             recipe=self.resolved.name,
             recipe_sha256=self.resolved.sha256,
             form=self.resolved.form,
             resolved=self.resolved.record,
-            parameters=self.resolved.parameters(data.vocab_size if data else vocabulary_of(self.resolved)),
+            parameters=max(form.parameters(vocab) for form in self._forms),
         )
 
     def _estimate(self, offer: Offer, place: Place, vocab: int) -> Estimate:
@@ -211,11 +213,11 @@ class RecipeSweep(TrainerProposal):
             return room
         return time.model_copy(update={"peak_bytes": room.peak_bytes, "micro_batch": room.micro_batch})
 
-    def _share(self, offer: Offer) -> int:
+    def _room(self, offer: Offer) -> int:
         """Return how many trials fit on one card; on a machine without one they would only share its cores."""
         if not offer.gpu_count:
             return self.sweep.at_once or 1
-        return max(1, min(MOST_SHARED, int(usable_bytes(offer) / self._one[offer].peak_bytes)))
+        return max(1, int(usable_bytes(offer) / self._one[offer].peak_bytes))
 
     def _judged(self, offer: Offer, place: Place, quoted: Quote) -> Candidate:
         """Return an offer with the lease that all trials want, or as many as the cap pays for, at least one."""

@@ -85,6 +85,7 @@ def test_trials_that_a_card_cannot_hold_are_refused(tmp_path: Path) -> None:
         planned(tmp_path, "gpt2-124m", sets=("model.width=768,98304",))
     with pytest.raises(UsageError, match="more than a card has"):
         planned(tmp_path, "gpt2-124m", at_once=8)
+    assert planned(tmp_path, "mini-gpt", at_once=12).processes == 12
     with pytest.raises(UsageError, match="one card"):
         planned(tmp_path, "mini-gpt", "2x8xA100")
 
@@ -93,6 +94,14 @@ def test_its_checkpoints_and_its_disk_are_counted_for_all_that_is_kept(tmp_path:
     one, three = (planned(tmp_path, "shakespeare-char", keep=keep).job for keep in (1, 3))
     assert three.home_bytes == 3 * one.home_bytes
     assert three.disk_gb > one.disk_gb > 0
+
+
+def test_of_very_many_combinations_each_value_and_the_greatest_together_are_looked_at() -> None:
+    axes = dict(parse_axis(f"{name}=2,9,10,1") for name in "abcdef")
+    looked_at = list(make_sweep(axes, {"sampler": "random", "trials": 5}).corners())
+    assert len(looked_at) < 200
+    assert dict.fromkeys("abcdef", "10") in looked_at
+    assert all(any(one[name] == value for one in looked_at) for name in "abcdef" for value in ("2", "9", "10", "1"))
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,8 @@ class RunningSweep:
                 if trial.child.poll() is not None:
                     self.running.remove(trial)
                     self.close(trial)
+                elif self.is_stopped and not trial.is_ending:  # It was being started as the stop came.
+                    self.end_stopped(trial)
                 elif self.is_beaten(trial):
                     trial.end("nan" if trial.row.is_lost else "pruned")
             while not self.is_over() and len(self.running) < self.order["at_once"]:
@@ -454,8 +456,12 @@ class RunningSweep:
             return
         self.is_stopped = True
         for trial in self.running:
-            trial.end("stopped", getattr(signal, "SIG" + self.order["stop_signal"]))
+            self.end_stopped(trial)
         threading.Thread(target=self.kill, daemon=True).start()
+
+    def end_stopped(self, trial: Trial) -> None:
+        """Ask a trial to save and end."""
+        trial.end("stopped", getattr(signal, "SIG" + self.order["stop_signal"]))
 
     def kill(self) -> None:
         """End those that did not end by themselves."""
