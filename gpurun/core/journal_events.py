@@ -205,7 +205,8 @@ class CreateIntended(JournalEvent):
     """A machine is going to be asked for: on disk before the request leaves, with all that money is reckoned by.
 
     `account` is a mark of whose key asks, `deadline_wall` by this machine's clock. `offer` is as it was approved.
-    `sends_itself`: the job may send what nobody here counts. `hold_s`: how long it may be held for what is not at home.
+    `spent_micros`: what earlier askings have cost of the same sum, where that is anything. `sends_itself`: the job may
+    send what nobody here counts. `hold_s`: how long it may be held for what is not at home.
     """
 
     event = Event.CREATE_INTENDED
@@ -221,6 +222,7 @@ class CreateIntended(JournalEvent):
     billing_unit_s: int
     least_billed_s: Seconds = 0
     worst_micros: int
+    spent_micros: int = 0
     lease: AgreedLease
     hold_s: Number = 0
     timer_shares_key: bool | None = None

@@ -150,6 +150,7 @@ class CreateAttempt(Frozen):
     """One asking for a machine: what it costs an hour, what else beside it (disk, address), and what became of it.
 
     `answer` is "" until there was one, then "made" or "refused"; "unseen" where it was lost, and nothing was found.
+    `spent_micros` is what the askings before it have cost of the same sum.
     `leg` is the leg of the run that it was for.
     """
 
@@ -160,6 +161,7 @@ class CreateAttempt(Frozen):
     beside_micros_per_hour: Micros
     billing_unit_s: int
     worst_micros: Micros
+    spent_micros: Micros
     at: Moment
     answer: str = ""
     leg: int = 1

@@ -233,6 +233,7 @@ def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
         beside_micros_per_hour=Micros(intent.beside_micros_per_hour),
         billing_unit_s=intent.billing_unit_s,
         worst_micros=Micros(intent.worst_micros),
+        spent_micros=Micros(intent.spent_micros),
         at=Moment.of(record),
         leg=leg,
     )
@@ -386,11 +387,7 @@ def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[s
         )
         return {**proven, "failure": failure}
     nothing: dict[str, Any] = {"token": "", "instance": None, "deadline_wall": None, "moves_on": ""}
-    # The next machine has so much less of the cap.
-    passed = Extra(token=state.token, ended=Moment.of(record))
-    name = state.instance.id if state.instance is not None else state.token
-    extras = {**proven["extras"], name: passed}
-    return {**proven, "phase": Phase.OPENED, "passed_over": state.passed_over + 1, "extras": extras, **nothing}
+    return {**proven, "phase": Phase.OPENED, "passed_over": state.passed_over + 1, **nothing}
 
 
 def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, Any]:

@@ -364,7 +364,7 @@ def real_seconds(lease_left_s: float, state: RunState, plan: Plan, clock: Clock)
         lived_s = asked.at.seconds_until(extra.ended or now) + (tail_s if extra.ended is None else 0.0)
         share = ratio_of(total(asked.micros_per_hour, asked.beside_micros_per_hour), price)
         taken_s += share * (lived_s + asked.billing_unit_s)
-    spare_s = seconds_within(left_of(cap, own.worst_micros), price)
+    spare_s = seconds_within(left_of(cap, total(own.worst_micros, own.spent_micros)), price)
     return min(lease_left_s, (lease_left_s + spare_s - taken_s) / burn)
 
 

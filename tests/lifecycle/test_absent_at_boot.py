@@ -10,7 +10,7 @@ import pytest
 from gpurun.core.clock import VirtualClock
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_records import Dearer, Event
-from gpurun.core.money import times
+from gpurun.core.money import Micros, seconds_within, times
 from gpurun.core.paths import Home
 from gpurun.core.records import Instance, InstanceState, Order
 from gpurun.core.stop_request import ask_to_stop
@@ -206,10 +206,15 @@ def test_what_was_passed_over_is_less_for_a_machine_that_grows_dearer(market: Ma
     never_was(market)
     assert market.supervise() is ExitCode.DONE
     records = market.records
+    spent = Micros(market.all_of(Event.CREATE_INTENDED)[1]["spent_micros"])
     second = [one.seq for one in records if one.event is Event.CREATE_OBSERVED][1]
     state = replay_journal("fox-41", [one for one in records if one.seq <= second])
     plan, clock = market.plan, VirtualClock(records[second].wall)
     dearer = Dearer(micros_per_hour=times(plan.offer.rate_micros_per_hour, 2), since_wall=clock.wall())
-    now = real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,)}), plan, clock)
-    had_all = real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "extras": {}}), plan, clock)
-    assert had_all - now >= SETTLE_S / 2, "each second counts twice by now"
+    now, had_all = (
+        real_seconds(3600.0, state.model_copy(update={"dearer": (dearer,), "asked": asked}), plan, clock)
+        for asked in (state.asked, {state.token: state.asked[state.token].model_copy(update={"spent_micros": 0})})
+    )
+    at_twice_the_price = seconds_within(spent, plan.offer.rate_micros_per_hour) / 2
+    assert at_twice_the_price > 0
+    assert had_all - now == pytest.approx(at_twice_the_price, abs=1.0)

@@ -18,7 +18,7 @@ from gpurun.core.journal_events import (
 )
 from gpurun.core.journal_records import PASSES_OVER, RunState
 from gpurun.core.machine_token import make_token, parse_token
-from gpurun.core.money import Micros, format_usd, total
+from gpurun.core.money import Micros, format_usd, left_of, total
 from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.run_plan import Mode, Plan
 from gpurun.ledger.journal import read_journal
@@ -70,8 +70,9 @@ def create(state: RunState, context: Context) -> Iterator[Note]:
     account = _account_asked(context.provider)
     _refuse_beside_another(state, context)
     context.raise_if_stopped(state)
-    order, asked_wall = _order(state, context), context.clock.wall()
-    yield _intent(order, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
+    spent = _spent_before(state, context)
+    order, asked_wall = _order(spent, state, context), context.clock.wall()
+    yield _intent(order, spent, context, account, asked_wall + context.plan.lease.queue_s + order.lease_s)
     unsent = ""
     if context.clock.wall() > asked_wall + LATE_S:
         unsent = "it was not sent: this machine slept, and the deadline in it is too near"
@@ -204,13 +205,17 @@ def _before(last: str, context: Context) -> str:
     return f" Before that, {'; '.join(shown)}." if shown else ""
 
 
-def _order(state: RunState, context: Context) -> Order:
+def _spent_before(state: RunState, context: Context) -> Micros:
+    """Return what the machines before this one have cost at most: one that was gone is paid as well."""
+    if state.leg == 1 and not any(asked.answer == "made" for asked in state.asked.values()):
+        return Micros(0)
+    return spent_at_most(state, read_journal(context.folder.journal).records, state.leg)
+
+
+def _order(spent: Micros, state: RunState, context: Context) -> Order:
     """A new token and an absolute deadline, checked against the cap once more before anything is sent."""
     plan = context.plan
-    # What another offer has cost before its machine was gone is paid as well.
-    worst = plan.worst_micros
-    if state.leg > 1 or any(asked.answer == "made" for asked in state.asked.values()):
-        worst = total(worst, spent_at_most(state, read_journal(context.folder.journal).records, state.leg))
+    worst = total(plan.worst_micros, spent)
     if plan.cap_micros is not None and worst > plan.cap_micros:
         raise NoOffer(
             "cap.too_small",
@@ -245,10 +250,12 @@ def disk_gb_of(plan: Plan) -> int:
     return disk_gb_on(plan.offer.provider, plan.job.disk_gb)
 
 
-def _intent(order: Order, context: Context, account: str, deadline_wall: float) -> CreateIntended:
+def _intent(order: Order, spent: Micros, context: Context, account: str, deadline_wall: float) -> CreateIntended:
     plan = context.plan
+    # What a leg may cost is what the legs before it have left already.
+    beside = left_of(spent, plan.leg.spent_micros) if plan.leg is not None else spent
     hourly, once_only = beside_rate(plan.offer, plan.job.home_bytes, order.disk_gb)
-    return CreateIntended(
+    intent = CreateIntended(
         attempt=order.attempt,
         token=order.token,
         provider=plan.offer.provider,
@@ -266,6 +273,7 @@ def _intent(order: Order, context: Context, account: str, deadline_wall: float) 
         timer_shares_key=isinstance(context.provider, Guarded) and context.provider.guard_shares_key,
         deadline_wall=deadline_wall,
     )
+    return intent.model_copy(update={"spent_micros": beside}) if beside > 0 else intent
 
 
 def _look_for(state: RunState, context: Context) -> Iterator[Note]:
