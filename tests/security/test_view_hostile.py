@@ -141,8 +141,9 @@ def test_records_that_quote_the_far_side_are_told_harmlessly() -> None:
         for raw in HOSTILE.values():
             text = raw.decode("utf-8", "replace")
             keys = ("message", "code", "id", "answer", "reason", "outcome", "step", "state", "recipe", "sha256", "how")
-            how = {"how": "save"} if event is Event.STOP_REQUESTED else {}  # Any other word is damage of the journal.
-            told = samples.record(1, event, samples.NOW, {**dict.fromkeys(keys, text), **how})
+            # Anything else there is damage of the journal.
+            own = {Event.STOP_REQUESTED: {"how": "save"}, Event.LEG_PLANNED: {"step": 3}}.get(event, {})
+            told = samples.record(1, event, samples.NOW, {**dict.fromkeys(keys, text), **own})
             assert offenders("".join(view.update([told], [], samples.NOW))) == []
             assert "\x1b" not in record_json(told)
 

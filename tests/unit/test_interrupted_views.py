@@ -96,7 +96,7 @@ def test_ctrl_c_at_the_price_question_is_free_and_not_a_refusal(
     monkeypatch.setattr(Session, "interactive", property(lambda self: True))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=Mock(side_effect=KeyboardInterrupt)))
     priced = Mock(worst_micros=4_000_000, most_micros=4_000_000, mode=Mode.PAID)
-    priced.job.python = ""
+    priced.job.python, priced.choices.keep_going = "", False
     monkeypatch.setattr("gpurun.cli.commands.plan.plan_run", lambda *_, **__: priced)
     monkeypatch.setattr("gpurun.cli.commands.plan.shown", lambda *_: "the plan")
     monkeypatch.setattr(sys, "argv", ["gpurun", "train", "mini-gpt", "--max-cost", "5"])

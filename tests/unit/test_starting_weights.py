@@ -236,10 +236,10 @@ def test_damaged_and_foreign_tokeniser_weights_are_refused_here(shards: Path) ->
     lying = [len(header).to_bytes(8, "little") + header for header in (nested, endless)]
     for damaged in (whole[:-1], whole + b"\0", b"version https://git-lfs.github.com/spec/v1\n", b"", *lying):
         path.write_bytes(damaged)
-        with refusal(UsageError, "weights.unfit", "426,744", "426,743"):
+        with refusal(UsageError, "weights.unfit", f"{path.name} is not a whole safetensors file"):
             started(data, recipe(path.name))
     torch.save({"wte.weight": torch.zeros(2, 2)}, path)
-    with refusal(UsageError, "weights.unfit", "426,744", "426,743"):
+    with refusal(UsageError, "weights.unfit", f"{path.name} is not a whole safetensors file"):
         started(data, recipe(path.name))
 
 

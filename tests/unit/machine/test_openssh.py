@@ -455,7 +455,7 @@ def incidents(folder: RunFolder) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_master_and_goes_on_over_the_one_that_a_person_opens(
+def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
     masters: list[Master], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
