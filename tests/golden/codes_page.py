@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,24 +32,30 @@ class Entry:
     hint: str
 
 
-def entries() -> list[Entry]:
+@cache
+def trees() -> tuple[ast.Module, ...]:
+    """Return the source, parsed."""
+    return tuple(ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "gpurun").rglob("*.py")))
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
     """Return every place that raises or records a code, in the order of the codes."""
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "gpurun").rglob("*.py"))}
     classes = {
         node.name: [ast.unparse(base) for base in node.bases]
-        for tree in trees.values()
+        for tree in trees()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
     shared = {
         name: value
-        for tree in trees.values()
+        for tree in trees()
         for name, value in _assigned(tree.body).items()
         if name.isupper() and isinstance(value, ast.Constant)
     }
-    found = [entry for tree in trees.values() for entry in _in_tree(tree, classes, shared)]
+    found = [entry for tree in trees() for entry in _in_tree(tree, classes, shared)]
     found = [entry for entry in found if entry.code not in FILLED_IN]
-    return sorted(dict.fromkeys(found), key=lambda entry: (entry.code, entry.raised, entry.what))
+    return tuple(sorted(dict.fromkeys(found), key=lambda entry: (entry.code, entry.raised, entry.what)))
 
 
 def _in_tree(tree: ast.Module, classes: dict[str, list[str]], shared: dict[str, ast.expr]) -> Iterator[Entry]:

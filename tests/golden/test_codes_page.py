@@ -6,7 +6,8 @@ import ast
 import os
 import re
 
-from codes_page import CODE, GAP, ROOT, Entry, entries
+import pytest
+from codes_page import CODE, GAP, ROOT, Entry, entries, trees
 
 from gpurun.core import errors
 from gpurun.core.journal_events import Event
@@ -18,6 +19,7 @@ Made from the source: each code that stands in brackets below a message, in `err
 receipt's incidents, with the exit code, what it says (… stands for what depends on the case) and what to do.
 By a symptom: [Troubleshooting](TROUBLESHOOTING.md).
 """
+pytestmark = pytest.mark.xdist_group("codes")
 NO_CODE = re.compile(
     r"trainer\.\w+|memory\.\w+|path\.simplify|\w+\.(json|jsonl|toml|log|lock|py|bin|pkl|yaml|pub|sh)|set\.unknown_key"
 )
@@ -117,8 +119,8 @@ def test_no_code_is_missing_on_the_page() -> None:
     families = {code.partition(".")[0] for code in known}
     missing = {
         node.value
-        for path in sorted((ROOT / "gpurun").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for tree in trees()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
         if node.value.partition(".")[0] in families and node.value not in known
     }

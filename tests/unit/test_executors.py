@@ -44,6 +44,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:placement_group:DeprecationWarning")
+@pytest.mark.process
 @pytest.mark.parametrize("executor", ["datatrove", pytest.param("ray", marks=pytest.mark.slow)])
 def test_without_duplicates_every_executor_gives_the_same_bytes(
     tmp_path: Path, corpus: Path, executor: str, monkeypatch: pytest.MonkeyPatch

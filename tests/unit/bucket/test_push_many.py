@@ -22,6 +22,7 @@ from gpurun.remote.s3.pushed_files import read_pushed
 from gpurun.remote.s3.s3_client import Bucket
 from tests.any_names import below
 
+pytestmark = pytest.mark.boto
 PLACE, KEY, SLOT_BYTES = "team/gpt/runs/fox-41/gr-1", "k" * 64, 1 << 20
 
 
