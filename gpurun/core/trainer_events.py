@@ -152,9 +152,14 @@ class TrialEvent(TrainerEvent):
         return self.state == "running" and self.step is not None
 
     @property
-    def rank(self) -> float:
-        """The figure that orders trials, the best first; one without a result comes last."""
-        return self.result if self.result is not None and self.state in ("done", "stopped") else float("inf")
+    def is_ranked(self) -> bool:
+        """Whether it has a result that may be the best."""
+        return self.result is not None and self.state in ("done", "stopped")
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """What orders trials, the best first, as the machine keeps them: a finished one comes before a stopped one."""
+        return not self.is_ranked, self.state != "done", self.result if self.result is not None else 0.0
 
 
 @dataclass(frozen=True)

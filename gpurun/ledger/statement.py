@@ -8,7 +8,6 @@ rests on: "measured" (this laptop's clock), "provider-reported", "instance-repor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any, cast
 
 from gpurun.core.clock import utc
@@ -347,7 +346,7 @@ def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> TrialsTold:
         if event.is_restored:
             row["restored"] = True
         rows.append(row)
-    ranked = [event for event in evidence.trials if event.rank != inf]
+    ranked = [event for event in evidence.trials if event.is_ranked]
     best = min(ranked, key=lambda event: (event.rank, event.trial), default=None)
     return {"is": FROM_INSTANCE, "best": best.trial if best else None, "rows": rows}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
-
 from gpurun.core.clock import local_minute, local_time
 from gpurun.core.money import Micros, format_usd, percent_of, share_of
 from gpurun.core.places import place_facts
@@ -273,7 +271,7 @@ def _trials(screen: Screen, style: Style, now: float, most: int) -> list[Line]:
             seconds=event.seconds,
             micros=share_of(spent, 0.0 if event.is_restored else event.seconds or 0.0, whole_s),
             why=event.why,
-            is_best=event is best and event.rank != inf,
+            is_best=event is best and event.is_ranked,
         )
         for event in events
     ]

@@ -53,9 +53,9 @@ def trial_table(trials: Sequence[TrialLine], style: Style, *, most: int) -> list
     return lines[:most]
 
 
-def _key(one: TrialLine) -> float:
+def _key(one: TrialLine) -> tuple[bool, bool, float]:
     is_ranked = one.loss is not None and one.state in ("done", "stopped")
-    return one.loss if is_ranked and one.loss is not None else float("inf")
+    return not is_ranked, one.state != "done", one.loss or 0.0
 
 
 def _cells(one: TrialLine) -> list[Span]:

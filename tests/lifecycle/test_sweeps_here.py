@@ -124,7 +124,6 @@ def test_the_laptop_dies_in_the_fifth_trial_and_a_resume_ends_with_twelve_rows(p
     assert person.holds()
 
 
-@pytest.mark.slow
 def test_a_stop_keeps_the_best_and_another_sweep_tries_what_is_left(person: Person) -> None:
     words = (*TWELVE, "python", "train.py", "--lr", "{lr}", "--width", "{width}", "--pause", "0.05")
     assert sweeps(person, "--detach", *words).returncode == 0

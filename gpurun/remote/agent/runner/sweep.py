@@ -392,11 +392,7 @@ class RunningSweep:
         self.ended(row)
 
     def ended(self, row: Row) -> None:
-        """Write down that a trial is over, before anything else is begun."""
-        kept = {"%03d" % one.number for one in self.best()}
-        for name in os.listdir(os.path.join(self.folder, BEST)):
-            if name not in kept:
-                shutil.rmtree(os.path.join(self.folder, BEST, name), ignore_errors=True)
+        """Write down that a trial is over, before anything is removed or begun."""
         over = [one for one in self.rows.values() if one.state != "running"]
         failed = [one for one in over if one.state == "failed"]
         if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
@@ -404,6 +400,10 @@ class RunningSweep:
             for trial in self.running:
                 trial.end("stopped")
         self.write()
+        kept = {"%03d" % one.number for one in self.best()}
+        for name in os.listdir(os.path.join(self.folder, BEST)):
+            if name not in kept:
+                shutil.rmtree(os.path.join(self.folder, BEST, name), ignore_errors=True)
         self.tell(row)
         self.progress(row)
         self.learn(row)
@@ -414,9 +414,12 @@ class RunningSweep:
             self.sampler.tell(row.params, row.result)
 
     def best(self) -> list[Row]:
-        """The rows whose files are kept, the best first."""
+        """The rows whose files are kept, the best first; one that was stopped comes after all that are done.
+
+        It may have told a lower loss and written nothing yet: no finished trial's files are removed for it.
+        """
         ranked = [row for row in self.rows.values() if row.state in ("done", "stopped") and row.result is not None]
-        return sorted(ranked, key=lambda row: (row.result, row.number))[: self.order["keep"]]
+        return sorted(ranked, key=lambda row: (row.state != "done", row.result, row.number))[: self.order["keep"]]
 
     def write(self) -> None:
         """Replace the table of all trials."""
