@@ -109,6 +109,10 @@ class Bounds:
         if request.mode is Mode.LOCAL or (request.mode is Mode.REHEARSAL and (command is not None or choices.setup)):
             what = "Code of yours does not run on this computer under a mandate"
             raise self._refusal("local", what, "Leave out --dry-run and --provider local; gpurun plan spends nothing.")
+        most, typed = self.mandate.rate_max_micros_per_hour, choices.max_rate_micros
+        if most is not None and typed is not None and typed > most:  # The next machines of a run may cost so much.
+            what = f"--max-rate {typed / 1e6:g} is above {format_rate(most)}"
+            raise self._refusal("rate", what, f"Take --max-rate {most / 1e6:g} or less.")
         if choices.spot and not self.mandate.spot:
             raise self._refusal("spot", "This mandate has no spot machines", "Leave --spot out.")
         if choices.image and choices.image not in self.mandate.images:

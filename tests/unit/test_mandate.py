@@ -354,6 +354,9 @@ def test_a_plan_is_made_on_what_the_mandate_lets_be_rented(
     assert (made["offer"]["gpu"], made["cap_micros"], made["mandate"]) == ("T4", usd(1), tight.id)
     for gpu, code in (("8xA100", "mandate.card"), ("1xA10G", "mandate.card"), ("1xL4", "mandate.rate")):
         assert code in gpurun("plan", "mini-gpt", "--gpu", gpu, "--json").stdout, gpu
+    moving = ("plan", "mini-gpt", "--gpu", "1xT4", "--keep-going", "--json", "--max-rate")
+    assert "mandate.rate" in gpurun(*moving, "0.71").stdout, "its next machines may cost so much"
+    assert "mandate.rate" not in gpurun(*moving, "0.70").stdout
 
 
 def test_nothing_of_it_is_loaded_where_there_is_none(home: Home) -> None:
