@@ -107,9 +107,20 @@ def with_state(mine: RunFolder, theirs: RunFolder, **edits: Any) -> None:
 @pytest.mark.parametrize(
     ("edits", "hides", "says"),
     [
-        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "step 1, taken again, has loss"),
-        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True, "the events have no loss of step 1"),
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, False, "taken again, has loss"),
+        ({"kind": "NVIDIA A100-SXM4-80GB | torch 2.13.0"}, True, "the events have no loss of step"),
+        ({"processes": 2}, False, "taken again, has loss"),
         ({"processes": 2}, True, "and the trainer tells it"),
+        ({}, False, "taken again, has loss"),
+        ({}, True, "and the trainer tells it"),
+    ],
+    ids=[
+        "a card",
+        "a card, no first steps",
+        "two processes",
+        "two, no first steps",
+        "resumed",
+        "resumed, no first steps",
     ],
 )
 def test_a_classmates_training_under_ones_own_challenge_is_found(
@@ -120,6 +131,10 @@ def test_a_classmates_training_under_ones_own_challenge_is_found(
     mine, theirs = (trained(tmp_path / name, tmp_path / "text.txt", f"ml-2026-{name}") for name in ("ada", "bob"))
     as_own(mine, theirs)
     with_state(mine, theirs, **edits)
+    if not edits:  # It says that it went on from where nothing shows.
+        told = [json.loads(line) for line in mine.events.read_text().splitlines()]
+        told.append({**next(one for one in told if one["kind"] == "start"), "step": 150, "resumed_from": 150})
+        mine.events.write_text("".join(json.dumps(one) + "\n" for one in told))
     if hides:
         without_first_steps(mine)
     for name in ("000300.model.safetensors", "000300.state.json"):

@@ -13,14 +13,19 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from gpurun.core.clock import VirtualClock
 from gpurun.core.records import canonical
 from gpurun.ledger.signing import load_signer, make_envelope, payload_of
+from gpurun.readers import roster_audit
 from gpurun.readers.evidence.card import INDEX, NoCard, read_card
 from gpurun.readers.evidence.class_check import CardRow, check_class
 from gpurun.readers.evidence.roster import ClassTask, new_roster
+from gpurun.readers.replay import Replayed
+from gpurun.readers.roster_audit import audit_roster
 from tests.command_line import gpurun
 from tests.unit.class_samples import STATE_NAME, Lab, a_class, pack_again
 from tests.unit.ledger_samples import WEIGHTS
@@ -291,6 +296,41 @@ def test_under_strict_a_machine_of_no_provider_is_a_problem(own_home: Path, tmp_
     Lab(tmp_path, 0, "", endpoint="http://127.0.0.1:4010").hand_in(tmp_path / "cards")
     asked = ("audit", "--roster", str(tmp_path / "cards"))
     assert (gpurun(*asked).returncode, gpurun(*asked, "--strict").returncode) == (0, 10)
+
+
+@pytest.fixture
+def three_cards(tmp_path: Path) -> Path:
+    for number, student in enumerate(a_class(3).students):
+        Lab(tmp_path, number, student.challenge).hand_in(tmp_path / "cards")
+    return tmp_path / "cards"
+
+
+def test_ctrl_c_ends_the_computing_and_keeps_what_was_found(three_cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Replayed | type[BaseException]] = [Replayed(checked=("as told",), extent="all"), KeyboardInterrupt]
+    monkeypatch.setattr(roster_audit, "_replayed", Mock(side_effect=answers))
+    said: list[str] = []
+    rows = audit_roster(three_cards, "", VirtualClock(), said.append, replay=True, require_replay=False)
+    assert [row.replayed for row in rows] == ["all", "nothing", "nothing"]
+    assert [sum("interrupted" in note for note in row.notes) for row in rows] == [0, 1, 1]
+    assert not any(row.problems for row in rows)
+    first_done = said.index("  replayed: all")
+    assert [one.partition(" ")[0] for one in said[:3]] == ["1/3", "2/3", "3/3"], "told as they come"
+    assert first_done == 3, "before the second is computed"
+
+
+def test_one_card_cannot_cost_a_folder_more_than_its_time(three_cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, limits = VirtualClock(), list[float]()
+
+    def for_ever(row: CardRow, place: Path, say: Callable[[str], None], limit_s: float) -> Replayed:
+        limits.append(limit_s)
+        clock.sleep(limit_s)
+        return Replayed.nothing("it takes long")
+
+    monkeypatch.setattr(roster_audit, "_replayed", for_ever)
+    rows = audit_roster(three_cards, "", clock, lambda _: None, replay=True, require_replay=False)
+    assert limits == [300.0, 240.0], "a card five minutes, a folder two a card and three more"
+    assert "the time for this folder is over" in rows[2].notes[-1]
+    assert not any(row.problems for row in rows)
 
 
 def test_an_honest_learner_who_hands_in_twice_is_not_accused(tmp_path: Path) -> None:
