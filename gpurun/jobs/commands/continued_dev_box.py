@@ -67,7 +67,8 @@ def with_last_folder(command: Command, request: Request, home: Home, work: Path)
         raise run.altered("the uploaded folder")
     shutil.copytree(uploaded, work, dirs_exist_ok=True)
     for name in _removed(run):
-        (work / name).unlink(missing_ok=True)
+        if (work / name).is_file():  # The machine's word may name a folder.
+            (work / name).unlink()
     files = [file for file in run.files("output", "checkpoint") if str(file["name"]).startswith(_FOLDER)]
     for file in files:
         target = work / os.fsdecode(raw_name(str(file["name"]))).removeprefix(_FOLDER)
