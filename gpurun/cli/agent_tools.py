@@ -269,7 +269,7 @@ class AgentDesk:
         if begun is not None and not begun.done() and not self.session.home.run(run).plan.exists():
             return {"run": run, "state": "being planned", "is_over": False, "owner": "this server"}
         if begun is not None and begun.done():
-            del self._under_way[run]
+            self._under_way.pop(run, None)  # Another call may have been told of it at the same moment.
             begun.result()
         self.bounds.demand_own(run)
         sight = look_at_run(self.session.home, run)
