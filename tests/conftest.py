@@ -56,7 +56,9 @@ for _name in ("_load_service_model", "_create_client_class"):
 
 # What a test module starts, by the names in it; `make quick` leaves these out.
 _STARTS = {
-    "process": re.compile(r"\b(subprocess|multiprocessing|Popen|LocalMachine|LocalProvider|tiny_runs|somebody|Box)\b"),
+    "process": re.compile(
+        r"\b(subprocess|multiprocessing|Popen|LocalMachine|LocalProvider|ScriptedSlurm|tiny_runs|somebody|Box)\b"
+    ),
     "torch": re.compile(r"^ *(from|import) (torch|trainer)\b", re.MULTILINE),
     "sshd": re.compile(r"\bsshd\b"),
     "plots": re.compile(r"\b(matplotlib|report_samples)\b"),
