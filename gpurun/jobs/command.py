@@ -1,4 +1,4 @@
-"""A command of the user's own, in a copy of its folder: the job of `gpurun run`."""
+"""The user's own command, in a copy of its folder: the job of `gpurun run`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from gpurun.view.number_format import short_hash
 _OUTPUTS = "outputs/"
 _PACKAGE = "bundle/gpurun/remote/agent"
 _ORDER = ("outputs", "checkpoints", "total_steps", "secrets", "stop_signal", "grace_s", "executable", "imports")
-"""What of a command its runner reads on the machine; values of secrets are nowhere in it."""
+"""The fields of a command that the runner reads on the machine. They never contain the value of a secret."""
 LOOK_S, HERE_LOOK_S = 20.0, 3.0
-"""For how long a command's results are looked for outside of its folder; here nothing of them is lost."""
+"""How long to search for a command's results outside its folder; less on this computer, where they stay anyway."""
 _NO_GIT = re.compile(r"not a git repository|InvalidGitRepositoryError|\bgit\b[^\n]{0,80}exit status 128", re.I)
 
 
 class CommandJob(Job):
-    """A `command`, of which nobody here knows how long it takes; it has a runner of ours on the machine."""
+    """A `command` whose duration is not known in advance; gpurun's own runner starts it on the machine."""
 
     kind: ClassVar[str] = "command"
     terms: ClassVar[JobTerms] = COMMAND
@@ -59,11 +59,11 @@ class CommandJob(Job):
 
     @property
     def can_resume(self) -> bool:
-        """See `Job.can_resume`: what it can continue from has to be named."""
+        """See `Job.can_resume`: true if --checkpoint-glob names its checkpoints."""
         return bool(self.command.checkpoints)
 
     def resumed(self, leg: Leg) -> CommandJob:
-        """Return the command as it continues from the checkpoint of a leg, or from where it began."""
+        """Return the command set to continue from the leg's checkpoint; unchanged if the leg has none."""
         if not leg.files:
             return self
         names = [place for place, _ in _checkpoint_of(leg)]
@@ -115,11 +115,11 @@ class CommandJob(Job):
         return Workload(argv, uploads, env, has_runner=True, allowed=tuple(self._let_in(uploads)))
 
     def digest(self, plan: Plan, trainer: Path) -> str:
-        """Return one digest over the command's folder: the names of its files and what is in them."""
+        """Return one digest of the names and contents of the files in the command's folder."""
         return digest_json(_file_digests(Path(plan.data.beside) / "work"))
 
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
-        """Return the files that the command names, of the folder that was uploaded, and the commit there."""
+        """Return the uploaded files that the command names, and the folder's git commit; [] if the folder changed."""
         digests = _file_digests(beside / "work")
         if digest_json(digests) != plan.bundle_sha256:
             return []
@@ -130,15 +130,15 @@ class CommandJob(Job):
         return [*files, *([("Commit", f"{self.command.commit}, as git had it")] if self.command.commit else [])]
 
     def opened(self) -> dict[str, Any]:
-        """Return the command's words, and the names of its variables without a value."""
+        """Return the command and the names, not the values, of its environment variables."""
         return {"command": self.command.told}
 
     def flat(self) -> dict[str, Any]:
-        """Return its part of plan.json, beside the plan's own keys."""
+        """Return this job's keys of plan.json, which stand beside the plan's own."""
         return self.model_dump(mode="json")
 
     def headline(self) -> list[str]:
-        """Return what runs there, in which environment, and what of it comes home."""
+        """Return the command, its environment variables, its checkpoints and its challenge, each as a phrase."""
         names = [*sorted(self.env), *(f"{name} (secret)" for name in sorted(self.secrets))]
         parts = [shlex.join(self.command.words).replace("'{python}'", "python")]
         if names:
@@ -161,16 +161,16 @@ class CommandJob(Job):
         if _NO_GIT.search(log):
             commit = self.command.commit
             known = "the commit is in $GPURUN_GIT_COMMIT" if commit else "its folder here has no commit either"
-            yield f".git is not uploaded, so git knows nothing there; {known}."
+            yield f".git is not uploaded, so git does not work there; {known}."
 
     def _challenge_env(self) -> dict[str, str]:
-        """Return the challenge and its seed as variables; the seed has 32 bits, which numpy and torch take."""
+        """Return the challenge and its seed as variables; the seed has 32 bits, which numpy and torch accept."""
         if not self.challenge:
             return {}
         return {"GPURUN_CHALLENGE": self.challenge, "GPURUN_SEED": str(recipe_file.seed_of(self.challenge, 32))}
 
     def _uploads(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return what it needs: itself, what runs it, the run's own copy of its folder, and the data that was named."""
+        """Return the files to upload: the runner with its order, the run's copy of the folder, and the named data."""
         from gpurun.remote.client import ANY_ON_EACH_NODE, IN_IMAGE, PYTHON_IN_IMAGE
 
         several, words = plan.offer.nodes > 1, tuple(self.command.words)
@@ -193,14 +193,14 @@ class CommandJob(Job):
         }
 
     def _let_in(self, uploads: Mapping[str, Path | bytes]) -> Iterator[str]:
-        """Yield the files of its folder and of its data that --include names, each by its whole name."""
+        """Yield the full path of each file in the folder or the data that --include names."""
         folders = (uploads.get(name) for name in (WORK, "data"))
         places = [folder.resolve() for folder in folders if isinstance(folder, Path)]
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())
 
 
 def _checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
-    """Return the files of the checkpoint of a leg: where each lay when it was written, and where it lies here."""
+    """Return the checkpoint files of a leg, each as (path in the command's folder, path on this computer)."""
     return [
         (os.fsdecode(raw_name(file.name)).removeprefix(_OUTPUTS), path_of(Path(leg.folder), file.name))
         for file in leg.files
@@ -208,7 +208,7 @@ def _checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
 
 
 def runner_uploads() -> dict[str, Path | bytes]:
-    """Return the package that runs a command on the machine, by the places of its files there."""
+    """Return the files of the runner package by their path on the machine."""
     from gpurun.remote.client import AGENT
 
     return {
@@ -218,7 +218,7 @@ def runner_uploads() -> dict[str, Path | bytes]:
 
 
 def _file_digests(work: Path) -> dict[str, str]:
-    """Return the sha256 of each file of a folder, by its path in it."""
+    """Return the sha256 of each file in a folder by its relative path."""
     digests: dict[str, str] = {}
     for path in sorted(path for path in work.rglob("*") if path.is_file()):
         with path.open("rb") as content:

@@ -1,8 +1,8 @@
-"""An earlier run of this home as its signed receipt confirms it: the one reader for all that continues from a run.
+"""Reads an earlier run of this home, as far as its signed receipt confirms it, for everything that continues a run.
 
-Read by `training/continued_training.py` (train --from), `commands/continued_command.py` (run --from) and
-`training/compile_cache.py` (--warm). The folder of a run may have been changed since; what differs from its receipt is
-treated as if it were not there.
+`training/continued_training.py` (train --from), `commands/continued_command.py` (run --from) and
+`training/compile_cache.py` (--warm) use it. The run's folder may have changed since the run ended; a file that differs
+from the receipt is treated as missing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BOX = ("host", "host_key", "jump", "python", "price_micros_per_hour")
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """A run that ended, and what its `receipt` states, whose digest is `receipt_sha256`."""
+    """A run that ended, with its `receipt` (the predicate) and that receipt's digest."""
 
     folder: RunFolder
     receipt: dict[str, Any]
@@ -49,28 +49,28 @@ class EarlierRun:
         return self.folder.name
 
     def plan(self) -> Plan | None:
-        """Return the plan that the receipt was about."""
+        """Return the run's plan; None if the file differs from the receipt."""
         return self._record(Plan, self.folder.plan, "plan")
 
     def request(self) -> Request | None:
-        """Return what the user asked for."""
+        """Return the user's request; None if the file differs from the receipt."""
         return self._record(Request, self.folder.request, "request")
 
     def files(self, *kinds: str) -> list[dict[str, Any]]:
-        """Return what came home of these kinds, as the receipt has it: name, bytes, sha256, kind, step."""
+        """Return the downloaded files of these kinds as the receipt lists them: name, bytes, sha256, kind, step."""
         home = self.receipt["checkpoint"]
         try:
             files = read_stated_files(self.folder, home["files"], home.get("listed"))
-        except ValueError:  # Its list was altered: what stands in the receipt itself counts still.
+        except ValueError:  # The separate list was altered; the files named in the receipt itself still count.
             files = home["files"]
         return [file for file in files if file["kind"] in kinds]
 
     def content(self, file: dict[str, Any]) -> bytes | None:
-        """Return a small file that came home, read once, if it is still what it was then."""
+        """Return the bytes of a small downloaded file; None if they differ from the receipt."""
         return _content_of(path_of(self.folder.artifacts, str(file["name"])), file["sha256"])
 
     def unchanged(self, file: dict[str, Any]) -> Path:
-        """Return where a file lies that came home, all of it read; VerificationFailed if it is not what it was."""
+        """Return the path of a downloaded file after checking its digest; VerificationFailed if it has changed."""
         path, digest = path_of(self.folder.artifacts, str(file["name"])), hashlib.sha256()
         try:
             with open_regular(path) as content:
@@ -83,16 +83,16 @@ class EarlierRun:
         return path
 
     def altered(self, what: str) -> VerificationFailed:
-        """Return the refusal of something that differs from the receipt."""
+        """Return the error for something that differs from the receipt."""
         return VerificationFailed(
             "continue.altered",
-            f"{what} of {self.name} is not there any more as its receipt has it.",
-            hint=f"gpurun audit {self.name} says what changed; gpurun collect {self.name} brings back what the bucket "
-            "still has.",
+            f"{what} of {self.name} is missing or differs from the receipt.",
+            hint=f"gpurun audit {self.name} shows what changed; gpurun collect {self.name} downloads again what is "
+            "still in the bucket.",
         )
 
     def continued_at(self, step: int, files: Sequence[dict[str, Any]], plan: Plan) -> Earlier:
-        """Return what a plan says of the checkpoint it continues from; the cost is that of all runs that led to it."""
+        """Return a plan's record of the checkpoint it continues from, with the cost of all runs that led to it."""
         spent = self.receipt["cost"]["upper_bound_micros"]
         before = plan.continues.spent_micros if plan.continues else Micros(0)
         return Earlier(
@@ -105,7 +105,7 @@ class EarlierRun:
         )
 
     def _record(self, kind: type[Model], path: Path, name: str) -> Model | None:
-        """Return a record of the run's folder, if it is the one whose digest the receipt has under this name."""
+        """Return a record of the run's folder if its digest is the one in the receipt under this name, else None."""
         content = _content_of(path, self.receipt["digests"][name])
         try:
             return kind.from_json(content) if content is not None else None
@@ -114,7 +114,7 @@ class EarlierRun:
 
 
 def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
-    """Return a run of this home, if its receipt is in the chain and signed by this home's key."""
+    """Return a run of this home; None unless its receipt is in the chain and signed with this home's key."""
     folder, link = home.run(name), chain.of(name)
     try:
         receipt = read_receipt(home, folder) if link else None
@@ -126,27 +126,26 @@ def read_earlier_run(home: Home, chain: Chain, name: str) -> EarlierRun | None:
 
 
 def find_earlier_run(wanted: str, home: Home) -> EarlierRun:
-    """Return the run that is meant; UsageError where it is not over, or has no receipt of this home."""
+    """Return the run that `wanted` names; UsageError if it is still open or has no receipt of this home."""
     name = find_run(home, wanted)
     if look_at_run(home, name).unfinished:
-        hint = f"gpurun stop {name} saves and ends it; where nobody drives it any more, gpurun resume {name} does."
+        hint = f"gpurun stop {name} saves and ends it. If its supervisor is dead, use gpurun resume {name} instead."
         raise UsageError("continue.unfinished", f"{name} is not over yet.", hint=hint)
     run = read_earlier_run(home, read_chain(home.ledger), name)
     if run is None:
         raise UsageError(
             "continue.no_receipt",
-            f"{name} has no receipt that this home signed, so nothing confirms its checkpoint.",
-            hint=f"gpurun audit {name} says why. Its weights can begin a run of their own: train.init_from, see "
+            f"{name} has no receipt signed by this home, so its checkpoint cannot be verified.",
+            hint=f"gpurun audit {name} shows why. You can still start a new run from its weights: train.init_from, see "
             f"{page('FORMATS.md')}",
         )
     return run
 
 
 def on_the_same_place(request: Request, before: Request, usual: tuple[str, ...]) -> dict[str, Any]:
-    """Return the fields by which a request that names no provider is for the place of the request `before`.
+    """Return the fields that send a request without a provider to the same place as the request `before`.
 
-    `usual` are the providers if that could be anywhere. Another box of the user's own has neither the host key nor the
-    price of the one before.
+    `usual` are the providers to take if `before` named none. The host key and the price are kept only for the same box.
     """
     if request.providers:
         return {}
@@ -162,7 +161,7 @@ def on_the_same_place(request: Request, before: Request, usual: tuple[str, ...])
 
 
 def _content_of(path: Path, sha256: str) -> bytes | None:
-    """Return a file's bytes, if they have the digest."""
+    """Return a file's bytes if they have this digest, else None."""
     try:
         content = read_regular(path)
     except OSError:

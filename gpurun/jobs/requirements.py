@@ -1,4 +1,4 @@
-"""What a recipe needs on the machine beside torch 2.8 and numpy, and how a machine whose image lacks it comes to it."""
+"""Finds the packages that a job needs beside torch and numpy, and installs them on a machine that lacks them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 LEAST_TORCH = "2.8"
-"""The first torch that the trainer runs on."""
+"""The oldest torch that the trainer supports."""
 SETUP_LIMIT_S = 600
-"""How long a script that sets the machine up may take where nobody says it."""
+"""The default time limit of a set-up script."""
 HUGGINGFACE_PACKAGES = ("accelerate", "transformers")
-# Every version of theirs, and of what they need beside torch and numpy, with the digests of its wheels.
+# Their versions, those of their dependencies other than torch and numpy, and the digests of all wheels.
 _PINS = Path(__file__).with_name("huggingface_pins.txt").read_text(encoding="ascii")
 _IS_PINNED_FOR = """
 import platform, sys
@@ -61,8 +61,8 @@ exit 1
 
 
 PIP_MARK = "gpurun --pip:"
-"""How the lines begin by which a set-up's log shows that --pip was at work."""
-# pip is that of the Python which the command runs on: the one with torch, where there is one.
+"""The beginning of the log lines that --pip writes during set-up."""
+# Install for the Python that runs the command: the one with torch, if there is one.
 _PIP = """\
 export PIP_BREAK_SYSTEM_PACKAGES=1
 for python in {pythons}; do
@@ -96,7 +96,7 @@ _OTHER_NAMES = {
 
 
 def requirement_lines(wanted: str) -> list[str]:
-    """Return the requirements of a file, or the one that is named; UsageError where the file cannot be read."""
+    """Return the lines of a requirements file, or the one requirement given; UsageError if the file is unreadable."""
     if not wanted.endswith(".txt"):
         return [wanted]
     try:
@@ -106,7 +106,7 @@ def requirement_lines(wanted: str) -> list[str]:
 
 
 def with_pip(choices: Choices, lines: Sequence[str], python: str = "") -> Choices:
-    """Return the choices with what --pip wants installed after --setup, for the Python that has torch."""
+    """Return the choices with a set-up script that also installs the --pip requirements, after --setup."""
     if not lines:
         return choices
     pythons = python or "/opt/pytorch/bin/python python3"
@@ -115,7 +115,7 @@ def with_pip(choices: Choices, lines: Sequence[str], python: str = "") -> Choice
 
 
 def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[str, list[str]]:
-    """Return those of the top-level modules that a Python here can import, with the distributions that have them."""
+    """Return the modules that a Python on this computer can import, each with the distributions that provide it."""
     names = [name for name in modules if name.isidentifier()]
     if python == sys.executable:
         by = packages_distributions()
@@ -127,13 +127,13 @@ def distributions(modules: Iterable[str], python: str = sys.executable) -> dict[
 
 
 def provided_by(module: str, lines: Iterable[str]) -> bool:
-    """Return whether a line of --pip certainly brings a module: it has its name, or its distribution's name here."""
+    """Return whether a --pip line names the module, or a distribution that provides it on this computer."""
     wanted = {_plain(found[0]) for line in lines if (found := _NAME.match(line.strip()))}
     return bool(wanted & {_plain(name) for name in (module, *packages_distributions().get(module, []))})
 
 
 def distribution_of(module: str) -> str:
-    """Return what pip probably calls the distribution that has a module."""
+    """Return the likely name for pip of the distribution that provides a module."""
     return next(iter(packages_distributions().get(module, [])), _OTHER_NAMES.get(module, module))
 
 
@@ -142,11 +142,11 @@ def _plain(name: str) -> str:
 
 
 def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> tuple[Choices, tuple[str, ...]]:
-    """The choices with which a provider's machine has what the recipe needs, and what should be said about that.
+    """Return the choices that give the machine what the recipe needs, and notes about that for the plan.
 
-    What the user chose stands: an image or a script of the user's own is only told what it must bring. No image that a
-    provider boots by itself is known to have the Hugging Face libraries. On a machine that is not `is_outfitted`, a box
-    of the user's, nothing is put unasked, and in an image of a cluster's job nothing can be.
+    The user's own image or set-up script is kept, and the note says what it must provide. No default image of a
+    provider is known to have the Hugging Face libraries. Nothing is installed unasked if `is_outfitted` is false (the
+    user's own box), and nothing can be installed in the image of a cluster's job.
     """
     if recipe.train.loop != "huggingface":
         return choices, ()
@@ -155,7 +155,7 @@ def outfitted(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> 
 
 
 def choose_setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted: bool) -> int:
-    """How long the script may take that runs on the machine before anything is sent; 0 where there is none."""
+    """Return the time limit in seconds of the script that runs before the upload; 0 if there is no script."""
     runs = choices.setup or (is_outfitted and recipe.train.loop == "huggingface")
     return (choices.setup_limit_s or SETUP_LIMIT_S) if runs else 0
 
@@ -163,8 +163,8 @@ def choose_setup_limit_s(recipe: RecipeTables, choices: Choices, *, is_outfitted
 def _with_huggingface(choices: Choices, *, is_outfitted: bool) -> tuple[Choices, str]:
     need = 'train.loop "huggingface" needs transformers and accelerate'
     if choices.setup:
-        return choices, f"{need}: the script of --setup, or the image, must bring them."
+        return choices, f"{need}: the --setup script or the image must provide them."
     if not is_outfitted:
-        return choices, f"{need}: the machine must have them already, or get them from --setup."
+        return choices, f"{need}: the machine must have them already, or --setup must install them."
     script = choices.model_copy(update={"setup": HUGGINGFACE_SETUP})
-    return script, f"{need}, which the image has not: pip installs them there first, in a time of its own."
+    return script, f"{need}, which the image lacks: pip installs them there first, within the set-up's own time limit."

@@ -1,4 +1,4 @@
-"""What a run ships, file by file, as its job has it."""
+"""Lists the files that a run uploads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpurun.remote.archive import Elsewhere, PackedFile, Survey, survey
 
 
 def surveyed(plan: Plan, trainer: Path) -> Survey:
-    """Return what a run ships; the shards that the machine downloads itself are among it by digest."""
+    """Return the files that a run needs on the machine; shards that it downloads itself are listed by digest."""
     workload = plan.job.workload(plan, trainer, cpus=1)
     here = survey(workload.uploads, workload.allowed)
     public = tuple(PackedFile(f"data/{file.name}", file.bytes, Elsewhere(file.sha256)) for file in plan.data.public)

@@ -17,18 +17,22 @@ from gpurun.view.number_format import format_count, short_hash
 
 CHANGED = "changed trainer"
 CONTINUED = "continue"
-"""Where the trainer finds the checkpoint that it continues from, beside the shards."""
-CHECKPOINT_BYTES = 12  # A parameter: fp32 weights and AdamW's two moments.
-KEPT_CHECKPOINTS = 2  # The latest and the best: they come home at the end.
-SAVE_START_S = 60  # What the trainer is given to end its step and save, before it is stopped the hard way,
-SAVE_BYTES_PER_S = 80e6  # and for each so many bytes a second more: 86 MB/s were measured, of two cores at other work.
-SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30  # What files have that no model tells.
+"""The folder beside the shards that holds the checkpoint from which the trainer continues."""
+CHECKPOINT_BYTES = 12  # Per parameter: fp32 weights and AdamW's two moments.
+KEPT_CHECKPOINTS = 2  # The latest and the best, which are downloaded at the end.
+SAVE_START_S = 60  # Time to end a step and save before the trainer is killed,
+SAVE_BYTES_PER_S = 80e6  # plus the time to write the checkpoint at this rate (86 MB/s measured on two busy cores).
+SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = (
+    16 << 20,
+    256 << 10,
+    1 << 30,
+)  # Sizes that do not follow from the model.
 
 
 class TrainerJob(Job):
-    """A recipe that the trainer trains: `resolved` is all of it, `parameters` those of its model on the plan's data.
+    """A recipe for the trainer: `resolved` is the whole recipe, `parameters` the size of its model on the plan's data.
 
-    `trainer` is "official trainer 0.1.0" or "changed trainer"; an old plan does not say.
+    `trainer` is "official trainer 0.1.0" or "changed trainer"; it is empty in plans of older versions.
     """
 
     kind: ClassVar[str] = "trainer"
@@ -79,7 +83,7 @@ class TrainerJob(Job):
 
     @property
     def more_kept(self) -> int:
-        """See `Job.more_kept`; a plan of before has no such key."""
+        """See `Job.more_kept`; plans of older versions lack the key."""
         return int(self.resolved.get("train", {}).get("keep_checkpoints", 0))
 
     @property
@@ -93,7 +97,7 @@ class TrainerJob(Job):
         return SAVE_START_S + int(self.checkpoint_bytes / SAVE_BYTES_PER_S)
 
     def most_bytes(self, kind: str) -> int | None:
-        """Return the most that one file of a kind can weigh of the planned model, twice over."""
+        """Return twice the largest size in bytes of one file of a kind; None when the model's size is not known."""
         if not self.parameters:
             return None
         tokens = int(self.resolved.get("sample", {}).get("tokens", 0))
@@ -116,15 +120,15 @@ class TrainerJob(Job):
         return digest_of_trainer(trainer)
 
     def shipped(self, digest: str) -> Self:
-        """Return the job that says whose trainer it is."""
+        """Return the job with the name of the trainer that has this digest."""
         return self.model_copy(update={"trainer": words_of_trainer(digest)})
 
     def opened(self) -> dict[str, Any]:
-        """Return no more than every kind has: so a trainer's journal has always begun."""
+        """Return nothing: the journal of a trainer's run opens with the fields of every job."""
         return {}
 
     def flat(self) -> dict[str, Any]:
-        """Return its part of plan.json, beside the plan's own keys."""
+        """Return this job's keys of plan.json, which stand beside the plan's own."""
         return {**self.model_dump(mode="json"), "command": None}
 
     def headline(self) -> list[str]:
@@ -149,9 +153,9 @@ class TrainerJob(Job):
         return [f"{data.source}, {data.tokenizer}"], digests
 
     def _words(self, plan: Plan) -> tuple[str, ...]:
-        """Return what starts the processes of the plan, with no more on each card at once than the plan found room for.
+        """Return the command that starts the plan's processes, with the micro-batch that the plan found to fit.
 
-        The trainer would find that out by itself, on paid time, by running out of memory, perhaps after it compiled.
+        Otherwise the trainer would find the micro-batch by running out of memory, on paid time.
         """
         from gpurun.remote.client import EACH_NODE, TORCHRUN
 
@@ -163,14 +167,14 @@ class TrainerJob(Job):
         paths = ["--recipe", "recipe.json", "--data", "../data", "--out", "../out"]
         fits, train = plan.estimate.micro_batch, self.resolved["train"]
         cut = [f"--micro-batch={fits}"] if 0 < fits < train["micro_batch"] else []
-        # Otherwise the trainer's own rule stands, as it does for a plan that was written before the plan decided this.
+        # Otherwise the trainer decides, as it does for plans of versions that did not decide this.
         shared = ["--parallel=fsdp"] if plan.estimate.sharded and train["parallel"] == "auto" else []
         return (*start, *program, *paths, *cut, *shared)
 
     def _data(self, plan: Plan) -> dict[str, Path | bytes]:
-        """Return a run's own data folder whole; of a person's, its manifest's shards and the weights that it wants.
+        """Return the data to upload: the run's own folder whole, or the shards and weights of the user's folder.
 
-        The manifest is the run's own copy: a person's folder may be moved or made again before it is shipped.
+        The manifest is the run's own copy, because the user may move or rebuild the folder before the upload.
         """
         from gpurun.jobs.training.initial_weights import weights_of
 
@@ -178,7 +182,7 @@ class TrainerJob(Job):
         if plan.leg is not None and plan.leg.files:
             own = Path(plan.data.beside or folder)
             rest = self._data(plan.model_copy(update={"leg": None}))
-            # Its own newest checkpoint stands in the place of that of an earlier run.
+            # The run's own newest checkpoint replaces the checkpoint of an earlier run.
             beside = {f"data/{path.name}": path for path in own.iterdir() if path.name != CONTINUED}
             files = {place: path for place, path in rest.items() if place != "data"}
             return {**files, **beside, **_checkpoint_of(plan.leg)}
@@ -193,37 +197,37 @@ class TrainerJob(Job):
 
 
 def _checkpoint_of(leg: Leg) -> dict[str, Path | bytes]:
-    """Return the checkpoint that a leg starts from, where the trainer finds that of an earlier run."""
-    told = [file.model_dump(mode="json") for file in leg.files]
-    manifest = {"v": 1, "latest": leg.step, "best": None, "files": told}
+    """Return the checkpoint that a leg starts from, placed where the trainer looks for one to continue."""
+    entries = [file.model_dump(mode="json") for file in leg.files]
+    manifest = {"v": 1, "latest": leg.step, "best": None, "files": entries}
     files = {f"data/{CONTINUED}/{file.name}": path_of(Path(leg.folder), file.name) for file in leg.files}
     return {**files, f"data/{CONTINUED}/MANIFEST.json": json.dumps(manifest, indent=1).encode() + b"\n"}
 
 
 def _variables(plan: Plan, cpus: int) -> dict[str, str]:
-    """Return the variables that the trainer needs beside the machine's own."""
+    """Return the environment variables that the trainer needs in addition to the machine's own."""
     variables = {"PYTHONUNBUFFERED": "1"}
     if plan.processes > 1 or plan.lease.queue_s:
-        # torchrun would give each process one thread, whatever there is; and a node may be shared with others' jobs.
+        # torchrun gives each process one thread, however many cores there are; and other jobs may share the node.
         variables["OMP_NUM_THREADS"] = str(max(1, cpus // (plan.processes // plan.offer.nodes)))
     if plan.mode is not Mode.PAID:
-        # On a machine that somebody else uses too, a thread that spins keeps the one that it waits for from running;
-        # one that sleeps at once is woken for each of a small step's many parts, which can take longer than they do.
+        # Beside other programs a spinning thread can keep the thread that it waits for from running. Sleeping costs a
+        # wake-up for each part of a small step, which can take longer than the part itself.
         variables |= {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
     return variables
 
 
 def modules_of(trainer: Path) -> dict[str, Path]:
-    """Return the trainer's modules, which go to the machine, by name."""
+    """Return the files of the trainer's modules by their path in the package."""
     return {path.relative_to(trainer).as_posix(): path for path in sorted(trainer.rglob("*.py"))}
 
 
 def digest_of_trainer(trainer: Path) -> str:
-    """Return one digest over the names and the text of all modules."""
+    """Return one digest of the names and texts of all modules."""
     return digest_json({name: path.read_text(encoding="utf-8") for name, path in modules_of(trainer).items()})
 
 
 def words_of_trainer(digest: str) -> str:
-    """Return what plan, journal and receipt call the trainer of this digest; an unchanged copy is the official one."""
+    """Return the trainer's name in plan, journal and receipt; an unchanged copy counts as the official trainer."""
     official = digest == digest_of_trainer(bundle_root() / "trainer")
     return f"official trainer {__version__}" if official else CHANGED

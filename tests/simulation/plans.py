@@ -43,7 +43,7 @@ def make_plan(
     plan = _on_each(home, profiles, machines, run, _job(kind), legs=legs, train_s=train_s)
     if kind != "dev_box":
         return plan
-    (home.root / "box" / "work").mkdir(parents=True)
+    (home.root / "box" / "work").mkdir(parents=True, exist_ok=True)
     data = DataSummary(folder="", beside=str(home.root / "box"), bytes=0, sha256="0" * 64, source="no data")
     return plan.model_copy(update={"data": data})
 

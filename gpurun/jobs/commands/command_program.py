@@ -22,14 +22,14 @@ _OF_BASH = frozenset({"sh", "bash", "dash"})
 
 @dataclass(frozen=True)
 class StartableCommand:
-    """A command that can be started as it is, and what the plan says of that."""
+    """A command that can be started, with notes about how it starts for the plan."""
 
     command: Command
     notes: tuple[str, ...] = ()
 
 
 def startable(command: Command, found: WorkFolder) -> StartableCommand:
-    """Return the command with what its first word needs there; UsageError for a file that nothing would start."""
+    """Return the command prepared so that its first word can be started; UsageError for a file that cannot be."""
     first = command.argv[0]
     name = os.path.normpath(first)
     path = found.files.get(name)
@@ -42,26 +42,26 @@ def startable(command: Command, found: WorkFolder) -> StartableCommand:
     others = tuple(other for other in command.executable if other != name)
     if first.endswith(".sh"):
         is_own = starts_itself and (name in command.executable or shell not in _OF_BASH)
-        said = () if is_own else (f"{first} is run by bash.",)
-        return StartableCommand(command.model_copy(update={"executable": (*others, name) if is_own else others}), said)
+        notes = () if is_own else (f"{first} is run by bash.",)
+        return StartableCommand(command.model_copy(update={"executable": (*others, name) if is_own else others}), notes)
     if "/" not in first:
         if shutil.which(first) is not None:
             return StartableCommand(command)
-        what = f"{first} is a file of the folder, and a program without a / is looked for in PATH alone."
-        raise UsageError("run.not_started", what, hint=f"Write ./{first}; or name what runs it: -- bash {first}")
+        what = f"{first} is a file in the folder, but a program without a / is searched for in PATH only."
+        raise UsageError("run.not_started", what, hint=f"Write ./{first}, or name its interpreter: -- bash {first}")
     if not starts_itself:
-        what = f"{first} is neither a program of Linux nor a script whose first line is #! and an interpreter."
-        raise UsageError("run.not_started", what, hint=f"Name what runs it: -- bash {shlex.quote(first)}")
+        what = f"{first} is neither a Linux program nor a script that begins with #! and an interpreter."
+        raise UsageError("run.not_started", what, hint=f"Name its interpreter: -- bash {shlex.quote(first)}")
     if name in command.executable:
         return StartableCommand(command)
-    note = f"{first} is not executable here; it is made so there."
+    note = f"{first} is not executable here; gpurun makes it executable on the machine."
     return StartableCommand(command.model_copy(update={"executable": (*others, name)}), (note,))
 
 
 def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Command, tuple[str, ...]]:
-    """Return a command with what runs a notebook among its requirements, and what the plan says of that.
+    """Return a notebook's command with nbconvert and ipykernel among its requirements, and notes for the plan.
 
-    Nothing is installed unasked on a machine of the user's own: UsageError where it is not known to be there.
+    Nothing is installed unasked on the user's own machine: UsageError if the packages may be missing there.
     """
     notebook = command.argv[0]
     if not notebook.endswith(".ipynb"):
@@ -75,20 +75,19 @@ def with_notebook(command: Command, request: Request, mode: Mode) -> tuple[Comma
         raise UsageError("run.notebook", what, hint=f"pip install {' '.join(missing)}; or rehearse it: --dry-run")
     is_theirs = bool(place_kinds(request.providers) & {"box", "cluster"}) and not request.dry_run
     if missing and is_theirs and not request.choices.setup:
-        what = f"{notebook} is run by nbconvert there, and nothing is installed on a machine of yours unasked."
-        raise UsageError("run.notebook", what, hint=f"Add {flags}. If it is there: -- python {shlex.join(NOTEBOOK)} ….")
-    said = (
-        f"{notebook} is run by nbconvert; its log is in the notebook that comes home, {notebook[:-6]}.nbconvert.ipynb."
-    )
+        what = f"{notebook} is run by nbconvert there, and gpurun installs nothing on your own machine unasked."
+        hint = f"Add {flags}. If nbconvert is installed there: -- python {shlex.join(NOTEBOOK)} …."
+        raise UsageError("run.notebook", what, hint=hint)
+    runs = f"{notebook} is run by nbconvert; its output comes home in {notebook[:-6]}.nbconvert.ipynb."
     if not missing:
-        return command, (said,)
+        return command, (runs,)
     flags = " ".join(f"--pip {name}" for name in missing)
-    installed = f"What that needs is installed first, as by {flags}."
-    return command.model_copy(update={"pip": (*command.pip, *missing)}), (said, installed)
+    installed = f"The packages for that are installed first, as if you had typed {flags}."
+    return command.model_copy(update={"pip": (*command.pip, *missing)}), (runs, installed)
 
 
 def _head(path: Path) -> bytes:
-    """The first line of a file, as far as it matters."""
+    """Return the beginning of a file's first line, at most 200 bytes; empty if the file cannot be read."""
     try:
         with open_regular(path) as file:
             return file.read(200).split(b"\n")[0]

@@ -1,4 +1,4 @@
-"""Follows a command into the files that it runs: which modules it needs, and which files it names."""
+"""Follows a command into the files that it runs, to find the modules it imports and the files it names."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LAUNCHERS_OF_MODULES = frozenset({"-m", "--module"})
 
 @dataclass
 class CommandSource:
-    """What a command and the files that it runs say; each fact with the file that says it, "" for the command itself.
+    """What the sources of a command contain; each fact with the file where it was found, "" for the command line.
 
-    `modules` are the files that it imports. `missing` are top-level modules that are not in the folder, `is_sure` those
-    that are imported whenever the command runs. `elsewhere` are modules that lie where Python does not look.
-    `installs_itself`: the command installs packages, so that what is missing before it runs says little.
+    `modules` are the imported files. `missing` are top-level modules that are not in the folder; those in `is_sure` are
+    imported whenever the command runs. `elsewhere` are modules in places where Python does not search.
+    `installs_itself` means that the command installs packages, so a missing module may appear by the time it runs.
     """
 
     files: set[str] = field(default_factory=set)
@@ -44,11 +44,11 @@ class CommandSource:
     elsewhere: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def names(self, file: str) -> str | None:
-        """Return who names a file of the folder: a file, "" for the command; None if nothing does."""
+        """Return the source that names a file of the folder ("" for the command line); None if none does."""
         place = PurePosixPath(file)
         ends = ["/".join(place.parts[start:]) for start in range(len(place.parts))]
         plain = self._plain
-        for end in ends:  # A name alone is one only with a suffix: "train" is a word of many programs.
+        for end in ends:  # A bare name counts only with a suffix: many programs contain the word "train".
             if end in plain and ("/" in end or end == file or is_file_name(end)):
                 return plain[end]
         if place.name in self._base_names:
@@ -59,7 +59,7 @@ class CommandSource:
         return None
 
     def names_folder(self, file: str) -> tuple[str, str] | None:
-        """Return which folder of a file is named, and by whom; None if none is."""
+        """Return a named folder that contains the file, and the source that names it; None if there is none."""
         return next(((text, by) for text, by in self.folders.items() if _is_below(file, text)), None)
 
     @cached_property
@@ -76,7 +76,7 @@ class CommandSource:
 
 
 def command_source(command: Command, root: Path) -> CommandSource:
-    """Return what a command says that runs in the folder `root`; what cannot be read says nothing."""
+    """Return what the sources of a command in the folder `root` contain; unreadable files are ignored."""
     return _Reader(command, root).found
 
 
@@ -87,8 +87,8 @@ class _Reader:
         self.found = CommandSource()
         self.root = root
         self.argv = command.argv
-        said = command.env.get("PYTHONPATH", "")
-        self.more = [os.path.normpath(place) for place in said.split(":") if place and not os.path.isabs(place)]
+        places = command.env.get("PYTHONPATH", "").split(":")
+        self.more = [os.path.normpath(place) for place in places if place and not os.path.isabs(place)]
         self.seen: set[tuple[str, bool]] = set()
         for word in command.argv:
             for text in {word, word.partition("=")[2]} - {""}:
@@ -98,7 +98,7 @@ class _Reader:
         self._take_words(command.argv)
 
     def _take_words(self, words: tuple[str, ...] | list[str]) -> None:
-        """Follow the programs that some words start."""
+        """Follow the programs that these words of a command line start."""
         for before, word in zip(("", *words), words, strict=False):
             name = os.path.normpath(word)
             if before in _LAUNCHERS_OF_MODULES:
@@ -108,7 +108,7 @@ class _Reader:
                 self._take(name, str(PurePosixPath(name).parent), is_sure=True)
 
     def _take(self, name: str, beside: str, *, is_sure: bool) -> None:
-        """Read one file, and what it leads to; its imports are looked for `beside`, too."""
+        """Read one file and the files it leads to; its imports are also searched in the folder `beside`."""
         if (name, is_sure) in self.seen or len(self.seen) > _MOST_FILES:
             return
         self.seen.add((name, is_sure))
@@ -133,7 +133,7 @@ class _Reader:
                 self._take_import(name, source, module.module, module.names, beside, sure)
 
     def _take_texts(self, source: PythonSource, name: str) -> None:
-        """Take in the constants of one file."""
+        """Add the constants of one file."""
         found = self.found
         typed = {word.partition("=")[0] for word in self.argv}
         defaults = {text for text, options in source.defaults.items() if typed.isdisjoint(options)}
@@ -149,7 +149,7 @@ class _Reader:
     def _take_import(
         self, by: str, source: PythonSource, module: str, names: tuple[str, ...], beside: str, is_sure: bool
     ) -> None:
-        """Follow an absolute import, or note where it is not found."""
+        """Follow an absolute import, or note that it is missing."""
         top = module.split(".")[0]
         for place in dict.fromkeys([beside, *self.more]):
             if files := self._files_of(module, place, names):
@@ -186,7 +186,7 @@ class _Reader:
             self._take(file, beside, is_sure=is_sure)
 
     def _files_of(self, module: str, place: str, names: tuple[str, ...] = ()) -> set[str]:
-        """Return the files in `place` that an import of a module reads; none where it is not there."""
+        """Return the files in `place` that an import of a module reads; empty if the module is not there."""
         parts, files = module.split("."), set[str]()
         for count in range(1, len(parts) + 1):
             stem = os.path.normpath("/".join([place, *parts[:count]]))
@@ -196,7 +196,7 @@ class _Reader:
         return files
 
     def _file_of(self, stem: str) -> str:
-        """Return the file of a module, "" where there is none."""
+        """Return the file of a module, "" if there is none."""
         stem = os.path.normpath(stem)
         return next((name for name in (f"{stem}/__init__.py", f"{stem}.py") if self._is_file(name)), "")
 
@@ -205,13 +205,13 @@ class _Reader:
 
 
 def _is_below(file: str, folder: str) -> bool:
-    """Return whether a path of the program is the folder of a file."""
+    """Return whether a path named in the program is a folder that contains the file."""
     plain = os.path.normpath(folder)
     return plain not in (".", "..") and (file.startswith(f"{plain}/") or ("/" in plain and f"/{plain}/" in f"/{file}"))
 
 
 def unknown_files(found: CommandSource, known: Collection[str], root: Path) -> dict[str, str]:
-    """Return the files that the program reads, by who reads them, of which the folder has none of that name."""
+    """Return the files that the program reads and the folder lacks, each with the source that reads it."""
     bases = {PurePosixPath(name).name for name in known}
     written = {PurePosixPath(text).name for text in found.writes}
     return {

@@ -1,4 +1,4 @@
-"""`gpurun run --from RUN`: a command continues from the newest checkpoint that an earlier run brought home."""
+"""`gpurun run --from RUN`: a command continues from the newest checkpoint downloaded by an earlier run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FOLDER = "outputs/"
 
 
 def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> Request:
-    """Return the request with what the earlier run was asked, where nothing else is said: command, GPU, machine."""
+    """Return the request with the command, GPU and machine of the earlier run where it names none of its own."""
     run = find_earlier_run(request.continues, home)
     before = run.request()
     if before is None or before.command is None:
-        hint = f"gpurun train --from {run.name} goes on with a recipe."
+        hint = f"To continue a recipe, use gpurun train --from {run.name}."
         raise UsageError("continue.no_command", f"{run.name} did not run a command.", hint=hint)
     filled: dict[str, Any] = {
         "continues": run.name,
@@ -31,14 +31,14 @@ def command_as_before(request: Request, home: Home, usual: tuple[str, ...]) -> R
         "data": request.data or before.data,
         **on_the_same_place(request, before, usual),
     }
-    # A rehearsal is here, where nothing of the other machine's outfit is installed.
+    # A rehearsal runs on this computer, where the other machine's image and set-up do not apply.
     choices = request.choices if request.dry_run else filled.get("choices", request.choices)
     filled["choices"] = choices.with_limits_of(before.choices)
     return request.model_copy(update=filled)
 
 
 def repeated_run(request: Request, home: Home) -> str:
-    """Return the earlier run that ended well and whose command would run once more unchanged; "" where none is."""
+    """Return the earlier run's name if it succeeded and its command would be repeated unchanged, else ""."""
     if not request.continues:
         return ""
     run = find_earlier_run(request.continues, home)
@@ -51,7 +51,7 @@ def repeated_run(request: Request, home: Home) -> str:
 
 
 def _filled(typed: Command | None, before: Command) -> Command:
-    """Return the command as it was typed, with what the earlier one was told where nothing else is said."""
+    """Return the typed command, with the earlier command's value for each field left at its default."""
     if typed is None:
         return before
     usual = Command(argv=(), outputs=EVERYTHING)
@@ -61,9 +61,10 @@ def _filled(typed: Command | None, before: Command) -> Command:
 
 
 def with_checkpoint(command: Command, request: Request, home: Home, work: Path) -> tuple[Command, Earlier | None]:
-    """Return the command with its checkpoint in `work`, where it lay when it was written; itself without --from.
+    """Copy the earlier run's checkpoint into `work`, at its old path, and return the command that continues from it.
 
-    UsageError where the run brought none home, VerificationFailed for one that was altered since.
+    Without --from, return the command unchanged. UsageError if the earlier run has no checkpoint, VerificationFailed if
+    a file of it has changed since.
     """
     if not request.continues:
         return command, None
@@ -71,8 +72,8 @@ def with_checkpoint(command: Command, request: Request, home: Home, work: Path) 
     latest, plan = run.receipt["checkpoint"]["latest"], run.plan()
     files = [file for file in run.files("checkpoint") if file["step"] == latest]
     if not files or plan is None:
-        hint = "Say which files are checkpoints (--checkpoint-glob) from the first run on."
-        raise UsageError("continue.no_checkpoint", f"{run.name} brought no checkpoint of a command home.", hint=hint)
+        hint = "Name the checkpoint files (--checkpoint-glob) in the first run already."
+        raise UsageError("continue.no_checkpoint", f"{run.name} has no downloaded checkpoint.", hint=hint)
     names = []
     for file in files:
         names.append(os.fsdecode(raw_name(str(file["name"]))).removeprefix(_FOLDER))

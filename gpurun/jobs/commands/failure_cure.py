@@ -1,4 +1,4 @@
-"""Says what to change where the last words of a command name a file or a module that was not there."""
+"""Suggests a change to a command that failed because a file or a module was missing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NO_FILE = re.compile(r"No such file or directory: '([^'\n]+)'")
 
 
 def failure_cure(message: str, command: Command | None) -> str:
-    """Return what to change in the command after a failure; "" where its words name nothing that is known here.
+    """Return a change that would cure the failure in `message`; "" if it names no missing file or module.
 
-    The folder is looked at as it is now: what lies there and would not be uploaded was not there, either.
+    The folder is read as it is now, on the assumption that its files were the same when the run was planned.
     """
     if command is None or not command.folder:
         return ""
@@ -34,7 +34,7 @@ def failure_cure(message: str, command: Command | None) -> str:
 
 
 def _of_module(module: str, command: Command) -> str:
-    """What brings a module: its place in the folder, or pip."""
+    """Return the change that makes a module available: a flag for its place in the folder, or --pip."""
     root = Path(command.folder)
     root = root.parent if root.is_file() else root
     for name in (f"{module}.py", module, f"src/{module}"):
@@ -43,19 +43,19 @@ def _of_module(module: str, command: Command) -> str:
             if not any(file == name or file.startswith(f"{name}/") for file in found.files):
                 return f"{name} is in {root} and was not uploaded: --include {shlex.quote(name)}."
             place = "src" if name.startswith("src/") else "."
-            return f"{name} was uploaded; with --env PYTHONPATH={place} Python looks for it there."
-    return f"Install it there first: --pip {distribution_of(module)}."
+            return f"{name} was uploaded; add --env PYTHONPATH={place} so that Python finds it."
+    return f"Install it on the machine first: --pip {distribution_of(module)}."
 
 
 def _of_file(name: str, command: Command, found: WorkFolder) -> str:
-    """What brings a file: --include, or --data."""
+    """Return the flag that uploads a file: --include or --data."""
     if os.path.isabs(name):
         is_here = Path(name).exists()
-        return f"{name} is a path of this computer: upload it by --data, found at $GPURUN_DATA." if is_here else ""
+        return f"{name} is a path on this computer: upload it with --data, and read $GPURUN_DATA." if is_here else ""
     plain = os.path.normpath(name)
     is_sent = plain in found.files or any(file.startswith(f"{plain}/") for file in found.files)
     if is_sent or plain.startswith(".."):
         return ""
     if (found.root / plain).exists():
         return f"{plain} is in {found.root} and was not uploaded: --include {shlex.quote(plain)}."
-    return f"{plain} is not in {found.root} either: make it before, or bring it by --data."
+    return f"{plain} is not in {found.root} either: create it first, or upload it with --data."

@@ -1,7 +1,7 @@
-"""Named commands: what `gpurun run NAME` starts, a table of the flags of `gpurun run` under one name.
+"""Reads named commands, which `gpurun run NAME` starts: a table of flags of `gpurun run` under one name.
 
-A packaged one is `recipes/commands/NAME.toml`: a public repository's own run, from a clone that its user has; nothing
-of the repository is here. One of a folder is `[run.NAME]` in its gpurun.toml, which a stranger may have written.
+A packaged command is `recipes/commands/NAME.toml`: it runs a public repository from the user's own clone, and contains
+nothing of the repository. A folder's command is `[run.NAME]` in its gpurun.toml, which a stranger may have written.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OF_A_SHELL = set("|&;<>`$\n")
 
 
 def _words(command: Any) -> Any:
-    """Return the words of a command that is written as one text; a shell's signs would reach the program as words."""
+    """Split a command written as one text; ValueError for shell syntax, which would reach the program literally."""
     if not isinstance(command, str):
         return command
     if found := sorted(_OF_A_SHELL & set(command)):
-        raise ValueError(f'it has {found[0]!r}, which only a shell reads: command = ["bash", "-c", "…"]')
+        raise ValueError(f'it contains {found[0]!r}, which needs a shell: command = ["bash", "-c", "…"]')
     return shlex.split(command)
 
 
@@ -47,9 +47,9 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 
 
 class NamedCommand(Frozen):
-    """What stands under a name; what its user types counts more. `command` to `silent` are flags of `gpurun run`.
+    """The table of one name. `command` to `silent` are flags of `gpurun run`; a flag that the user types wins.
 
-    `place` is where it is written. A table may hold no other flags: those are its user's own to type.
+    `place` is the file or table where it is written. Other flags are not allowed in a table: the user types them.
     """
 
     model_config = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)
@@ -83,11 +83,11 @@ class NamedCommand(Frozen):
     idle: str = ""
     silent: str = ""
     sweep: dict[str, Any] = Field(default_factory=dict)
-    """What `gpurun sweep NAME` tries; the command has its settings as {name}."""
+    """The settings that `gpurun sweep NAME` tries; the command refers to them as {name}."""
 
     @property
     def flags(self) -> dict[str, Any]:
-        """Return what it sets, by the names of the flags."""
+        """Return the flags that the table sets, by name."""
         values = self.model_dump(mode="json", exclude_unset=True, exclude=set(_NO_FLAGS))
         if "env" in values:
             values["env"] = [f"{name}={value}" for name, value in self.env.items()]
@@ -95,12 +95,12 @@ class NamedCommand(Frozen):
 
     @property
     def digest(self) -> str:
-        """Return the sha256 of the table, under its name."""
+        """Return the sha256 of the table, its name included."""
         return digest_json(self.model_dump(mode="json", exclude_unset=True, exclude={"place"}))
 
     @property
     def is_packaged(self) -> bool:
-        """Return whether it came with gpurun, and so needs nobody's approval."""
+        """Return whether it came with gpurun and so needs no approval."""
         return not self.place.endswith(PROJECT_FILE)
 
 
@@ -110,24 +110,24 @@ KEYS = tuple(key for key in NamedCommand.model_fields if key not in ("name", "pl
 
 
 def packaged_commands() -> tuple[str, ...]:
-    """Return the names of those that came with gpurun, sorted."""
+    """Return the names of the packaged commands, sorted."""
     return tuple(sorted(path.stem for path in _folder().glob("*.toml")))
 
 
 def read_packaged(name: str) -> NamedCommand:
-    """Read a packaged command; SetupError where this installation has a damaged one."""
+    """Read a packaged command; SetupError if its file is damaged."""
     path = _folder() / f"{name}.toml"
     try:
         return _parsed(name, recipe_file.parse_toml(read_regular(path).decode()), str(path), ())
     except (OSError, ValueError, UsageError) as error:
-        what = f"{path} is no named command: {str(error).splitlines()[0]}."
+        what = f"{path} is not a named command: {str(error).splitlines()[0]}."
         raise SetupError("install.incomplete", what, hint="Install gpurun again.") from None
 
 
 def find_named(name: str, project: Path, flags: Collection[str]) -> NamedCommand | None:
-    """Return the command of that name, of the folder's own file first; None where there is none.
+    """Return the command of that name, from the folder's own file first; None if there is none.
 
-    UsageError for a table that sets what it may not: another of the `flags`, or what reaches out of its folder.
+    UsageError for a table that sets another of the `flags`, or a path outside its folder.
     """
     tables = project_runs(project)
     if name in tables:
@@ -138,26 +138,26 @@ def find_named(name: str, project: Path, flags: Collection[str]) -> NamedCommand
 
 
 def refuse_unknown(name: str, project: Path) -> UsageError:
-    """Return the error for a name that is nowhere, with those that there are."""
+    """Return the error for an unknown name, which lists the known ones."""
     own = [found for found in project_runs(project) if _NAME.fullmatch(found)]
     here = f"In {PROJECT_FILE}: {', '.join(own)}. " if own else ""
     known = f"{here}Packaged: {', '.join(packaged_commands())}."
     near = did_you_mean(name, [*own, *packaged_commands()], otherwise="")
-    file = f" For the file of that name: ./{name}." if (project / name).is_file() else ""
-    hint = f"{near} {known}{file} For a program: gpurun run … -- {name}".strip()
+    file = f" To run the file of that name: ./{name}." if (project / name).is_file() else ""
+    hint = f"{near} {known}{file} To run a program: gpurun run … -- {name}".strip()
     return UsageError("run.no_such_name", f"There is no run and no program called {name!r} here.", hint=hint)
 
 
 def _parsed(name: str, table: Any, place: str, flags: Collection[str]) -> NamedCommand:
-    """Return the one reading of a table, wherever it stands; UsageError with the key that is wrong."""
+    """Return the command that a table describes; UsageError that names the wrong key."""
     if not _NAME.fullmatch(name) or not isinstance(table, Mapping):
-        what = f"{place} is not a table whose name has letters, digits, _ and - alone."
-        raise UsageError("run.table", what, hint='Write for instance: [run.baseline] command = "python train.py"')
+        what = f"{place} is not a table whose name consists of letters, digits, _ and -."
+        raise UsageError("run.table", what, hint='For example: [run.baseline] command = "python train.py"')
     values = {key.replace("-", "_"): value for key, value in table.items()}
     for key in values:
         if key not in KEYS and key in flags:
-            what = f"{key} stands in {place}, which may not set it."
-            raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --{key.replace('_', '-')}")
+            what = f"{place} sets {key}, which is not allowed in a table."
+            raise UsageError("run.not_in_a_table", what, hint=f"Remove it, and type it: --{key.replace('_', '-')}")
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, otherwise=f"Known keys: {', '.join(KEYS)}.")
             raise UsageError("run.unknown_key", f"{place} has the unknown key {key!r}.", hint=hint)
@@ -167,73 +167,75 @@ def _parsed(name: str, table: Any, place: str, flags: Collection[str]) -> NamedC
     except ValidationError as error:
         fault = error.errors()[0]
         key, why = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
-        hint = f"Write {key} as docs/ANY-SCRIPT.md shows it under Runs that have a name."
+        hint = f"Write {key} as shown in docs/ANY-SCRIPT.md under Runs that have a name."
         raise UsageError("run.table", f"{key} in {place}: {why}.", hint=hint) from None
 
 
 def _demand_no_values(values: Mapping[str, Any], place: str) -> None:
-    """UsageError where a key's value stands in the table, which is not shown again; or one of gpurun's own is named."""
+    """Raise UsageError if the table contains the value of a secret, or names a key that gpurun rents with."""
     secret, env = values.get("secret", ()), values.get("env", {})
     names = _listed(secret)
     if not isinstance(names, list | tuple) or any("=" in str(name) for name in names):
-        what = f"secret in {place} holds more than names; a value of a secret may not stand in a file."
-        raise UsageError("run.secret_value", what, hint='Names alone: secret = ["WANDB_API_KEY"]; the value is yours.')
+        what = f"secret in {place} contains more than names; a file must not contain the value of a secret."
+        hint = 'Write names only: secret = ["WANDB_API_KEY"]; the value comes from your shell.'
+        raise UsageError("run.secret_value", what, hint=hint)
     for name, value in env.items() if isinstance(env, Mapping) else ():
         if looks_secret(name, str(value)):
-            what = f"env.{name} in {place} looks like a key, whose value may not stand in a file."
-            raise UsageError("run.secret_value", what, hint=f'Write secret = ["{name}"]; the value is from your shell.')
+            what = f"env.{name} in {place} looks like a key; a file must not contain its value."
+            hint = f'Write secret = ["{name}"]; the value comes from your shell.'
+            raise UsageError("run.secret_value", what, hint=hint)
     if own := [name for name in names if name in VARIABLES.values() or str(name).startswith("AWS_")]:
-        what = f"secret in {place} names {own[0]}, a key by which machines are rented."
-        raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --secret {own[0]}")
+        what = f"secret in {place} names {own[0]}, a key that rents machines."
+        raise UsageError("run.not_in_a_table", what, hint=f"Remove it, and type it: --secret {own[0]}")
 
 
 def _demand_harmless(named: NamedCommand, project: Path) -> None:
-    """UsageError where a table of a folder names files outside of it, or lets in one that looks like a key."""
+    """Raise UsageError if a folder's table names a file outside the folder, or includes one that looks like a key."""
     files = [("pip", wanted) for wanted in named.pip if wanted.endswith(".txt")]
     data = [("data", named.data)] if named.data and not named.data.startswith("hf:") else []
     for key, path in [("upload", named.upload), *data, *files]:
         if path.startswith(("~", "s3:")) or not (project / path).resolve().is_relative_to(project.resolve()):
             what = f"{key} in {named.place} is {path}, which is not below the file's folder."
-            raise UsageError("run.not_in_a_table", what, hint=f"Take it out, and type it: --{key} {shlex.quote(path)}")
+            raise UsageError("run.not_in_a_table", what, hint=f"Remove it, and type it: --{key} {shlex.quote(path)}")
     folder = project / named.upload
     let_in = {name: folder / name for name in named.include if (folder / name).is_file()}
     for refusal in survey(let_in, []).refusals:
-        what = f"include in {named.place} lets in {refusal.path}: {refusal.reason}."
-        hint = f"Take it out; if that file is not a key, type --include {shlex.quote(Path(refusal.path).name)}."
+        what = f"include in {named.place} names {refusal.path}: {refusal.reason}."
+        hint = f"Remove it; if that file is not a key, type --include {shlex.quote(Path(refusal.path).name)}."
         raise UsageError("run.not_in_a_table", what, hint=hint)
 
 
 def is_approved(named: NamedCommand, home: Home) -> bool:
-    """Return whether the user has agreed to just this table before."""
+    """Return whether the user has approved exactly this table before."""
     return (home.approved_runs / f"{named.digest}.json").is_file()
 
 
 def approve(named: NamedCommand, home: Home) -> None:
-    """Keep that the user agreed to this table."""
+    """Remember that the user approved this table."""
     make_private(home.prepare().approved_runs)
     write_atomic(home.approved_runs / f"{named.digest}.json", named.to_json().encode())
 
 
 def demand_clone(named: NamedCommand, folder: Path) -> None:
-    """UsageError where a folder is no clone of the repository at that commit, unchanged."""
+    """Raise UsageError unless a folder is an unchanged clone of the repository at that commit."""
     place, clone = shlex.quote(str(folder)), named.repository.rpartition("/")[2]
     found = commit_of(str(folder)) if folder.is_dir() else ""
     hint = f"git -C {place} checkout {named.commit}"
     if not found:
-        what = f"{folder} is no clone of {named.repository}, which {named.name} runs."
+        what = f"{folder} is not a clone of {named.repository}, which {named.name} runs."
         hint = f"git clone {named.repository} && git -C {clone} checkout {named.commit}; then --upload {clone}."
     elif found != named.commit:
         what = f"{named.name} runs {named.repository} at {named.commit[:12]}, and {folder} is at {found[:12]}."
     elif _is_changed(folder):
         what = f"{folder} has changes that are not in {named.commit[:12]}, which {named.name} runs."
-        hint = f"To run what you changed, type it: gpurun run --upload {place} … -- {shlex.join(named.command)}"
+        hint = f"To run your changed copy: gpurun run --upload {place} … -- {shlex.join(named.command)}"
     else:
         return
     raise UsageError("run.other_clone", what, hint=hint)
 
 
 def _is_changed(folder: Path) -> bool:
-    """Whether a file that git keeps there is another than in its commit."""
+    """Return whether a file tracked by git differs from the commit; True if git cannot tell."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), "diff", "--quiet", "HEAD"], env=child_environment(),

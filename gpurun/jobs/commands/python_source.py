@@ -1,4 +1,4 @@
-"""Reads a program without running it: what it imports, and which files it names."""
+"""Reads a program without running it, to find its imports and the files it names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FILE_NAME = re.compile(r"[^\s:*?<>|\"'{}%]*[^\s:*?<>|\"'{}%/.]\.[A-Za-z][A-Za-z
 
 @dataclass(frozen=True)
 class Import:
-    """An import of a module; `level` counts its leading dots. `is_sure` is whether it runs whenever the file does."""
+    """An import of a module; `level` counts its leading dots, and `is_sure` means that it always runs with the file."""
 
     module: str
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Import:
 
 @dataclass
 class PythonSource:
-    """What one file of a program says of others: its imports and its constants, by how they are used."""
+    """The imports of one file of a program, and its text constants by how they are used."""
 
     imports: list[Import] = field(default_factory=list)
     constants: set[str] = field(default_factory=set)
@@ -43,13 +43,13 @@ class PythonSource:
     writes: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     defaults: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """A file that stands where none of these options is given."""
+    """Each default file name, with the options that replace it."""
     searches_elsewhere: bool = False
-    """Whether it changes where modules are looked for."""
+    """Whether the file changes the module search path."""
 
 
 def read_python(text: str) -> PythonSource:
-    """Return what a Python file says; SyntaxError or ValueError where it cannot be read."""
+    """Return the imports and constants of a Python file; SyntaxError or ValueError if it cannot be parsed."""
     found = PythonSource()
     _visit(ast.parse(text), found, is_sure=True)
     found.reads -= found.writes
@@ -57,7 +57,7 @@ def read_python(text: str) -> PythonSource:
 
 
 def read_notebook(text: str) -> PythonSource:
-    """Return what the code cells of a notebook say; ValueError or SyntaxError where it cannot be read."""
+    """Return the imports and constants of a notebook's code; ValueError or SyntaxError if it cannot be parsed."""
     lines: list[str] = []
     try:
         for cell in json.loads(text)["cells"]:
@@ -74,7 +74,7 @@ def read_shell(text: str) -> list[str]:
     for line in text.replace("\\\n", " ").splitlines():
         try:
             words += shlex.split(line, comments=True)
-        except ValueError:  # A quote that goes over several lines.
+        except ValueError:  # A quotation spans several lines.
             words += line.split()
     return [word for word in words if len(word) <= _MOST_CONSTANT_CHARS]
 
@@ -85,7 +85,7 @@ def is_file_name(text: str) -> bool:
 
 
 def _visit(node: ast.AST, found: PythonSource, *, is_sure: bool) -> None:
-    """Take in a node and all below it."""
+    """Add a syntax node and everything below it."""
     if isinstance(node, ast.Import):
         found.imports += [Import(name.name, (), 0, is_sure) for name in node.names]
     elif isinstance(node, ast.ImportFrom):
@@ -112,7 +112,7 @@ def _visit(node: ast.AST, found: PythonSource, *, is_sure: bool) -> None:
 
 
 def _take_call(call: ast.Call, found: PythonSource) -> None:
-    """Take in which files a call reads or writes."""
+    """Add the files that a call reads or writes."""
     name = getattr(call.func, "attr", getattr(call.func, "id", ""))
     if name == "add_argument":
         _take_option(call, found)
@@ -135,7 +135,7 @@ def _take_call(call: ast.Call, found: PythonSource) -> None:
 
 
 def _take_option(call: ast.Call, found: PythonSource) -> None:
-    """Take in the default of an option of argparse, where it looks like a file that is read."""
+    """Add the default of an argparse option if it looks like a file that is read."""
     options = tuple(text for place in call.args for text in _texts(place))
     for word in call.keywords:
         for text in _texts(word.value) if word.arg == "default" else ():

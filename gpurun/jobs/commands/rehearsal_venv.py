@@ -1,4 +1,4 @@
-"""The environment by which a rehearsal has what --pip names: over this Python's own packages, torch included."""
+"""Builds the virtual environment in which a rehearsal has the --pip packages, on top of this Python's own packages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from gpurun.core.untrusted import safe_text
 
 _COMPLETE = ".complete"
 _PASSED_ON = ("PIP_*", "UV_*", "*_proxy", "*_PROXY", "SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-"""Where packages come from here; no key of a cloud is among it, as building runs the code of strangers."""
+"""Variables that configure package downloads. Cloud keys are not passed on, because a build runs foreign code."""
 _LAST_LINES, _LAST_CHARS = 12, 300
 
 
 def venv_python(home: Home, lines: Sequence[str]) -> Path:
-    """Return the Python of the environment that has these requirements, whether or not it is there yet."""
+    """Return the path of the Python of the environment for these requirements; it may not exist yet."""
     of = {"lines": list(lines), "python": sys.executable, "version": sys.version}
     return home.cache / "venvs" / digest_json(of)[:16] / "bin" / "python"
 
@@ -36,17 +36,17 @@ def is_built(python: Path) -> bool:
 
 
 def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable[[str], None]) -> None:
-    """Build an environment, once; SetupError, with the last words of what installs, where that fails."""
+    """Build an environment once; SetupError with the installer's last lines if that fails."""
     place = python.parents[1]
     make_private(place.parent)
     with exclusive(place.with_suffix(".lock")):
         if is_built(python):
             return
-        say(f"installing what --pip names into {place}")
+        say(f"installing the --pip packages into {place}")
         shutil.rmtree(place, ignore_errors=True)
         _call([sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", str(place)], limit_s)
         inside = next(place.glob("lib/python*/site-packages"))
-        # A venv over a venv would see the packages of the first Python alone.
+        # A venv made from a venv sees only the packages of the original Python, so add this one's folders.
         own = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         lines_of_site = "".join(f"import site; site.addsitedir({path!r})\n" for path in own)
         (inside / "_of_gpurun.pth").write_text(lines_of_site)
@@ -57,7 +57,7 @@ def build_venv(python: Path, lines: Sequence[str], limit_s: float, say: Callable
 
 
 def _installer(python: Path, limit_s: float) -> list[str]:
-    """The words that install for a Python: pip's, else uv's, else those of the pip that Python itself brings."""
+    """Return the install command for a Python: pip's, else uv's, else that of Python's bundled pip."""
     if _works([sys.executable, "-m", "pip", "--version"]):
         return [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-input"]
     if uv := shutil.which("uv"):
@@ -71,25 +71,25 @@ def _works(command: Sequence[str]) -> bool:
 
 
 def _call(command: Sequence[str], limit_s: float) -> None:
-    """Run a program; SetupError where it fails or takes too long."""
+    """Run a program; SetupError if it fails or takes too long."""
     try:
         done = subprocess.run(
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             timeout=limit_s, check=False, cwd="/",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        hint = "Name fewer packages, or give it more time: --setup-limit MINUTES."
+        hint = "Name fewer packages, or allow more time: --setup-limit MINUTES."
         raise SetupError("run.pip_failed", f"--pip could not be installed here: {error}.", hint=hint) from None
     if done.returncode:
         lines = [line for line in safe_text(done.stdout.decode("utf-8", "replace")) if line.strip()]
         words = "\n".join(line[:_LAST_CHARS] for line in lines[-_LAST_LINES:])
-        what = f"What --pip names could not be installed here. The last words:\n{words}"
-        hint = "It would fail on paid time, too: change what --pip names."
+        what = f"The --pip packages could not be installed here. The installer's last lines:\n{words}"
+        hint = "They would fail on paid time, too: change --pip."
         raise SetupError("run.pip_failed", what, hint=hint)
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a child, with where packages come from here."""
+    """Return a child's environment, with the variables that configure package downloads."""
     kept = {
         name: value for name, value in os.environ.items() if any(fnmatch.fnmatchcase(name, one) for one in _PASSED_ON)
     }

@@ -1,4 +1,4 @@
-"""Says what a command will miss on the machine: files that are left out, files and modules that are nowhere."""
+"""Warns about what a command will miss on the machine: files left out of the upload, missing files and modules."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LARGE_BYTES = 100_000
 MOST_IMPORTS = 200
 _MOST_NAMED, _MOST_GLOBS = 4, 4
 _ALWAYS_THERE = frozenset({"torch", "numpy"})
-"""What the Python has that gpurun looks for on a machine."""
+"""Modules of the Python that gpurun chooses on a machine."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file that .gitignore leaves out: named `by` a file, or by the command (""); large and binary where None."""
+    """A file left out by .gitignore. `by` is the file that names it, "" the command, None if it is just large."""
 
     name: str
     bytes: int
@@ -34,15 +34,15 @@ class LeftOut:
 
     @property
     def label(self) -> str:
-        """`train.bin (2 MB)`."""
+        """Return name and size: `train.bin (2 MB)`."""
         return f"{self.name} ({format_bytes(self.bytes)})"
 
 
 def undecided(found: WorkFolder) -> list[LeftOut]:
-    """Return what .gitignore leaves out although it is named, or large and binary, and --exclude does not name."""
+    """Return the files left out by .gitignore, but not by --exclude, that are named or are large binaries."""
     left: list[LeftOut] = []
     source, known = found.source, (*found.files, *found.hidden, *found.decided)
-    # A folder of which the program names single files is not meant whole.
+    # If the program names single files of a folder, it does not need the whole folder.
     in_part = {folder[0] for name in known if source.names(name) is not None and (folder := source.names_folder(name))}
     for name, path in sorted(found.hidden.items()):
         if is_named_like_secret(PurePosixPath(name).name):
@@ -56,12 +56,12 @@ def undecided(found: WorkFolder) -> list[LeftOut]:
 
 
 def demand_decided(left: Sequence[LeftOut]) -> None:
-    """UsageError where something is left out that the command or its program names: nothing asks about it later."""
+    """Raise UsageError if a file that the command or its program names is left out and nobody can be asked about it."""
     named = [file for file in left if file.by is not None]
     if not named:
         return
     more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
-    what = f"{named[0].label} is left out by .gitignore, and {named[0].by or 'the command'} names it{more}."
+    what = f".gitignore leaves out {named[0].label}, which {named[0].by or 'the command'} names{more}."
     globs = _globs(file.name for file in named)
     raise UsageError(
         "run.left_out", what, hint=f"Upload it: {_flags('--include', globs)}. Or: {_flags('--exclude', globs)}"
@@ -69,7 +69,7 @@ def demand_decided(left: Sequence[LeftOut]) -> None:
 
 
 def left_out_warnings(left: Sequence[LeftOut]) -> Iterator[str]:
-    """Yield what is left out for each file that names it, and what is large, with the line that lets it in."""
+    """Yield a warning for each group of files left out, with the flags that upload or exclude them."""
     for by in dict.fromkeys(file.by for file in left):
         files = [file for file in left if file.by == by]
         globs = _globs(file.name for file in files)
@@ -84,28 +84,28 @@ def left_out_warnings(left: Sequence[LeftOut]) -> Iterator[str]:
 
 
 def file_warnings(found: WorkFolder) -> Iterator[str]:
-    """Yield what the program reads and the folder does not have."""
+    """Yield a warning for each file that the program reads and the folder lacks."""
     known = {*found.files, *found.hidden, *found.decided}
     for text, by in sorted(unknown_files(found.source, known, found.root).items()):
         place = found.root.name or str(found.root)
-        yield f"{by} reads {text}, and no file of that name is in {place}: does the command itself make it?"
+        yield f"{by} reads {text}, and {place} has no file of that name: does the command create it?"
     for text, by in sorted(found.source.reads.items()):
         if os.path.isabs(text) and Path(text).exists() and Path.home() in Path(text).parents:
-            yield f"{by} reads {text}, a path of this computer: the machine has it by --data, at $GPURUN_DATA."
+            yield f"{by} reads {text}, a path on this computer: upload it with --data, and read $GPURUN_DATA."
     for name in sorted(found.left_out):
         link = found.root / name
         if link.is_symlink() and link.is_dir() and (name in found.source.constants or name in found.source.folders):
             to = shlex.quote(str(link.resolve()))
-            yield f"{name} is a link to a folder, and is not followed: --data {to}, found at $GPURUN_DATA."
+            yield f"{name} is a link to a folder, which is not followed: use --data {to}, and read $GPURUN_DATA."
 
 
 def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rented: bool) -> Iterator[str]:
-    """Yield which modules are in no place that can be seen from here; the machine may have them."""
+    """Yield warnings about imported modules that are neither in the folder nor installed here."""
     source = found.source
     for module, (by, place) in sorted(source.elsewhere.items()):
         yield (
-            f"{by} imports {module}, which lies in the folder where Python does not look for it: "
-            f"--env PYTHONPATH={place}, or start it by python -m from the folder that has {module}."
+            f"{by} imports {module}, but Python does not search its place in the folder: add --env PYTHONPATH={place}, "
+            f"or start it with python -m from the folder that has {module}."
         )
     nowhere = [name for name in sorted(source.missing) if name in source.is_sure]
     here = distributions(nowhere, python)
@@ -114,30 +114,30 @@ def import_warnings(found: WorkFolder, command: Command, *, python: str, is_rent
         nowhere = [name for name in nowhere if name not in _ALWAYS_THERE]
     if nowhere:
         by = source.missing[nowhere[0]]
-        among = "and no line of --pip has its name" if command.pip else "and there is no --pip"
+        among = "and --pip does not name it" if command.pip else "and there is no --pip"
         them, names = ("it is", nowhere[0]) if len(nowhere) == 1 else ("they are", ", ".join(nowhere))
         may = " The machine may have it." if is_rented else ""
         yield f"{by} imports {names}: {them} not in the folder and not installed here, {among}.{may}"
 
 
 def notes(found: WorkFolder, command: Command, *, is_installed_there: bool) -> Iterator[str]:
-    """Yield what is not obvious of the upload."""
+    """Yield notes about the upload that are not obvious."""
     if found.along:
         labels = ", ".join(found.along[:_MOST_NAMED])
         more = f" and {len(found.along) - _MOST_NAMED} more" if len(found.along) > _MOST_NAMED else ""
-        yield f"{command.argv[0]} imports or names what lies beside it, so that goes along: {labels}{more}."
+        yield f"{command.argv[0]} imports or names files beside it, which are uploaded too: {labels}{more}."
     if found.words:
         yield f"Left out of the upload: {found.words}."
     wanted = found.root / "requirements.txt"
     if command.folder and is_installed_there and not command.pip and wanted.is_file():
         flag = f"--pip {shlex.quote(os.path.relpath(wanted))}"
-        yield f"Nothing installs what requirements.txt names: {flag} does, before the upload."
+        yield f"requirements.txt is not installed by itself: {flag} installs it before the upload."
 
 
 def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
-    """Return the top-level modules that the machine must have; without them the command fails at once.
+    """Return the top-level modules without which the command fails at once on the machine.
 
-    None where another program chooses the Python (`uv run`, a shell script), or the command installs packages itself.
+    Empty if another program chooses the Python (`uv run`, a shell script), or if the command installs packages itself.
     """
     is_direct = command.words[0] == "{python}" or command.argv[0] == "torchrun"
     if not is_direct or found.source.installs_itself:
@@ -146,7 +146,7 @@ def imports_of(found: WorkFolder, command: Command) -> tuple[str, ...]:
 
 
 def _globs(names: Iterable[str]) -> list[str]:
-    """Return few globs that match the files: each by its name, those of a kind and a folder together."""
+    """Return a few globs that match the files: one per suffix and folder, or the plain name of a single file."""
     files = [PurePosixPath(name) for name in names]
     groups: dict[str, list[PurePosixPath]] = {}
     for file in files:
@@ -162,7 +162,7 @@ def _flags(flag: str, globs: Iterable[str]) -> str:
 
 
 def _is_binary(path: Path) -> bool:
-    """Whether the beginning of a file is not text."""
+    """Return whether a file begins with binary content."""
     try:
         with open_regular(path) as file:
             return b"\0" in file.read(8192)

@@ -1,4 +1,4 @@
-"""The folder that a command runs in: what of it is uploaded, and what is left out, with its size."""
+"""Decides which files of a command's folder are uploaded, and lists what is left out with its size."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from gpurun.view.number_format import format_bytes
 
 GIT, OWN = ".gitignore", ".gpurunignore"
 MOST_BYTES = 4_000_000_000
-"""More is no program: data has --data, which goes by a bucket and is not sent again."""
+"""A larger folder contains data, which belongs in --data: it can go through a bucket and is not sent twice."""
 MOST_LOOKED = 20_000
 MOST_BESIDE_BYTES, MOST_BESIDE_FILES = 20_000_000, 1_000
-"""How large a folder may be that goes along with a script."""
+"""The largest folder that is uploaded along with a single script."""
 _NOBODYS = frozenset({".git", ".hg", ".svn", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", ".mypy_cache"})
-"""What nobody misses, and is not named."""
+"""Left out without a note, because no program needs them."""
 _NEVER = frozenset({".venv", "venv", "node_modules"})
 _SCRIPTS = (".py", ".sh", ".ipynb")
 _TEMPLATE = re.compile(r".*[._-](example|sample|template|dist)", re.IGNORECASE)
 
 Admit = Callable[[str], bool | None]
-"""Asks whether a file by the name of a key is uploaded; None where the question cannot be asked."""
+"""Asks whether to upload a file that is named like a key; returns None if the question cannot be asked."""
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """The files that are uploaded, by their names below `root`; and what is left out, by name, with its bytes.
+    """The files to upload, by their path below `root`, and the size in bytes of each file or folder left out.
 
-    `hidden` are the single files that .gitignore leaves out, but for those of environments; `decided` those that the
-    user leaves out, by --exclude or .gpurunignore. `along` goes with a script that was named alone.
+    `hidden` are the files that .gitignore leaves out, except those of environments; `decided` are those that the user
+    leaves out with --exclude or .gpurunignore. `along` are uploaded together with a script that was named alone.
     """
 
     files: dict[str, Path]
@@ -57,7 +57,7 @@ class WorkFolder:
 
     @property
     def words(self) -> str:
-        """What is left out, the largest first; "" where nothing is."""
+        """Return what is left out as a phrase, the largest first; "" if nothing is."""
         largest = sorted(self.left_out.items(), key=lambda pair: -pair[1])
         named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest[:4])
         more = f" and {len(largest) - 4} more" if len(largest) > 4 else ""
@@ -65,10 +65,10 @@ class WorkFolder:
 
 
 def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
-    """Return what is uploaded of a command's folder, by .gitignore, .gpurunignore, --include and --exclude.
+    """Return the files of a command's folder to upload, by .gitignore, .gpurunignore, --include and --exclude.
 
-    With a script that was named alone goes what it imports and names beside it. gpurun's own `home` is never among it.
-    UsageError where the script is not there or is left out, or the folder is too large.
+    A script that was named alone takes along the files beside it that it imports or names. gpurun's own `home` is never
+    uploaded. UsageError if the script is missing or left out, or if the folder is too large.
     """
     if not command.folder:
         return WorkFolder({}, {})
@@ -92,9 +92,9 @@ def work_folder(command: Command, home: Path | None = None) -> WorkFolder:
 
 
 def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: None) -> tuple[Command, WorkFolder]:
-    """Return both with what was decided about files that look like keys; UsageError for one that is not decided.
+    """Return both after deciding about files that look like keys; UsageError for one that stays undecided.
 
-    Of a template by the name of a key, as `.env.example`, it is asked.
+    For a template named like a key, such as `.env.example`, `admit` asks the user.
     """
     names = {str(path.resolve()): name for name, path in found.files.items()}
     allowed = [path for path, name in names.items() if name in command.include]
@@ -121,7 +121,7 @@ def without_keys(command: Command, found: WorkFolder, admit: Admit = lambda _: N
 
 
 def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command:
-    """Return the command with the run's own copy of its folder at `into`, which later changes here do not touch."""
+    """Copy the folder to `into`, so that later changes here do not affect the run, and return the completed command."""
     executable = []
     for name, path in found.files.items():
         target = into / name
@@ -134,9 +134,9 @@ def copy_work_folder(command: Command, found: WorkFolder, into: Path) -> Command
 
 
 def commit_of(folder: str) -> str:
-    """Return the commit that is checked out in a folder, or of a script beside it; "" where git knows none.
+    """Return the git commit that is checked out in a folder, or in a script's folder; "" if there is none.
 
-    `.git` is not uploaded, so the command is told it in GPURUN_GIT_COMMIT.
+    `.git` is not uploaded, so the command gets the commit in GPURUN_GIT_COMMIT.
     """
     if not folder:
         return ""
@@ -153,7 +153,7 @@ def commit_of(folder: str) -> str:
 
 
 def refuse_vain(command: Command, found: WorkFolder, data: Path | None) -> None:
-    """UsageError for an --include that lets nothing in: what it was meant for would be missed on paid time."""
+    """Raise UsageError for an --include without a match, because the file would be missing on paid time."""
     for glob in command.include:
         spec = GitIgnoreSpec.from_lines([glob])
         if not any(map(spec.match_file, found.files)) and not (data and (data / glob).is_file()):
@@ -162,7 +162,7 @@ def refuse_vain(command: Command, found: WorkFolder, data: Path | None) -> None:
 
 
 class _Walk:
-    """Goes through a folder once: every file is uploaded, or left out for a reason."""
+    """Walks through a folder once, and either takes each file or records why it is left out."""
 
     def __init__(self, root: Path, command: Command, home: Path | None, most_files: int = MOST_FILES) -> None:
         self.root, self.home, self.most_files = root, home, most_files
@@ -175,7 +175,7 @@ class _Walk:
         self._own: list[tuple[Path, GitIgnoreSpec]] = []
 
     def enter(self, folder: Path) -> None:
-        """Take a folder that is not left out."""
+        """Walk through a folder that is not left out."""
         git, own = len(self._git), len(self._own)
         for name, specs in ((GIT, self._git), (OWN, self._own)):
             if (folder / name).is_file():
@@ -192,7 +192,7 @@ class _Walk:
                 self._look_below(name, path, why)
             elif is_folder:
                 self.enter(path)
-            elif why or not path.is_file():  # Of links those to files are followed.
+            elif why or not path.is_file():  # Links are followed only to files.
                 self.left_out[name] = path.lstat().st_size
                 self._hide(name, path, why)
             else:
@@ -200,7 +200,7 @@ class _Walk:
         del self._git[git:], self._own[own:]
 
     def why(self, path: Path, is_folder: bool = False) -> str:
-        """Return what leaves a path out: --exclude, .gpurunignore or .gitignore; "" where it is uploaded."""
+        """Return what leaves a path out: --exclude, .gpurunignore or .gitignore; "" if it is uploaded."""
         name = path.relative_to(self.root).as_posix() + ("/" if is_folder else "")
         if self.exclude.match_file(name):
             return "--exclude"
@@ -212,10 +212,10 @@ class _Walk:
         return GIT if git else ""
 
     def _look_below(self, folder: str, place: Path, why: str) -> None:
-        """Count what lies below a folder that is left out; a file of it may be let in by its own name."""
+        """Measure a folder that is left out, and take the files in it that --include or .gpurunignore name."""
         size, may_let_in = 0, bool(len(self.include.patterns) or self._own)
         for count, path in enumerate(_files_below(place, self.home)):
-            if count > MOST_LOOKED and not may_let_in:  # Of a huge one those of the first files.
+            if count > MOST_LOOKED and not may_let_in:  # The size of a huge folder is that of its first files.
                 break
             name = path.relative_to(self.root).as_posix()
             is_let_in = self.include.match_file(name) or _verdict(path, False, self._own) is False
@@ -236,12 +236,12 @@ class _Walk:
         self.files[name] = path
         if len(self.files) > self.most_files:
             what = f"{self.root} holds more than {self.most_files:,} files."
-            hint = "Give data by --data PATH, and name what is not needed in .gpurunignore, or by --exclude."
+            hint = "Pass data with --data PATH, and leave out what is not needed by .gpurunignore or --exclude."
             raise UsageError("run.too_many", what, hint=hint)
 
 
 def _verdict(path: Path, is_folder: bool, specs: list[tuple[Path, GitIgnoreSpec]]) -> bool | None:
-    """What the nearest file that speaks of it says."""
+    """Return whether the nearest ignore file with a matching pattern ignores the path; None if none matches."""
     for folder, spec in reversed(specs):
         ignored = spec.check_file(path.relative_to(folder).as_posix() + ("/" if is_folder else "")).include
         if ignored is not None:
@@ -250,14 +250,14 @@ def _verdict(path: Path, is_folder: bool, specs: list[tuple[Path, GitIgnoreSpec]
 
 
 def _files_below(folder: Path, home: Path | None) -> Iterator[Path]:
-    """All files below a folder, by no link, without caches and environments."""
+    """Yield all files below a folder, without following links and without caches and environments."""
     for place, folders, files in os.walk(folder):
-        folders[:] = sorted(one for one in folders if one not in _NOBODYS | _NEVER and Path(place, one) != home)
+        folders[:] = sorted(name for name in folders if name not in _NOBODYS | _NEVER and Path(place, name) != home)
         yield from (Path(place, name) for name in sorted(files))
 
 
 def _size_below(path: Path) -> int:
-    """The bytes of a file or of all below a folder; of a huge one those of the first files."""
+    """Return the size in bytes of a file or folder; for a huge folder, that of its first files."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size
     size = 0
@@ -269,7 +269,7 @@ def _size_below(path: Path) -> int:
 
 
 def _script_with_its_files(command: Command, script: Path, home: Path | None) -> WorkFolder:
-    """A script that was named alone, with what it imports and names beside it, and what --include says."""
+    """Return a script that was named alone, and the files beside it that it or --include names."""
     root = script.parent
     _refuse_broken(script)
     source = command_source(command, root)
@@ -301,7 +301,7 @@ def _script_with_its_files(command: Command, script: Path, home: Path | None) ->
 
 
 def _small_folder(root: Path, command: Command, home: Path | None, place: Path) -> dict[str, Path]:
-    """The files below a folder that is small enough to go along; else none."""
+    """Return the files below a folder if it is small enough to go along with a script, else an empty dict."""
     walk = _Walk(root, command, home, MOST_BESIDE_FILES)
     try:
         walk.enter(place)
@@ -312,36 +312,37 @@ def _small_folder(root: Path, command: Command, home: Path | None, place: Path) 
 
 
 def _refuse_place(root: Path) -> None:
-    """UsageError for a folder that is a whole computer, or all that a person has."""
+    """Raise UsageError for a home folder, or a folder above it."""
     place, own = root.resolve(), Path.home().resolve()
     if place == own or place in own.parents or place.parent == place:
-        what = f"{root} holds all that {'you have' if place == own else 'is'} here, and a command's folder is uploaded."
-        raise UsageError("run.upload", what, hint="Name the folder of the program: --upload DIR, or go there first.")
+        label = "your home folder" if place == own else "a folder above your home folder"
+        what = f"{root} is {label}, and the whole folder of a command is uploaded."
+        raise UsageError("run.upload", what, hint="Name the folder of the program: --upload DIR, or cd there first.")
 
 
 def _refuse_missing(command: Command, root: Path, walk: _Walk) -> None:
-    """UsageError for a script that is not uploaded, and for any other path of the command that is left out."""
+    """Raise UsageError if a path in the command is left out of the upload, or a script does not exist."""
     for word in command.argv:
         name = os.path.normpath(word)
         is_there = not os.path.isabs(word) and (root / name).exists()
-        is_sent = name in walk.files or any(one.startswith(f"{name}/") for one in walk.files)
+        is_sent = name in walk.files or any(file.startswith(f"{name}/") for file in walk.files)
         is_decided = walk.exclude.match_file(name)
         if is_there and name != "." and not is_sent and not is_decided and not word.startswith("-"):
             if (root / name).is_dir() and name not in walk.left_out:
                 continue  # An empty folder.
-            what = f"{word} is left out of the upload, and the command names it."
+            what = f"The command names {word}, which is left out of the upload."
             hint = (
                 f"Upload it: --include {name!r} (or !{name} in .gpurunignore). If it is not needed: --exclude {name!r}"
             )
             raise UsageError("run.ignored", what, hint=hint)
         is_script = Path(word).suffix in _SCRIPTS and not re.search(r"\s", word)  # `sh -c '… train.py'` names none.
         if not is_there and is_script and not word.startswith("-"):
-            hint = "Name it as it is below the folder that is uploaded (--upload, else this one)."
+            hint = "Give its path relative to the uploaded folder (--upload, or this folder)."
             raise UsageError("run.no_script", f"There is no {word} in {root}.", hint=hint)
 
 
 def _refuse_large(root: Path, files: dict[str, Path]) -> None:
-    """UsageError for a folder that is no program, which says what is large in it."""
+    """Raise UsageError, with the largest entries, for a folder above MOST_BYTES."""
     sizes = Counter[str]()
     for name, path in files.items():
         sizes[name.split("/")[0]] += path.lstat().st_size
@@ -349,17 +350,18 @@ def _refuse_large(root: Path, files: dict[str, Path]) -> None:
         return
     named = ", ".join(f"{name} ({format_bytes(size)})" for name, size in sizes.most_common(4))
     size, most = format_bytes(sizes.total()), format_bytes(MOST_BYTES)
-    what = f"{root} holds {size}; at most {most} are uploaded. Large are {named}."
-    hint = "Give data by --data PATH, and name what is not needed in .gpurunignore."
+    what = f"{root} holds {size}; at most {most} are uploaded. The largest: {named}."
+    hint = "Pass data with --data PATH, and name what is not needed in .gpurunignore."
     raise UsageError("run.large", what, hint=hint)
 
 
 def _refuse_broken(script: Path) -> None:
-    """UsageError for a script that no Python could read."""
+    """Raise UsageError for a script with a syntax error."""
     if script.suffix != ".py":
         return
     try:
         read_python(read_regular(script).decode("utf-8", "replace"))
     except (OSError, ValueError, SyntaxError) as error:
         where = f" (line {error.lineno})" if isinstance(error, SyntaxError) else ""
-        raise UsageError("run.not_python", f"{script} is no Python{where}: {error}.", hint="Mend it first.") from None
+        what = f"{script} is not valid Python{where}: {error}."
+        raise UsageError("run.not_python", what, hint="Fix it first.") from None

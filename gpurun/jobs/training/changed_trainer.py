@@ -1,6 +1,6 @@
-"""A trainer of the user's own (`--trainer DIR`): looked through and copied when its run is planned.
+"""Checks and copies the user's own trainer (`--trainer DIR`) when its run is planned.
 
-The copy is what is rehearsed, shipped and named in the receipt; the folder it came from may change or vanish meanwhile.
+The copy is rehearsed, uploaded and named in the receipt; the original folder may change or disappear meanwhile.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gpurun.view.number_format import short_hash
 
 
 def take_trainer(folder: Path, into: Path) -> None:
-    """Copy the modules of a trainer folder; a UsageError where it is none, or holds what may not be shipped."""
-    as_ours = f"It is laid out as {bundle_root() / 'trainer'}: copy that, and change the copy."
+    """Copy the modules of a trainer folder; UsageError if it is not one, or holds a file that must not be uploaded."""
+    as_ours = f"Copy {bundle_root() / 'trainer'}, and change the copy."
     if not folder.is_dir():
         raise UsageError("trainer.absent", f"There is no folder {folder}.", hint=as_ours)
     if not (folder / "train.py").is_file():
-        raise UsageError("trainer.no_train", f"{folder} has no train.py, so it is no trainer.", hint=as_ours)
-    seen = survey({"trainer": folder})
-    for one in seen.refusals:
-        hint = "Move it out of the trainer's folder, of which the modules (*.py) are shipped."
-        raise UsageError(one.code, f"{one.path} is not shipped: {one.reason}.", hint=hint)
-    for file in seen.files:
+        raise UsageError("trainer.no_train", f"{folder} has no train.py, so it is not a trainer.", hint=as_ours)
+    surveyed = survey({"trainer": folder})
+    for refusal in surveyed.refusals:
+        hint = "Move it out of the trainer's folder, whose modules (*.py) are uploaded."
+        raise UsageError(refusal.code, f"{refusal.path} is not shipped: {refusal.reason}.", hint=hint)
+    for file in surveyed.files:
         name = PurePosixPath(file.name).relative_to("trainer")
         if name.suffix == ".py":
             make_private((into / name).parent)
@@ -37,7 +37,7 @@ def take_trainer(folder: Path, into: Path) -> None:
 
 
 def _text_of(file: PackedFile) -> bytes:
-    """A module's text; UsageError where it is none."""
+    """Return the bytes of a module; UsageError if they are not UTF-8 text."""
     content = content_at(file, 0, file.bytes)
     try:
         content.decode()
@@ -48,22 +48,25 @@ def _text_of(file: PackedFile) -> bytes:
 
 
 def demand_as_planned(plan: Plan, trainer: Path) -> None:
-    """SetupError where the copy is not the trainer any more that the run was planned with."""
+    """Raise SetupError if the copy has changed since the run was planned."""
     if digest_of_trainer(trainer) != plan.bundle_sha256:
-        what = f"{trainer} is not the trainer any more that {plan.run} was planned with."
-        raise SetupError("trainer.altered", what, hint="Begin a new run with the trainer that is meant.")
+        what = f"{trainer} has changed since {plan.run} was planned."
+        raise SetupError("trainer.altered", what, hint="Start a new run with the trainer you want.")
 
 
 def describe_changed_trainer(plan: Plan, trainer: Path) -> Iterator[str]:
-    """What the plan says of a trainer that gpurun does not know."""
+    """Yield the plan's note about a trainer that is not the official one."""
     digest = digest_of_trainer(trainer)
     if words_of_trainer(digest) == CHANGED:
-        first = "; it is rehearsed here before anything is rented, and resumes once" if plan.mode is Mode.PAID else ""
-        yield f"A changed trainer is shipped (sha256 {short_hash(digest)}){first}. Its time is counted as gpurun's own."
+        first = "; before anything is rented, it is rehearsed and resumed here once" if plan.mode is Mode.PAID else ""
+        yield (
+            f"A changed trainer is uploaded (sha256 {short_hash(digest)}){first}. "
+            "Its time is estimated as that of the official trainer."
+        )
 
 
 def other_than_before(plan: Plan, home: Home) -> Iterator[str]:
-    """What the plan says where the run that it goes on from had another trainer, and one of the two is changed."""
+    """Yield a note if the run that this plan continues had a different trainer, and one of the two is changed."""
     before = read_plan(home.run(plan.continues.run)) if plan.continues else plan
     if CHANGED in (plan.job.trainer, before.job.trainer) and plan.bundle_sha256 != before.bundle_sha256:
-        yield f"{before.run} was trained by another trainer: {before.job.trainer}, {short_hash(before.bundle_sha256)}."
+        yield f"{before.run} used another trainer: {before.job.trainer}, {short_hash(before.bundle_sha256)}."

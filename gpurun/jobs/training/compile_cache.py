@@ -1,9 +1,9 @@
-"""The compile caches of one's own earlier runs, sent along so that the next rental compiles less: only when asked for.
+"""Uploads the compile caches of the user's earlier runs, so that the next rental compiles less (only with --warm).
 
-A compile cache is code that the next machine runs. It is taken from runs of this home alone, whose signed receipt in
-the chain has the file's digest, and goes from a rented machine only to rented ones: never to this laptop, nor to a box
-of one's own. Whether it fits exactly (torch, CUDA, micro-batch and all) the trainer decides by its name; here it only
-may.
+A compile cache is code that the next machine runs. It is taken only from runs of this home whose signed receipt in the
+chain contains the file's digest. A cache from a rented machine goes only to rented machines, never to this computer or
+to the user's own box. The trainer decides by the file's name whether a cache fits exactly (torch, CUDA, micro-batch);
+this module only rules out those that cannot fit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME = re.compile(r"compile-cache/[0-9a-f]{16}\.bin")
 def with_compile_caches(
     data: DataSummary, request: Request, resolved: ResolvedRecipe, need: GpuNeed, home: Home, into: Path
 ) -> DataSummary:
-    """Return the data with the caches that may fit beside it in `into`, if wanted; they count as what is shipped.
+    """Write the caches that may fit into `into` if wanted, and return the data with their size added.
 
     `need` are the GPUs that the run is for.
     """
@@ -48,22 +48,21 @@ def with_compile_caches(
 
 
 def compile_cache_note(plan: Plan, files: Sequence[PackedFile]) -> str:
-    """Return what the plan says of the caches among the files that are shipped."""
+    """Return the plan's note about the compile caches among the uploaded files."""
     if not plan.job.resolved["train"].get("compile"):
-        return "With --warm no compile cache goes along: this recipe does not compile."
+        return "--warm has no effect: this recipe does not compile."
     caches = [file for file in files if file.name.startswith(f"data/{FOLDER}/")]
     if not caches:
-        return "No compile cache at home fits this; the run brings one home for the next."
+        return "No compile cache of your earlier runs fits; this run downloads one for the next."
     size = format_bytes(sum(file.bytes for file in caches))
-    return (
-        f"The compile cache of your earlier runs goes along ({format_files(len(caches))}, {size}): the machine runs it."
-    )
+    label = f"{format_files(len(caches))}, {size}"
+    return f"The compile cache of your earlier runs is uploaded ({label}): the machine runs it."
 
 
 def _caches(
     request: Request, resolved: ResolvedRecipe, need: GpuNeed, vocab_size: int, home: Home
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every cache that may fit, of the newest run first; each is what its receipt says."""
+    """Yield name and content of every cache that may fit and matches its receipt, newest run first."""
     chain, wanted = read_chain(home.ledger), resolved.record
     for name in reversed(home.run_names()):
         has_any = (home.run(name).artifacts / FOLDER).is_dir()
@@ -80,7 +79,7 @@ def _caches(
 
 
 def _may_go(run: EarlierRun, request: Request) -> bool:
-    """Return whether what that run's machine made may run on the machine that is asked for now."""
+    """Return whether code made on that run's machine may run on the machine of this request."""
     origin = str(run.receipt["asked"]["provider"])
     is_of_here = place_kinds([origin]) == {"here"}
     if request.mode is not Mode.PAID:
@@ -92,7 +91,7 @@ def _may_go(run: EarlierRun, request: Request) -> bool:
 
 
 def _is_on_such_cards(run: EarlierRun, request: Request, need: GpuNeed) -> bool:
-    """Return whether that run's trainer said that it had such cards as are asked for now, and as many."""
+    """Return whether that run's trainer reported the same cards, and as many, as this request needs."""
     if request.mode is not Mode.PAID:
         return True
     start = run.receipt["training"]["start"]["event"] or {}
@@ -102,12 +101,12 @@ def _is_on_such_cards(run: EarlierRun, request: Request, need: GpuNeed) -> bool:
 
 
 def _letters(name: str) -> str:
-    """Return a card's name as all agree on it: `RTX4090` is in `NVIDIA GeForce RTX 4090`."""
+    """Return a card's name without case and punctuation, so that `RTX4090` is in `NVIDIA GeForce RTX 4090`."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _verified(run: EarlierRun, files: Sequence[dict[str, Any]]) -> Iterator[tuple[str, bytes]]:
-    """Yield the caches of a run that are still what came home then."""
+    """Yield name and content of the caches that still match the run's receipt."""
     for file in files:
         name = str(file["name"])
         if not _NAME.fullmatch(name) or not file["bytes"] <= MOST_BYTES:

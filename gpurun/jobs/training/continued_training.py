@@ -1,8 +1,8 @@
-"""`gpurun train --from RUN`: a run continues from the newest checkpoint that an earlier run brought home.
+"""`gpurun train --from RUN`: a run continues from the newest checkpoint downloaded by an earlier run.
 
-The next run trains what the earlier one did not come to: same recipe, same shards, same order, weights and optimiser
-as they were, on whatever machine is rented now. What is sent along is what the earlier run's signed receipt names, and
-everything that would make the trainer refuse it on paid time is refused here.
+The next run trains the steps that are left, with the same recipe, shards, order, weights and optimiser state, on any
+machine. It uploads only files named in the earlier run's signed receipt, and everything that the trainer would refuse
+on paid time is refused here.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _KINDS = ("weights", "optimizer", "state")
 
 
 def training_as_before(request: Request, home: Home, usual: tuple[str, ...] = ()) -> Request:
-    """Return the request with what the run that it continues was asked, wherever nothing else is asked now.
+    """Return the request, with each choice that the user left open taken from the run that it continues.
 
-    The cap is not among it, nor is any consent. Where no provider is named, it is the same place, with the same image
-    and set-up; `usual`, if it could be anywhere. UsageError when there is no such run, or nothing to continue.
+    The cap and consents are never taken over. Without a named provider, the place, image and set-up stay the same
+    (`usual` if the earlier run named no place). UsageError if there is no such run, or nothing to continue.
     """
     run = find_earlier_training(request.continues, home)
     plan = run.plan()
@@ -51,8 +51,8 @@ def training_as_before(request: Request, home: Home, usual: tuple[str, ...] = ()
     before = run.request() or Request(recipe=plan.job.recipe, providers=(plan.offer.provider,), choices=plan.choices)
     if plan.mode is Mode.REHEARSAL:
         hint = f"The whole run: gpurun train {before.recipe_word}"
-        raise UsageError("continue.rehearsal", f"{run.name} was a rehearsal; there is nothing to go on from.",
-                         hint=hint)  # fmt: skip
+        what = f"{run.name} was a rehearsal, which cannot be continued."
+        raise UsageError("continue.rehearsal", what, hint=hint)
     if request.recipe and Path(request.recipe).stem != Path(before.recipe).stem:  # A file may lie elsewhere now.
         raise UsageError(
             "continue.other_recipe",
@@ -77,9 +77,9 @@ def training_as_before(request: Request, home: Home, usual: tuple[str, ...] = ()
 
 
 def with_earlier_checkpoint(resolved: ResolvedRecipe, request: Request, home: Home) -> ResolvedRecipe:
-    """Return the recipe with the checkpoint that it continues from; nothing of that is read yet.
+    """Return the recipe with a record of the checkpoint that it continues from, which is not read yet.
 
-    UsageError when the checkpoint is of another recipe, or has taken all steps.
+    UsageError if the checkpoint belongs to another recipe, or has all steps already.
     """
     run = find_earlier_training(request.continues, home)
     name, plan = run.name, run.plan()
@@ -89,7 +89,7 @@ def with_earlier_checkpoint(resolved: ResolvedRecipe, request: Request, home: Ho
     if changed:
         raise UsageError(
             "continue.changed",
-            f"{name} was trained with other values of {', '.join(changed)}; to go on is to train the same.",
+            f"{name} was trained with other values of {', '.join(changed)}, which must not change within a training.",
             hint=f"{_set_back(plan.job.resolved, changed)} a new run: gpurun train {request.recipe_word}",
         )
     files = _newest(run)
@@ -98,16 +98,16 @@ def with_earlier_checkpoint(resolved: ResolvedRecipe, request: Request, home: Ho
         raise UsageError(
             "continue.finished",
             f"{name} has taken all its {step:,} steps.",
-            hint=f"Take more: gpurun train --from {name} --set train.steps={2 * step}. A new run from its weights: "
-            f"train.init_from, see {page('FORMATS.md')}",
+            hint=f"Train more steps: gpurun train --from {name} --set train.steps={2 * step}. "
+            f"A new run from its weights: train.init_from, see {page('FORMATS.md')}",
         )
     return replace(resolved, earlier=run.continued_at(step, files, plan))
 
 
 def with_checkpoint_beside(data: DataSummary, resolved: ResolvedRecipe, home: Home, into: Path) -> DataSummary:
-    """Return the data with the checkpoint beside it in `into`, found to be what the receipt says; it is shipped, too.
+    """Check the checkpoint against the receipt, link it into `into`, and return the data with its size added.
 
-    UsageError for other shards than those the run trained on; VerificationFailed for a checkpoint that was altered.
+    UsageError if the run trained on other shards; VerificationFailed if the checkpoint has changed.
     """
     earlier = resolved.earlier
     if earlier is None:
@@ -118,8 +118,8 @@ def with_checkpoint_beside(data: DataSummary, resolved: ResolvedRecipe, home: Ho
         where = shlex.quote(plan.data.folder) if plan and os.path.isdir(plan.data.folder) else ""
         raise UsageError(
             "continue.other_data",
-            f"{earlier.run} trained on other shards than these.",
-            hint=f"Give shards with --data{f' {where}' if where else ''}",
+            f"{earlier.run} trained on other shards.",
+            hint=f"Name its shards with --data{f' {where}' if where else ''}",
         )
     place = into / CONTINUED
     for file in files:
@@ -132,26 +132,26 @@ def with_checkpoint_beside(data: DataSummary, resolved: ResolvedRecipe, home: Ho
 
 
 def earlier_bucket_note(earlier: Earlier, home: Home) -> Iterator[str]:
-    """Yield what a plan without a bucket says where the run that it continues had one: shards may still be there."""
+    """Yield a note if the run that this plan continues used a bucket, which may still hold the shards."""
     if url := read_plan(home.run(earlier.run)).choices.stage:
-        yield f"{earlier.run} went by {url}: with --stage {shlex.quote(url)} what is still there is not sent again."
+        yield f"{earlier.run} used {url}: with --stage {shlex.quote(url)}, data that is still there is not sent again."
 
 
 def longer_schedule_note(earlier: Earlier, steps: int) -> Iterator[str]:
-    """Yield what the plan says of more steps than were planned: the learning rate follows the longer schedule."""
+    """Yield a note if more steps are planned than before, because the learning rate follows the longer schedule."""
     if steps > earlier.steps > 0:
         yield (
-            f"{earlier.run} was planned for {earlier.steps:,} steps, this run is for {steps:,}: from step "
-            f"{earlier.step:,} on the learning rate is that of the longer run."
+            f"{earlier.run} was planned for {earlier.steps:,} steps, this run for {steps:,}: from step "
+            f"{earlier.step:,} on, the learning rate follows the longer schedule."
         )
 
 
 def other_runs_from(earlier: Earlier, home: Home) -> Iterator[str]:
-    """Yield what the plan says of other runs that continued the same one: their steps would be paid for twice."""
+    """Yield a note for each other run that continued the same one, because its steps would be paid for twice."""
     for name in planned_runs(home):
         try:
             if earlier.run.encode() not in read_regular(home.run(name).plan):
-                continue  # Of ten thousand plans few are taken apart.
+                continue  # Parse only the few plans that can match.
             before = read_plan(home.run(name)).continues
             sight = look_at_run(home, name) if before and before.run == earlier.run else None
         except (GpurunError, OSError, ValidationError):
@@ -212,17 +212,17 @@ def _recipe_of(run: EarlierRun, before: Request) -> str:
 
 
 def _shards_of(run: EarlierRun, plan: Plan, before: Request) -> str | None:
-    """Return the shards that a run trained on, where they are still there; else its --data, if that is another."""
+    """Return the folder of the shards that a run trained on if it still exists, else its --data if that differs."""
     if plan.data.public:
         return plan.data.source if plan.data.source.startswith(HUB) else before.data
     there = run.folder.now_at(plan.data.folder)
-    if os.path.isfile(os.path.join(there, "data.json")):  # Of another user's folder it says no, and raises nothing.
+    if os.path.isfile(os.path.join(there, "data.json")):  # False, without an error, for another user's folder.
         return there
     return None if before.data == plan.data.folder else before.data
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name; on another disk it is copied. What is there may be a link, and goes first."""
+    """Hard-link a file, or copy it to another disk; an existing target, which may be a link, is removed first."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)

@@ -1,4 +1,4 @@
-"""CORE at the end of a run: its bundle made into items beside the shards, and what answering them takes."""
+"""CORE at the end of a run: prepares the bundle's items beside the shards, and estimates what answering them costs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpurun.view.number_format import format_count, format_duration, short_hash
 def with_core(
     data: DataSummary, request: Request, resolved: ResolvedRecipe, home: Home, into: Path, say: Say
 ) -> DataSummary:
-    """The data with the items of CORE beside it in `into`, where the recipe wants them; they are shipped, too."""
+    """Write the items of CORE into `into` if the recipe wants them, and return the data with their size and digest."""
     most = resolved.tables.eval.core
     if not most:
         return data
@@ -31,32 +31,33 @@ def with_core(
 
 
 def demand_bundle(request: Request, most: int) -> None:
-    """Refuse items of CORE without a bundle, and a bundle of which no item is wanted."""
+    """Raise UsageError if CORE is wanted without a bundle, or a bundle is given without CORE."""
     bundle = request.choices.core_bundle
     if most and not bundle:
-        what = f"eval.core is {most}, and no bundle with CORE's tasks was given."
+        what = f"eval.core is {most}, but no bundle with CORE's tasks is given."
         raise UsageError(
             "core.no_bundle", what, hint="Name it: --core-bundle eval_bundle.zip (or its https:// address)."
         )
     if most and "://" not in bundle:
         local_file(bundle)
     if bundle and not most and not request.dry_run:  # A recipe's rehearsal may leave it out.
-        what = "--core-bundle is given, and eval.core is 0: no item of it would be answered."
-        raise UsageError("core.unused", what, hint="Say how many of each task: --set eval.core=500, or leave it out.")
+        what = "--core-bundle is given, but eval.core is 0, so none of its items would be answered."
+        hint = "Set how many items of each task to take: --set eval.core=500; or leave --core-bundle out."
+        raise UsageError("core.unused", what, hint=hint)
 
 
 def core_note(plan: Plan) -> Iterator[str]:
-    """What the plan says of it: how much of it there is, and what it takes of time and dollars."""
+    """Yield the plan's note about CORE: its number of items, time and dollars."""
     most, digest = int(plan.job.resolved["eval"].get("core", 0)), plan.data.core_sha256
     if not most:
         return
-    said = f"CORE is taken after the last step: up to {most:,} items of each of its {CORE_TASKS} tasks"
+    note = f"CORE is evaluated after the last step: up to {most:,} items of each of its {CORE_TASKS} tasks"
     if digest:
-        said += f" (bundle sha256 {short_hash(digest)})"
+        note += f" (bundle sha256 {short_hash(digest)})"
     if plan.estimate.tokens_per_s is None:
-        yield f"{said}."
+        yield f"{note}."
         return
     tokens, (low, high) = core_tokens(plan.job.resolved), plan.estimate.tokens_per_s
     seconds = tokens * FORWARD_SHARE * (low + high) / (2 * low * high)
     price = f", {format_usd(cost_of(plan.offer.rate_micros_per_hour, seconds))}" if plan.worst_micros else ""
-    yield f"{said}, about {format_count(tokens)} tokens, {format_duration(seconds)}{price}; that is in the time above."
+    yield f"{note}, about {format_count(tokens)} tokens, {format_duration(seconds)}{price}; the time above includes it."

@@ -1,13 +1,13 @@
-"""Does it fit, how fast is it, how long does it take: before anything is rented.
+"""Estimates whether a recipe fits on an offer, how fast it is and how long it takes, before anything is rented.
 
-Memory is memory.py's. Speed is a prior, hence a range; `Estimate.basis` says what it rests on. Where a run of this kind
-was published for such cards, what to expect of our own loop follows from it by count. GPT-2 124M on 9.9 billion tokens
+Memory comes from memory.py. Speed is a prior, hence a range; `Estimate.basis` names its source. If a run of this kind
+was published for such cards, the expected speed of our own loop follows from it. GPT-2 124M on 9.9 billion tokens
 takes llm.c 94 minutes on eight A100 SXM, 60 % MFU (its discussion 481), and its README has PyTorch 7 % slower, hence
 56 %, 321 ms a step; plain PyTorch takes 148 ms on eight H100 SXM, 38 % (modded-nanogpt's track 3). On one H200 our loop
 is 0.98x to 1.00x as fast as nanoGPT, both compiled, at 43 to 45 % (docs/dev/BENCHMARKS.md). Hence 55 %, 38 %, 43 %.
-FLOPs a token are 6 N + 12 L C T: N the parameters that are multiplied with (all but the positions, a tied head counted
-once), L layers, C width, T context: the convention of nanoGPT and of the PaLM paper, attention counted whole. A layer
-of an encoder-decoder has three attentions, hence 36 L C T; its sentences are counted as long as the context, all.
+FLOPs per token are 6 N + 12 L C T, with N the parameters used in products (all but the positions; a tied head counts
+once), L layers, C width, T context. This is the convention of nanoGPT and of the PaLM paper, which count attention
+whole. A layer of an encoder-decoder has three attentions, hence 36 L C T; every sentence counts as a whole context.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ CPU_STEP_S = (0.003, 0.05)  # One optimiser step's overhead on a CPU, whatever t
 GPU_STEP_S = (0.001, 0.005)  # One optimiser step's overhead on a GPU.
 START_S = (7.0, 40.0)  # Importing torch, opening the data, the first step.
 COMPILE_S = (8.0, 60.0)  # 8 s with 16 cores, on one H200.
-# Of the speed that torch.compile gives, which the cards' shares rest on: nanoGPT's README has 135 ms for 250 at 124M.
+# Relative to the compiled speed, on which the cards' MFU rests: nanoGPT's README has 135 ms compiled, 250 ms eager.
 EAGER_SHARE = (0.45, 0.75)
 NODES_SCALING = (0.7, 0.95)
-"""What several nodes keep of their speed: an assumption, as it hangs on the network, which nobody has seen."""
-PCIE_SCALING = (0.85, 0.97)  # With NVLink nothing more is lost: that MFU was read off whole machines, of eight cards.
+"""The share of their speed that several nodes keep: an assumption, because the network is not known."""
+PCIE_SCALING = (0.85, 0.97)  # NVLink needs no factor: its MFU was measured on whole machines of eight cards.
 HELLASWAG_ITEM_TOKENS = 4 * 128
-"""Four endings, each after the context in a row padded to the longest of a few items: a guess by hand."""
+"""Four endings, each in a row with its context, padded to the longest of a few items: a guess."""
 CORE_TASKS, CORE_ITEM_TOKENS = 22, 1_500
-"""Of an item of CORE all rows together, most of them after ten examples: a guess by hand."""
+"""All rows of a CORE item together, most of them with ten examples in front: a guess."""
 LAUNCH_S = (0.0002, 0.0015)
-"""Launching one layer's kernels, forward and backward, eager."""
+"""Launching the kernels of one layer, forward and backward, without a compiler."""
 FORWARD_SHARE = 1 / 3
-"""Of a training pass."""
+"""The share of a training pass that a forward pass takes."""
 _MUON_MATRICES = {"faithful": (12, 4), "modern": (12, 6), "encoder-decoder": (28, 16)}
-"""The weights of a layer's matrices, in squares of the width, and how many matrices they are."""
+"""Per layer: the weights of its matrices, in squares of the width, and the number of matrices."""
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a run consists of beside its steps: how often it evaluates and saves, and on how many tokens."""
+    """The work of a run: its steps, and how often and on how many tokens it evaluates, saves and samples."""
 
     steps: int
     batch_tokens: int
@@ -66,15 +66,15 @@ class Pieces:
     eval_tokens: int
     checkpoint_every: int
     sampled_tokens: int = 0
-    """What goes through the model for a checkpoint's samples: a whole context for each token of each prompt."""
+    """Tokens through the model for a checkpoint's samples: a whole context for each token of each prompt."""
     sampled_layers: int = 0
-    """The layers launched for it, beside their work: all prompts go on at once, but one token after the other."""
+    """Layers launched for a checkpoint's samples: all prompts at once, but one token after the other."""
     core_tokens: int = 0
-    """What goes through the model for CORE, after the last step."""
+    """Tokens through the model for CORE, after the last step."""
 
     @classmethod
     def of(cls, resolved: Mapping[str, Any]) -> Pieces | None:
-        """Of the tables of a recipe.json; None where they do not say."""
+        """Return the work described by the tables of a recipe.json; None if a figure is missing."""
         train, evaluation = resolved.get("train", {}), resolved.get("eval", {})
         found = {
             "steps": train.get("steps"),
@@ -99,44 +99,44 @@ class Pieces:
 
     @property
     def sampled_steps(self) -> float:
-        """A checkpoint's samples in steps: so few rows at once go through at half the pace of a step."""
+        """Return the cost of a checkpoint's samples in steps; so few rows run at half a step's speed."""
         return self.sampled_tokens / 2.0 / self.batch_tokens
 
     def saves_from(self, step: int) -> int:
-        """How many checkpoints are due at this step and later: one every so often, and one at the end."""
+        """Return how many checkpoints are due from this step on, the one at the end included."""
         return self._multiples(self.checkpoint_every, step) + 1
 
     def evaluations_from(self, step: int) -> int:
-        """How many evaluations are due at this step and later: every checkpoint has one, too."""
+        """Return how many evaluations are due from this step on; every checkpoint has one, too."""
         every, saved = self.eval_every, self.checkpoint_every
         both = self._multiples(math.lcm(every, saved), step)
         return self._multiples(every, step) + self._multiples(saved, step) - both + 1
 
     def beside_from(self, step: int) -> float:
-        """All evaluations and samples from this step on, in steps."""
+        """Return the cost of all evaluations and samples from this step on, in steps."""
         evaluated_tokens = self.evaluations_from(step) * self.eval_tokens + self.core_tokens
         evaluated = evaluated_tokens * FORWARD_SHARE / self.batch_tokens
         return evaluated + self.saves_from(step) * self.sampled_steps
 
     def launching_s(self, step: int) -> tuple[float, float]:
-        """Seconds to launch all samples from this step on, (least, most); they are never compiled."""
+        """Return the (least, most) seconds to launch all samples from this step on; they are never compiled."""
         layers = self.saves_from(step) * self.sampled_layers
         return layers * LAUNCH_S[0] * FORWARD_SHARE, layers * LAUNCH_S[1] * FORWARD_SHARE
 
     def _multiples(self, every: int, step: int) -> int:
-        """How many steps from this one on, but for the last, are a multiple."""
+        """Return how many steps from this one on are multiples of `every`, the last step excluded."""
         return max(0, (self.steps - 1) // every - (max(1, step) - 1) // every)
 
 
 def core_tokens(resolved: Mapping[str, Any]) -> int:
-    """The tokens that CORE reads, by a recipe.json: an older one has no such key."""
+    """Return the tokens that CORE reads, from a recipe.json; 0 for older ones, which lack the key."""
     most = resolved.get("eval", {}).get("core", 0)
     return CORE_TASKS * most * CORE_ITEM_TOKENS if type(most) is int and most > 0 else 0
 
 
 @dataclass(frozen=True)
 class _Speed:
-    """FLOP/s of the whole machine, seconds a step that no FLOP/s shorten, and seconds beside all steps: (low, high)."""
+    """The speed of a whole machine, each as (low, high): FLOP/s, fixed seconds per step, seconds beside all steps."""
 
     flops: tuple[float, float]
     expected_flops: float | None
@@ -154,11 +154,11 @@ def estimate(
     priors: Priors = NO_PRIORS,
     machine: str = "",
 ) -> Estimate:
-    """What a recipe needs on an offer. `vocab_size` is the tokeniser's, for a recipe that leaves it open.
+    """Return the estimate of a recipe on an offer; `vocab_size` is the tokeniser's, if the recipe leaves it open.
 
-    `train_s` runs from the trainer's start to its end: start, compile, steps, evaluations, samples. Where the batch
-    cannot be shared among the offer's GPUs or one sequence does not fit, `fits` is False and there is no time. The
-    user's own runs (`priors`; `machine` tells this CPU from others) count more than what was published.
+    `train_s` runs from the trainer's start to its end: start, compile, steps, evaluations, samples. If the batch cannot
+    be divided among the offer's GPUs, or if one sequence does not fit, `fits` is False and there is no time. The user's
+    own runs (`priors`; `machine` identifies the CPU) take precedence over published figures.
     """
     model, train = recipe.tables.model, recipe.tables.train
     processes = offer.gpu_count or max(recipe.processes, offer.nodes)
@@ -166,10 +166,10 @@ def estimate(
     micro_batch = fitting_micro_batch(recipe, offer, processes, vocab_size)
     peak = peak_on(recipe, offer, processes, max(1, micro_batch), vocab_size)
     if train.loop == "huggingface" and processes > 1:
-        return _unfit(peak, f'train.loop "huggingface" trains in one process, and here are {processes} GPUs')
+        return _unfit(peak, f'train.loop "huggingface" trains in one process, but there are {processes} GPUs')
     if train.batch_tokens % (model.context * processes):
         sequences = f"sequences of {model.context}"
-        why = f"{train.batch_tokens} tokens a step cannot be shared among {processes} processes in {sequences}"
+        why = f"{train.batch_tokens} tokens a step cannot be divided among {processes} processes in {sequences}"
         return _unfit(peak, why)
     if not micro_batch:
         return _unfit(peak, what_would_fit(recipe, offer, processes, vocab_size))
@@ -195,11 +195,11 @@ def estimate(
 
 
 def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int, token_flops: float) -> Estimate:
-    """The estimate that follows from what is known of a machine's speed."""
+    """Return the estimate that follows from a machine's speed."""
     train = recipe.tables.train
     step_flops = token_flops * train.batch_tokens + muon_flops(recipe)
     computing = (step_flops / speed.flops[1], step_flops / speed.flops[0])
-    # Kernels are launched while others run, so the longer of the two is what a step takes.
+    # Kernels are launched while others run, so a step takes the longer of the two times.
     step_s = tuple(max(pair) for pair in zip(computing, speed.overhead_s, strict=True))
     steps = steps_of_work(recipe)
     launch_bound = speed.overhead_s[1] > computing[0]
@@ -222,9 +222,9 @@ def _by_speed(speed: _Speed, recipe: ResolvedRecipe, peak: int, micro_batch: int
 
 
 def muon_flops(recipe: ResolvedRecipe) -> int:
-    """What makes one step's updates orthogonal under Muon, the share of every process added up; 0 under AdamW.
+    """Return the FLOPs, over all processes, to orthogonalise one step's updates under Muon; 0 under AdamW.
 
-    Five iterations or twelve, on a matrix (C, k C) of 4 k C^3 + 2 C^3 each.
+    Each of the five or twelve iterations costs 4 k C^3 + 2 C^3 on a matrix (C, k C).
     """
     model = recipe.tables.model
     squares, matrices = _MUON_MATRICES[model.preset]
@@ -234,16 +234,16 @@ def muon_flops(recipe: ResolvedRecipe) -> int:
 
 
 def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: int) -> Estimate:
-    """The estimate that rests on a run of the user's own."""
+    """Return the estimate that follows from one of the user's own runs."""
     train, prior = recipe.tables.train, own.prior
     low, high = own.tokens_per_s * (1 - min(0.8, own.spread)), own.tokens_per_s * (1 + own.spread)
     steps = steps_of_work(recipe)
     times = [steps * train.batch_tokens / each for each in (high, low)]
     start = (0.8 * prior.start_s, 1.2 * prior.start_s)
     sampling_s = _pieces(recipe).launching_s(recipe.first_step + 1) if prior.gpu_count else (0.0, 0.0)
-    words = f"rests on your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"
+    words = f"from your run {prior.run}: {prior.tokens_per_s:,.0f} tok/s measured"
     if not own.is_same:
-        words += f" there, for a model, batch or machine near this one, hence {own.tokens_per_s:,.0f} here"
+        words += f" with a similar model, batch or machine, hence {own.tokens_per_s:,.0f} here"
     measured = int((prior.memory_peak_bytes or 0) * FRAGMENTATION) + CONTEXT_BYTES
     return Estimate(
         fits=True,
@@ -257,7 +257,7 @@ def _by_own_run(own: Nearest, recipe: ResolvedRecipe, peak: int, micro_batch: in
 
 
 def _on_gpu(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: int) -> _Speed:
-    """The whole machine's speed: peak x MFU x GPUs x scaling."""
+    """Return the speed of a whole machine: peak x MFU x GPUs x scaling."""
     scaling = PCIE_SCALING if offer.gpu_count > 1 and not card.nvlink else (1.0, 1.0)
     half = recipe.tables.train.precision != "fp32"
     tflops = card.tflops if half else card.fp32_tflops
@@ -283,14 +283,14 @@ def _on_gpu(card: GpuModel, offer: Offer, recipe: ResolvedRecipe, micro_steps: i
 
 
 def _on_cpu(cores: int) -> _Speed:
-    """A CPU's speed, very roughly."""
+    """Return a very rough speed of a CPU."""
     low, high = (each * cores for each in CORE_FLOPS)
     words = f"{cores} CPU cores at {CORE_FLOPS[0] / 1e9:g}-{CORE_FLOPS[1] / 1e9:g} GFLOP/s, very rough"
     return _Speed(flops=(low, high), expected_flops=None, overhead_s=CPU_STEP_S, beside_s=START_S, words=words)
 
 
 def _joined(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
-    """The speed of so many nodes together; with `is_counted` it is that of all their cards already."""
+    """Return the speed of several nodes together; `is_counted` means that `speed` already counts all their cards."""
     if nodes == 1:
         return speed
     low, high = (each * (1 if is_counted else nodes) for each in NODES_SCALING)
@@ -299,12 +299,12 @@ def _joined(speed: _Speed, nodes: int, *, is_counted: bool) -> _Speed:
         speed,
         flops=(speed.flops[0] * low, speed.flops[1] * high),
         expected_flops=None if expected is None else expected * (low + high) / 2,
-        words=f"{speed.words}, of which {nodes} nodes keep {NODES_SCALING[0]:.0%}-{NODES_SCALING[1]:.0%} (assumed)",
+        words=f"{speed.words}, {NODES_SCALING[0]:.0%}-{NODES_SCALING[1]:.0%} of it over {nodes} nodes (assumed)",
     )
 
 
 def _wrong_precision(recipe: ResolvedRecipe, card: GpuModel) -> str:
-    """Why the trainer would refuse to compute as the recipe wants on a card; empty where it would not."""
+    """Return why the trainer would refuse the recipe's precision on a card; "" if it would not."""
     train = recipe.tables.train
     if not card.bf16 and train.precision == "bf16":
         return f'{card.name} has no bf16; train.precision "auto" would run in fp16'
@@ -314,7 +314,7 @@ def _wrong_precision(recipe: ResolvedRecipe, card: GpuModel) -> str:
 
 
 def steps_of_work(recipe: ResolvedRecipe) -> float:
-    """The steps that are left, with all that is to be evaluated and sampled beside them counted in steps."""
+    """Return the work left in steps, with evaluations and samples converted to steps."""
     return recipe.steps_left + _pieces(recipe).beside_from(recipe.first_step + 1)
 
 

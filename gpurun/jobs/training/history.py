@@ -1,8 +1,8 @@
-"""What the user's own runs have shown: on this card a model of this shape made so many tokens a second.
+"""Predicts speed from the user's own earlier runs: a model of this shape made so many tokens per second on this card.
 
-A plan rests on the nearest of them rather than on what was published. Between shapes FLOP/s carry over, the less the
-further apart they are: the range widens with the distance, and beyond a factor of four nothing is concluded. The file
-of them is advice: one that cannot be read is said and ignored (history_file.py writes it).
+A plan prefers the nearest earlier run to published figures. FLOP/s carry over between shapes, less so the further apart
+they are: the range widens with the distance, and beyond a factor of four an earlier run is not used. The file is only
+advice: an unreadable file is reported and ignored (history_file.py writes it).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpurun.jobs.training.recipe import ModelConfig, ResolvedRecipe, read_model
 from gpurun.providers.catalog import card_of
 
 MOST_RUNS = 200
-SPREAD = 0.05  # The same again, on another day or another machine of its kind.
+SPREAD = 0.05  # Between two runs of the same training on machines of the same kind.
 SPREAD_BY_DISTANCE = 0.25
 SHORT_S, MOST_BY_SHORTNESS = 2.0, 0.25
-"""So many seconds of a training are anything: of runs of 12 to 20 s the same one was off by 4 to 25 %."""
+"""The uncertain seconds of any training: repeated runs of 12 to 20 s differed by 4 to 25 %."""
 FURTHEST = log(4.0)
 MOST_LOSSES = 32
 LEAST_SENT_BYTES, MOST_UPLOADS = 20_000_000, 5
-"""So much must have been sent to tell anything of a line; the last few uploads of that size do."""
+"""The smallest upload that measures a connection's speed, and how many of the latest ones count."""
 
 Positive = Annotated[float, Field(gt=0, lt=1e15, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**53)]
@@ -39,17 +39,17 @@ Losses = tuple[tuple[Count, Annotated[float, Field(allow_inf_nan=False)]], ...]
 
 
 class Strict(Frozen):
-    """A record of the file: a value of another type is an error."""
+    """A record of the file; a value of the wrong type is an error."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Prior(Strict):
-    """One run: what it trained, on which card, and what that took.
+    """One run: what it trained, on which card, and how long that took.
 
-    `machine` tells one CPU from another, and is empty for a GPU. `flops_per_token` are the plan's (estimate.py);
-    `start_s` is from the trainer's start to the end of its first step; `val_losses` are (step, loss). `sent_bytes` went
-    over SSH to a rented machine in `sent_s`; 0 where they were few, or went another way.
+    `machine` identifies the CPU, and is empty for a GPU. `flops_per_token` are the plan's (estimate.py). `start_s` is
+    the time from the trainer's start to the end of its first step. `val_losses` are (step, loss). `sent_bytes` went to
+    a rented machine over SSH in `sent_s`; 0 if the upload was too small, or took another way.
     """
 
     run: Word
@@ -87,14 +87,14 @@ class Priors(Strict):
     runs: Annotated[tuple[Prior, ...], Field(max_length=MOST_RUNS, strict=False)] = ()
 
     def with_run(self, prior: Prior) -> Priors:
-        """With one run more, in the place of what was known of it, and without the oldest beyond the limit."""
-        others = [one for one in self.runs if one.run != prior.run]
+        """Return the records with this run added or replaced, and the oldest beyond the limit dropped."""
+        others = [other for other in self.runs if other.run != prior.run]
         return Priors(runs=tuple([*others, prior][-MOST_RUNS:]))
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The run that is nearest to a plan, the tokens a second that follow, and by which share they may be off."""
+    """The earlier run nearest to a plan, the tokens per second predicted from it, and their relative uncertainty."""
 
     prior: Prior
     tokens_per_s: float
@@ -105,28 +105,28 @@ class Nearest:
 def nearest(
     priors: Priors, recipe: ResolvedRecipe, offer: Offer, micro_batch: int, flops_per_token: float, machine: str
 ) -> Nearest | None:
-    """The nearest run on the offer's card that computed in the same way; None where there is none near enough.
+    """Return the nearest run on the offer's card with the same precision, compiling and loop; None if all are too far.
 
-    Of two that are as near, the later. `machine` tells this CPU from others.
+    The later of two equally near runs counts. `machine` identifies the offer's CPU.
     """
     train = recipe.tables.train
     model = recipe.tables.model
     best = None
     wanted = (offer.gpu, "" if offer.gpu_count else machine, precision_on(recipe, offer), train.compile, train.loop)
-    for one in priors.runs:
-        if (one.card, one.machine, one.precision, one.compile, one.loop) != wanted or one.model.preset != model.preset:
+    for run in priors.runs:
+        if (run.card, run.machine, run.precision, run.compile, run.loop) != wanted or run.model.preset != model.preset:
             continue
-        if bool(one.gpu_count) != bool(offer.gpu_count) or one.nodes != offer.nodes:
+        if bool(run.gpu_count) != bool(offer.gpu_count) or run.nodes != offer.nodes:
             continue
-        if not offer.gpu_count and one.processes != recipe.processes:
+        if not offer.gpu_count and run.processes != recipe.processes:
             continue
-        count = max(1, offer.gpu_count) / max(1, one.gpu_count)
-        tokens = micro_batch * model.context / (one.micro_batch * one.model.context)
-        flops = flops_per_token / one.flops_per_token
+        count = max(1, offer.gpu_count) / max(1, run.gpu_count)
+        tokens = micro_batch * model.context / (run.micro_batch * run.model.context)
+        flops = flops_per_token / run.flops_per_token
         distance = abs(log(flops)) + 0.5 * abs(log(tokens)) + 0.3 * abs(log(count))
-        distance += 0.1 * (one.model.layers != model.layers or one.model.dropout != model.dropout)
+        distance += 0.1 * (run.model.layers != model.layers or run.model.dropout != model.dropout)
         if distance <= FURTHEST and (best is None or distance <= best[0]):
-            best = (distance, one, one.tokens_per_s / flops * count)
+            best = (distance, run, run.tokens_per_s / flops * count)
     if best is None:
         return None
     distance, prior, tokens_per_s = best
@@ -135,7 +135,7 @@ def nearest(
 
 
 def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
-    """What the trainer would compute in on an offer: its own rule (trainer/distributed.py)."""
+    """Return the precision that the trainer would choose on an offer (the rule is that of trainer/distributed.py)."""
     wanted = recipe.tables.train.precision
     if wanted != "auto":
         return wanted
@@ -146,19 +146,19 @@ def precision_on(recipe: ResolvedRecipe, offer: Offer) -> str:
 
 
 def describe_machine(offer: Offer, cpu_cores: int) -> str:
-    """What tells the CPU of an offer from others; this machine's by its cores, since the file is this machine's too."""
+    """Return text that identifies the CPU of an offer; for this computer the number of cores is enough."""
     return f"{cpu_cores} cores here" if place_facts(offer.provider).is_here else f"{offer.provider} {offer.type_id}"
 
 
 def same_recipe(priors: Priors, recipe_sha256: str, data_sha256: str = "") -> Prior | None:
-    """The latest run of the very same recipe, and of the same shards where these are known, that has a curve."""
-    found = [one for one in priors.runs if one.recipe_sha256 == recipe_sha256 and one.val_losses]
-    found = [one for one in found if not data_sha256 or one.data_sha256 == data_sha256]
+    """Return the latest run with a loss curve of exactly this recipe, and of these shards if they are known."""
+    found = [run for run in priors.runs if run.recipe_sha256 == recipe_sha256 and run.val_losses]
+    found = [run for run in found if not data_sha256 or run.data_sha256 == data_sha256]
     return found[-1] if found else None
 
 
 def loss_at(prior: Prior, step: int) -> float | None:
-    """The validation loss of an earlier run at a step, between its two nearest; None outside of what was measured."""
+    """Return the validation loss of an earlier run at a step, interpolated; None outside the measured steps."""
     before = [point for point in prior.val_losses if point[0] <= step]
     after = [point for point in prior.val_losses if point[0] >= step]
     if not before or not after:
@@ -168,13 +168,13 @@ def loss_at(prior: Prior, step: int) -> float | None:
 
 
 def uplink_of(request: Request, priors: Priors) -> Uplink:
-    """How fast this computer sends: as its user has set it, else as the last few runs that sent much have shown.
+    """Return this computer's upload speed: as configured, else the median of the last large uploads.
 
-    A plan counts bytes before they are compressed, and here are those that were sent: that is the margin.
+    A plan counts bytes before compression and this speed is of compressed bytes, which leaves a margin.
     """
     if request.uplink_mbit is not None:
         return Uplink(bits_per_s=1e6 * request.uplink_mbit, basis="as configured")
-    sent = [8 * one.sent_bytes / one.sent_s for one in priors.runs if one.sent_bytes >= LEAST_SENT_BYTES and one.sent_s]
+    sent = [8 * run.sent_bytes / run.sent_s for run in priors.runs if run.sent_bytes >= LEAST_SENT_BYTES and run.sent_s]
     if not sent:
         return Uplink()
     last = sent[-MOST_UPLOADS:]
@@ -186,7 +186,7 @@ _MOST_BYTES = 8 << 20
 
 
 def load_priors(home: Home) -> tuple[Priors, str]:
-    """What is known of earlier runs, and a sentence where their file is damaged; then nothing is known."""
+    """Return the records of earlier runs, and a note if their file is damaged, in which case there are none."""
     try:
         if home.priors.stat().st_size > _MOST_BYTES:
             return Priors(), _damaged(home, f"it has more than {_MOST_BYTES >> 20} MiB")
@@ -204,4 +204,6 @@ def load_priors(home: Home) -> tuple[Priors, str]:
 def _damaged(home: Home, why: str) -> str:
     from gpurun.core.untrusted import plain_line
 
-    return f"What your own runs have shown ({home.priors}) cannot be read and is ignored: {plain_line(why, 120)}."
+    return (
+        f"The file of your earlier runs' speeds ({home.priors}) cannot be read and is ignored: {plain_line(why, 120)}."
+    )

@@ -1,7 +1,7 @@
-"""Recipes: found, read, and resolved by rehearsal and `--set` into the one dict that the trainer reads.
+"""Finds and reads recipes, and resolves rehearsal and `--set` into the one dict that the trainer reads.
 
-What a recipe may hold is the trainer's (trainer/recipe.py). It is asked here, before anything is spent, and answers in
-a sentence that names the file, the key and the nearest right word.
+The schema is the trainer's (trainer/recipe.py). It is checked here, before anything is spent, and an error names the
+file, the key and the nearest valid word.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class Reader(Protocol):
     """Reads the recipes of a changed trainer (changed_recipe.py), which may have keys that gpurun does not know."""
 
     def read(self, path: Path, overrides: Sequence[str] = (), *, rehearse: bool = False) -> dict[str, Any]:
-        """Return a recipe's record with its rehearsal, if that is asked for, and the overrides; UsageError."""
+        """Return a recipe's record with the overrides and, if wanted, its rehearsal applied; UsageError if refused."""
 
     def counts(self, record: Mapping[str, Any], vocab_size: int) -> tuple[int, int]:
-        """Return the model's parameters and its FLOPs a token."""
+        """Return the model's parameters and FLOPs per token."""
 
 
 @dataclass(frozen=True)
 class LoadedRecipe:
-    """A recipe, checked; `written` is what its file says by itself, without the defaults.
+    """A checked recipe; `written` holds the keys of its file, without defaults.
 
-    `reader` is that of a changed trainer, by which it was read; `tables` have the part of it that gpurun knows.
+    `reader` is the reader of a changed trainer, if one read it; `tables` then hold the part that gpurun knows.
     """
 
     name: str
@@ -54,17 +54,17 @@ class LoadedRecipe:
 
     @property
     def about(self) -> str:
-        """One line for `recipes list`."""
+        """Return one line about it for `recipes list`."""
         return self.tables.about
 
 
 @dataclass(frozen=True)
 class ResolvedRecipe:
-    """A recipe after defaults, rehearsal and `--set`, for a number of processes that its batch can be shared among.
+    """A recipe after defaults, rehearsal and `--set`, for a number of processes that divides its batch.
 
-    `earlier` is the checkpoint that it goes on from; what is trained is the same, and less of it is left. `reader` and
-    `whole` are those of a changed trainer: its reader, and its record, of which `tables` have what gpurun knows.
-    `beyond` is by how many bytes its tensors exceed memory.py's formula, at two micro-batches.
+    `earlier` is the checkpoint that it continues from, if any. `reader` and `whole` belong to a changed trainer: its
+    reader, and the whole record, of which `tables` hold the part that gpurun knows. `beyond` is the excess of its
+    tensors over memory.py's formula, as (micro-batch, bytes) at two micro-batches.
     """
 
     name: str
@@ -78,35 +78,35 @@ class ResolvedRecipe:
 
     @property
     def first_step(self) -> int:
-        """The steps that are taken already."""
+        """Return the number of steps done already."""
         return self.earlier.step if self.earlier else 0
 
     @property
     def steps_left(self) -> int:
-        """The steps that are still to be taken."""
+        """Return the number of steps left."""
         return self.tables.train.steps - self.first_step
 
     @property
     def record(self) -> dict[str, Any]:
-        """What recipe.json holds: every key of every table but the rehearsal's, which has been applied."""
+        """Return the content of recipe.json: all tables except the rehearsal's, which has been applied."""
         record = self.tables.as_record() if self.whole is None else {**self.whole}
         del record["rehearsal"]
         return record
 
     def parameters(self, vocab_size: int = 0) -> int:
-        """The number of parameters; `vocab_size` is the tokeniser's, for a model that says 0."""
+        """Return the number of parameters; `vocab_size` is the tokeniser's, used if the model's own is 0."""
         return self._counts(vocab_size)[0]
 
     def flops_per_token(self, vocab_size: int = 0) -> int:
-        """Training FLOPs for one token, counted as `schema.flops_per_token` does."""
+        """Return the training FLOPs per token, by the formula of `schema.flops_per_token`."""
         return self._counts(vocab_size)[1]
 
     def official_parameters(self, vocab_size: int = 0) -> int:
-        """The number of parameters of gpurun's own model of these tables."""
+        """Return the number of parameters of gpurun's own model with these tables."""
         return parameters_of(self.tables.model, vocab_size)
 
     def beyond_formula(self, micro_batch: int) -> int:
-        """By how many bytes the tensors of a micro-batch exceed memory.py's formula, on the line through two traces."""
+        """Return the bytes by which a micro-batch's tensors exceed memory.py's formula, by the two traces."""
         (first, least), (last, most) = self.beyond
         return least + (most - least) * (micro_batch - first) // max(1, last - first)
 
@@ -117,12 +117,12 @@ class ResolvedRecipe:
 
     @property
     def sha256(self) -> str:
-        """The digest of `record`."""
+        """Return the digest of `record`."""
         return digest_json(self.record)
 
 
 def read_model(table: Any) -> ModelConfig:
-    """The table `model` of a resolved recipe; a ValueError where it is none."""
+    """Return the table `model` of a resolved recipe; ValueError if it is not valid."""
     model: ModelConfig = (
         table if isinstance(table, ModelConfig) else schema.read_table(ModelConfig, table, "model", is_whole=False)
     )
@@ -130,15 +130,15 @@ def read_model(table: Any) -> ModelConfig:
 
 
 def list_recipes() -> tuple[str, ...]:
-    """The names of the bundled recipes, sorted."""
+    """Return the names of the bundled recipes, sorted."""
     return tuple(sorted(path.stem for path in (bundle_root() / "recipes").glob("*.toml")))
 
 
 def load_recipe(name: str, reader: Reader | None = None) -> LoadedRecipe:
-    """Read and check a bundled recipe by its name, or any file by its path (it ends in .toml or has a slash).
+    """Read and check a bundled recipe by name, or any file by path (it ends in .toml or has a slash).
 
-    With the `reader` of a changed trainer it may have keys that only that knows. Raises UsageError: not found (names
-    the nearest), malformed TOML (file and line), unknown or missing key, bad value.
+    With the `reader` of a changed trainer it may have keys that only that trainer knows. UsageError if it is not found
+    (with the nearest name), is malformed (file and line), or has an unknown key, a missing key or a bad value.
     """
     if name.endswith(".toml") or "/" in name:
         path = Path(name).expanduser()
@@ -158,10 +158,9 @@ def load_recipe(name: str, reader: Reader | None = None) -> LoadedRecipe:
 def resolve(
     recipe: LoadedRecipe, form: Form, overrides: Sequence[str] = (), processes: int | None = None, nodes: int = 1
 ) -> ResolvedRecipe:
-    """Apply the rehearsal (in that form), then `--set`, and check that the batch can be shared among the processes.
+    """Apply the rehearsal (in that form), then `--set`, and check that the processes divide the batch.
 
-    `processes` None means what the recipe says: its rehearsal's number, or one for each GPU; else it is how many there
-    are on all nodes. Raises UsageError.
+    `processes` counts those on all nodes; None means the rehearsal's own number, or one per GPU. Raises UsageError.
     """
     where, whole = f"{recipe.name} ({_FORMS[form]})" + (" with --set" if overrides else ""), None
     if recipe.reader is not None:
@@ -184,7 +183,7 @@ def resolve(
 
 
 def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.HardwareConfig:
-    """The table `hardware` as `--set` has it: it decides which form is trained, and only that one is to add up."""
+    """Return the table `hardware` after `--set`; it decides which form is trained, so it is read before the rest."""
     paths = (known_override(text) for text in overrides)
     named = {path[1]: value for path, value in filter(None, paths) if path[0] == "hardware"}
     hardware, where = {**vars(recipe.tables.hardware), **named}, f"{recipe.name} with --set"
@@ -196,7 +195,7 @@ def hardware_of(recipe: LoadedRecipe, overrides: Sequence[str]) -> schema.Hardwa
 
 
 def known_override(text: str) -> recipe_file.Override | None:
-    """Return the path and the value of a --set; None for a key that gpurun does not have, which `resolve` judges."""
+    """Return the path and value of a --set; None for a key unknown to gpurun, which `resolve` checks."""
     try:
         return parse_set_option(text)
     except UsageError as error:
@@ -210,7 +209,7 @@ def parse_set_option(text: str) -> recipe_file.Override:
     try:
         return recipe_file.parse_override(text)
     except schema.RecipeError as error:
-        what, hint = f"{str(error)[0].upper()}{str(error)[1:]}.", "Write for instance --set train.steps=500"
+        what, hint = f"{str(error)[0].upper()}{str(error)[1:]}.", "For example: --set train.steps=500"
         if error.kind == "unknown_key":
             what = f"No recipe has a key {error.key!r}."
             hint = did_you_mean(error.key, error.known, otherwise="gpurun recipes show NAME lists the keys.")
@@ -218,12 +217,12 @@ def parse_set_option(text: str) -> recipe_file.Override:
 
 
 def new_recipe(name: str) -> str:
-    """The text of a whole recipe to start from, for `recipes new NAME`."""
+    """Return the text of a complete recipe to start from, for `recipes new NAME`."""
     return _NEW_RECIPE.format(name=name)
 
 
 def check_tables(tables: dict[str, Any], where: str) -> RecipeTables:
-    """Validate the tables of a recipe; `where` says in the UsageError which one it was."""
+    """Validate the tables of a recipe; the UsageError names it as `where`."""
     try:
         recipe = schema.parse_recipe(tables, is_whole=False)
     except schema.RecipeError as error:
@@ -239,15 +238,15 @@ def _on_one_node(hardware: schema.HardwareConfig, where: str) -> schema.Hardware
 
 
 def _known_part(record: Mapping[str, Any], where: str) -> RecipeTables:
-    """What gpurun knows of a recipe that a changed trainer has read: what it plans by.
+    """Return the part of a changed trainer's recipe that gpurun knows, on which its plan is based.
 
-    A key that gpurun does not have is left out, and a word that it does not have in a list of words ("lion" for
-    optim.kind) is counted as the usual one. All else is held to gpurun's bounds.
+    Unknown keys are left out, and an unknown choice ("lion" for optim.kind) counts as the default. Everything else must
+    be within gpurun's bounds.
     """
     known: dict[str, Any] = {"rehearsal": record.get("rehearsal", {}), "about": record.get("about", "")}
     for name, kind in schema.TABLES.items():
         table, hints = record.get(name), get_type_hints(kind)
-        given: dict[str, Any] = table if isinstance(table, dict) else {}  # What must be there is missed below.
+        given: dict[str, Any] = table if isinstance(table, dict) else {}  # `read_table` reports missing keys.
         known[name] = {key.name: given[key.name] for key in fields(kind) if key.name in given}
         for key in fields(kind):
             words = get_args(hints[key.name])
@@ -263,7 +262,7 @@ def _known_part(record: Mapping[str, Any], where: str) -> RecipeTables:
 
 
 def _refusal(error: schema.RecipeError, where: str) -> UsageError:
-    """What is wrong with a recipe, with the file's name and what to do about it."""
+    """Return the error for a wrong recipe, with the file's name and a hint."""
     what, hint = f"{where}: {error}.", "Change one of them, in the file or by --set."
     if error.kind == "unknown_key":
         what = f"{where} has the unknown key {error.key}."
@@ -271,14 +270,14 @@ def _refusal(error: schema.RecipeError, where: str) -> UsageError:
         hint = did_you_mean(error.key, error.known, otherwise=f"Known here: {names}.")
     elif error.kind == "missing_key":
         what = f"{where} has no {error.key}."
-        hint = "`gpurun recipes new NAME` writes a whole recipe, `gpurun recipes show` prints one."
+        hint = "`gpurun recipes new NAME` writes a complete recipe, `gpurun recipes show` prints one."
     elif error.kind == "bad_value":
         hint = f"{page('FORMATS.md')} lists every key with its type and its bounds."
     return UsageError(f"recipe.{error.kind}", what, hint=hint)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A TOML file's tables; what cannot be read or parsed is a UsageError with the place in it."""
+    """Return a TOML file's tables; UsageError, with the place, if it cannot be read or parsed."""
     try:
         return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
@@ -289,12 +288,12 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     except ValueError as error:
         raise UsageError(
-            "recipe.malformed", f"{path} is not valid TOML: {error}.", hint="Mend the line that it names."
+            "recipe.malformed", f"{path} is not valid TOML: {error}.", hint="Fix the line named above."
         ) from None
 
 
 def _check_batch(recipe: RecipeTables, processes: int, nodes: int, where: str) -> None:
-    """Refuse a batch that is not a whole number of sequences for every process."""
+    """Raise UsageError for a batch that is not a whole number of sequences for every process."""
     context, batch = recipe.model.context, recipe.train.batch_tokens
     if batch % (context * processes):
         shared = f"{nodes} nodes x {processes // nodes} = " if nodes > 1 else ""

@@ -1,6 +1,6 @@
-"""What the first steps of a run show: its real speed, and with it how long the rest takes.
+"""Measures a run's real speed from its first steps, and predicts how long the rest takes.
 
-The trainer's events are the machine's word: tokens are the plan's own.
+Times come from the trainer's events, which the machine reports; tokens come from the plan.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gpurun.core.trainer_events import (
 from gpurun.jobs.training.estimate import FORWARD_SHARE, Pieces
 
 MEASURED_STEPS = 50
-"""So many steps after the first, which compiles and warms up, replace the estimate."""
+"""The measurement replaces the estimate after this many steps, not counting the first, which compiles and warms up."""
 LEAST_CLEAN_STEPS = 10
-"""Fewer say nothing, and so many are one pace: what comes every few steps belongs to a step as it usually is."""
+"""The fewest steps that give a speed: an average over so many includes what happens every few steps."""
 _MOST_PACES = 64
 
 
 @dataclass(frozen=True)
 class MeasuredSpeed:
-    """The speed after the first steps, and the seconds of training that are left at that speed."""
+    """The speed after the first steps, and the seconds of training left at that speed."""
 
     step: int
     steps: int
@@ -44,7 +44,7 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True)
 class Seen:
-    """What all lines of a trainer's last process show; `start_s` is until the end of its first step."""
+    """The figures of a trainer's last process; `start_s` lasts from its start to the end of its first step."""
 
     step: int
     steps: int
@@ -56,15 +56,15 @@ class Seen:
 
 
 class Meter:
-    """Hears a trainer's events, one after the other, and says once what they show."""
+    """Takes a trainer's events one by one, and computes the speed from them."""
 
     def __init__(self, resolved: Mapping[str, Any], steps: int = 0) -> None:
-        """Of a recipe as resolved, or of a command of so many steps, of which nothing more is known."""
+        """Measure a resolved recipe, or a command of which only the number of steps is known."""
         self._pieces = Pieces(steps, 1, steps + 1, 1, steps + 1) if steps else Pieces.of(resolved)
         self._begin()
 
     def _begin(self) -> None:
-        """A process of the trainer has begun."""
+        """Reset all counts, because a new process of the trainer has started."""
         self._first: int | None = None
         self._last: tuple[int, float] = (0, 0.0)
         self._clean_s, self._clean_steps = 0.0, 0
@@ -80,7 +80,7 @@ class Meter:
         self._losses: list[tuple[int, float]] = []
 
     def take(self, event: TrainerEvent) -> MeasuredSpeed | None:
-        """Hear an event; what has been measured, from the line of a step on that is the fiftieth after the first."""
+        """Take an event; return the measured speed from the fiftieth step after the first on, until then None."""
         match event:
             case StartEvent():
                 self._begin()
@@ -115,7 +115,7 @@ class Meter:
         return self._measured(pieces)
 
     def _count(self, steps: int, took_s: float) -> None:
-        """Add the time between two lines, apart where an evaluation or a checkpoint fell into it."""
+        """Add the time between two step events, separately if an evaluation or a checkpoint fell between them."""
         if self._is_clean:
             self._clean_s, self._clean_steps = self._clean_s + took_s, self._clean_steps + steps
             self._block_s, self._block_steps = self._block_s + took_s, self._block_steps + steps
@@ -126,7 +126,7 @@ class Meter:
             self._mixed_s, self._mixed_steps = self._mixed_s + took_s, self._mixed_steps + steps
 
     def seen(self) -> Seen | None:
-        """What has been heard so far, all in all; None where too little has."""
+        """Return the figures of all events so far; None if there are too few."""
         step_s = self._step_s()
         if self._pieces is None or step_s is None or self._clean_steps + self._mixed_steps < LEAST_CLEAN_STEPS:
             return None
@@ -141,7 +141,7 @@ class Meter:
         )
 
     def _step_s(self) -> float | None:
-        """The mean of a step by itself; None before there was one."""
+        """Return the mean seconds of a step without evaluations; None before the first step."""
         if self._clean_steps >= LEAST_CLEAN_STEPS:
             step_s = self._clean_s / self._clean_steps
         elif self._clean_steps + self._mixed_steps:
@@ -151,7 +151,7 @@ class Meter:
         return step_s if 0 < step_s < math.inf else None
 
     def _usual_step_s(self) -> float | None:
-        """A step as it usually is: the first ones warm up, and what disturbs one of five paces is none to go by."""
+        """Return the usual seconds of a step: the median, which ignores warm-up and single disturbances."""
         usual_s = statistics.median(self._paces) if self._paces else 0.0
         return usual_s if usual_s > 0 else self._step_s()
 
