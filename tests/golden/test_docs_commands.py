@@ -15,7 +15,8 @@ from gpurun.cli.app import OTHER_WORDS, build_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-_FENCED = re.compile(r"^ *```(?:sh|console)?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_TYPED_IN = ("", "sh", "console")
 _SPAN = re.compile(r"`(gpurun [^`]+)`")
 NOT_TYPED = ("gpurun challenge ", "gpurun makes ")
 """What is hashed into a seed, and what a tree of files says."""
@@ -23,8 +24,8 @@ NOT_TYPED = ("gpurun challenge ", "gpurun makes ")
 
 def typed(page: str) -> Iterator[str]:
     """The commands on a page, in blocks and in the text."""
-    for block in _FENCED.findall(page):
-        for line in block.replace("\\\n", " ").splitlines():
+    for kind, block in _FENCED.findall(page):
+        for line in block.replace("\\\n", " ").splitlines() if kind in _TYPED_IN else ():
             yield from re.findall(r"(?:^\s*\$? ?|&& |!)(gpurun (?:[^&|#;'\"]|'[^']*'|\"[^\"]*\")+)", line)
     yield from (" ".join(span.split()) for span in _SPAN.findall(_FENCED.sub("", page)))
 
@@ -53,6 +54,11 @@ def test_a_wrong_verb_and_a_wrong_flag_are_found() -> None:
     assert wrong_in(["auth", "sett", "runpod"], app) == ["sett"]
     assert wrong_in(["--json", "train", "mini-gpt", "--max-costs", "1"], app) == ["--max-costs"]
     assert wrong_in(["run", "--max-cost=2", "train.py", "--epochs", "3"], app) == []
+
+
+def test_commands_are_found_behind_a_block_of_another_language() -> None:
+    page = "```toml\n[a]\n```\n\ngpurun refuses it.\n\n```\ngpurun trian\n```\n"
+    assert list(typed(page)) == ["gpurun trian"]
 
 
 def test_each_verb_that_another_tools_word_stands_for_is_there() -> None:
