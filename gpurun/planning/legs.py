@@ -12,11 +12,14 @@ from math import ceil, inf
 
 from gpurun.core.journal_events import RateObserved
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_rate, format_usd
+from gpurun.core.paths import Home
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, Estimate, Plan
+from gpurun.ledger.reclaims import own_reclaims
 from gpurun.planning.budget import expected_cost, lease_for, rental_cost, worst_case
 from gpurun.planning.candidates import is_weak
 from gpurun.planning.transfer import SHIP_START_S, Load, download_s
+from gpurun.view.number_format import format_duration
 
 LEAST_LEG_S = 300
 """How long a machine must at least be paid for beside its start-up where nobody knows when the next checkpoint is."""
@@ -82,8 +85,11 @@ def why_it_stays(plan: Plan) -> str:
     return ""
 
 
-def legs_note(plan: Plan) -> Iterator[str]:
-    """Yield what a plan says of a run that continues on other machines: what one costs at least, and how many."""
+def legs_note(plan: Plan, home: Home) -> Iterator[str]:
+    """Yield what a plan says of a run that continues on other machines: what one costs at least, and how many.
+
+    What on demand would cost, where that price is known, stands beside how often this user's own were taken away.
+    """
     least, cap = least_leg_micros(plan), plan.cap_micros
     paid = plan.choices.legs if cap is None or not least else min(plan.choices.legs, cap // least)
     yield (
@@ -92,6 +98,31 @@ def legs_note(plan: Plan) -> Iterator[str]:
     )
     if cap is not None:
         yield f"All machines together cost at most the cap, {format_usd(cap)}."
+    beside = " ".join(filter(None, (_reclaims_words(plan, home), _on_demand_words(plan))))
+    if beside:
+        yield beside
+
+
+def _reclaims_words(plan: Plan, home: Home) -> str:
+    """Return how many of this user's machines of the plan's kind were taken away; "" before ten receipts tell."""
+    reclaims = own_reclaims(home, plan.offer) if plan.offer.spot else None
+    if reclaims is None:
+        return ""
+    yours = f"Of your {reclaims.machines} machines of this kind ({plan.offer.provider} {plan.offer.label} spot)"
+    return f"{yours} {reclaims.taken} were taken away or lost, in {format_duration(reclaims.seconds)} together."
+
+
+def _on_demand_words(plan: Plan) -> str:
+    """Return what the same machine costs on demand, where that price is known beside the spot price; else ""."""
+    rate = plan.offer.on_demand_micros_per_hour
+    if rate is None:
+        return ""
+    offer, likely_s = plan.offer.model_copy(update={"rate_micros_per_hour": rate}), plan.estimate.likely_s
+    dollars = ""
+    if likely_s is not None:
+        load = _load(plan, Standing(step=0, checkpoint_bytes=0, left_micros=plan.worst_micros))
+        dollars = f", about {format_usd(expected_cost(offer, likely_s, load))} for the whole run"
+    return f"On demand the same machine costs {format_rate(rate)}{dollars}."
 
 
 def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:

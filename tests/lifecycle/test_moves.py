@@ -16,14 +16,23 @@ import pytest
 from gpurun.core.errors import ExitCode
 from gpurun.core.journal_events import StepFailed
 from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.paths import Home
+from gpurun.core.records import Offer
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit
 from gpurun.ledger.audit.event_sequence import order_problems
 from gpurun.ledger.budget import MonthBudget
+from gpurun.ledger.plan_from_journal import read_plan
+from gpurun.ledger.reclaims import Reclaims, own_reclaims, was_taken
+from gpurun.ledger.rental import rentals_of
 from gpurun.ledger.run_state import Step, may_move, next_step
 from gpurun.ledger.runs import look_at_run
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.planning.legs import legs_note
 from gpurun.readers.run_status import run_data, run_row
+from gpurun.view.receipt_screen import receipt_screen
+from gpurun.view.style import Style
 from tests.changed_plan import changed_plan
 from tests.emulators.fake import Fault
 from tests.simulation.checker import check
@@ -44,6 +53,21 @@ class Voyage:
     @property
     def boxes(self) -> list[Any]:
         return [box for cloud in self.played.clouds.values() for box in cloud.boxes]
+
+    def on_spot(self, dearer: int) -> None:
+        """All that is offered is spot; on demand it is so many times as dear, where that is known (0: it is not)."""
+
+        def spot(offer: Offer) -> Offer:
+            price = offer.rate_micros_per_hour * dearer or None
+            return offer.model_copy(update={"spot": True, "on_demand_micros_per_hour": price})
+
+        plan = self.played.plan
+        found = tuple(one.model_copy(update={"offer": spot(one.offer)}) for one in plan.candidates)
+        choices = plan.choices.model_copy(update={"spot": True})
+        changed = changed_plan(plan, {"candidates": found, "offer": found[0].offer, "choices": choices})
+        self.played.folder.plan.write_text(changed.to_json())
+        for cloud in self.played.clouds.values():
+            cloud.stock = [spot(offer) for offer in cloud.stock]
 
     def take(self) -> None:
         """The provider takes away whatever runs."""
@@ -114,6 +138,79 @@ def test_taken_twice_it_continues_from_its_newest_checkpoint_as_one_run(voyage: 
     assert told["cost"]["cap_kept"] is True
     assert len(told["teardown"]["evidence"]) == 3
     assert voyage.problems() == []
+
+
+def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_cost_in_dollars(tmp_path: Path) -> None:
+    moved, unbroken = Voyage(tmp_path / "moved"), Voyage(tmp_path / "unbroken")
+    moved.on_spot(3)
+    moved.take_at(12, 23)
+    assert (moved.drive(), unbroken.drive()) == ("DONE", "DONE")
+    legs = moved.receipt["legs"]
+    assert ["again_micros" in leg for leg in legs] == [False, True, True]
+    rate = legs_rate(moved)
+    step_micros = 120.0 / 30 * rate / 3600
+    # A look at the machine every few seconds is among its training: a step is dearer by that.
+    for leg in legs[1:]:
+        assert leg["again"] * step_micros * 0.9 <= leg["again_micros"] <= leg["again"] * step_micros * 2
+    on_demand = sum(leg["on_demand_micros"] for leg in legs)
+    assert on_demand == pytest.approx(3 * unbroken.receipt["cost"]["upper_bound_micros"], rel=0.25)
+    text = receipt_text(moved)
+    assert format_usd(on_demand) in text
+    assert format_usd(sum(leg["again_micros"] for leg in legs[1:])) in text
+    assert moved.problems() == []
+
+
+def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage) -> None:
+    voyage.on_spot(0)
+    voyage.take_at(12)
+    assert voyage.drive() == "DONE"
+    assert [leg["spot"] for leg in voyage.receipt["legs"]] == [True, True]
+    assert not any("on_demand_micros" in leg for leg in voyage.receipt["legs"])
+    assert "on demand" not in receipt_text(voyage)
+    assert b"on_demand" not in voyage.played.folder.journal.read_bytes()
+
+
+def legs_rate(voyage: Voyage) -> int:
+    (rate,) = {one["rate_micros_per_hour"] for one in voyage.receipt["cost"]["rentals"]}
+    return int(rate)
+
+
+def receipt_text(voyage: Voyage) -> str:
+    """What `gpurun receipt` draws, on one line."""
+    receipt = read_receipt(voyage.played.home, voyage.played.folder)
+    lines = receipt_screen(receipt, Style(width=200), now=voyage.stage.laptop.wall())
+    return " ".join("".join(span.text for span in line).strip() for line in lines)
+
+
+def test_after_ten_receipts_the_plan_has_how_often_machines_of_its_kind_were_taken(voyage: Voyage) -> None:
+    voyage.on_spot(3)
+    voyage.take_at(12, 23)
+    assert voyage.drive() == "DONE"
+    home, plan = Home(voyage.played.home.root.parent / "others").prepare(), read_plan(voyage.played.folder)
+    rentals = rentals_of(voyage.played.records)
+    assert [was_taken(rental.records) for rental in rentals] == [True, True, False]
+
+    def another(number: int) -> None:
+        folder = home.run(f"run-{number}")
+        folder.path.mkdir(parents=True)
+        folder.journal.write_bytes(voyage.played.folder.journal.read_bytes())
+        folder.receipt.write_bytes(voyage.played.folder.receipt.read_bytes())
+
+    for number in range(9):
+        another(number)
+    assert own_reclaims(home, plan.offer) is None
+    assert "18" not in " ".join(legs_note(plan, home)).split(), "no rate is made of nine"
+    another(9)
+    home.run("broken").path.mkdir()
+    home.run("broken").receipt.write_bytes(b"no receipt")
+    home.run("broken").journal.write_bytes(b"no journal")
+    seconds = 10 * sum(rental.seconds for rental in rentals)
+    assert own_reclaims(home, plan.offer) == Reclaims(30, 20, pytest.approx(seconds))
+    words = list(legs_note(plan, home))[-1]
+    assert {"30", "20"} <= set(words.split())
+    assert format_rate(Micros(3 * plan.offer.rate_micros_per_hour)) in words
+    other = plan.offer.model_copy(update={"spot": False})
+    assert own_reclaims(home, other) is None, "they were of another kind"
 
 
 def test_without_the_flag_a_machine_that_is_taken_ends_the_run_as_ever(tmp_path: Path) -> None:

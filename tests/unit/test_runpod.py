@@ -770,6 +770,9 @@ def test_a_spot_pod_bids_the_lowest_price_with_the_same_guard(cloud: RunPodEmula
     offers = [one for one in runpod.offers(A100, rows_for(A100, "runpod")) if one.spot]
     offer = next(one for one in offers if one.type_id == SXM and one.tier == "community")
     assert offer.rate_micros_per_hour == usd("6.32")
+    on_demand = provider(cloud, clock).offers(A100, rows_for(A100, "runpod"))
+    same = next(one for one in on_demand if (one.type_id, one.tier) == (SXM, "community"))
+    assert offer.on_demand_micros_per_hour == same.rate_micros_per_hour
     born = runpod.create(order(offer, image='say "hi" \\ ü'))
     (pod,) = cloud.world.alive
     assert pod.spot

@@ -40,7 +40,13 @@ def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Off
     """For each of these offers the same as a spot pod at the lowest bid, where one is taken now."""
     bids = _lowest_bids(offers, key, base_url) if offers else []
     return [
-        offer.model_copy(update={"spot": True, "rate_micros_per_hour": times(bid.micros, offer.gpu_count)})
+        offer.model_copy(
+            update={
+                "spot": True,
+                "rate_micros_per_hour": times(bid.micros, offer.gpu_count),
+                "on_demand_micros_per_hour": offer.rate_micros_per_hour,
+            }
+        )
         for offer, bid in zip(offers, bids, strict=True)
         if bid is not None
     ]
