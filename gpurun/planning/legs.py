@@ -36,12 +36,13 @@ MEASURED_SPREAD = 0.1
 class Standing:
     """How far a run is when its machine is gone: from where it continues, and with how much money.
 
-    `trained_s` is for how long all machines until now trained. `rate` was measured on the machine of the `rated` offer.
+    `carried_bytes` are its checkpoint and what was compiled, which are uploaded once more. `trained_s` is for how long
+    all machines until now trained. `rate` was measured on the machine of the `rated` offer.
     `avoided` are providers and regions that take machines back too often just now.
     """
 
     step: int
-    checkpoint_bytes: int
+    carried_bytes: int
     left_micros: Micros
     trained_s: float = 0.0
     rate: RateObserved | None = None
@@ -120,7 +121,7 @@ def _on_demand_words(plan: Plan) -> str:
     offer, likely_s = plan.offer.model_copy(update={"rate_micros_per_hour": rate}), plan.estimate.likely_s
     dollars = ""
     if likely_s is not None:
-        load = _load(plan, Standing(step=0, checkpoint_bytes=0, left_micros=plan.worst_micros))
+        load = _load(plan, Standing(step=0, carried_bytes=0, left_micros=plan.worst_micros))
         dollars = f", about {format_usd(expected_cost(offer, likely_s, load))} for the whole run"
     return f"On demand the same machine costs {format_rate(rate)}{dollars}."
 
@@ -173,11 +174,11 @@ def _is_same_card(known: Offer, offer: Offer) -> bool:
 
 
 def _load(plan: Plan, standing: Standing) -> Load:
-    """Return what travels for another machine: all that the first was sent, by the same way, and the checkpoint."""
+    """Return what travels for another machine: all that the first was sent, by the same way, and what is carried."""
     data, uplink = plan.data, plan.uplink.bits_per_s
     sent_s = max(0.0, plan.lease.ship_s - SHIP_START_S - download_s(data.public_bytes))
-    sent_s += 8 * standing.checkpoint_bytes / uplink
-    ship_bytes = plan.ship_bytes + standing.checkpoint_bytes
+    sent_s += 8 * standing.carried_bytes / uplink
+    ship_bytes = plan.ship_bytes + standing.carried_bytes
     own_bytes = max(0, ship_bytes - data.public_bytes)
     return Load(
         ship_bytes,

@@ -5,6 +5,7 @@ Whole runs in virtual time, on simulated clouds with a meter of their own; the f
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ from gpurun.ledger.runs import look_at_run
 from gpurun.ledger.write_receipt import read_receipt
 from gpurun.planning.legs import legs_note
 from gpurun.readers.run_status import run_data, run_row
+from gpurun.remote.archive import Pack
+from gpurun.remote.messages import Manifest, ManifestFile
 from gpurun.view.receipt_screen import receipt_screen
 from gpurun.view.style import Style
 from tests.changed_plan import changed_plan
@@ -211,6 +214,69 @@ def test_after_ten_receipts_the_plan_has_how_often_machines_of_its_kind_were_tak
     assert format_rate(Micros(3 * plan.offer.rate_micros_per_hour)) in words
     other = plan.offer.model_copy(update={"spot": False})
     assert own_reclaims(home, other) is None, "they were of another kind"
+
+
+CACHE, CODE = "compile-cache/0123456789abcdef.bin", b"what torch has compiled"
+
+
+def compiling(voyage: Voyage) -> list[list[str]]:
+    """Have every machine tell of a compile cache; what each is sent of one, machine by machine."""
+    reach, sent, known_fars = voyage.stage._reach, list[list[str]](), list[Any]()
+
+    def compiles(instance: Any) -> Any:
+        far = reach(instance)
+        if far in known_fars:
+            return far
+        known_fars.append(far)
+        manifest, fetch, unpack = far.manifest, far.fetch, far.unpack
+        digest = hashlib.sha256(CODE).hexdigest()
+
+        def told(most_bytes: int) -> Manifest:
+            known = manifest(most_bytes)
+            named = {"name": CACHE, "bytes": len(CODE), "sha256": digest, "kind": "compile_cache"}
+            return known.model_copy(update={"files": (*known.files, ManifestFile(step=known.latest or 0, **named))})
+
+        def fetched(name: str, size_bytes: int, sha256: str, into: Path, **more: Any) -> Path:
+            if name != CACHE:
+                return Path(fetch(name, size_bytes, sha256, into, **more))
+            (into / CACHE).parent.mkdir(parents=True, exist_ok=True)
+            (into / CACHE).write_bytes(CODE)
+            return into / CACHE
+
+        def unpacked(pack: Pack, *of: Any, **more: Any) -> Any:
+            sent.append([file.name for file in pack.survey.files if "compile-cache" in file.name])
+            return unpack(pack, *of, **more)
+
+        far.manifest, far.fetch, far.unpack = told, fetched, unpacked
+        return far
+
+    voyage.stage._reach = compiles  # type: ignore[method-assign]
+    return sent
+
+
+def test_what_was_compiled_goes_along_to_such_cards_of_that_cloud_and_to_no_other(tmp_path: Path) -> None:
+    voyage = Voyage(tmp_path, "runpod", "aws")
+    sent = compiling(voyage)
+    voyage.take_at(12, 23)
+    assert voyage.drive() == "DONE"
+    asked = [one.data["provider"] for one in voyage.played.records if one.event is Event.CREATE_INTENDED]
+    assert list(zip(asked, sent, strict=True)) == [("runpod", []), ("runpod", [f"data/{CACHE}"]), ("aws", [])]
+    first = read_plan(voyage.played.folder).ship_bytes
+    second = json.loads((voyage.played.folder.legs / "1.json").read_text())
+    carried = sum(file["bytes"] for file in second["leg"]["files"]) + len(CODE)
+    assert second["ship_bytes"] == first + carried, "the plan of the leg counts what it uploads once more"
+
+
+def test_what_was_compiled_and_is_damaged_at_home_stays_at_home(voyage: Voyage) -> None:
+    sent = compiling(voyage)
+
+    def spoil_and_take() -> None:
+        (voyage.played.folder.artifacts / CACHE).write_bytes(b"code of somebody else's")
+        voyage.take()
+
+    voyage.at[1, 12] = spoil_and_take
+    assert voyage.drive() == "DONE"
+    assert sent == [[], []]
 
 
 def test_without_the_flag_a_machine_that_is_taken_ends_the_run_as_ever(tmp_path: Path) -> None:

@@ -832,6 +832,31 @@ def test_a_bid_is_never_above_what_was_agreed_to(cloud: RunPodEmulator, clock: V
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("sdk")
+def test_where_graphql_is_retired_spot_is_not_told_and_another_offer_may_be_taken(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    """Its end is announced: on demand nothing changes, and no run fails of it."""
+    cloud.fail("graphql", *[Fault.RETIRED] * 9)
+    with pytest.raises(Unknown):
+        provider(cloud, clock, spot=True).offers(A100, rows_for(A100, "runpod"))
+    with pytest.raises(NoCapacity):
+        provider(cloud, clock).create(order(sxm(spot=True, rate_micros_per_hour=usd("6.32"))))
+    assert cloud.world.pods == {}
+    on_demand = provider(cloud, clock)
+    assert on_demand.offers(A100, rows_for(A100, "runpod"))
+    assert on_demand.account_mark().startswith("key:")
+    on_demand.create(order())
+    assert len(cloud.world.alive) == 1
+
+
+def test_a_spot_create_that_graphql_has_no_more_leaves_the_other_offers() -> None:
+    refused = refusal_in_words('Cannot query field "podRentInterruptable" on type "Mutation".')
+    assert isinstance(refused, Rejected)
+    assert refused.of_offer
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sdk")
 def test_a_spot_create_without_a_whole_answer_is_found(cloud: RunPodEmulator, clock: VirtualClock) -> None:
     offer = sxm(spot=True, rate_micros_per_hour=usd("6.32"))
     for fault in (Fault.DROP_RESPONSE, Fault.HTML_AFTER):

@@ -27,9 +27,10 @@ from gpurun.core.journal_records import Event, Phase, Record, RunState, all_type
 from gpurun.core.money import Micros, format_rate, format_usd, left_of
 from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, Leg, LegFile, Plan
+from gpurun.core.run_plan import Candidate, Leg, LegFile, Plan, machine_kind
 from gpurun.core.trainer_events import events_of
 from gpurun.core.transfer_progress import moving
+from gpurun.jobs.training.compile_cache import caches_among
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.plan_from_journal import read_plan
@@ -78,9 +79,10 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     secrets_of(context)  # What is not to be had any more is missed before anything is rented.
     spent, left = _money(base, state, records)
     files = tuple(LegFile(**file) for file in checkpoint)
+    caches = tuple(LegFile(**file) for file in _compile_caches(context, records))
     standing = Standing(
         step=step,
-        checkpoint_bytes=sum(file.bytes for file in files),
+        carried_bytes=sum(file.bytes for file in (*files, *caches)),
         left_micros=left,
         trained_s=phases_s(rentals_of(records)).get("training", 0.0),
         rate=last_typed(records, RateObserved),
@@ -96,6 +98,8 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         folder=str(context.folder.artifacts),
         spent_micros=spent,
         left_micros=left,
+        caches=caches,
+        cached_on=_kinds_before(records) if caches else (),
     )
     name, digest = _written(_plan_of(base, leg, found, wall), state, context)
     _begin_files(context, records)
@@ -151,11 +155,7 @@ def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileB
     """
     inventory, kinds = Inventory(context.folder), context.plan.job.terms.whole
     announced: dict[int, dict[str, ManifestFile]] = {}
-    manifest = inventory.remembered()
-    told = [file for one in records for file in _files_in(one)]
-    known = [ManifestFile(**file) for file in told]  # type: ignore[arg-type]
-    known += manifest.files if manifest else ()
-    for file in known:
+    for file in _known_files(inventory, records):
         if file.kind in RANK:
             announced.setdefault(file.step, {})[file.name] = file
     for _, files in sorted(announced.items(), reverse=True):
@@ -163,6 +163,26 @@ def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileB
         if is_whole and all(inventory.has(file) for file in files.values()):
             return [cast(FileBrought, file.as_json()) for file in files.values()]
     return []
+
+
+def _compile_caches(context: Context, records: Sequence[Record]) -> list[FileBrought]:
+    """Return what the machines until now have compiled and is at home whole."""
+    inventory = Inventory(context.folder)
+    made = [file for file in _known_files(inventory, records) if file.kind == "compile_cache" and inventory.has(file)]
+    return caches_among(cast(FileBrought, file.as_json()) for file in made)
+
+
+def _kinds_before(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the kinds of the machines until now, by which what they compiled may be used again."""
+    offers = [Offer.model_validate(intent.offer) for intent in all_typed(records, CreateIntended)]
+    return tuple(dict.fromkeys(map(machine_kind, offers)))
+
+
+def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[ManifestFile]:
+    """Return the files that were ever announced: those of the journal, and of the last machine's manifest."""
+    manifest = inventory.remembered()
+    told = [ManifestFile(**file) for one in records for file in _files_in(one)]  # type: ignore[arg-type]
+    return [*told, *(manifest.files if manifest else ())]
 
 
 def _files_in(record: Record) -> list[FileBrought]:
@@ -318,7 +338,7 @@ def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> P
         "job": base.job.resumed(leg),
         "candidates": tuple(found),
         "quoted_wall": wall,
-        "ship_bytes": base.ship_bytes + sum(file.bytes for file in leg.files),
+        "ship_bytes": base.ship_bytes + sum(file.bytes for file in (*leg.files, *leg.caches_for(found[0].offer))),
     }
     return base.model_copy(update=update).on(found[0])
 
