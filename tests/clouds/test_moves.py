@@ -24,7 +24,7 @@ from gpurun.core.money import usd
 from gpurun.ledger.journal import read_journal
 from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody, supervisors
 from tests.emulators import guests
-from tests.users_scripts import NANOGPT
+from tests.users_scripts import HUGGING_FACE, NANOGPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
 
@@ -33,6 +33,7 @@ RECIPE = (
     "--set", f"train.steps={STEPS}", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
     "--set", f"train.checkpoint_every={EVERY}", "--set", f"eval.every={EVERY}", "--set", "eval.tokens=2048",
 )  # fmt: skip
+SHORT = (*RECIPE, "--set", "train.steps=250")
 SPOT = ("--gpu", "1xH100", "--spot", "--accept-cpu", "--provider", "runpod", "--provider", "aws")
 PATIENCE_S = 400.0
 
@@ -154,7 +155,7 @@ def test_killed_after_every_record_between_two_legs_it_continues_with_one_machin
     deaths = [f"after {record}" for record in (*UNTIL_GONE, asked, "create.observed", "ready.observed")]
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
         first = "after train.observed"
-        train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *RECIPE, "--keep-going")
+        train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going")
         # Nobody watches it: a viewer would drive it on.
         assert begin(user, *train, "--detach", GPURUN_CRASH_AT=first).wait(PATIENCE_S) == 0, user.said()
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
@@ -178,7 +179,7 @@ def test_killed_after_every_record_between_two_legs_it_continues_with_one_machin
 
 def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_there_is_some(tmp_path: Path) -> None:
     with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
-        train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *RECIPE, "--keep-going", "--wait", "10m")
+        train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going", "--wait", "10m")
         begun = begin(user, *train)
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
         (pod,) = cloud.alive()
@@ -244,7 +245,7 @@ def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
     tmp_path: Path, notice_here: dict[str, str]
 ) -> None:
     with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
-        train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *RECIPE)
+        train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
         begun = begin(user, *train, "--keep-going", **notice_here)
         wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
         Notice.is_given = True
@@ -262,6 +263,45 @@ def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
         bids = {form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] for form in cloud.emulator.launches}
         assert bids == {"one-time"}
         assert all("on_demand_micros" in leg for leg in told["legs"])
+        assert cloud.alive() == []
+        assert user.tells("audit")[1]["ok"] is True
+
+
+SLOW = """\
+import time
+class Slow(list):
+    def __getitem__(self, place):
+        time.sleep(0.01)
+        return super().__getitem__(place)
+"""
+
+
+def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    script = HUGGING_FACE.replace("save_steps=10", "save_steps=20").replace("=rows)", "=Slow(rows))")
+    assert "Slow(rows)" in script
+    (lab / "hf.py").write_text(SLOW + script)
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        begun = begin(
+            user, "run", "--provider", "runpod", "--gpu", "cpu", "--max-cost", "5", "--upload", str(lab),
+            "--keep-going", "--checkpoint-glob", "out/checkpoint-*", "--resume-arg", "{}", "--", "python", "hf.py",
+            "160",
+        )  # fmt: skip
+        home = user.home / "runs" / "fox-41" / "artifacts" / "outputs" / "out"
+        saved = lambda: bool(list(home.glob("checkpoint-*/trainer_state.json")))  # noqa: E731
+        wait_for(user, "a checkpoint", saved, begun)
+        (pod,) = cloud.alive()
+        with cloud.emulator.world.lock:
+            cloud.emulator.world.act(pod.id, "stop")
+        assert begun.wait(PATIENCE_S) == 0, user.said()
+        (leg,) = legs(user)
+        steps = {int(file["name"].split("/")[2].removeprefix("checkpoint-")) for file in leg["files"]}
+        assert len(steps) == 1, "it is one checkpoint, a folder of many files"
+        assert min(steps) >= 20
+        last = json.loads((home / "checkpoint-160" / "trainer_state.json").read_text())
+        logged = [entry["step"] for entry in last["log_history"] if "loss" in entry]
+        assert logged == list(range(5, 161, 5)), "its own state came along: it went on where it was saved"
         assert cloud.alive() == []
         assert user.tells("audit")[1]["ok"] is True
 

@@ -385,6 +385,30 @@ def test_sold_out_for_ten_minutes_it_waits_at_no_cost_and_continues(voyage: Voya
     assert voyage.problems() == []
 
 
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0], ids=["a day ahead", "a day back"])
+def test_a_clock_that_is_set_while_it_waits_changes_nothing_of_the_wait(voyage: Voyage, jump_s: float) -> None:
+    (cloud,) = voyage.played.clouds.values()
+    stock, offers, asked_s = list(cloud.stock), cloud.offers, list[float]()
+
+    def sell_out() -> None:
+        voyage.take()
+        cloud.stock = ()
+
+    def restocked(*need: Any) -> Any:
+        if not cloud.stock:
+            asked_s.append(cloud.now)
+        if len(asked_s) == 3:
+            voyage.stage.laptop.jump_wall(jump_s)
+        cloud.stock = stock if len(asked_s) > 14 else cloud.stock
+        return offers(*need)
+
+    voyage.at[1, 12] = sell_out
+    cloud.offers = restocked  # type: ignore[method-assign]
+    assert voyage.drive() == "DONE"
+    assert asked_s[14] - asked_s[0] < 600, "it looked every half minute, as before"
+    assert voyage.problems() == []
+
+
 def test_sold_out_for_longer_than_it_may_wait_it_ends_and_says_why(voyage: Voyage) -> None:
     (cloud,) = voyage.played.clouds.values()
 

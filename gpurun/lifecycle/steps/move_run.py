@@ -23,7 +23,7 @@ from gpurun.core.journal_events import (
     RateObserved,
     TrainObserved,
 )
-from gpurun.core.journal_records import Event, Phase, Record, RunState, all_typed, last_typed
+from gpurun.core.journal_records import Event, Moment, Phase, Record, RunState, all_typed, last_typed
 from gpurun.core.money import Micros, format_rate, format_usd, left_of
 from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.records import Offer
@@ -251,52 +251,60 @@ def _found(
 
     NoOffer once that lasted long enough, with the best price that was seen and what it would take.
     """
-    clock, until_wall = context.clock, _until_wall(base, context, max(avoided.values(), default=0.0))
-    began_wall, best, silent = clock.wall(), "", list[str]()
+    clock, wait_s = context.clock, _wait_left_s(base, context, max(avoided.values(), default=0.0))
+    # Whoever sets the clock meanwhile makes the wait neither longer nor shorter, but for a time of day that was named.
+    began_mono, best, silent = clock.monotonic(), "", list[str]()
     # What was refused a moment ago is not asked for again at once.
-    due_wall = _due_wall(state, context)
-    with moving(context.folder, clock, "wait", max(1, ceil(until_wall - began_wall))) as tell:
+    due_s = _pause_s(state, context)
+    with moving(context.folder, clock, "wait", max(1, ceil(wait_s))) as tell:
         while True:
             context.raise_if_stopped(state)
-            now_wall = clock.wall()
-            if now_wall >= due_wall:
+            now_wall, waited_s = clock.wall(), clock.monotonic() - began_mono
+            is_too_late = 0 < base.choices.until_wall < now_wall
+            if waited_s >= due_s:
                 offers, silent = _offers(base, context)
-                places = frozenset(place for place, end_wall in avoided.items() if now_wall < end_wall)
+                places = frozenset(place for place, end_wall in avoided.items() if 0 < end_wall - now_wall <= OFTEN_S)
                 found = leg_candidates(base, offers, replace(standing, avoided=places))
-                is_too_late = 0 < base.choices.until_wall < now_wall
                 if found and not is_too_late:
                     return found, now_wall
-                due_wall, best = now_wall + LOOK_S, _best(offers) or best
-            if now_wall >= until_wall:
+                due_s, best = waited_s + LOOK_S, _best(offers) or best
+            if waited_s >= wait_s or is_too_late:
                 raise _nothing(base, standing, best, silent)
-            if now_wall - began_wall >= AGAIN_S and now_wall >= due_wall - LOOK_S:
+            if waited_s >= AGAIN_S and waited_s >= due_s - LOOK_S:
                 return [], now_wall
-            waits = f"$0.00 an hour, until {local_minute(until_wall, now=now_wall)}"
-            tell(int(now_wall - began_wall), f"{waits}; {best or 'nothing on offer'}")
+            waits = f"$0.00 an hour, until {local_minute(now_wall + wait_s - waited_s, now=now_wall)}"
+            tell(int(waited_s), f"{waits}; {best or 'nothing on offer'}")
             clock.sleep(TURN_S)
 
 
-def _due_wall(state: RunState, context: Context) -> float:
-    """Return when the offers are asked for next: at once after a machine's end, later and later after refusals."""
+def _pause_s(state: RunState, context: Context) -> float:
+    """Return in how long the offers are asked for next: at once after a machine's end, later and later after refusals.
+
+    What a clock that was set says of the last refusal makes it no longer.
+    """
     if state.phase is Phase.GONE:
         return 0.0
     records = read_journal(context.folder.journal).records
     ends = [place for place, one in enumerate(records) if one.event is Event.DEATH_PROVEN]
     refusals = [one.wall for one in records[ends[-1] if ends else 0 :] if one.event is Event.STEP_FAILED]
-    return refusals[-1] + min(LATER_S, LOOK_S * len(refusals)) if refusals else 0.0
+    pause_s = min(LATER_S, LOOK_S * len(refusals))
+    return min(pause_s, max(0.0, refusals[-1] + pause_s - context.clock.wall())) if refusals else 0.0
 
 
-def _until_wall(base: Plan, context: Context, avoided_wall: float) -> float:
-    """Return until when a machine is waited for: it is counted from the end of the last one, or from the beginning.
+def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
+    """Return how long a machine is still waited for: it is counted from the end of the last one, or from the beginning.
 
     Where its user has not said it, a region that is passed over is waited for as well.
     """
-    choices, records = base.choices, read_journal(context.folder.journal).records
-    since = [one.wall for one in records if one.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
-    began_wall = since[-1] if since else context.clock.wall()
+    choices, now_wall = base.choices, context.clock.wall()
+    records = read_journal(context.folder.journal).records
+    since = [one for one in records if one.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
+    waited_s = context.since_s(Moment.of(since[-1])) if since else 0.0
     if choices.until_wall:
-        return min(choices.until_wall, began_wall + choices.wait_s) if choices.wait_s else choices.until_wall
-    return began_wall + choices.wait_s if choices.wait_s else max(began_wall + USUAL_WAIT_S, avoided_wall + LOOK_S)
+        named_s = choices.until_wall - now_wall
+        return max(0.0, min(named_s, choices.wait_s - waited_s) if choices.wait_s else named_s)
+    avoided_s = min(avoided_wall - now_wall, OFTEN_S) + LOOK_S
+    return max(0.0, choices.wait_s - waited_s if choices.wait_s else max(USUAL_WAIT_S - waited_s, avoided_s))
 
 
 def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
