@@ -21,7 +21,9 @@ import pytest
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
+from gpurun.core.paths import RunFolder
 from gpurun.ledger.journal import read_journal
+from gpurun.lifecycle.artifacts.inventory import Inventory
 from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody, supervisors
 from tests.emulators import guests
 from tests.users_scripts import HUGGING_FACE, NANOGPT
@@ -289,8 +291,8 @@ def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine
             "160",
         )  # fmt: skip
         home = user.home / "runs" / "fox-41" / "artifacts" / "outputs" / "out"
-        saved = lambda: bool(list(home.glob("checkpoint-*/trainer_state.json")))  # noqa: E731
-        wait_for(user, "a checkpoint", saved, begun)
+        inventory = Inventory(RunFolder(user.home / "runs" / "fox-41"))
+        wait_for(user, "a whole checkpoint", lambda: bool(inventory.memory.whole), begun)
         (pod,) = cloud.alive()
         with cloud.emulator.world.lock:
             cloud.emulator.world.act(pod.id, "stop")

@@ -10,15 +10,17 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpurun.core.errors import ExitCode
+from gpurun.core.job_terms import COMMAND
 from gpurun.core.journal_events import StepFailed
 from gpurun.core.journal_records import Event, Phase, RunState
 from gpurun.core.money import Micros, format_rate, format_usd
-from gpurun.core.paths import Home
+from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import Offer
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit
@@ -30,6 +32,8 @@ from gpurun.ledger.rental import rentals_of
 from gpurun.ledger.run_state import Step, may_move, next_step
 from gpurun.ledger.runs import look_at_run
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.steps.move_run import newest_checkpoint
 from gpurun.planning.legs import legs_note
 from gpurun.readers.run_status import run_data, run_row
 from gpurun.remote.archive import Pack
@@ -323,6 +327,32 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(voyage: Voya
     assert [leg["step"] for leg in voyage.legs] == [10]
     assert voyage.legs[0]["reached"] == 17
     assert check(voyage.played) == []
+
+
+@pytest.mark.parametrize(
+    "newer", ["checkpoint-40/model.pt", "checkpoint-20/model.pt"], ids=["beside it", "in its place"]
+)
+def test_while_a_scripts_newer_checkpoint_is_under_way_the_one_before_counts(tmp_path: Path, newer: str) -> None:
+    """Its machine is taken in the minutes that the download takes: the list has the newer one, which is not here."""
+
+    def file(name: str, content: bytes, kind: str, step: int) -> ManifestFile:
+        digest = hashlib.sha256(content).hexdigest()
+        named = {"name": f"outputs/out/{name}", "bytes": len(content), "sha256": digest, "kind": kind, "step": step}
+        return ManifestFile(**named)
+
+    folder = RunFolder(tmp_path / "fox-41")
+    inventory, saved = Inventory(folder), file("checkpoint-20/model.pt", b"twenty", "checkpoint", 20)
+    (folder.artifacts / saved.name).parent.mkdir(parents=True)
+    (folder.artifacts / saved.name).write_bytes(b"twenty")
+    inventory.note(step=20, whole=(saved,))
+    listed = {one.name: one for one in (file("checkpoint-20/model.pt", b"twenty", "output", 20),
+                                        file(newer, b"forty", "checkpoint", 40))}  # fmt: skip
+    inventory.remember(Manifest(latest=40, best=None, files=tuple(listed.values())))
+    terms = SimpleNamespace(job=SimpleNamespace(terms=COMMAND))
+    context: Any = SimpleNamespace(folder=folder, plan=terms)
+    assert newest_checkpoint(context, []) == [saved.as_json()]
+    (folder.artifacts / saved.name).write_bytes(b"forty.")
+    assert newest_checkpoint(context, []) == [], "what was damaged since does not"
 
 
 def test_it_is_on_no_more_machines_than_were_agreed_to(tmp_path: Path) -> None:

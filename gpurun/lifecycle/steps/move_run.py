@@ -179,10 +179,13 @@ def _kinds_before(records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[ManifestFile]:
-    """Return the files that were ever announced: those of the journal, and of the last machine's manifest."""
+    """Return the files that were ever announced: those of the journal, and of the last machine's manifest.
+
+    A command's newest checkpoint that is still under way makes the one before an output there, or has its name.
+    """
     manifest = inventory.remembered()
     told = [ManifestFile(**file) for one in records for file in _files_in(one)]  # type: ignore[arg-type]
-    return [*told, *(manifest.files if manifest else ())]
+    return [*told, *(manifest.files if manifest else ()), *inventory.memory.whole]
 
 
 def _files_in(record: Record) -> list[FileBrought]:
