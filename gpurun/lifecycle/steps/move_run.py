@@ -39,7 +39,7 @@ from gpurun.lifecycle.artifacts.inventory import RANK, Inventory
 from gpurun.lifecycle.artifacts.log_copy import end_lines
 from gpurun.lifecycle.context import Context, Note, spent_at_most
 from gpurun.lifecycle.job_spec import secrets_of
-from gpurun.planning.legs import Standing, leg_candidates, most_rate
+from gpurun.planning.legs import Standing, least_leg_micros, leg_candidates, most_rate
 from gpurun.planning.verify_machine import need_of_offer
 from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.catalog import rows_for
@@ -338,8 +338,9 @@ def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -
     """Return why the run ends: what was seen, and what continuing would take."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
-    has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left."
-    return NoOffer("move.no_offer", what, hint=f"{has} Another time --wait 6h waits longer, at $0. {_ON}")
+    has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left"
+    takes = f"another machine takes {format_usd(least_leg_micros(base))} at least"
+    return NoOffer("move.no_offer", what, hint=f"{has}; {takes}. Another time --wait 6h waits longer, at $0. {_ON}")
 
 
 def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
