@@ -14,8 +14,8 @@ from gpurun.core.records import Offer
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.rental import Rental, rentals_of
 
-LEAST_RUNS = 10
-"""Fewer receipts say nothing of how often such a machine is taken away."""
+LEAST_RUNS, MOST_RUNS = 10, 200
+"""Fewer receipts say nothing of how often such a machine is taken away; older runs than the last ones are not read."""
 _KIND = ("provider", "gpu", "gpu_count", "nodes", "spot")
 _LOST = frozenset({"machine.lost", "boot.gone"})
 
@@ -36,7 +36,9 @@ def own_reclaims(home: Home, offer: Offer) -> Reclaims | None:
     """
     kind = {name: getattr(offer, name) for name in _KIND}
     runs, found = 0, list[Rental]()
-    for folder in (one for one in home.folders() if one.receipt.exists()):
+    for folder in (home.run(name) for name in home.run_names()[-MOST_RUNS:]):
+        if not folder.receipt.exists():
+            continue
         with suppress(OSError, ValueError, GpurunError):
             rentals = [one for one in rentals_of(read_journal(folder.journal).records) if one.end != "refused"]
             alike = [one for one in rentals if {name: one.intent.offer.get(name, 1) for name in _KIND} == kind]

@@ -79,7 +79,7 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     secrets_of(context)  # What is not to be had any more is missed before anything is rented.
     spent, left = _money(base, state, records)
     files = tuple(LegFile(**file) for file in checkpoint)
-    caches = tuple(LegFile(**file) for file in _compile_caches(context, records))
+    caches = tuple(LegFile(**file) for file in _compile_caches(context, records)) if files else ()
     standing = Standing(
         step=step,
         carried_bytes=sum(file.bytes for file in (*files, *caches)),
