@@ -68,7 +68,10 @@ def leg_candidates(plan: Plan, offers: Sequence[Offer], standing: Standing) -> l
 
 
 def least_leg_micros(plan: Plan) -> Micros:
-    """Return what one machine of the plan costs at least: start-up, upload, until a checkpoint, and download."""
+    """Return what one machine of the plan needs of the cap: start-up, upload, until a checkpoint, and download.
+
+    Each is counted as long as it may take, as a lease has it; what is paid in the end may be less.
+    """
     lease = plan.lease
     beside_s = lease.boot_s + lease.setup_s + lease.ship_s + lease.collect_s + lease.destroy_s + lease.kill_allowance_s
     seconds = beside_s + _interval_s(plan, None)
@@ -81,13 +84,13 @@ def why_it_stays(plan: Plan) -> str:
         return "Nothing says which of its files are checkpoints (--checkpoint-glob): it continues on no other machine."
     cap = plan.cap_micros
     if cap is not None and cap < 2 * (least := least_leg_micros(plan)):
-        pays = f"the cap of {format_usd(cap)} does not pay for a second start-up, which takes {format_usd(least)}"
+        pays = f"the cap of {format_usd(cap)} does not pay for a second start-up, which needs {format_usd(least)}"
         return f"It will not continue on another machine: {pays} at least."
     return ""
 
 
 def legs_note(plan: Plan, home: Home) -> Iterator[str]:
-    """Yield what a plan says of a run that continues on other machines: what one costs at least, and how many.
+    """Yield what a plan says of a run that continues on other machines: what one needs of the cap, and how many.
 
     What on demand would cost, where that price is known, stands beside how often this user's own were taken away.
     """
@@ -95,7 +98,8 @@ def legs_note(plan: Plan, home: Home) -> Iterator[str]:
     paid = plan.choices.legs if cap is None or not least else min(plan.choices.legs, cap // least)
     yield (
         f"If its machine is taken away or lost, it continues from its newest checkpoint on another one, at most "
-        f"{format_rate(most_rate(plan))}. One costs at least {format_usd(least)}: the cap pays for {paid} of them."
+        f"{format_rate(most_rate(plan))}. One needs {format_usd(least)} of the cap at least, by the longest that its "
+        f"start-up, upload, a checkpoint and download may take: the cap pays for {paid} of them."
     )
     if cap is not None:
         yield f"All machines together cost at most the cap, {format_usd(cap)}."

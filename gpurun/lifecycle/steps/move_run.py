@@ -339,8 +339,8 @@ def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
     has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left"
-    takes = f"another machine takes {format_usd(least_leg_micros(base))} at least"
-    return NoOffer("move.no_offer", what, hint=f"{has}; {takes}. Another time --wait 6h waits longer, at $0. {_ON}")
+    needs = f"another machine needs {format_usd(least_leg_micros(base))} at least"
+    return NoOffer("move.no_offer", what, hint=f"{has}; {needs}. Another time --wait 6h waits longer, at $0. {_ON}")
 
 
 def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
