@@ -200,7 +200,9 @@ class RentalPaid(TypedDict):
 class LegTold(TypedDict):
     """One machine of a run that continued on others: from which step, and how many of its steps were trained before.
 
-    `why` is how it ended, in its provider's words, where another machine followed.
+    `again_micros` is what these steps had cost on the machine that was lost. `on_demand_micros` is what its share of an
+    unbroken run would have cost on demand, where that price was known. `why` is how it ended, in its provider's words,
+    where another machine followed.
     """
 
     leg: int
@@ -214,6 +216,8 @@ class LegTold(TypedDict):
     again: int
     micros: int | None
     outcome: str
+    again_micros: NotRequired[int]
+    on_demand_micros: NotRequired[int]
     why: NotRequired[str]
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from gpurun.core.money import Micros
@@ -111,8 +112,9 @@ class Offer(Frozen):
     """One thing that can be rented: a machine type at a price, as seen at a time.
 
     `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
-    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time. `gpu_count` is that of all
-    its `nodes` together.
+    is chosen with it (RunPod: secure or community); `spot` may be taken away at any time, and then
+    `on_demand_micros_per_hour` is the price of the same on demand, where it is known. `gpu_count` is that of all its
+    `nodes` together.
     """
 
     provider: str
@@ -131,6 +133,7 @@ class Offer(Frozen):
     tier: str = ""
     spot: bool = False
     nodes: int = 1
+    on_demand_micros_per_hour: Micros | None = Field(default=None, exclude_if=operator.not_)
 
     @property
     def gpus_per_node(self) -> int:

@@ -311,8 +311,9 @@ class LegFile(Frozen):
 class Leg(Frozen):
     """One machine of a run that moves from machine to machine: which one it is, and from where it continues.
 
-    `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `spent_micros`
-    is what the legs before it cost at most, `left_micros` what is left of the cap for this one.
+    `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `caches` lie
+    there too: what was compiled on machines of the kinds `cached_on`. `spent_micros` is what the legs before it cost at
+    most, `left_micros` what is left of the cap for this one.
     """
 
     number: int
@@ -321,6 +322,17 @@ class Leg(Frozen):
     folder: str
     spent_micros: Micros
     left_micros: Micros
+    caches: tuple[LegFile, ...] = ()
+    cached_on: tuple[str, ...] = ()
+
+    def caches_for(self, offer: Offer) -> tuple[LegFile, ...]:
+        """Return the compile caches that such a machine may use: they are code, so that none goes to another cloud."""
+        return self.caches if machine_kind(offer) in self.cached_on else ()
+
+
+def machine_kind(offer: Offer) -> str:
+    """Return who rents out which cards there, in a line: machines of one kind can use what another one compiled."""
+    return " ".join(filter(None, (offer.provider, offer.tier, offer.label)))
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,9 @@ class TrainerJob(Job):
             # The run's own newest checkpoint replaces the checkpoint of an earlier run.
             beside = {f"data/{path.name}": path for path in own.iterdir() if path.name != CONTINUED}
             files = {place: path for place, path in rest.items() if place != "data"}
-            return {**files, **beside, **_checkpoint_of(plan.leg)}
+            caches = [file.name for file in plan.leg.caches_for(plan.offer) if not (own / file.name).exists()]
+            warm = {f"data/{name}": path_of(Path(plan.leg.folder), name) for name in caches}
+            return {**files, **beside, **warm, **_checkpoint_of(plan.leg)}
         if not plan.data.beside:
             return {"data": folder}
         manifest = read_object(Path(plan.data.beside) / "data.json")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpurun.core.journal_events import LegPlanned, TrainObserved
 from gpurun.core.journal_records import Record, last_typed
+from gpurun.core.money import Micros
 from gpurun.core.receipt_record import LegTold
 from gpurun.core.untrusted import plain_data, plain_line
+from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.rental import Rental, rentals_of
+
+_AT_THE_END = ("collect", "hold", "destroy", "other")
+"""The phases that an unbroken run has once, after its training; "other" is what no phase has."""
 
 
 def legs_of(records: Sequence[Record]) -> list[LegTold]:
@@ -20,18 +26,53 @@ def legs_of(records: Sequence[Record]) -> list[LegTold]:
     plans = [(one.seq, one.typed) for one in records if isinstance(one.typed, LegPlanned)]
     if not any(plan.token for _, plan in plans):
         return []
-    found: list[LegTold] = []
-    for rental in rentals_of(records):
+    legs: list[_Leg] = []
+    for rental in (one for one in rentals_of(records) if one.end != "refused"):
         before = [plan for seq, plan in plans if seq < rental.records[0].seq]
         after = next((plan for _, plan in plans if plan.token == rental.token), None)
-        if rental.end == "refused":
-            continue
-        found.append(_told(rental, before, after))
-    return found
+        legs.append(_Leg(rental, before[-1] if before else None, after, phases_s([rental])))
+    lost = {leg.rental.token: leg for leg in legs}
+    return [_told(leg, lost.get(_lost_token(leg, plans)), legs[0], legs[-1]) for leg in legs]
 
 
-def _told(rental: Rental, before: Sequence[LegPlanned], after: LegPlanned | None) -> LegTold:
-    offer, plan = rental.intent.offer, before[-1] if before else None
+@dataclass(frozen=True)
+class _Leg:
+    """One machine, the plan that it was asked for by, the plan that followed on its loss, and its paid seconds."""
+
+    rental: Rental
+    plan: LegPlanned | None
+    after: LegPlanned | None
+    phases: dict[str, float]
+
+    @property
+    def step(self) -> int:
+        """Return the checkpoint that it started from."""
+        return self.plan.step if self.plan is not None else 0
+
+    @property
+    def lost_s(self) -> float:
+        """Return the seconds in which it trained what was lost with it: by the steps, as its training took them."""
+        if self.after is None:
+            return 0.0
+        trained, lost = self.after.reached - self.step, self.after.reached - self.after.step
+        return self.phases.get("training", 0.0) * min(1.0, max(0, lost) / trained) if trained > 0 else 0.0
+
+    def unbroken_s(self, *, is_first: bool, is_last: bool) -> float:
+        """Return the seconds that an unbroken run would have had too: one start-up, the steps kept, one end."""
+        end_s = sum(self.phases.get(name, 0.0) for name in _AT_THE_END)
+        training_s = self.phases.get("training", 0.0)
+        start_s = sum(self.phases.values()) - end_s - training_s
+        return training_s - self.lost_s + (start_s if is_first else 0.0) + (end_s if is_last else 0.0)
+
+
+def _lost_token(leg: _Leg, plans: Sequence[tuple[int, LegPlanned]]) -> str:
+    """Return the token of the machine that was lost before a leg; "" for the first."""
+    number = leg.plan.number if leg.plan is not None else 0
+    return next((plan.token for _, plan in plans if plan.number == number and plan.token), "")
+
+
+def _told(leg: _Leg, lost: _Leg | None, first: _Leg, last: _Leg) -> LegTold:
+    rental, plan, offer = leg.rental, leg.plan, leg.rental.intent.offer
     ended = last_typed(rental.records, TrainObserved)
     told: LegTold = {
         "leg": plan.number if plan is not None else 1,
@@ -41,11 +82,17 @@ def _told(rental: Rental, before: Sequence[LegPlanned], after: LegPlanned | None
         "gpu": plain_data(offer.get("gpu")),
         "gpu_count": plain_data(offer.get("gpu_count")),
         "spot": offer.get("spot") is True,
-        "step": plan.step if plan is not None else 0,
+        "step": leg.step,
         "again": max(0, plan.reached - plan.step) if plan is not None else 0,
         "micros": rental.micros if rental.ended else None,
         "outcome": ended.outcome if ended is not None else "none",
     }
-    if after is not None:
-        told["why"] = plain_line(after.why)
+    if told["again"] and lost is not None and lost.rental.ended:
+        told["again_micros"] = lost.rental.share_of_time(lost.lost_s, Micros(lost.rental.rate))
+    rate = offer.get("on_demand_micros_per_hour")
+    if isinstance(rate, int) and rate > 0 and rental.ended:
+        seconds = leg.unbroken_s(is_first=leg is first, is_last=leg is last)
+        told["on_demand_micros"] = rental.share_of_time(seconds, Micros(rate), is_last=leg is last)
+    if leg.after is not None:
+        told["why"] = plain_line(leg.after.why)
     return told

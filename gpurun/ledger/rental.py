@@ -124,6 +124,11 @@ class Rental(BilledTime):
         """What an extra machine of this asking cost, or has cost so far."""
         return self._lasting(extra.seconds)
 
+    def share_of_time(self, seconds: float, rate: Micros, *, is_last: bool = False) -> Micros:
+        """Return what so many of its seconds cost at a rate, with what is beside it, and after its last with egress."""
+        beside = Micros(self.intent.beside_micros_per_hour)
+        return total(cost_of(rate, seconds), cost_of(beside, seconds), self._egress if is_last else Micros(0))
+
     def _lasting(self, seconds: float) -> Micros:
         """What is paid for so long, or the least that its provider bills, at the rate and beside it."""
         unit_s, beside = self.intent.billing_unit_s, Micros(self.intent.beside_micros_per_hour)

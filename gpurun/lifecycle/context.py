@@ -230,6 +230,12 @@ class Context:
             return settle_s
         return max(0.0, settle_s - (self.clock.monotonic() - state.heard_at.mono))
 
+    def since_s(self, moment: Moment) -> float:
+        """Return the seconds since a moment: of this boot by the clock that nobody sets, else by the wall clock."""
+        if moment.boot_id == boot_id():
+            return max(0.0, self.clock.monotonic() - moment.mono)
+        return max(0.0, self.clock.wall() - moment.wall)
+
     def looks_late(self, state: RunState) -> bool:
         """Whether nobody has looked for so long, by either clock, that what was asked for may have lived meanwhile."""
         now = Moment(wall=self.clock.wall(), mono=self.clock.monotonic(), boot_id=boot_id())

@@ -12,11 +12,14 @@ from math import ceil, inf
 
 from gpurun.core.journal_events import RateObserved
 from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_rate, format_usd
+from gpurun.core.paths import Home
 from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, Estimate, Plan
+from gpurun.ledger.reclaims import own_reclaims
 from gpurun.planning.budget import expected_cost, lease_for, rental_cost, worst_case
 from gpurun.planning.candidates import is_weak
 from gpurun.planning.transfer import SHIP_START_S, Load, download_s
+from gpurun.view.number_format import format_duration
 
 LEAST_LEG_S = 300
 """How long a machine must at least be paid for beside its start-up where nobody knows when the next checkpoint is."""
@@ -33,12 +36,13 @@ MEASURED_SPREAD = 0.1
 class Standing:
     """How far a run is when its machine is gone: from where it continues, and with how much money.
 
-    `trained_s` is for how long all machines until now trained. `rate` was measured on the machine of the `rated` offer.
+    `carried_bytes` are its checkpoint and what was compiled, which are uploaded once more. `trained_s` is for how long
+    all machines until now trained. `rate` was measured on the machine of the `rated` offer.
     `avoided` are providers and regions that take machines back too often just now.
     """
 
     step: int
-    checkpoint_bytes: int
+    carried_bytes: int
     left_micros: Micros
     trained_s: float = 0.0
     rate: RateObserved | None = None
@@ -64,7 +68,10 @@ def leg_candidates(plan: Plan, offers: Sequence[Offer], standing: Standing) -> l
 
 
 def least_leg_micros(plan: Plan) -> Micros:
-    """Return what one machine of the plan costs at least: start-up, upload, until a checkpoint, and download."""
+    """Return what one machine of the plan needs of the cap: start-up, upload, until a checkpoint, and download.
+
+    Each is counted as long as it may take, as a lease has it; what is paid in the end may be less.
+    """
     lease = plan.lease
     beside_s = lease.boot_s + lease.setup_s + lease.ship_s + lease.collect_s + lease.destroy_s + lease.kill_allowance_s
     seconds = beside_s + _interval_s(plan, None)
@@ -77,21 +84,50 @@ def why_it_stays(plan: Plan) -> str:
         return "Nothing says which of its files are checkpoints (--checkpoint-glob): it continues on no other machine."
     cap = plan.cap_micros
     if cap is not None and cap < 2 * (least := least_leg_micros(plan)):
-        pays = f"the cap of {format_usd(cap)} does not pay for a second start-up, which takes {format_usd(least)}"
+        pays = f"the cap of {format_usd(cap)} does not pay for a second start-up, which needs {format_usd(least)}"
         return f"It will not continue on another machine: {pays} at least."
     return ""
 
 
-def legs_note(plan: Plan) -> Iterator[str]:
-    """Yield what a plan says of a run that continues on other machines: what one costs at least, and how many."""
+def legs_note(plan: Plan, home: Home) -> Iterator[str]:
+    """Yield what a plan says of a run that continues on other machines: what one needs of the cap, and how many.
+
+    What on demand would cost, where that price is known, stands beside how often this user's own were taken away.
+    """
     least, cap = least_leg_micros(plan), plan.cap_micros
     paid = plan.choices.legs if cap is None or not least else min(plan.choices.legs, cap // least)
     yield (
         f"If its machine is taken away or lost, it continues from its newest checkpoint on another one, at most "
-        f"{format_rate(most_rate(plan))}. One costs at least {format_usd(least)}: the cap pays for {paid} of them."
+        f"{format_rate(most_rate(plan))}. One needs {format_usd(least)} of the cap at least, by the longest that its "
+        f"start-up, upload, a checkpoint and download may take: the cap pays for {paid} of them."
     )
     if cap is not None:
         yield f"All machines together cost at most the cap, {format_usd(cap)}."
+    beside = " ".join(filter(None, (_reclaims_words(plan, home), _on_demand_words(plan))))
+    if beside:
+        yield beside
+
+
+def _reclaims_words(plan: Plan, home: Home) -> str:
+    """Return how many of this user's machines of the plan's kind were taken away; "" before ten receipts tell."""
+    reclaims = own_reclaims(home, plan.offer) if plan.offer.spot else None
+    if reclaims is None:
+        return ""
+    yours = f"Of your {reclaims.machines} machines of this kind ({plan.offer.provider} {plan.offer.label} spot)"
+    return f"{yours} {reclaims.taken} were taken away or lost, in {format_duration(reclaims.seconds)} together."
+
+
+def _on_demand_words(plan: Plan) -> str:
+    """Return what the same machine costs on demand, where that price is known beside the spot price; else ""."""
+    rate = plan.offer.on_demand_micros_per_hour
+    if rate is None:
+        return ""
+    offer, likely_s = plan.offer.model_copy(update={"rate_micros_per_hour": rate}), plan.estimate.likely_s
+    dollars = ""
+    if likely_s is not None:
+        load = _load(plan, Standing(step=0, carried_bytes=0, left_micros=plan.worst_micros))
+        dollars = f", about {format_usd(expected_cost(offer, likely_s, load))} for the whole run"
+    return f"On demand the same machine costs {format_rate(rate)}{dollars}."
 
 
 def _may_be_taken(plan: Plan, offer: Offer, standing: Standing) -> bool:
@@ -142,11 +178,11 @@ def _is_same_card(known: Offer, offer: Offer) -> bool:
 
 
 def _load(plan: Plan, standing: Standing) -> Load:
-    """Return what travels for another machine: all that the first was sent, by the same way, and the checkpoint."""
+    """Return what travels for another machine: all that the first was sent, by the same way, and what is carried."""
     data, uplink = plan.data, plan.uplink.bits_per_s
     sent_s = max(0.0, plan.lease.ship_s - SHIP_START_S - download_s(data.public_bytes))
-    sent_s += 8 * standing.checkpoint_bytes / uplink
-    ship_bytes = plan.ship_bytes + standing.checkpoint_bytes
+    sent_s += 8 * standing.carried_bytes / uplink
+    ship_bytes = plan.ship_bytes + standing.carried_bytes
     own_bytes = max(0, ship_bytes - data.public_bytes)
     return Load(
         ship_bytes,

@@ -147,14 +147,14 @@ def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
     )
     if need_data or not place.is_rented:
         plan = with_bundle(plan, desk.home, desk.clock)
-    plan = _with_legs(proposal.completed(plan, chosen, place), place)
+    plan = _with_legs(proposal.completed(plan, chosen, place), place, desk.home)
     return desk.bounds.demand_plan(plan) if desk.bounds else plan
 
 
 _NOT_RENTED = "--keep-going changes nothing: only a cloud's machine is replaced by another one."
 
 
-def _with_legs(plan: Plan, place: Place) -> Plan:
+def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
     """Return the plan with what it means that the run continues on another machine; without that where it cannot."""
     if not plan.choices.keep_going:
         return plan
@@ -162,7 +162,7 @@ def _with_legs(plan: Plan, place: Place) -> Plan:
 
     stays = why_it_stays(plan) if place.is_rented else _NOT_RENTED
     if not stays:
-        return plan.told(*legs_note(plan))
+        return plan.told(*legs_note(plan, home))
     plan = plan.model_copy(update={"choices": plan.choices.model_copy(update={"keep_going": False})})
     return plan.told(warnings=(stays,)) if plan.mode is Mode.PAID else plan
 

@@ -6,12 +6,13 @@ Unknown stays unknown: what nobody measured is left out or called unknown, never
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from gpurun.core.clock import local_time
 from gpurun.core.job_terms import terms_in
-from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of
+from gpurun.core.money import Figure, Micros, format_usd, left_of, percent_of, total
 from gpurun.core.places import place_facts
 from gpurun.core.receipt_record import UNKNOWN as NOT_KNOWN
 from gpurun.core.receipt_record import Predicate, Receipt, ReceiptMachine, Runtime, TrialsTold, on_gpu
@@ -325,9 +326,25 @@ def _legs(told: Predicate) -> list[Cell]:
         cost = "cost unknown" if leg["micros"] is None else format_usd(Micros(leg["micros"]))
         start = f"from step {leg['step']:,}" if leg["step"] else "from the beginning"
         twice = f", {leg['again']:,} steps twice" if leg["again"] else ""
+        dollars = f" ({format_usd(Micros(leg['again_micros']))})" if "again_micros" in leg else ""
         why = f", ended: {safe_line(leg['why'])}" if leg.get("why") else ""
-        cells.append(f"leg {leg['leg']}: {where}, {start}{twice}, {cost}{why}")
-    return cells
+        cells.append(f"leg {leg['leg']}: {where}, {start}{twice}{dollars}, {cost}{why}")
+    return [*cells, *_legs_in_all(told)]
+
+
+def _legs_in_all(told: Predicate) -> Iterator[Cell]:
+    """Yield what all legs have trained twice, and what an unbroken run would have cost on demand, where that is known.
+
+    Both are estimates: of the training time of a machine by its steps, and of what a whole machine would have taken.
+    """
+    legs = told.get("legs", [])
+    again = [leg for leg in legs if leg["again"]]
+    if len(again) > 1 and all("again_micros" in leg for leg in again):
+        dollars = total(*(Micros(leg["again_micros"]) for leg in again))
+        yield f"trained twice in all: {sum(leg['again'] for leg in again):,} steps, about {format_usd(dollars)}"
+    if legs and all("on_demand_micros" in leg for leg in legs):
+        dollars = total(*(Micros(leg["on_demand_micros"]) for leg in legs))
+        yield f"unbroken and on demand, by the prices of then: about {format_usd(dollars)}"
 
 
 def _gpu_hours(used: float, most: float | None) -> Cell:

@@ -6,10 +6,13 @@ The loss of the moved run is that of an unbroken one to the last digit.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ import pytest
 from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.journal_records import Event
 from gpurun.core.money import usd
+from gpurun.core.paths import RunFolder
 from gpurun.ledger.journal import read_journal
-from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from tests.clouds.rented import Cloud, User, aws, kill_supervisors, runpod, somebody, supervisors
 from tests.emulators import guests
-from tests.users_scripts import NANOGPT
+from tests.users_scripts import HUGGING_FACE, NANOGPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")]
 
@@ -30,6 +35,7 @@ RECIPE = (
     "--set", f"train.steps={STEPS}", "--set", "train.batch_tokens=1024", "--set", "train.micro_batch=16",
     "--set", f"train.checkpoint_every={EVERY}", "--set", f"eval.every={EVERY}", "--set", "eval.tokens=2048",
 )  # fmt: skip
+SHORT = (*RECIPE, "--set", "train.steps=250")
 SPOT = ("--gpu", "1xH100", "--spot", "--accept-cpu", "--provider", "runpod", "--provider", "aws")
 PATIENCE_S = 400.0
 
@@ -43,22 +49,31 @@ def clouds(tmp_path: Path) -> Iterator[tuple[User, Cloud, Cloud]]:
             yield user, first, second
 
 
-def begin(user: User, *words: str) -> subprocess.Popen[bytes]:
+def begin(user: User, *words: str, **more: str) -> subprocess.Popen[bytes]:
+    """Begin a run; `more` is for its environment."""
     verb, *rest = words
     command = [sys.executable, "-m", "gpurun.cli.app", verb, "--yes", "--json", "--name", "fox-41", *rest]
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(command, env=user.environment(), stdin=quiet, stdout=quiet, stderr=quiet)
+    return subprocess.Popen(command, env={**user.environment(), **more}, stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+def drive(user: User, **more: str) -> int:
+    """Drive the run by a supervisor of its own, to its end or to the supervisor's; its exit status."""
+    command = [sys.executable, "-m", "gpurun.lifecycle.supervisor", str(user.home), "fox-41"]
+    quiet = subprocess.DEVNULL
+    told = {**user.environment(), **more}
+    return subprocess.run(command, env=told, stdin=quiet, stdout=quiet, stderr=quiet, timeout=PATIENCE_S).returncode
 
 
 def records(user: User) -> list[Any]:
     return list(read_journal(user.home / "runs" / "fox-41" / "journal.jsonl").records)
 
 
-def wait_for(user: User, what: str, true: Callable[[], bool], begun: subprocess.Popen[bytes]) -> None:
+def wait_for(user: User, what: str, true: Callable[[], bool], begun: subprocess.Popen[bytes] | None = None) -> None:
     for _ in ticks(SystemClock(), 0.1, PATIENCE_S):
         if true():
             return
-        assert begun.poll() is None, f"it ended before {what}:\n{user.said()}"
+        assert begun is None or begun.poll() is None, f"it ended before {what}:\n{user.said()}"
     pytest.fail(f"it never came to {what}:\n{user.said()}")
 
 
@@ -130,6 +145,167 @@ def test_the_laptop_that_dies_between_two_legs_goes_on_by_resume_with_one_machin
     assert len(intents) == 2
     assert (first.alive(), second.alive()) == ([], [])
     assert user.tells("audit")[1]["ok"] is True
+
+
+UNTIL_GONE = ("destroy.intended", "destroy.asked", "death.read", "death.proven", "leg.planned")
+ASKED_AND_ANSWERED = "create.intended > after runpod graphql > after runpod graphql"
+"""The lowest bid is read, and the pod is made; nothing of that is on record."""
+
+
+@pytest.mark.parametrize("asked", ["create.intended", ASKED_AND_ANSWERED], ids=["before it asks", "before it is told"])
+def test_killed_after_every_record_between_two_legs_it_continues_with_one_machine(tmp_path: Path, asked: str) -> None:
+    deaths = [f"after {record}" for record in (*UNTIL_GONE, asked, "create.observed", "ready.observed")]
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        first = "after train.observed"
+        train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going")
+        # Nobody watches it: a viewer would drive it on.
+        assert begin(user, *train, "--detach", GPURUN_CRASH_AT=first).wait(PATIENCE_S) == 0, user.said()
+        wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0)
+        (pod,) = cloud.alive()
+        with cloud.emulator.world.lock:
+            cloud.emulator.world.act(pod.id, "stop")
+        lost = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
+        wait_for(user, "the loss", lambda: lost() and not supervisors(user.home))
+        for death in deaths:
+            assert drive(user, GPURUN_CRASH_AT=death) == -9, f"it did not die {death}\n{user.said()}"
+            assert len(cloud.alive()) <= 1
+        assert user.types("resume", "fox-41", "--json", timeout_s=PATIENCE_S).returncode == 0, user.said()
+        assert len(cloud.emulator.world.pods) == 2
+        assert cloud.alive() == []
+        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+        assert [leg["leg"] for leg in told["legs"]] == [1, 2]
+        assert told["legs"][1]["step"] > 0
+        assert cloud.meter.total_micros() <= told["cost"]["upper_bound_micros"] <= usd(20)
+        assert user.tells("audit")[1]["ok"] is True
+
+
+def test_while_there_is_no_capacity_it_waits_at_no_cost_and_continues_where_there_is_some(tmp_path: Path) -> None:
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        train = ("train", "mini-gpt", "--max-cost", "20", *SPOT[:6], *SHORT, "--keep-going", "--wait", "10m")
+        begun = begin(user, *train)
+        wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
+        (pod,) = cloud.alive()
+        kinds = list(cloud.emulator.world.gpus.values())
+        stock = [dict(kind.stock) for kind in kinds]
+        with cloud.emulator.world.lock:
+            for kind in kinds:
+                kind.stock = dict.fromkeys(kind.stock, "NONE")
+            cloud.emulator.world.act(pod.id, "stop")
+        waits = lambda: user.tells("ps")[1]["data"]["runs"][0]["is_waiting"]  # noqa: E731
+        wait_for(user, "the wait", waits, begun)
+        spent = user.tells("ps")[1]["data"]["runs"][0]["spent_micros"]
+        since = SystemClock().monotonic()
+        wait_for(user, "two looks", lambda: SystemClock().monotonic() - since > 70, begun)
+        row = user.tells("ps")[1]["data"]["runs"][0]
+        assert (row["is_waiting"], row["spent_micros"], row["may_be_billing"]) == (True, spent, False)
+        assert "$0.00/h" in user.types("ps").stdout
+        assert cloud.alive() == []
+        with cloud.emulator.world.lock:
+            for kind, before in zip(kinds, stock, strict=True):
+                kind.stock = before
+        assert begun.wait(PATIENCE_S) == 0, user.said()
+        assert [leg["number"] for leg in legs(user)] == [2]
+        assert user.tells("audit")[1]["ok"] is True
+
+
+class Notice(BaseHTTPRequestHandler):
+    """EC2's metadata service of all machines here: it has a notice of reclaim while `is_given`."""
+
+    is_given = False
+
+    def do_PUT(self) -> None:
+        self._answer(200, "a-token")
+
+    def do_GET(self) -> None:
+        notice = '{"action": "terminate", "time": "2026-11-27T08:02:00Z"}'
+        self._answer(*((200, notice) if Notice.is_given else (404, "")))
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def notice_here(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What has the user's gpurun name this server to machines, as they cannot have an address of EC2's here."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Notice) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shim = tmp_path / "shim"
+        shim.mkdir()
+        named = f"AwsProvider.notice_url = 'http://127.0.0.1:{server.server_port}'"
+        (shim / "sitecustomize.py").write_text(f"from gpurun.providers.aws.provider import AwsProvider\n{named}\n")
+        Notice.is_given = False
+        yield {"PYTHONPATH": f"{shim}{os.pathsep}{Path(__file__).parents[2]}"}
+        server.shutdown()
+
+
+def test_a_notice_of_aws_saves_downloads_and_moves_before_the_machine_is_taken(
+    tmp_path: Path, notice_here: dict[str, str]
+) -> None:
+    with aws(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        train = ("train", "mini-gpt", "--max-cost", "20", "--provider", "aws", *cloud.asks, "--spot", *SHORT)
+        begun = begin(user, *train, "--keep-going", **notice_here)
+        wait_for(user, "a checkpoint", lambda: whole_at_home(user) > 0, begun)
+        Notice.is_given = True
+        ended = lambda: any(one.event is Event.TRAIN_OBSERVED for one in records(user))  # noqa: E731
+        wait_for(user, "the end of the first machine's work", ended, begun)
+        Notice.is_given = False
+        assert begun.wait(PATIENCE_S) == 0, user.said()
+        (leg,) = legs(user)
+        saved = next(one.data for one in records(user) if one.event is Event.TRAIN_OBSERVED)
+        assert saved["reason"] == "preempted"
+        assert leg["step"] == leg["reached"] > 0, "all that was trained was saved, and came home"
+        assert leg["step"] % EVERY, "it was saved for the notice, between two checkpoints"
+        told = user.tells("receipt", "fox-41")[1]["data"]["statement"]["predicate"]
+        assert [leg["again"] for leg in told["legs"]] == [0, 0]
+        bids = {form["InstanceMarketOptions.SpotOptions.SpotInstanceType"] for form in cloud.emulator.launches}
+        assert bids == {"one-time"}
+        assert all("on_demand_micros" in leg for leg in told["legs"])
+        assert cloud.alive() == []
+        assert user.tells("audit")[1]["ok"] is True
+
+
+SLOW = """\
+import time
+class Slow(list):
+    def __getitem__(self, place):
+        time.sleep(0.01)
+        return super().__getitem__(place)
+"""
+
+
+def test_a_hugging_face_trainer_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    script = HUGGING_FACE.replace("save_steps=10", "save_steps=20").replace("=rows)", "=Slow(rows))")
+    assert "Slow(rows)" in script
+    (lab / "hf.py").write_text(SLOW + script)
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        begun = begin(
+            user, "run", "--provider", "runpod", "--gpu", "cpu", "--max-cost", "5", "--upload", str(lab),
+            "--keep-going", "--checkpoint-glob", "out/checkpoint-*", "--resume-arg", "{}", "--", "python", "hf.py",
+            "160",
+        )  # fmt: skip
+        home = user.home / "runs" / "fox-41" / "artifacts" / "outputs" / "out"
+        inventory = Inventory(RunFolder(user.home / "runs" / "fox-41"))
+        wait_for(user, "a whole checkpoint", lambda: bool(inventory.memory.whole), begun)
+        (pod,) = cloud.alive()
+        with cloud.emulator.world.lock:
+            cloud.emulator.world.act(pod.id, "stop")
+        assert begun.wait(PATIENCE_S) == 0, user.said()
+        (leg,) = legs(user)
+        steps = {int(file["name"].split("/")[2].removeprefix("checkpoint-")) for file in leg["files"]}
+        assert len(steps) == 1, "it is one checkpoint, a folder of many files"
+        assert min(steps) >= 20
+        last = json.loads((home / "checkpoint-160" / "trainer_state.json").read_text())
+        logged = [entry["step"] for entry in last["log_history"] if "loss" in entry]
+        assert logged == list(range(5, 161, 5)), "its own state came along: it went on where it was saved"
+        assert cloud.alive() == []
+        assert user.tells("audit")[1]["ok"] is True
 
 
 def test_a_script_of_ones_own_continues_from_its_checkpoint_on_another_machine(tmp_path: Path) -> None:

@@ -121,6 +121,30 @@ def test_a_new_rental_continues_what_a_lost_machine_brought_home(user: User, tak
     assert user.tells("audit")[0] == 0
 
 
+def test_a_run_that_moves_takes_its_shards_from_the_bucket_again(user: User, s3: S3Emulator) -> None:
+    long = ("--set", "train.steps=400", "--set", "train.checkpoint_every=100")
+    started = user.trains(*STAGE, *long, "--keep-going", "--detach", name="elk-9")
+    assert started.returncode == 0, started.stderr
+    assert any(place(user, s3, "elk-9") for _ in ticks(SystemClock(), 0.2, 180)), user.said("elk-9")
+    kill_supervisors(user.home)
+    world, uploaded = user.cloud.emulator.world, s3.uploaded_bytes("lab/files/")
+    with world.lock:
+        for pod in list(world.alive):
+            world.delete(pod.id)
+    resumed = user.types("resume", "elk-9", "--json", timeout_s=400.0)
+    assert resumed.returncode == 0, user.said("elk-9")
+    records = read_journal(user.home / "runs/elk-9/journal.jsonl").records
+    first, second = (one.data for one in records if one.event is Event.SHIP_OBSERVED)
+    assert second["pulled_files"] == first["pulled_files"] > 0
+    (leg,) = (one.data for one in records if one.event is Event.LEG_PLANNED)
+    assert leg["step"] >= 100, "its checkpoint came home from the bucket"
+    checkpoint = sum(file["bytes"] for file in leg["files"])
+    assert second["sent_bytes"] <= first["sent_bytes"] + checkpoint + 20_000, "beside it only the checkpoint is sent"
+    assert s3.uploaded_bytes("lab/files/") == uploaded
+    assert user.cloud.alive() == []
+    assert user.tells("audit")[0] == 0
+
+
 COMMAND = """\
 import json, os, time
 os.makedirs("out", exist_ok=True)

@@ -6,15 +6,18 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.secrets import child_environment
-from tests.clouds.rented import SMALL, runpod, somebody
+from tests.clouds.rented import SMALL, Cloud, runpod, somebody
 from tests.emulators import guests
+from tests.users_scripts import NANOGPT
 
 pytestmark = pytest.mark.slow
 DOCS = Path(__file__).parents[2] / "docs"
@@ -102,6 +105,51 @@ def test_the_gpt_2_tutorial_rehearses_and_plans_under_its_cap(tmp_path: Path) ->
     rehearsed, planned = (typed(line, tmp_path, environment) for line in commands("GPT-2.md"))
     assert "closed, exit 0" in rehearsed
     assert "cap $25.00" in planned
+
+
+def take_once(cloud: Cloud, home: Path, name: str) -> threading.Thread:
+    """Have the cloud take a run's first machine away, once a checkpoint is at home; the thread ends with that."""
+    folder = home / "runs" / name / "artifacts"
+
+    def take() -> None:
+        for _ in ticks(SystemClock(), 0.1, 240):
+            if list(folder.rglob("*.state.json")) or list(folder.rglob("ckpt.pt")):
+                with cloud.emulator.world.lock:
+                    for pod in cloud.alive():
+                        cloud.emulator.world.act(pod.id, "stop")
+                return
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    return taking
+
+
+@pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")
+def test_the_cheapest_way_moves_a_training_and_a_script_as_its_page_says(tmp_path: Path) -> None:
+    """A container without CUDA is taken, and the training is shorter; all else is as the page has it."""
+    short = ("--set train.steps=150 --set train.batch_tokens=1024 --set train.micro_batch=16 "
+             "--set train.checkpoint_every=50 --set eval.every=50 --set eval.tokens=2048")  # fmt: skip
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    (lab / "train.py").write_text(NANOGPT.replace("i % 10", "i % 300"))
+    with runpod(tmp_path / "cloud") as cloud, somebody(cloud, tmp_path / "home") as user:
+        said = {}
+        for line in commands("CHEAPEST.md"):
+            verb = line.split()[1]
+            if verb not in ("train", "run"):
+                said[" ".join(line.split()[1:3])] = typed(line, lab, user.environment())
+                continue
+            name = line.partition("--name ")[2].split()[0]
+            taking = take_once(cloud, user.home, name)
+            more = f"--yes --accept-cpu {short if verb == 'train' else ''}"
+            typed(line.replace(f"--name {name}", f"--name {name} {more}"), lab, user.environment())
+            taking.join()
+        assert cloud.alive() == []
+        assert "On demand" in said["plan mini-gpt"]
+        for name in ("cheap-1", "cheap-2"):
+            assert "leg 2" in said[f"receipt {name}"]
+            assert "unbroken and on demand" in said[f"receipt {name}"]
+        assert "0 problems" in said["audit"]
 
 
 @pytest.mark.skipif(bool(guests.missing()), reason=guests.missing() or "guests boot")

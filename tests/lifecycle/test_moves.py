@@ -5,25 +5,41 @@ Whole runs in virtual time, on simulated clouds with a meter of their own; the f
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpurun.core.errors import ExitCode
+from gpurun.core.job_terms import COMMAND
 from gpurun.core.journal_events import StepFailed
 from gpurun.core.journal_records import Event, Phase, RunState
+from gpurun.core.money import Micros, format_rate, format_usd
+from gpurun.core.paths import Home, RunFolder
+from gpurun.core.records import Offer
 from gpurun.core.stop_request import ask_to_stop
 from gpurun.ledger.audit import audit
 from gpurun.ledger.audit.event_sequence import order_problems
 from gpurun.ledger.budget import MonthBudget
+from gpurun.ledger.plan_from_journal import read_plan
+from gpurun.ledger.reclaims import Reclaims, own_reclaims, was_taken
+from gpurun.ledger.rental import rentals_of
 from gpurun.ledger.run_state import Step, may_move, next_step
 from gpurun.ledger.runs import look_at_run
 from gpurun.ledger.write_receipt import read_receipt
+from gpurun.lifecycle.artifacts.inventory import Inventory
+from gpurun.lifecycle.steps.move_run import newest_checkpoint
+from gpurun.planning.legs import legs_note
 from gpurun.readers.run_status import run_data, run_row
+from gpurun.remote.archive import Pack
+from gpurun.remote.messages import Manifest, ManifestFile
+from gpurun.view.receipt_screen import receipt_screen
+from gpurun.view.style import Style
 from tests.changed_plan import changed_plan
 from tests.emulators.fake import Fault
 from tests.simulation.checker import check
@@ -44,6 +60,21 @@ class Voyage:
     @property
     def boxes(self) -> list[Any]:
         return [box for cloud in self.played.clouds.values() for box in cloud.boxes]
+
+    def on_spot(self, dearer: int) -> None:
+        """All that is offered is spot; on demand it is so many times as dear, where that is known (0: it is not)."""
+
+        def spot(offer: Offer) -> Offer:
+            price = offer.rate_micros_per_hour * dearer or None
+            return offer.model_copy(update={"spot": True, "on_demand_micros_per_hour": price})
+
+        plan = self.played.plan
+        found = tuple(one.model_copy(update={"offer": spot(one.offer)}) for one in plan.candidates)
+        choices = plan.choices.model_copy(update={"spot": True})
+        changed = changed_plan(plan, {"candidates": found, "offer": found[0].offer, "choices": choices})
+        self.played.folder.plan.write_text(changed.to_json())
+        for cloud in self.played.clouds.values():
+            cloud.stock = [spot(offer) for offer in cloud.stock]
 
     def take(self) -> None:
         """The provider takes away whatever runs."""
@@ -116,6 +147,142 @@ def test_taken_twice_it_continues_from_its_newest_checkpoint_as_one_run(voyage: 
     assert voyage.problems() == []
 
 
+def test_the_receipt_has_what_was_trained_twice_and_what_on_demand_would_have_cost_in_dollars(tmp_path: Path) -> None:
+    moved, unbroken = Voyage(tmp_path / "moved"), Voyage(tmp_path / "unbroken")
+    moved.on_spot(3)
+    moved.take_at(12, 23)
+    assert (moved.drive(), unbroken.drive()) == ("DONE", "DONE")
+    legs = moved.receipt["legs"]
+    assert ["again_micros" in leg for leg in legs] == [False, True, True]
+    rate = legs_rate(moved)
+    step_micros = 120.0 / 30 * rate / 3600
+    # A look at the machine every few seconds is among its training: a step is dearer by that.
+    for leg in legs[1:]:
+        assert leg["again"] * step_micros * 0.9 <= leg["again_micros"] <= leg["again"] * step_micros * 2
+    on_demand = sum(leg["on_demand_micros"] for leg in legs)
+    assert on_demand == pytest.approx(3 * unbroken.receipt["cost"]["upper_bound_micros"], rel=0.25)
+    text = receipt_text(moved)
+    assert format_usd(on_demand) in text
+    assert format_usd(sum(leg["again_micros"] for leg in legs[1:])) in text
+    assert moved.problems() == []
+
+
+def test_where_no_price_on_demand_was_known_none_is_claimed(voyage: Voyage) -> None:
+    voyage.on_spot(0)
+    voyage.take_at(12)
+    assert voyage.drive() == "DONE"
+    assert [leg["spot"] for leg in voyage.receipt["legs"]] == [True, True]
+    assert not any("on_demand_micros" in leg for leg in voyage.receipt["legs"])
+    assert "on demand" not in receipt_text(voyage)
+    assert b"on_demand" not in voyage.played.folder.journal.read_bytes()
+
+
+def legs_rate(voyage: Voyage) -> int:
+    (rate,) = {one["rate_micros_per_hour"] for one in voyage.receipt["cost"]["rentals"]}
+    return int(rate)
+
+
+def receipt_text(voyage: Voyage) -> str:
+    """What `gpurun receipt` draws, on one line."""
+    receipt = read_receipt(voyage.played.home, voyage.played.folder)
+    lines = receipt_screen(receipt, Style(width=200), now=voyage.stage.laptop.wall())
+    return " ".join("".join(span.text for span in line).strip() for line in lines)
+
+
+def test_after_ten_receipts_the_plan_has_how_often_machines_of_its_kind_were_taken(voyage: Voyage) -> None:
+    voyage.on_spot(3)
+    voyage.take_at(12, 23)
+    assert voyage.drive() == "DONE"
+    home, plan = Home(voyage.played.home.root.parent / "others").prepare(), read_plan(voyage.played.folder)
+    rentals = rentals_of(voyage.played.records)
+    assert [was_taken(rental.records) for rental in rentals] == [True, True, False]
+
+    def another(number: int) -> None:
+        folder = home.run(f"run-{number}")
+        folder.path.mkdir(parents=True)
+        folder.journal.write_bytes(voyage.played.folder.journal.read_bytes())
+        folder.receipt.write_bytes(voyage.played.folder.receipt.read_bytes())
+
+    for number in range(9):
+        another(number)
+    assert own_reclaims(home, plan.offer) is None
+    assert "18" not in " ".join(legs_note(plan, home)).split(), "no rate is made of nine"
+    another(9)
+    home.run("broken").path.mkdir()
+    home.run("broken").receipt.write_bytes(b"no receipt")
+    home.run("broken").journal.write_bytes(b"no journal")
+    seconds = 10 * sum(rental.seconds for rental in rentals)
+    assert own_reclaims(home, plan.offer) == Reclaims(30, 20, pytest.approx(seconds))
+    words = list(legs_note(plan, home))[-1]
+    assert {"30", "20"} <= set(words.split())
+    assert format_rate(Micros(3 * plan.offer.rate_micros_per_hour)) in words
+    other = plan.offer.model_copy(update={"spot": False})
+    assert own_reclaims(home, other) is None, "they were of another kind"
+
+
+CACHE, CODE = "compile-cache/0123456789abcdef.bin", b"what torch has compiled"
+
+
+def compiling(voyage: Voyage) -> list[list[str]]:
+    """Have every machine tell of a compile cache; what each is sent of one, machine by machine."""
+    reach, sent, known_fars = voyage.stage._reach, list[list[str]](), list[Any]()
+
+    def compiles(instance: Any) -> Any:
+        far = reach(instance)
+        if far in known_fars:
+            return far
+        known_fars.append(far)
+        manifest, fetch, unpack = far.manifest, far.fetch, far.unpack
+        digest = hashlib.sha256(CODE).hexdigest()
+
+        def told(most_bytes: int) -> Manifest:
+            known = manifest(most_bytes)
+            named = {"name": CACHE, "bytes": len(CODE), "sha256": digest, "kind": "compile_cache"}
+            return known.model_copy(update={"files": (*known.files, ManifestFile(step=known.latest or 0, **named))})
+
+        def fetched(name: str, size_bytes: int, sha256: str, into: Path, **more: Any) -> Path:
+            if name != CACHE:
+                return Path(fetch(name, size_bytes, sha256, into, **more))
+            (into / CACHE).parent.mkdir(parents=True, exist_ok=True)
+            (into / CACHE).write_bytes(CODE)
+            return into / CACHE
+
+        def unpacked(pack: Pack, *of: Any, **more: Any) -> Any:
+            sent.append([file.name for file in pack.survey.files if "compile-cache" in file.name])
+            return unpack(pack, *of, **more)
+
+        far.manifest, far.fetch, far.unpack = told, fetched, unpacked
+        return far
+
+    voyage.stage._reach = compiles  # type: ignore[method-assign]
+    return sent
+
+
+def test_what_was_compiled_goes_along_to_such_cards_of_that_cloud_and_to_no_other(tmp_path: Path) -> None:
+    voyage = Voyage(tmp_path, "runpod", "aws")
+    sent = compiling(voyage)
+    voyage.take_at(12, 23)
+    assert voyage.drive() == "DONE"
+    asked = [one.data["provider"] for one in voyage.played.records if one.event is Event.CREATE_INTENDED]
+    assert list(zip(asked, sent, strict=True)) == [("runpod", []), ("runpod", [f"data/{CACHE}"]), ("aws", [])]
+    first = read_plan(voyage.played.folder).ship_bytes
+    second = json.loads((voyage.played.folder.legs / "1.json").read_text())
+    carried = sum(file["bytes"] for file in second["leg"]["files"]) + len(CODE)
+    assert second["ship_bytes"] == first + carried, "the plan of the leg counts what it uploads once more"
+
+
+def test_what_was_compiled_and_is_damaged_at_home_stays_at_home(voyage: Voyage) -> None:
+    sent = compiling(voyage)
+
+    def spoil_and_take() -> None:
+        (voyage.played.folder.artifacts / CACHE).write_bytes(b"code of somebody else's")
+        voyage.take()
+
+    voyage.at[1, 12] = spoil_and_take
+    assert voyage.drive() == "DONE"
+    assert sent == [[], []]
+
+
 def test_without_the_flag_a_machine_that_is_taken_ends_the_run_as_ever(tmp_path: Path) -> None:
     voyage = Voyage(tmp_path, legs=0)
     reach = voyage.stage._reach
@@ -160,6 +327,32 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(voyage: Voya
     assert [leg["step"] for leg in voyage.legs] == [10]
     assert voyage.legs[0]["reached"] == 17
     assert check(voyage.played) == []
+
+
+@pytest.mark.parametrize(
+    "newer", ["checkpoint-40/model.pt", "checkpoint-20/model.pt"], ids=["beside it", "in its place"]
+)
+def test_while_a_scripts_newer_checkpoint_is_under_way_the_one_before_counts(tmp_path: Path, newer: str) -> None:
+    """Its machine is taken in the minutes that the download takes: the list has the newer one, which is not here."""
+
+    def file(name: str, content: bytes, kind: str, step: int) -> ManifestFile:
+        digest = hashlib.sha256(content).hexdigest()
+        named = {"name": f"outputs/out/{name}", "bytes": len(content), "sha256": digest, "kind": kind, "step": step}
+        return ManifestFile(**named)
+
+    folder = RunFolder(tmp_path / "fox-41")
+    inventory, saved = Inventory(folder), file("checkpoint-20/model.pt", b"twenty", "checkpoint", 20)
+    (folder.artifacts / saved.name).parent.mkdir(parents=True)
+    (folder.artifacts / saved.name).write_bytes(b"twenty")
+    inventory.note(step=20, whole=(saved,))
+    listed = {one.name: one for one in (file("checkpoint-20/model.pt", b"twenty", "output", 20),
+                                        file(newer, b"forty", "checkpoint", 40))}  # fmt: skip
+    inventory.remember(Manifest(latest=40, best=None, files=tuple(listed.values())))
+    terms = SimpleNamespace(job=SimpleNamespace(terms=COMMAND))
+    context: Any = SimpleNamespace(folder=folder, plan=terms)
+    assert newest_checkpoint(context, []) == [saved.as_json()]
+    (folder.artifacts / saved.name).write_bytes(b"forty.")
+    assert newest_checkpoint(context, []) == [], "what was damaged since does not"
 
 
 def test_it_is_on_no_more_machines_than_were_agreed_to(tmp_path: Path) -> None:
@@ -219,6 +412,30 @@ def test_sold_out_for_ten_minutes_it_waits_at_no_cost_and_continues(voyage: Voya
     assert told["is_waiting"] is True
     gone, asked = (box for box in voyage.boxes)
     assert asked.born_s - (gone.died_s or 0.0) > 600
+    assert voyage.problems() == []
+
+
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0], ids=["a day ahead", "a day back"])
+def test_a_clock_that_is_set_while_it_waits_changes_nothing_of_the_wait(voyage: Voyage, jump_s: float) -> None:
+    (cloud,) = voyage.played.clouds.values()
+    stock, offers, asked_s = list(cloud.stock), cloud.offers, list[float]()
+
+    def sell_out() -> None:
+        voyage.take()
+        cloud.stock = ()
+
+    def restocked(*need: Any) -> Any:
+        if not cloud.stock:
+            asked_s.append(cloud.now)
+        if len(asked_s) == 3:
+            voyage.stage.laptop.jump_wall(jump_s)
+        cloud.stock = stock if len(asked_s) > 14 else cloud.stock
+        return offers(*need)
+
+    voyage.at[1, 12] = sell_out
+    cloud.offers = restocked  # type: ignore[method-assign]
+    assert voyage.drive() == "DONE"
+    assert asked_s[14] - asked_s[0] < 600, "it looked every half minute, as before"
     assert voyage.problems() == []
 
 

@@ -62,13 +62,13 @@ def draw_voyage(seed: int) -> Scenario:
     names = tuple(dice.choice(list(PROFILES)) for _ in range(dice.choice((1, 1, 2, 3))))
     takings = {at: Deed(at, "taken") for at in (dice.randint(1, 700) for _ in range(dice.choice((0, 1, 2, 3, 4))))}
     others = {deed.at: deed for deed in _deeds(dice)} if dice.random() < 0.5 else {}
-    jumps = {at: deed for at, deed in {**others, **takings}.items() if deed.what != "jump"}
+    deeds = {**others, **takings}
     return Scenario(
         seed=seed,
         profiles=names,
         train_s=dice.choice((60.0, 120.0, 240.0)),
         strikes=_strikes(dice, names) if dice.random() < 0.5 else (),
-        deeds=tuple(sorted(jumps.values(), key=lambda deed: deed.at)),
+        deeds=tuple(sorted(deeds.values(), key=lambda deed: deed.at)),
         weather=_weather(dice) if dice.random() < 0.3 else (),
         ending=dice.choice(("resumed", "resumed", "resumed", "never returns", "reaped elsewhere")),
         machines=dice.choice((1, 2, 3, 5)),

@@ -147,7 +147,10 @@ WORDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("if found and not is_too_late:", "if found:"),
         ("context.raise_if_stopped(state)", "pass"),
         ("if proof.wall - last.get(place, -OFTEN_S - 1) <= OFTEN_S:", "if False:"),
+        (" and inventory.has(file)]", "]"),
+        (", *inventory.memory.whole]", "]"),
     ),
+    "gpurun/core/run_plan.py": (("self.caches if machine_kind(offer) in self.cached_on else ()", "self.caches"),),
     "gpurun/planning/legs.py": (
         (" and offer.rate_micros_per_hour <= most_rate(plan)", ""),
         (" and (offer.provider, offer.region) not in standing.avoided", ""),

@@ -834,14 +834,27 @@ def test_a_spot_offer_is_the_cheapest_zones_and_bids_as_agreed(cloud: AwsEmulato
     aws = AwsProvider(clock, spot=True)
     (offer,) = aws.offers(P4D, rows_for(P4D, "aws"))
     assert (offer.spot, offer.rate_micros_per_hour) == (True, 7_123_456)
+    assert (
+        offer.on_demand_micros_per_hour == AwsProvider(clock).offers(P4D, rows_for(P4D, "aws"))[0].rate_micros_per_hour
+    )
     made = aws.create(order_of(clock, offer=offer))
-    assert {form["InstanceMarketOptions.SpotOptions.MaxPrice"] for form in cloud.launches} == {"7.123456"}
+    asked = "InstanceMarketOptions.SpotOptions."
+    terms = {name.removeprefix(asked): value for name, value in cloud.launches[-1].items() if name.startswith(asked)}
+    # One-time: a request that stays open would rent again by itself.
+    usual = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+    assert terms == {**usual, "MaxPrice": "7.123456"}
     assert [one.zone for one in cloud.world.alive] == ["us-east-1b"]
     cloud.rules.spot_usd["p4d.24xlarge@us-east-1b"] = "7.2"
     with pytest.raises(NoCapacity, match="SpotMaxPriceTooLow"):
         aws.create(order_of(clock, "gr-fox-41-99999999", offer=offer))
     aws.destroy(made.id)
     assert billed(cloud) == []
+
+
+def test_a_spot_offer_needs_no_price_on_demand(cloud: AwsEmulator, clock: VirtualClock) -> None:
+    cloud.rules.denied = {"pricing:GetProducts"}
+    (offer,) = AwsProvider(clock, spot=True, region="eu-west-1").offers(P4D, rows_for(P4D, "aws"))
+    assert (offer.spot, offer.on_demand_micros_per_hour) == (True, None)
 
 
 def test_what_is_not_sold_or_has_no_driver_is_not_offered(aws: AwsProvider, cloud: AwsEmulator) -> None:

@@ -770,6 +770,9 @@ def test_a_spot_pod_bids_the_lowest_price_with_the_same_guard(cloud: RunPodEmula
     offers = [one for one in runpod.offers(A100, rows_for(A100, "runpod")) if one.spot]
     offer = next(one for one in offers if one.type_id == SXM and one.tier == "community")
     assert offer.rate_micros_per_hour == usd("6.32")
+    on_demand = provider(cloud, clock).offers(A100, rows_for(A100, "runpod"))
+    same = next(one for one in on_demand if (one.type_id, one.tier) == (SXM, "community"))
+    assert offer.on_demand_micros_per_hour == same.rate_micros_per_hour
     born = runpod.create(order(offer, image='say "hi" \\ ü'))
     (pod,) = cloud.world.alive
     assert pod.spot
@@ -825,6 +828,31 @@ def test_a_bid_is_never_above_what_was_agreed_to(cloud: RunPodEmulator, clock: V
     with pytest.raises(NoCapacity, match="agreed"):
         provider(cloud, clock).create(order(offer))
     assert cloud.world.pods == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("sdk")
+def test_where_graphql_is_retired_spot_is_not_told_and_another_offer_may_be_taken(
+    cloud: RunPodEmulator, clock: VirtualClock
+) -> None:
+    """Its end is announced: on demand nothing changes, and no run fails of it."""
+    cloud.fail("graphql", *[Fault.RETIRED] * 9)
+    with pytest.raises(Unknown):
+        provider(cloud, clock, spot=True).offers(A100, rows_for(A100, "runpod"))
+    with pytest.raises(NoCapacity):
+        provider(cloud, clock).create(order(sxm(spot=True, rate_micros_per_hour=usd("6.32"))))
+    assert cloud.world.pods == {}
+    on_demand = provider(cloud, clock)
+    assert on_demand.offers(A100, rows_for(A100, "runpod"))
+    assert on_demand.account_mark().startswith("key:")
+    on_demand.create(order())
+    assert len(cloud.world.alive) == 1
+
+
+def test_a_spot_create_that_graphql_has_no_more_leaves_the_other_offers() -> None:
+    refused = refusal_in_words('Cannot query field "podRentInterruptable" on type "Mutation".')
+    assert isinstance(refused, Rejected)
+    assert refused.of_offer
 
 
 @pytest.mark.slow

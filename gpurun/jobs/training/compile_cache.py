@@ -9,10 +9,11 @@ this module only rules out those that cannot fit.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpurun.core.journal_events import FileBrought
 from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.places import place_kinds
 from gpurun.core.records import GpuNeed
@@ -57,6 +58,16 @@ def compile_cache_note(plan: Plan, files: Sequence[PackedFile]) -> str:
     size = format_bytes(sum(file.bytes for file in caches))
     label = f"{format_files(len(caches))}, {size}"
     return f"The compile cache of your earlier runs is uploaded ({label}): the machine runs it."
+
+
+def caches_among(files: Iterable[FileBrought]) -> list[FileBrought]:
+    """Return the compile caches among a run's files that go along to its next machine, the newest first."""
+    named = {file["name"]: file for file in files if _NAME.fullmatch(file["name"])}
+    found, left_bytes = list[FileBrought](), MOST_BYTES
+    for file in sorted(named.values(), key=lambda file: -int(file["step"])):
+        if len(found) < MOST_FILES and file["bytes"] <= left_bytes:
+            found, left_bytes = [*found, file], left_bytes - int(file["bytes"])
+    return found
 
 
 def _caches(

@@ -23,13 +23,14 @@ from gpurun.core.journal_events import (
     RateObserved,
     TrainObserved,
 )
-from gpurun.core.journal_records import Event, Phase, Record, RunState, all_typed, last_typed
+from gpurun.core.journal_records import Event, Moment, Phase, Record, RunState, all_typed, last_typed
 from gpurun.core.money import Micros, format_rate, format_usd, left_of
 from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.records import Offer
-from gpurun.core.run_plan import Candidate, Leg, LegFile, Plan
+from gpurun.core.run_plan import Candidate, Leg, LegFile, Plan, machine_kind
 from gpurun.core.trainer_events import events_of
 from gpurun.core.transfer_progress import moving
+from gpurun.jobs.training.compile_cache import caches_among
 from gpurun.ledger.journal import read_journal
 from gpurun.ledger.paid_phases import phases_s
 from gpurun.ledger.plan_from_journal import read_plan
@@ -38,7 +39,7 @@ from gpurun.lifecycle.artifacts.inventory import RANK, Inventory
 from gpurun.lifecycle.artifacts.log_copy import end_lines
 from gpurun.lifecycle.context import Context, Note, spent_at_most
 from gpurun.lifecycle.job_spec import secrets_of
-from gpurun.planning.legs import Standing, leg_candidates, most_rate
+from gpurun.planning.legs import Standing, least_leg_micros, leg_candidates, most_rate
 from gpurun.planning.verify_machine import need_of_offer
 from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.catalog import rows_for
@@ -78,9 +79,10 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
     secrets_of(context)  # What is not to be had any more is missed before anything is rented.
     spent, left = _money(base, state, records)
     files = tuple(LegFile(**file) for file in checkpoint)
+    caches = tuple(LegFile(**file) for file in _compile_caches(context, records)) if files else ()
     standing = Standing(
         step=step,
-        checkpoint_bytes=sum(file.bytes for file in files),
+        carried_bytes=sum(file.bytes for file in (*files, *caches)),
         left_micros=left,
         trained_s=phases_s(rentals_of(records)).get("training", 0.0),
         rate=last_typed(records, RateObserved),
@@ -96,6 +98,8 @@ def move(state: RunState, context: Context) -> Iterator[Note]:
         folder=str(context.folder.artifacts),
         spent_micros=spent,
         left_micros=left,
+        caches=caches,
+        cached_on=_kinds_before(records) if caches else (),
     )
     name, digest = _written(_plan_of(base, leg, found, wall), state, context)
     _begin_files(context, records)
@@ -151,11 +155,7 @@ def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileB
     """
     inventory, kinds = Inventory(context.folder), context.plan.job.terms.whole
     announced: dict[int, dict[str, ManifestFile]] = {}
-    manifest = inventory.remembered()
-    told = [file for one in records for file in _files_in(one)]
-    known = [ManifestFile(**file) for file in told]  # type: ignore[arg-type]
-    known += manifest.files if manifest else ()
-    for file in known:
+    for file in _known_files(inventory, records):
         if file.kind in RANK:
             announced.setdefault(file.step, {})[file.name] = file
     for _, files in sorted(announced.items(), reverse=True):
@@ -163,6 +163,29 @@ def newest_checkpoint(context: Context, records: Sequence[Record]) -> list[FileB
         if is_whole and all(inventory.has(file) for file in files.values()):
             return [cast(FileBrought, file.as_json()) for file in files.values()]
     return []
+
+
+def _compile_caches(context: Context, records: Sequence[Record]) -> list[FileBrought]:
+    """Return what the machines until now have compiled and is at home whole."""
+    inventory = Inventory(context.folder)
+    made = [file for file in _known_files(inventory, records) if file.kind == "compile_cache" and inventory.has(file)]
+    return caches_among(cast(FileBrought, file.as_json()) for file in made)
+
+
+def _kinds_before(records: Sequence[Record]) -> tuple[str, ...]:
+    """Return the kinds of the machines until now, by which what they compiled may be used again."""
+    offers = [Offer.model_validate(intent.offer) for intent in all_typed(records, CreateIntended)]
+    return tuple(dict.fromkeys(map(machine_kind, offers)))
+
+
+def _known_files(inventory: Inventory, records: Sequence[Record]) -> list[ManifestFile]:
+    """Return the files that were ever announced: those of the journal, and of the last machine's manifest.
+
+    A command's newest checkpoint that is still under way makes the one before an output there, or has its name.
+    """
+    manifest = inventory.remembered()
+    told = [ManifestFile(**file) for one in records for file in _files_in(one)]  # type: ignore[arg-type]
+    return [*told, *(manifest.files if manifest else ()), *inventory.memory.whole]
 
 
 def _files_in(record: Record) -> list[FileBrought]:
@@ -231,52 +254,60 @@ def _found(
 
     NoOffer once that lasted long enough, with the best price that was seen and what it would take.
     """
-    clock, until_wall = context.clock, _until_wall(base, context, max(avoided.values(), default=0.0))
-    began_wall, best, silent = clock.wall(), "", list[str]()
+    clock, wait_s = context.clock, _wait_left_s(base, context, max(avoided.values(), default=0.0))
+    # Whoever sets the clock meanwhile makes the wait neither longer nor shorter, but for a time of day that was named.
+    began_mono, best, silent = clock.monotonic(), "", list[str]()
     # What was refused a moment ago is not asked for again at once.
-    due_wall = _due_wall(state, context)
-    with moving(context.folder, clock, "wait", max(1, ceil(until_wall - began_wall))) as tell:
+    due_s = _pause_s(state, context)
+    with moving(context.folder, clock, "wait", max(1, ceil(wait_s))) as tell:
         while True:
             context.raise_if_stopped(state)
-            now_wall = clock.wall()
-            if now_wall >= due_wall:
+            now_wall, waited_s = clock.wall(), clock.monotonic() - began_mono
+            is_too_late = 0 < base.choices.until_wall < now_wall
+            if waited_s >= due_s:
                 offers, silent = _offers(base, context)
-                places = frozenset(place for place, end_wall in avoided.items() if now_wall < end_wall)
+                places = frozenset(place for place, end_wall in avoided.items() if 0 < end_wall - now_wall <= OFTEN_S)
                 found = leg_candidates(base, offers, replace(standing, avoided=places))
-                is_too_late = 0 < base.choices.until_wall < now_wall
                 if found and not is_too_late:
                     return found, now_wall
-                due_wall, best = now_wall + LOOK_S, _best(offers) or best
-            if now_wall >= until_wall:
+                due_s, best = waited_s + LOOK_S, _best(offers) or best
+            if waited_s >= wait_s or is_too_late:
                 raise _nothing(base, standing, best, silent)
-            if now_wall - began_wall >= AGAIN_S and now_wall >= due_wall - LOOK_S:
+            if waited_s >= AGAIN_S and waited_s >= due_s - LOOK_S:
                 return [], now_wall
-            waits = f"$0.00 an hour, until {local_minute(until_wall, now=now_wall)}"
-            tell(int(now_wall - began_wall), f"{waits}; {best or 'nothing on offer'}")
+            waits = f"$0.00 an hour, until {local_minute(now_wall + wait_s - waited_s, now=now_wall)}"
+            tell(int(waited_s), f"{waits}; {best or 'nothing on offer'}")
             clock.sleep(TURN_S)
 
 
-def _due_wall(state: RunState, context: Context) -> float:
-    """Return when the offers are asked for next: at once after a machine's end, later and later after refusals."""
+def _pause_s(state: RunState, context: Context) -> float:
+    """Return in how long the offers are asked for next: at once after a machine's end, later and later after refusals.
+
+    What a clock that was set says of the last refusal makes it no longer.
+    """
     if state.phase is Phase.GONE:
         return 0.0
     records = read_journal(context.folder.journal).records
     ends = [place for place, one in enumerate(records) if one.event is Event.DEATH_PROVEN]
     refusals = [one.wall for one in records[ends[-1] if ends else 0 :] if one.event is Event.STEP_FAILED]
-    return refusals[-1] + min(LATER_S, LOOK_S * len(refusals)) if refusals else 0.0
+    pause_s = min(LATER_S, LOOK_S * len(refusals))
+    return min(pause_s, max(0.0, refusals[-1] + pause_s - context.clock.wall())) if refusals else 0.0
 
 
-def _until_wall(base: Plan, context: Context, avoided_wall: float) -> float:
-    """Return until when a machine is waited for: it is counted from the end of the last one, or from the beginning.
+def _wait_left_s(base: Plan, context: Context, avoided_wall: float) -> float:
+    """Return how long a machine is still waited for: it is counted from the end of the last one, or from the beginning.
 
     Where its user has not said it, a region that is passed over is waited for as well.
     """
-    choices, records = base.choices, read_journal(context.folder.journal).records
-    since = [one.wall for one in records if one.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
-    began_wall = since[-1] if since else context.clock.wall()
+    choices, now_wall = base.choices, context.clock.wall()
+    records = read_journal(context.folder.journal).records
+    since = [one for one in records if one.event in (Event.DEATH_PROVEN, Event.RUN_OPENED)]
+    waited_s = context.since_s(Moment.of(since[-1])) if since else 0.0
     if choices.until_wall:
-        return min(choices.until_wall, began_wall + choices.wait_s) if choices.wait_s else choices.until_wall
-    return began_wall + choices.wait_s if choices.wait_s else max(began_wall + USUAL_WAIT_S, avoided_wall + LOOK_S)
+        named_s = choices.until_wall - now_wall
+        return max(0.0, min(named_s, choices.wait_s - waited_s) if choices.wait_s else named_s)
+    avoided_s = min(avoided_wall - now_wall, OFTEN_S) + LOOK_S
+    return max(0.0, choices.wait_s - waited_s if choices.wait_s else max(USUAL_WAIT_S - waited_s, avoided_s))
 
 
 def _offers(base: Plan, context: Context) -> tuple[list[Offer], list[str]]:
@@ -307,8 +338,9 @@ def _nothing(base: Plan, standing: Standing, best: str, silent: Sequence[str]) -
     """Return why the run ends: what was seen, and what continuing would take."""
     seen = "; ".join(filter(None, (best, *silent))) or "nothing of what the plan named is on offer"
     what = f"No machine to continue on was to be had: {seen}."
-    has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left."
-    return NoOffer("move.no_offer", what, hint=f"{has} Another time --wait 6h waits longer, at $0. {_ON}")
+    has = f"At most {format_rate(most_rate(base))} was agreed to, and {format_usd(standing.left_micros)} are left"
+    needs = f"another machine needs {format_usd(least_leg_micros(base))} at least"
+    return NoOffer("move.no_offer", what, hint=f"{has}; {needs}. Another time --wait 6h waits longer, at $0. {_ON}")
 
 
 def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> Plan:
@@ -318,7 +350,7 @@ def _plan_of(base: Plan, leg: Leg, found: Sequence[Candidate], wall: float) -> P
         "job": base.job.resumed(leg),
         "candidates": tuple(found),
         "quoted_wall": wall,
-        "ship_bytes": base.ship_bytes + sum(file.bytes for file in leg.files),
+        "ship_bytes": base.ship_bytes + sum(file.bytes for file in (*leg.files, *leg.caches_for(found[0].offer))),
     }
     return base.model_copy(update=update).on(found[0])
 

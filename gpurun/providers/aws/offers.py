@@ -84,8 +84,17 @@ def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[O
                     "rate_micros_per_hour": lowest[row.type_id],
                     "price_source": "spot price history",
                     "spot": True,
+                    "on_demand_micros_per_hour": _beside(wire, region, row),
                 }
             )
+
+
+def _beside(wire: AwsClients, region: str, row: Offer) -> Micros | None:
+    """The price on demand of what is offered on spot; None where it cannot be read, since a spot offer needs it not."""
+    try:
+        return next((offer.rate_micros_per_hour for offer in _on_demand(wire, region, [row])), None)
+    except Unknown:
+        return None
 
 
 def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:

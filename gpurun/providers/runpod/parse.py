@@ -83,7 +83,7 @@ def refusal_in_words(words: str) -> NoCapacity | Rejected | Unknown:
     if _NO_FUNDS.search(words):
         return _penniless(words)
     if any(sign in words for sign in ("Syntax Error", "Cannot query", "is not defined by type", "was not provided")):
-        return Rejected(words)
+        return Rejected(words, of_offer=True)
     return Unknown(words)
 
 

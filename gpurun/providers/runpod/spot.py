@@ -10,7 +10,7 @@ from gpurun.core.errors import SetupError
 from gpurun.core.money import Micros, times
 from gpurun.core.records import Instance, InstanceState, Offer, Order
 from gpurun.core.secrets import Secret
-from gpurun.providers.base import NoCapacity, Rejected, Unknown
+from gpurun.providers.base import NoCapacity, Unknown
 from gpurun.providers.errors import RejectedFor
 from gpurun.providers.runpod.graphql import GraphqlRefused, ask, quote_text
 from gpurun.providers.runpod.parse import rate, refusal_in_words
@@ -40,7 +40,13 @@ def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Off
     """For each of these offers the same as a spot pod at the lowest bid, where one is taken now."""
     bids = _lowest_bids(offers, key, base_url) if offers else []
     return [
-        offer.model_copy(update={"spot": True, "rate_micros_per_hour": times(bid.micros, offer.gpu_count)})
+        offer.model_copy(
+            update={
+                "spot": True,
+                "rate_micros_per_hour": times(bid.micros, offer.gpu_count),
+                "on_demand_micros_per_hour": offer.rate_micros_per_hour,
+            }
+        )
         for offer, bid in zip(offers, bids, strict=True)
         if bid is not None
     ]
@@ -56,7 +62,7 @@ def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instanc
     except SetupError as error:  # Nothing was asked for yet.
         raise RejectedFor(error) from error
     except Unknown as error:
-        raise Rejected(f"the lowest bid cannot be read: {error}") from error
+        raise NoCapacity(f"the lowest bid cannot be read: {error}") from error
     if bid is None or times(bid.micros, order.offer.gpu_count) > order.offer.rate_micros_per_hour:
         raise NoCapacity("no spot pod is to be had at the price that was agreed to")
     try:
