@@ -15,6 +15,7 @@ from pathlib import Path
 from gpurun.cli.dev_doors import doors_of, link_of
 from gpurun.cli.interrupts import Interrupts, answer, costs_on
 from gpurun.cli.local_port import free_port, is_free
+from gpurun.cli.openssh import program, ssh_argv, ssh_environment, tunnel_into_job
 from gpurun.cli.result import Result
 from gpurun.cli.run_control import stop_run
 from gpurun.cli.session import Session
@@ -30,7 +31,7 @@ from gpurun.core.untrusted import safe_line
 from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.lifecycle.connect import MachineConnector
 from gpurun.lifecycle.context import get_instance
-from gpurun.lifecycle.ways_in import WayIn, alias_of, config_of, way_to_run
+from gpurun.lifecycle.ways_in import WayIn, alias_of, config_of, way_to_run, words_there
 from gpurun.remote.messages import Doors, Unsaved
 from gpurun.view.number_format import format_bytes, format_duration, format_files
 
@@ -94,6 +95,7 @@ class _Place:
     way: WayIn | None
     why_not: str
     told: str
+    config: Path
 
     @classmethod
     def of(cls, session: Session, sight: Sight) -> _Place:
@@ -105,7 +107,7 @@ class _Place:
                 way = way_to_run(session.home, name, session.clock)
             except GpurunError as error:
                 why_not = f"{error.what} {error.hint}"
-        return cls(sight, doors, way, why_not, _until(session, sight))
+        return cls(sight, doors, way, why_not, _until(session, sight), config_of(session.home))
 
     @property
     def run(self) -> str:
@@ -132,6 +134,12 @@ class _Place:
         if self.is_here:
             lines.append(f"  cd {shlex.quote(self.doors.folder)}")
             lines += [f"  {link_of(lab, lab.port)}"] if lab else []
+        elif self.way is not None and self.way.job:
+            here, there = (free_port(lab.port), lab.port) if lab else (6006, 6006)
+            lines.append(f"  gpurun ssh {self.run}")
+            lines += [f"  {link_of(lab, here)}   # with its port forwarded:"] if lab else []
+            line = tunnel_into_job(self.config, self.way, [(here, there)], self.doors.host)
+            lines.append(f"  {line}   # if the cluster lets you log in to your job's node")
         else:
             lines.append(f"  gpurun ssh {self.run}")
             what = "   JupyterLab, its link printed" if lab else " 6006   port 6006 of the machine, at 127.0.0.1:6006"
@@ -151,18 +159,14 @@ class _Place:
     def shell(self, session: Session) -> int:
         """Open a shell in its folder at this terminal, and return its exit code."""
         if self.is_here:
-            words, more = [os.environ.get("SHELL") or "/bin/sh"], {"TERM": os.environ.get("TERM", "dumb")}
-            data = Path(self.doors.folder).parents[1] / "data"
-            more |= {"GPURUN_DATA": str(data)} if data.is_dir() else {}
-            return subprocess.call(words, cwd=self.doors.folder, env=child_environment(more))
+            words = words_there(str(Path(self.doors.folder).parents[1]), [os.environ.get("SHELL") or "/bin/sh"])
+            return subprocess.call(words, env=child_environment({"TERM": os.environ.get("TERM", "dumb")}))
         assert self.way is not None
-        from gpurun.cli.openssh import program, ssh_argv, ssh_environment
-
         line = self.way.command([], at_terminal=True)
         if self.way.entry is None:
             return subprocess.call(shlex.split(line), env=ssh_environment())
         if program() is not None:
-            words = ssh_argv(config_of(session.home), self.way.entry, "-t", command=line)
+            words = ssh_argv(self.config, self.way.entry, "-t", command=line)
             return subprocess.call(words, env=ssh_environment())
         from gpurun.cli.terminal_shell import run_here
 
@@ -183,10 +187,8 @@ def _until(session: Session, sight: Sight) -> str:
 @contextmanager
 def _tunnel(session: Session, place: _Place) -> Iterator[None]:
     """Keep a tunnel to JupyterLab, where there is one to keep, and say its link; what hinders it ends nothing."""
-    from gpurun.cli.openssh import ssh_environment
-
     lab = place.doors.jupyter
-    if lab is None or place.is_here:
+    if lab is None or place.is_here or (place.way is not None and place.way.job):
         yield
         return
     try:

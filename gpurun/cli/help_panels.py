@@ -10,8 +10,8 @@ OPTIONS, EVERY_VERB = "Options", "Every verb"
 PANELS: dict[str, tuple[str, ...]] = {
     OPTIONS: (),
     "Rent": (
-        "--gpu", "--max-cost", "--provider", "--region", "--hours", "--spot", "--dry-run", "--from", "--max-gpu-hours",
-        "--yes", "--name", "--detach", "--no-wait",
+        "--gpu", "--max-cost", "--provider", "--region", "--hours", "--spot", "--keep-going", "--dry-run", "--from",
+        "--max-gpu-hours", "--yes", "--name", "--detach", "--no-wait",
     ),
     "Data": (
         "--data", "--stage", "--upload", "--git", "--include", "--exclude", "--accept-skipped", "--init", "--outputs",
@@ -30,7 +30,9 @@ PANELS: dict[str, tuple[str, ...]] = {
         "--host", "--host-key", "--identity", "--jump", "--python", "--price-per-hour", "--queue",
         "--partition", "--time", "--account", "--qos", "--slow-network",
     ),
-    "Rare": ("--accept-cpu", "--accept-weak-lease", "--lambda-guard"),
+    "Rare": (
+        "--legs", "--wait", "--until", "--max-rate", "--accept-cpu", "--accept-weak-lease", "--lambda-guard",
+    ),
     EVERY_VERB: ("--json", "--quiet", "--verbose", "--color", "--no-input", "--home", "--no-progress", "--help"),
 }  # fmt: skip
 """Where a flag stands; one that is in no panel is the verb's own, and stands first."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
+from gpurun.cli.local_port import HERE
 from gpurun.core.secrets import child_environment
-from gpurun.remote.ssh.entry import HostEntry
+from gpurun.lifecycle.ways_in import WayIn
+from gpurun.remote.ssh.entry import HostEntry, through
 
 _PASSED_ON = ("SSH_AUTH_SOCK", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "TERM")
 
@@ -20,6 +24,17 @@ def program() -> str | None:
 def ssh_argv(config: Path, entry: HostEntry, *options: str, command: str = "") -> list[str]:
     """Return ssh's words for one entry of a configuration, and of no other; the name stands behind `--`."""
     return ["ssh", "-F", str(config), *options, "--", entry.alias, *([command] if command else [])]
+
+
+def tunnel_words(pairs: Iterable[tuple[int, int]]) -> list[str]:
+    """Return ssh's words that forward ports, each the one here and the one there, both of the loopback."""
+    return ["-N", *(word for here, there in pairs for word in ("-L", f"{HERE}:{here}:{HERE}:{there}"))]
+
+
+def tunnel_into_job(config: Path, way: WayIn, pairs: Iterable[tuple[int, int]], node: str) -> str:
+    """Return the line that forwards ports of a job's node, which may work: some nodes admit the owner of a job."""
+    over = ["-o", f"ProxyCommand={through(config, way.entry.alias)}"] if way.entry is not None else []
+    return shlex.join(["ssh", *over, *tunnel_words(pairs), node])
 
 
 def ssh_environment() -> dict[str, str]:

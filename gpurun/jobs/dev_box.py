@@ -17,9 +17,11 @@ KEEP = ("sleep", "2147483647")
 JUPYTER_PORT = 8888
 JUPYTER_FOLDER = "jupyter"
 """Where its server notes its port and its token, below the run's folder on the machine, for its own user alone."""
-# It is started again where it has ended: a notebook that took all memory must not end the box that others work on.
+# It is started again where it has ended: a notebook that took all memory must not end the box that others work on. A
+# stop goes to all of them, and is over once the server has ended: what is left behind would be told as a loss.
 _JUPYTER = f"""\
 umask 077
+trap 'exit 143' TERM
 export JUPYTER_RUNTIME_DIR="$PWD/../../{JUPYTER_FOLDER}"
 while :; do
     JUPYTER_TOKEN=$("$0" -c 'import secrets; print(secrets.token_hex(24))')

@@ -27,6 +27,7 @@ from gpurun.core.settings import load_clusters
 from gpurun.ledger.runs import Sight, look_at_all, look_at_run, planned_runs
 from gpurun.planning.own_box import known_login, shown_host_key
 from gpurun.providers.ssh_login import parse_host
+from gpurun.remote.client import IN_IMAGE
 from gpurun.remote.job_machine import step_argv
 from gpurun.remote.key_pairs import fingerprint
 from gpurun.remote.ssh.entry import HostEntry
@@ -35,10 +36,13 @@ LOOK_S = 2.0
 _LIVE = (Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.COLLECTED, Phase.HELD)
 _BEFORE = (Phase.OPENED, Phase.CREATING, Phase.CREATED)
 _HEAD = "# Made by gpurun, and again whenever a run's machine comes, moves or goes: what is written here is lost.\n"
-_SHELL = ("sh", "-c", 'exec "${SHELL:-/bin/sh}" -l')
-# A command works where the job's does; a trainer has no such folder.
+# An image may lack the shell that its machine has.
+_SHELL = ("sh", "-c", 'command -v "${SHELL:=/bin/sh}" >/dev/null || SHELL=/bin/sh; export SHELL; exec "$SHELL" -l')
+# A command works where the job's does; a trainer has no such folder. By GPURUN_SHELL_OF the agent knows a shell again
+# that has left the run's folder.
 _THERE = (
-    'cd -- "$1" && shift && if [ -d data ]; then export GPURUN_DATA="$PWD/data"; fi; '
+    'cd -- "$1" && shift && export GPURUN_SHELL_OF="$(pwd -P)" && '
+    'if [ -d data ]; then export GPURUN_DATA="$PWD/data"; fi; '
     'if [ -d bundle/work ]; then cd bundle/work; fi; exec "$@"'
 )
 
@@ -50,7 +54,8 @@ HostKeyOf = Callable[[str, Box], str]
 class WayIn:
     """How the machine of a run is logged in to; `entry` is None where its scheduler is on this machine.
 
-    `folder` is the run's own there; `job` the number of a scheduler's job, and `setup` what its table puts first.
+    `folder` is the run's own there; `job` the number of a scheduler's job, and `setup` what its table puts first;
+    `into_image` is the program there that enters the image in which the job's own words run.
     """
 
     run: str
@@ -58,13 +63,21 @@ class WayIn:
     folder: str
     job: str = ""
     setup: str = ""
+    into_image: str = ""
 
     def command(self, argv: Sequence[str], *, at_terminal: bool) -> str:
         """Return the line for the login's shell that runs a program in the run's folder, a login shell without one."""
-        words = ["sh", "-c", _THERE, "gpurun", self.folder, *(argv or _SHELL)]
+        words = words_there(self.folder, argv or _SHELL)
+        if self.into_image:
+            words = [self.into_image, *words]
         if self.job:
             words = [*step_argv(self.job, self.folder, self.setup, *(["--pty"] if at_terminal else [])), *words]
         return shlex.join(words)
+
+
+def words_there(folder: str, argv: Sequence[str]) -> list[str]:
+    """Return the words that run a program where a run's job works, whose folder is `folder`."""
+    return ["sh", "-c", _THERE, "gpurun", folder, *argv]
 
 
 def alias_of(run: str) -> str:
@@ -90,7 +103,7 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
         hint = f"gpurun attach {run} shows how far it is; type this again once it says that the machine is ready."
         raise UsageError("way.not_ready", f"{run} has no machine yet that can be logged in to.", hint=hint)
     if facts.is_queued:
-        return _into_job(run, instance, address, home, host_key_of)
+        return _into_job(sight, instance, address, home, host_key_of)
     alias, folder = alias_of(run), f".gpurun/{instance.token}"
     if sight.plan.box is not None:
         return WayIn(run, _entry_of(alias, sight.plan.box, host_key_of), folder)
@@ -102,11 +115,13 @@ def way_into(sight: Sight, home: Home, host_key_of: HostKeyOf) -> WayIn:
     return WayIn(run, HostEntry(alias, address, str(key), line), folder)
 
 
-def _into_job(run: str, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
+def _into_job(sight: Sight, instance: Instance, address: Address, home: Home, host_key_of: HostKeyOf) -> WayIn:
     """The way into a job goes over its cluster's login node, which has the run's folder too."""
+    run, folder = sight.folder.name, address.folder
     cluster = cluster_of(load_clusters(home), instance.region)
     entry = None if cluster.is_here else _entry_of(alias_of(run), known_login(cluster, home), host_key_of)
-    return WayIn(run, entry, address.folder, instance.id.rpartition("/")[2], cluster.setup)
+    into_image = f"{folder}/{IN_IMAGE}" if sight.plan.enters_image else ""
+    return WayIn(run, entry, folder, instance.id.rpartition("/")[2], cluster.setup, into_image)
 
 
 def _entry_of(alias: str, box: Box, host_key_of: HostKeyOf) -> HostEntry:
@@ -142,7 +157,8 @@ def write_entries(home: Home, clock: Clock | None = None) -> list[WayIn]:
                 ways += [way_into(sight, home, host_key_of)] if sight else []
         entries = [way.entry for way in ways if way.entry is not None]
         _replace(known_hosts, "".join(entry.known() for entry in entries))
-        _replace(config_of(home), "\n".join([_HEAD, *(entry.config(known_hosts) for entry in entries)]))
+        config = config_of(home)
+        _replace(config, "\n".join([_HEAD, *(entry.config(known_hosts, config) for entry in entries)]))
     return ways
 
 

@@ -16,7 +16,7 @@ from gpurun.core.clock import Clock
 from gpurun.core.command import EVERYTHING, Command
 from gpurun.core.credentials import require_secret
 from gpurun.core.errors import GpurunError, NoOffer, UsageError
-from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_usd
+from gpurun.core.money import SECONDS_PER_HOUR, Micros, format_rate, format_usd
 from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, Offer, digest_json
 from gpurun.core.run_plan import Candidate, DataSummary, Earlier, Estimate, Job, Mode, Plan, Request
@@ -40,13 +40,14 @@ from gpurun.jobs.commands.work_folder import Admit, WorkFolder, copy_work_folder
 from gpurun.jobs.requirements import SETUP_LIMIT_S, with_pip
 from gpurun.ledger.chain import read_chain
 from gpurun.ledger.write_receipt import read_receipt
-from gpurun.planning.budget import demand_hours, lease_for, worst_case
+from gpurun.planning.budget import demand_hours, lease_for, over_cap, worst_case
 from gpurun.planning.candidates import Quote, on_sale, price_notes, unless_weak
 from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import Load
-from gpurun.providers.catalog import catalogued, parse_gpu
+from gpurun.planning.ways_under_cap import way_on_spot
+from gpurun.providers.catalog import asked_as, catalogued, others, parse_gpu
 from gpurun.remote.s3.address import parse_address
 from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
@@ -122,7 +123,7 @@ class CommandProposal(Proposal):
         """Return the first offer that may be rented."""
         first = quoted.candidates[0]
         if first.lease is None:
-            raise self._refusal(quoted)
+            raise self._refusal(quoted, place)
         return first, quoted
 
     def job(self, data: DataSummary) -> Job:
@@ -148,7 +149,7 @@ class CommandProposal(Proposal):
         """Yield what is not obvious of the plan."""
         yield from _notes(self.command, self.request, plan.mode)
 
-    def _refusal(self, quoted: Quote) -> NoOffer:
+    def _refusal(self, quoted: Quote, place: Place) -> NoOffer:
         """Return what would do where nothing may be rented."""
         weak = [one for one in quoted.candidates if one.why_not != "over the cap"]
         if weak:
@@ -162,7 +163,38 @@ class CommandProposal(Proposal):
         amount = format_usd(needed).removeprefix("$").replace(",", "")
         span = format_duration(_least_s(hours))
         what = f"The cap pays for no {span} of any offer; {offer.label} needs {format_usd(needed)}."
-        return NoOffer("offer.over_cap", what, hint=f"Raise the cap: --max-cost {amount}")
+        ways = [*self._other_cards(quoted, place), *way_on_spot(self, self._costs)] if place.is_rented else []
+        return over_cap(what, [*ways, f"--max-cost {amount}: a higher cap"])
+
+    def _other_cards(self, quoted: Quote, place: Place) -> Iterator[str]:
+        """Yield what to write for the cheapest other cards that the cap pays for, if there are any.
+
+        As many, and with as much memory, come first: what the command needs is known by what was asked for alone.
+        """
+        need, hours, asked = self.need(place), self.request.hours, quoted.candidates[0].offer
+        found = [
+            judged(offer, self.command, quoted.load, cap=place.cap, hours=hours)
+            for offer in others(self.request, need, on_cpu=False)
+        ]
+        if not self.request.choices.weak_lease:
+            found = [unless_weak(candidate) for candidate in found]
+        paid = [one for one in found if one.lease is not None]
+        paid.sort(
+            key=lambda one: (
+                one.offer.gpu_count != need.count,
+                one.offer.vram_gb < asked.vram_gb,
+                one.offer.rate_micros_per_hour,
+            )
+        )
+        for one in paid[:1]:
+            offer = one.offer
+            yield f"--gpu {asked_as(offer)}: {offer.vram_gb} GB each, {self._costs(one)}, on {offer.provider}"
+
+    def _costs(self, candidate: Candidate) -> str:
+        """What an offer costs, and for how long the cap pays for it."""
+        assert candidate.lease is not None
+        span = format_duration(candidate.lease.train_s - self.command.save_s)
+        return f"{format_rate(candidate.offer.rate_micros_per_hour)} for up to {span}"
 
 
 def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, hours: float | None) -> Candidate:

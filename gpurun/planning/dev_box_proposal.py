@@ -82,6 +82,11 @@ class DevBoxProposal(CommandProposal):
             f"What changes in its folder{named} comes home every {every} (--sync) and before its end, into the run's "
             f"own folder; the plan allows {size} (--output-gb).{lost}"
         )
+        if self._wishes.jupyter and not place.forwards_ports:
+            yield (
+                "gpurun forwards no port of a cluster's job: you reach JupyterLab if the cluster lets you log in to "
+                "the node of your own job; the line for that is printed."
+            )
         if self._wishes.jupyter and any(one == _LAB for one in command.pip) and plan.mode is Mode.PAID:
             yield "JupyterLab is installed first, as by --pip jupyterlab."
 

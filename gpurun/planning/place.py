@@ -69,12 +69,14 @@ class Place(ABC):
 
     `is_rented`: there are several offers, at prices that move, and each is rented for this run alone. `is_shown`:
     nothing is begun after the plan, so the catalogue does where no price can be read. `joins_nodes`: it has several
-    nodes for one run. `is_outfitted`: gpurun may install there what a recipe needs. `takes` are the options that are
-    for such a place alone. `box` is how its machine is logged in to, once that is settled.
+    nodes for one run. `forwards_ports`: gpurun can forward a port of its machine. `is_outfitted`: gpurun may install
+    there what a recipe needs. `takes` are the options that are for such a place alone. `box` is how its machine is
+    logged in to, once that is settled.
     """
 
     is_rented: ClassVar[bool] = False
     joins_nodes: ClassVar[bool] = False
+    forwards_ports: ClassVar[bool] = True
     is_outfitted: bool = False
     takes: ClassVar[frozenset[str]] = frozenset()
     mode: Mode = Mode.PAID
@@ -183,6 +185,7 @@ class OwnCluster(Place):
     """A cluster of the user's, which runs a job when its turn has come, for as long as its caps allow."""
 
     joins_nodes: ClassVar[bool] = True
+    forwards_ports: ClassVar[bool] = False
     is_outfitted = True
     takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
-from gpurun.core.errors import GpurunError, NoOffer, SetupError, UsageError
+from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.installed_files import install_line
 from gpurun.core.money import format_usd, usd
 from gpurun.core.places import place_kinds
@@ -29,6 +29,7 @@ from gpurun.planning.market import Market
 from gpurun.planning.place import Clouds, Desk, Place
 from gpurun.planning.planner import Proposal
 from gpurun.planning.transfer import advice, least_disk_gb, not_prepared, public_shards, unused_notes, vocabulary_of
+from gpurun.planning.ways_under_cap import way_on_spot
 from gpurun.providers.catalog import asked_as, parse_gpu, terms_of
 from gpurun.view.number_format import format_count, format_duration
 
@@ -153,26 +154,8 @@ class TrainerProposal(Proposal):
         except NoOffer as refusal:
             if refusal.code != "offer.over_cap":
                 raise
-            ways = [*_cheapest_that_finishes(every()), *self._on_spot(), *self._smaller_recipe(place)]
+            ways = [*_cheapest_that_finishes(every()), *way_on_spot(self, _costs), *self._smaller_recipe(place)]
             raise over_cap(refusal.what, [*ways, *refusal.hint.splitlines()[1:]]) from None
-
-    def _on_spot(self) -> Iterator[str]:
-        """Yield what to add for a spot machine with the cards that were asked for, if one finishes under the cap.
-
-        Only a cloud that is asked knows of one: the catalogue has no spot prices.
-        """
-        choices = self.request.choices
-        if choices.spot:
-            return
-        request = self.request.model_copy(update={"choices": choices.model_copy(update={"spot": True})})
-        with suppress(GpurunError):
-            market = Clouds(request, self.desk, is_shown=True).market(need_of(request, self.resolved, is_rented=True))
-            if market is None or not market.offers:
-                return
-            quoted = quote(request, self.resolved, Clouds(request, self.desk), market, None, self.priors)
-            chosen = choose_best(quoted, request)
-            if chosen.offer.spot and chosen.finishes:
-                yield f"--spot: {_costs(chosen)}, on {chosen.offer.provider}, which may take it away at any moment"
 
     def _smaller_recipe(self, place: Place) -> Iterator[str]:
         """Yield the command that trains a smaller recipe with the same aim under this cap, if there is one."""

@@ -142,8 +142,9 @@ class Lab(_Said):
 
 
 class Doors(_Said):
-    """Where people work on a dev box: the folder there, and JupyterLab once it has begun."""
+    """Where people work on a dev box: the machine's name, the folder there, and JupyterLab once it has begun."""
 
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,252}$")] = "NODE"
     folder: Annotated[str, Field(pattern=r"^/[^\x00-\x1f\x7f]*$", max_length=MOST_PATH_BYTES)]
     jupyter: Lab | None
 

@@ -70,3 +70,13 @@ def test_each_flag_of_a_panel_is_taken_and_has_words() -> None:
                 taken[long_name(option)] = option
     assert not {flag for flags in PANELS.values() for flag in flags} - set(taken)
     assert [flag for flag, option in taken.items() if option.hidden or not option.help] == []
+
+
+def test_what_several_renting_verbs_take_is_in_a_panel() -> None:
+    """Without one it stood before --gpu, as if it were the first to know."""
+    verbs = verbs_of(typer.main.get_command(build_app()))
+    own = [
+        {long_name(option) for option in verbs[name].get_params(typer.Context(verbs[name], info_name=name))}
+        for name in ("train", "run", "dev")
+    ]
+    assert set.intersection(*own) - {flag for flags in PANELS.values() for flag in flags} == set()

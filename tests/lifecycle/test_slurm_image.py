@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gpurun.core.clock import ticks
 from gpurun.core.command import Command
 from gpurun.core.errors import ExitCode, SetupError, UsageError
+from gpurun.core.journal_records import Event
 from gpurun.core.paths import Home, RunFolder
 from gpurun.core.records import GpuNeed
 from gpurun.core.run_plan import Choices, Plan, Request
+from gpurun.core.stop_request import ask_to_stop
 from gpurun.jobs import command
 from gpurun.ledger.audit import audit
 from gpurun.ledger.runs import create_run
@@ -20,7 +24,18 @@ from tests.emulators.apptainer import Images, real_apptainer, real_images, stand
 from tests.emulators.slurm import ScriptedSlurm
 from tests.later import LATER
 from tests.lifecycle.drive import tiny_python
-from tests.lifecycle.slurm_run import CLOCK, check_promises, drive, failure_of, home, opened, slurm
+from tests.lifecycle.slurm_run import (
+    CLOCK,
+    begin,
+    check_promises,
+    drive,
+    ended,
+    events_of,
+    failure_of,
+    home,
+    opened,
+    slurm,
+)
 from tests.plan_makers import make_command_plan
 
 __all__ = ["home", "slurm"]
@@ -68,6 +83,29 @@ def test_a_command_runs_in_the_image_and_its_outputs_come_home(
     assert (folder.artifacts / "outputs" / "made.txt").read_text() == "x"
     assert '"step": 7' in folder.events.read_text()
     assert [row.problems for row in audit(home).rows] == [()]
+
+
+def test_a_person_gets_into_the_image_in_which_the_job_runs(
+    home: Home, slurm: ScriptedSlurm, images: Images, tmp_path: Path
+) -> None:
+    folder = plan_of(home, tmp_path, "sh", "-c", "sleep 600", image=images.good)
+    child = begin(home)
+    try:
+        for _ in ticks(CLOCK, 0.05, 30):
+            if Event.TRAIN_STARTED in events_of(folder):
+                break
+        words = ["ssh", "--home", str(home.root), "fox-41", "--", "sh", "-c", 'echo "$APPTAINER_CONTAINER"']
+        said = subprocess.run(  # In a process of its own, which srun takes over.
+            [sys.executable, "-m", "gpurun", *words],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
+        assert (said.stdout.strip(), said.returncode) == (str(images.good), 0), said.stderr
+    finally:
+        ask_to_stop(folder, "destroy", by="user", reason="seen")
+        ended(child, home)
 
 
 def test_the_trainer_runs_in_the_image_on_two_nodes(home: Home, slurm: ScriptedSlurm, images: Images) -> None:

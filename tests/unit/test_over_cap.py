@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def typed(words: tuple[str, ...], way: str) -> tuple[str, ...]:
         (("gpt2-124m", "--gpu", "T4", "--max-cost", "25"), ["--gpu", "gpurun train modern-124m", "--hours"]),
         (("gpt2-124m", "--max-cost", "10"), ["gpurun train modern-124m", "--gpu", "--gpu"]),
         (("gpt2-124m", "--gpu", "8xA100", "--max-cost", "6"), ["gpurun train modern-124m", "--hours", "--max-cost"]),
-        (("mini-gpt", "--max-cost", "0.02"), ["--max-cost"]),
+        (("mini-gpt", "--max-cost", "0.5"), ["--max-cost"]),
     ],
 )
 def test_each_way_that_a_refusal_names_fits_when_it_is_typed(
@@ -84,10 +85,47 @@ def test_a_spot_machine_is_named_where_a_cloud_has_one_that_fits(planned: Any, m
     words = ("gpt2-124m", "--gpu", "8xH100", "--max-cost", "25")
     code, envelope = planned(*words)
     spot = next(way for way in ways_of(envelope) if "--spot" in way)
-    assert (code, spot) == (5, "--spot")
-    assert planned(*words, spot)[0] == 0
+    assert (code, spot) == (5, "--spot --keep-going")
+    moving, told = planned(*words, *spot.split())
+    assert (moving, "continues from its newest checkpoint on another one" in str(told["data"])) == (0, True)
     (error,) = envelope["errors"]
-    assert "on runpod, which may take it away at any moment" in error["hint"]
+    assert "on runpod, and on another machine where that one is taken away" in error["hint"]
     asked.clear()
     assert planned("gpt2-124m", "--gpu", "8xH100", "--max-cost", "6", "--spot")[0] == 5
     assert all(choices.spot for choices in asked), "what was asked for as spot is not named again"
+
+
+def asked_market(need: GpuNeed, names: Any, home: Any, clock: Any, choices: Choices) -> Market:
+    """A cloud with the catalogue's prices, and spot machines at a third of them."""
+    share, rows = 3 if choices.spot else 1, rows_for(need, "runpod")
+    rates = [Micros(row.rate_micros_per_hour // share) for row in rows]
+    told = [
+        row.model_copy(update={"spot": choices.spot, "rate_micros_per_hour": rate})
+        for row, rate in zip(rows, rates, strict=True)
+        if row.gpu_count == need.count
+    ]
+    return Market(tuple(told), (), clock.wall(), ("runpod",))
+
+
+@pytest.mark.parametrize("verb", ["run", "dev"])
+def test_a_command_that_the_cap_pays_for_nowhere_is_told_what_would_do(
+    gpurun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """Nobody knows what it needs: another card is one with as much memory, if the cap pays for one."""
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "train.py").write_text("print(1)\n")
+    monkeypatch.setenv("RUNPOD_API_KEY", "rpa_none")
+    monkeypatch.setattr("gpurun.planning.live_offers.live_offers", asked_market)
+
+    def begun(*words: str) -> dict[str, Any]:
+        command = ("--", "python", "train.py") if verb == "run" else ()
+        told = gpurun(verb, *words, "--upload", str(tmp_path / "lab"), "--json", "--no-input", *command)
+        (error,) = json.loads(told[1])["errors"]
+        return dict(error)
+
+    words = ("--provider", "runpod", "--gpu", "1xH100", "--max-cost", "0.5")
+    refused = begun(*words)
+    ways = ways_of({"errors": [refused]})
+    assert [way.split()[0] for way in ways] == ["--gpu", "--spot", "--max-cost"]
+    for way in ways:
+        assert begun(*typed(words, way))["code"] == "input.needed", way

@@ -20,12 +20,14 @@ from gpurun.core.known_hosts import remember_host
 from gpurun.core.paths import Home
 from gpurun.core.records import Address, Instance, InstanceState
 from gpurun.core.run_plan import Box
+from gpurun.core.secrets import child_environment
 from gpurun.ledger.runs import Sight, look_at_run
 from gpurun.lifecycle import ways_in
 from gpurun.lifecycle.ways_in import WayIn, config_of, way_into, write_entries
 from gpurun.remote.key_pairs import fingerprint, make_keys
 from gpurun.remote.ssh.entry import HostEntry, include_line
 from tests.command_line import gpurun
+from tests.emulators import sshd
 from tests.lifecycle.tiny_runs import make_run
 from tests.refusals import refusal
 
@@ -157,10 +159,40 @@ def test_a_box_behind_a_bastion_has_two_entries(home: Home, monkeypatch: pytest.
     monkeypatch.setattr(ways_in, "look_at_all", lambda *_: iter([(sight, None)]))
     write_entries(home)
     found, gate = (resolved(config_of(home), f"gpurun-fox-41{name}") for name in ("", ".jump"))
-    assert (found["hostname"], found["proxyjump"]) == ("gpu3.lab", "gpurun-fox-41.jump")
+    assert (found["hostname"], found["proxycommand"].split()[-1]) == ("gpu3.lab", "gpurun-fox-41.jump")
     assert (gate["hostname"], gate["port"], gate["stricthostkeychecking"]) == ("gate.lab", "2222", "true")
     assert found["identitiesonly"] == "no"
     assert (home.ssh / "known_hosts").read_text() == f"gpurun-fox-41 {KEY}\ngpurun-fox-41.jump {KEY}\n"
+
+
+@pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+def test_a_box_is_reached_by_its_bastion_whatever_the_home_is_called(tmp_path: Path) -> None:
+    (folder := tmp_path / "100% a `home'").mkdir()
+    keys = make_keys(tmp_path / "keys")
+    servers = [
+        sshd.Sshd(tmp_path / name, host_keys=[tmp_path / "keys" / "host"], authorized_keys=[keys.client_public])
+        for name in ("gate", "box")
+    ]
+    config, known = folder / "config", folder / "known_hosts"
+    line = " ".join(keys.host_public.split()[:2])
+    identity = str(tmp_path / "keys" / "client")
+    try:
+        gate, box = (
+            HostEntry(alias, AT.model_copy(update={"host": "127.0.0.1", "port": one.port, "user": one.user}),
+                      identity, line)
+            for alias, one in zip(("x.jump", "x"), servers, strict=True)
+        )  # fmt: skip
+        box = replace(box, jump=gate)
+        config.write_text(box.config(known, config))
+        known.write_text(box.known())
+        done = subprocess.run(
+            ["ssh", "-F", str(config), "x", 'echo "$SSH_CONNECTION"'], env=child_environment(), capture_output=True,
+            text=True, timeout=30, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.stdout.split()[-1:] == [str(servers[1].port)], done.stderr
+    finally:
+        for server in servers:
+            server.close()
 
 
 def test_a_box_given_by_a_fingerprint_is_asked_for_its_key_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +275,7 @@ def test_nothing_is_written_into_the_users_file_without_a_yes(home: Home, monkey
 
 def test_a_percent_in_a_path_is_quoted_or_refused(tmp_path: Path) -> None:
     key, known, config = (tmp_path / name for name in ("100% h", "known 100%h", "config"))
-    config.write_text(HostEntry("gpurun-x", AT, str(key), KEY).config(known))
+    config.write_text(HostEntry("gpurun-x", AT, str(key), KEY).config(known, config))
     assert resolved(config, "gpurun-x")["userknownhostsfile"] == str(known)
     with refusal(SetupError, "ssh.unwritable"):
         include_line(tmp_path / "100%" / "config")

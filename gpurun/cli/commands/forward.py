@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import subprocess
 import threading
@@ -38,7 +37,7 @@ def forward(
 
     An open connection lengthens no deadline.
     """
-    from gpurun.cli.openssh import program, ssh_argv, ssh_environment
+    from gpurun.cli.openssh import program, ssh_argv, ssh_environment, tunnel_into_job, tunnel_words
     from gpurun.cli.run_control import meant
     from gpurun.lifecycle.ways_in import config_of, way_to_run
 
@@ -54,19 +53,17 @@ def forward(
         link = link_of(lab, pairs[0][0])
     way, config = way_to_run(session.home, name, session.clock), config_of(session.home)
     if way.entry is None or way.job:
-        by = "http://NODE:8888, as the login node is this machine"
-        if way.entry is not None:
-            by = f"ssh -F {shlex.quote(str(config))} -N -L {HERE}:8888:NODE:8888 {way.entry.alias}"
-        hint = f"Where the cluster lets its login node reach the job's NODE (squeue --me names it): {by}"
-        raise UsageError(
-            "forward.cluster", f"{name} is a job of a cluster's: gpurun cannot reach its ports.", hint=hint
-        )
+        line = tunnel_into_job(config, way, pairs, "NODE")
+        hint = f"If the cluster lets you log in to your job's node (gpurun ssh {name} -- hostname names it): {line}"
+        if link:
+            session.say(f"JupyterLab, once its port is forwarded: {link}")
+        raise UsageError("forward.cluster", f"gpurun forwards no port of {name}, a job of a cluster.", hint=hint)
     if program() is None:
         hint = "Install OpenSSH's client (openssh-client). gpurun ssh does without it."
         raise SetupError("forward.no_openssh", "Ports are forwarded by `ssh`, which is not here.", hint=hint)
     _demand_free(name, pairs)
-    options = ["-N", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
-    options += [word for here, there in pairs for word in ("-L", f"{HERE}:{here}:{HERE}:{there}")]
+    options = ["-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO"]
+    options += tunnel_words(pairs)
     process = subprocess.Popen(
         ssh_argv(config, way.entry, *options),
         env=ssh_environment(),

@@ -65,7 +65,7 @@ def doors(root: str, _: Json) -> Answer:
     servers = [read(name) for name in sorted(names, key=changed_wall) if name.endswith(".json")]
     servers = [one for one in servers if isinstance(one, dict) and "port" in one]
     lab = {"port": servers[-1]["port"], "token": servers[-1].get("token", "")} if servers else None
-    return {"folder": at(root, "bundle/work"), "jupyter": lab}, b""
+    return {"host": os.uname().nodename, "folder": at(root, "bundle/work"), "jupyter": lab}, b""
 
 
 def status(root: str) -> Json:

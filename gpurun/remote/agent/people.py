@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TRAFFIC_S, KEEP_ALIVE_BYTES = 60.0, 1000
 """What a connection moves within a minute without being used: an editor asks now and then whether it is there."""
+SHELL_OF = b"GPURUN_SHELL_OF="
+"""What the environment has of a shell that `gpurun ssh` opens: the run's folder."""
 SERVERS = (b"sshd", b"sshd-session", b"nvidia-smi", b"dropbear")
 """What carries people's work, or looks at the cards, and is no work itself."""
 ESTABLISHED, INET_DIAG_INFO, DUMP, SOCK_DIAG_BY_FAMILY, DONE = 1 << 1, 2, 0x301, 20, 3
@@ -30,7 +32,8 @@ MESSAGE_BYTES, ACKED_AT, RECEIVED_AT = 72, 120, 128
 class People:
     """What people do on a machine, seen since the last look.
 
-    All of the machine counts where it `is_whole` theirs; on one that others use too, what runs below the run's folder.
+    All of the machine counts where it `is_whole` theirs; on one that others use too, what runs below the run's folder,
+    and what was begun in a shell of the run's, wherever that works by now.
     `tally` counts the terminals that were opened, those open now, and the seconds in which one was open, or was used.
     """
 
@@ -82,7 +85,7 @@ class People:
             parents[pid] = int(fields[1])
             ticks = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
             is_theirs = uid == os.getuid() or fields[4] != b"0"  # By `sudo` in a terminal, too.
-            if pid in job or (not self.is_whole and self.is_below(pid)):
+            if pid in job or (not self.is_whole and self.is_of_run(pid)):
                 below.add(pid)
             rows.append((pid, is_theirs, ticks))
         for pid, is_theirs, ticks in rows:
@@ -92,11 +95,14 @@ class People:
                 below.add(pid)
                 yield pid, ticks
 
-    def is_below(self, pid: int) -> bool:
-        """Whether a process works below the run's folder."""
+    def is_of_run(self, pid: int) -> bool:
+        """Whether a process works below the run's folder, or began in a shell of the run's."""
         with suppress(OSError):
             place = os.readlink("/proc/%d/cwd" % pid)
-            return place == self.root or place.startswith(self.root + "/")
+            if place == self.root or place.startswith(self.root + "/"):
+                return True
+            with open("/proc/%d/environ" % pid, "rb") as file:
+                return SHELL_OF + os.fsencode(self.root) in file.read().split(b"\0")
         return False
 
     def cpu_seconds(self, found: Dict[int, Tuple[int, int]], runner: int) -> Optional[float]:

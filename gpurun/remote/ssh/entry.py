@@ -6,6 +6,7 @@ What stands in a line comes from a provider, a plan or a table: a value that ssh
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,9 +70,9 @@ class HostEntry:
         if self.identity != AGENT:
             quoted(self.identity)
 
-    def config(self, known_hosts: Path) -> str:
-        """Return its lines, and those of the host on the way."""
-        way = f"ProxyJump {self.jump.alias}" if self.jump else "ProxyCommand none"
+    def config(self, known_hosts: Path, file: Path) -> str:
+        """Return its lines, and those of the host on the way, as they stand in a `file`."""
+        way = f"ProxyCommand {through(file, self.jump.alias) if self.jump else 'none'}"
         keys = "" if self.identity == AGENT else f"    IdentityFile {quoted(self.identity)}\n    IdentitiesOnly yes\n"
         own = (
             f"Host {self.alias}\n"
@@ -83,11 +84,16 @@ class HostEntry:
             f"    UserKnownHostsFile {quoted(str(known_hosts))}\n"
             f"    {way}\n" + "".join(f"    {option.replace('=', ' ', 1)}\n" for option in _OF_AN_ENTRY)
         )
-        return own + (self.jump.config(known_hosts) if self.jump else "")
+        return own + (self.jump.config(known_hosts, file) if self.jump else "")
 
     def known(self) -> str:
         """Return the lines that a file of known hosts has for it."""
         return f"{self.alias} {self.host_key}\n" + (self.jump.known() if self.jump else "")
+
+
+def through(file: Path, alias: str) -> str:
+    """Return the ProxyCommand that goes over an entry of a file; ssh's own -J fails at a space in its path."""
+    return f"ssh -F {shlex.quote(str(file)).replace('%', '%%')} -W '[%h]:%p' {alias}"
 
 
 def include_line(config: Path) -> str:

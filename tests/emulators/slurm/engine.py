@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -40,6 +41,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
+FirstJobId={first_job}
 ReturnToService=2
 SlurmdTimeout=30
 KillWait=5
@@ -94,7 +96,11 @@ class Engine:
             "ConstrainRAMSpace=no\nConstrainDevices=no\n"
         )
         books = BOOKS.format(root=root, port=ports[3]) if has_books else NO_BOOKS
-        self.conf.write_text(CONF.format(root=root, host=socket.gethostname(), ports=ports) + books)
+        # A node kills what is in a job's cgroup, whose path has the job's number and nothing of its cluster: two
+        # engines that run beside each other end each other's jobs, unless they count from different numbers.
+        first_job = 10_000 + secrets.randbelow(60_000_000)
+        conf = CONF.format(root=root, host=socket.gethostname(), ports=ports, first_job=first_job)
+        self.conf.write_text(conf + books)
         key = root / "munge.key"
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)

@@ -209,8 +209,9 @@ def test_on_a_shared_machine_only_what_runs_below_the_folder_counts(box: Box, th
     (box.folder / "bundle" / "work").mkdir(exist_ok=True)
     inside = there("sleep", "60")
     outside = there("sleep", "60", cwd="/")
+    gone_out = there("sleep", "60", cwd="/", env={"GPURUN_SHELL_OF": str(box.folder)})
     (box.folder / "agent").mkdir(exist_ok=True)
     shared = dict(People(str(box.folder), False, 0.0).processes(set()))
-    assert inside.pid in shared
+    assert {inside.pid, gone_out.pid} <= set(shared)
     assert outside.pid not in shared
     assert {inside.pid, outside.pid} <= set(dict(People(str(box.folder), True, 0.0).processes(set())))
