@@ -165,3 +165,28 @@ def test_what_no_card_holds_and_what_no_cap_pays_is_refused_before_anything_is_r
     error = json.loads(done.stdout.splitlines()[-1])["errors"][0]
     assert (error["code"], said in error["message"]) == (code, True), error
     assert len(user.cloud.guests) == rents
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_machine_is_taken_tries_what_is_left_on_another_one(user: User) -> None:
+    begun = sweeps(user, "--keep-going", "--at-once", "2", "--detach", name="elk-1", pause="0.4")
+    assert begun.returncode == 0, begun.stderr + user.said("elk-1")
+    folder, end = user.home / "runs" / "elk-1", time.monotonic() + 120
+    table = folder / "artifacts" / "outputs" / "gpurun-sweep" / "trials.json"
+    while not table.exists() or sum(row["state"] == "done" for row in json.loads(table.read_text())["rows"]) < 2:
+        assert time.monotonic() < end, user.said("elk-1")
+        time.sleep(0.05)
+    before = {row["trial"] for row in json.loads(table.read_text())["rows"] if row["state"] == "done"}
+    (pod,) = user.cloud.alive()
+    with user.cloud.emulator.world.lock:
+        user.cloud.emulator.world.act(pod.id, "stop")
+    assert user.types("resume", "elk-1", timeout_s=400).returncode == 0, user.said("elk-1")
+    receipt = holds(user, "elk-1")
+    rows = receipt["training"]["trials"]["rows"]
+    assert {row["state"] for row in rows} == {"done"}
+    assert [row["trial"] for row in rows if row.get("restored") or not row["micros"]] == [], "this run has paid for all"
+    assert len(receipt["cost"]["rentals"]) == len(receipt["legs"]) == 2
+    log = (folder / "run.log").read_text()
+    assert all(log.count(f"{number:03d} | step 1/10 ") == 1 for number in before)
+    best = receipt["training"]["trials"]["best"]
+    assert (folder / f"artifacts/outputs/gpurun-sweep/best/{best:03d}/weights.bin").read_text() == "1"

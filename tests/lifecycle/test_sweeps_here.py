@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,8 +15,7 @@ import pytest
 
 from gpurun.core.paths import Home
 from gpurun.jobs.commands.named_command import approve, find_named
-from gpurun.ledger.run_lock import holder_of
-from tests.lifecycle.commands_here import Person
+from tests.lifecycle.commands_here import SMALL, Person, kill_supervisor
 
 TRAIN = """\
 import argparse, time
@@ -33,7 +30,6 @@ for step in range(1, 11):
 open("weights.bin", "w").write(f"{given.lr}")
 """
 TWELVE = ("--set", "lr=3,1,2", "--set", "width=1,2,3,4", "--")
-SMALL = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3")
 
 
 @pytest.fixture
@@ -75,13 +71,6 @@ def trials_over(person: Person) -> int:
     events = person.home / "runs" / "fox-41" / "events.jsonl"
     lines = events.read_text().splitlines() if events.exists() else []
     return len({told["trial"] for told in map(json.loads, lines) if told.get("state") == "done"})
-
-
-def kill_supervisor(home: Path) -> None:
-    found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
-    for pid in found.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
-    until(lambda: not any(holder_of(folder) for folder in (home / "runs").glob("*/run.lock")))
 
 
 def test_twelve_trials_of_a_script_are_one_run_with_twelve_rows(person: Person) -> None:
