@@ -190,3 +190,19 @@ def test_a_sweep_whose_machine_is_taken_tries_what_is_left_on_another_one(user: 
     assert all(log.count(f"{number:03d} | step 1/10 ") == 1 for number in before)
     best = receipt["training"]["trials"]["best"]
     assert (folder / f"artifacts/outputs/gpurun-sweep/best/{best:03d}/weights.bin").read_text() == "1"
+
+
+@pytest.mark.slow
+def test_where_optuna_cannot_be_used_the_paid_machine_draws_by_chance_and_the_receipt_says_so(user: User) -> None:
+    (broken := user.home.parent / "lab" / "broken" / "optuna").mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise AttributeError('made for another numpy')\n")
+    words = ("--sampler", "tpe", "--trials", "3", "--set", "lr=0.1..9", "--env", "PYTHONPATH=broken")
+    done = user.types(
+        "sweep", "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--name", "emu-1",
+        *user.cloud.asks, "--upload", str(user.home.parent / "lab"), *words, "--", "python", "train.py", "{lr}", "0.1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + user.said("emu-1")
+    training = told(user, "emu-1")["training"]
+    assert [row["state"] for row in training["trials"]["rows"]] == ["done"] * 3
+    assert any("drawn by chance" in line for line in training["warnings"]["lines"])
+    assert user.tells("audit", "emu-1")[1]["ok"] is True

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from gpurun.core.run_plan import Choices
+from gpurun.jobs.requirements import with_pip_if_it_can
+
 PACKAGE = Path(__file__).parents[2] / "gpurun"
 TRAIN = """\
 import argparse, os, sys, time
@@ -310,3 +313,13 @@ def test_a_disk_that_others_have_filled_ends_the_sweep_with_its_word_and_keeps_t
     assert {row["state"] for row in rows[1:]} <= {"failed", "stopped"}
     assert child.returncode in (0, 1), said
     assert not [line for line in said.splitlines() if line.startswith("Traceback")]
+
+
+@pytest.mark.parametrize("pip", ["exit 1", "exit 0"])
+def test_what_the_sampler_wants_and_pip_cannot_install_ends_no_set_up(tmp_path: Path, pip: str) -> None:
+    script = with_pip_if_it_can(Choices(setup="echo first\n"), ("optuna>=4,<6",), str(tmp_path / "python")).setup
+    (tmp_path / "python").write_text(f'#!/bin/sh\n[ "$3" != install ] || {pip}\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "first\n"), done.stderr
+    assert ("could not be installed" in done.stderr) is (pip == "exit 1")

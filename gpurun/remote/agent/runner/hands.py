@@ -80,11 +80,10 @@ class Hands:
             quoted = {name: shlex.quote(path) for name, path in places.items()}
             words = " ".join(map(shlex.quote, argv))
             file.write(_TRIAL.format(card=card + 1, exports="\n".join(own), words=words, **quoted))
-        env = {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
         with open(os.path.join(folder, "srun"), "wb") as said:
             return subprocess.Popen(
-                self.step(job, cwd, "sh", "-c", _LOGIN_SHELL, script), cwd=cwd, env=env, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=said, start_new_session=True,
+                self.step(job, cwd, "sh", "-c", _LOGIN_SHELL, script), cwd=cwd, env=other_environment(env),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True,
             )  # fmt: skip
 
     def step(self, job: str, cwd: str, *argv: str) -> list[str]:
@@ -95,7 +94,9 @@ class Hands:
         """Send a signal to the processes of the trial of a folder; nobody waits for it."""
         words = self.step(job, folder, "sh", "-c", _SIGNAL, name, process_file(folder))
         quiet = subprocess.DEVNULL
-        subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+        subprocess.Popen(
+            words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )  # fmt: skip
 
     def why_lost(self, job: str, folder: str) -> str:
         """Why a trial has failed with its job, and not by itself; "" where the job is well. It is given nothing more.
@@ -104,7 +105,9 @@ class Hands:
         """
         quiet, words = subprocess.DEVNULL, self.step(job, self.root, "true")
         try:
-            done = subprocess.run(words, stdin=quiet, stdout=quiet, stderr=quiet, timeout=ANSWERS_S, check=False)
+            done = subprocess.run(
+                words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, timeout=ANSWERS_S, check=False
+            )  # fmt: skip
             is_up = done.returncode == 0 and os.path.exists(process_file(folder))
         except subprocess.TimeoutExpired:
             is_up = False
@@ -117,6 +120,16 @@ class Hands:
         except OSError:
             said = []
         return "job %s runs no trial any more%s" % (job, ": " + said[-1] if said else "")
+
+
+def other_environment(env: dict[str, str]) -> dict[str, str]:
+    """The environment of a trial in another job: which cards it has is that job's own word."""
+    return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
+def step_environment() -> dict[str, str]:
+    """What srun needs itself, where no trial is started."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG") if name in os.environ}
 
 
 def process_file(folder: str) -> str:

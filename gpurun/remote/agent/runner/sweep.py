@@ -166,13 +166,12 @@ class Trial:
         self.told: Any = TrainerLines(os.path.join(self.out, "events.jsonl")) if order["is_recipe"] else ToldEvents(own)
         self.progress = None if order["is_recipe"] else Progress(order["total_steps"])
         job, place = slot
-        env = trial_environment(row, own, sweep.cards, place)
         if job:
-            card = place % max(1, order["cards"])
+            env, card = trial_environment(row, own, [], place), place % max(1, order["cards"])
             self.child = sweep.hands.start(job, card, self.argv(), cwd, self.folder, env, order["env"])
         else:
             self.child = subprocess.Popen(
-                self.argv(), cwd=cwd, env=env, stdin=subprocess.DEVNULL,
+                self.argv(), cwd=cwd, env=trial_environment(row, own, sweep.cards, place), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
         self.reader = threading.Thread(target=self.read, daemon=True)
