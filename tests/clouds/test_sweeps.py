@@ -130,22 +130,25 @@ def test_a_sweep_that_its_hours_stop_keeps_the_best_and_another_tries_what_is_le
 
 
 @pytest.mark.slow
-def test_a_recipes_trials_share_a_card_where_the_plan_says_that_they_fit(user: User, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_twelve_trials_of_a_recipe_are_packed_by_two_and_by_four(user: User, tmp_path: Path, at_once: int) -> None:
+    name = f"cat-{at_once}"
     text = tmp_path / "text.txt"
     text.write_text("To be, or not to be, that is the question. " * 8)
     words = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3",
-             "--set", "optim.lr=1e-3,3e-3", "--set", "model.layers=1,2")  # fmt: skip
+             "--set", "optim.lr=1e-3,3e-3,1e-2", "--set", "model.layers=1,2", "--set", "train.seed=1,2",
+             "--at-once", str(at_once))  # fmt: skip
     done = user.types(
         "sweep", "course-lab", "--data", str(text), "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json",
-        "--name", "cat-1", *user.cloud.asks, *words, timeout_s=600,
+        "--name", name, *user.cloud.asks, *words, timeout_s=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr + user.said("cat-1")
-    receipt = told(user, "cat-1")
-    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
-    assert json.loads((user.home / "runs/cat-1/plan.json").read_text())["processes"] == 4
-    assert most_at_once(user.home / "runs" / "cat-1") == 4
+    assert done.returncode == 0, done.stderr + user.said(name)
+    rows = told(user, name)["training"]["trials"]["rows"]
+    assert [(row["trial"], row["state"]) for row in rows] == [(number, "done") for number in range(1, 13)]
+    assert json.loads((user.home / "runs" / name / "plan.json").read_text())["processes"] == at_once
+    assert most_at_once(user.home / "runs" / name) == at_once
     assert user.cloud.alive() == []
-    assert user.tells("audit", "cat-1")[1]["ok"] is True
+    assert user.tells("audit", name)[1]["ok"] is True
 
 
 @pytest.mark.parametrize(

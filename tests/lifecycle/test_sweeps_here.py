@@ -232,8 +232,9 @@ HERE = ("--provider", "local", "--yes", "--name")
 def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     """Its commands, on this machine in the place of a rented one; the recipe's trials are shorter than it says."""
     blocks = re.findall(r"```(?:bash|toml)\n(.*?)```", PAGE, re.DOTALL)
-    (recipe, command), table, (left, best) = blocks[0].splitlines(), blocks[1], blocks[2].splitlines()
-    rented = " --gpu 1xL4 --max-cost 6"
+    (recipe, command), table, on_cluster, last = blocks[0].splitlines(), *blocks[1:]
+    left, best = last.splitlines()
+    rented, queued = " --gpu 1xL4 --max-cost 6", " --provider slurm --gpu 4x1xA100 --max-gpu-hours 8"
     (person.folder / "gpurun.toml").write_text(table)
     assert recipe.count(rented) == command.count(rented) == 1
 
@@ -242,6 +243,13 @@ def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     done = person.types(*words, *short, *HERE, "fox-1", timeout_s=600)
     assert done.returncode == 0, done.stderr
     assert len(rows(person, "fox-1")) == 4
+
+    assert on_cluster.count(queued) == 1
+    done = person.types(
+        *shlex.split(on_cluster.replace(queued, ""))[1:], "--at-once", "2", *short, *HERE, "fox-5", timeout_s=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(rows(person, "fox-5")) == 6
 
     verb, *words = shlex.split(command.replace(rented, ""))[1:]
     done = person.types(verb, *HERE, "fox-2", *words)
