@@ -123,6 +123,7 @@ class ReceiptMachine(Is):
     gpu: str
     gpu_count: int
     nodes: NotRequired[int]
+    jobs: NotRequired[int]
     created_wall: Number | None
     facts: ReceiptFacts | None
     as_ordered: NotRequired[list[str]]

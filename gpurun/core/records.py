@@ -81,13 +81,15 @@ class Teardown(StrEnum):
 class GpuNeed(Frozen):
     """What was asked for: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0.
 
-    The name `any` is for every card. The count is that of one node: `2x8xA100` is 2 nodes with 8 each.
+    The name `any` is for every card. The count is that of one node: `2x8xA100` is 2 nodes with 8 each. Where they need
+    nothing of one another they are `jobs` instead, and each may begin as soon as there is room for it.
     """
 
     count: int
     name: str
     memory_gb: int | None = None
     nodes: int = 1
+    jobs: int = Field(default=1, exclude=True)  # A request is written as its user typed it.
 
     @property
     def is_any(self) -> bool:
@@ -97,10 +99,15 @@ class GpuNeed(Frozen):
     @property
     def processes(self) -> int:
         """How many train on it: one for each card, or for each node without any."""
-        return self.nodes * max(1, self.count)
+        return self.jobs * self.nodes * max(1, self.count)
+
+    @property
+    def apart(self) -> GpuNeed:
+        """The same for what needs nothing of another node: each node is a job of its own."""
+        return self.model_copy(update={"nodes": 1, "jobs": self.nodes * self.jobs})
 
     def __str__(self) -> str:
-        many = f"{self.nodes}x" if self.nodes > 1 else ""
+        many = f"{self.nodes * self.jobs}x" if self.nodes * self.jobs > 1 else ""
         if not self.count:
             return f"{many}cpu"
         if self.is_any and self.processes == 1:
@@ -114,7 +121,7 @@ class Offer(Frozen):
     `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
     is chosen with it (RunPod: secure or community); `spot` may be taken away at any time, and then
     `on_demand_micros_per_hour` is the price of the same on demand, where it is known. `gpu_count` is that of all its
-    `nodes` together.
+    `nodes` together, and of all its `jobs` (`GpuNeed`).
     """
 
     provider: str
@@ -134,11 +141,12 @@ class Offer(Frozen):
     spot: bool = False
     nodes: int = 1
     on_demand_micros_per_hour: Micros | None = Field(default=None, exclude_if=operator.not_)
+    jobs: int = Field(default=1, exclude_if=(1).__eq__)
 
     @property
     def gpus_per_node(self) -> int:
         """The cards of each node."""
-        return self.gpu_count // self.nodes
+        return self.gpu_count // (self.nodes * self.jobs)
 
     @property
     def processes_per_node(self) -> int:
@@ -146,11 +154,16 @@ class Offer(Frozen):
         return max(1, self.gpus_per_node)
 
     @property
+    def processes(self) -> int:
+        """How many train on it all."""
+        return self.jobs * self.nodes * self.processes_per_node
+
+    @property
     def label(self) -> str:
         """`8×A100 80G`, `2×8×A100 80G`, or `cpu`; without the memory of a card that nobody told of."""
         memory = f" {self.vram_gb}G" if self.vram_gb else ""
         cards = f"{self.gpus_per_node}×{self.gpu}{memory}" if self.gpu_count else "cpu"
-        return f"{self.nodes}×{cards}" if self.nodes > 1 else cards
+        return f"{self.nodes * self.jobs}×{cards}" if self.nodes * self.jobs > 1 else cards
 
     @property
     def place(self) -> str:

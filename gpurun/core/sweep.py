@@ -18,6 +18,10 @@ SAMPLERS = ("grid", "random", "tpe")
 USUAL_TRIALS, MOST_TRIALS = 20, 1000
 MOST_LOOKED_AT = 256
 """So many combinations are resolved before anything is rented."""
+EARLIER = "earlier_sweep"
+"""The folder with what an earlier machine came to, on the next one."""
+END_S = 15
+"""What the sweep itself needs to end, after its trials."""
 LOG_FROM = 10
 """Between two numbers of which one is so many times the other, a value is drawn by its logarithm."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,17 @@ class TrialEvent(TrainerEvent):
     def rank(self) -> tuple[bool, bool, float]:
         """What orders trials, the best first, as the machine keeps them: a finished one comes before a stopped one."""
         return not self.is_ranked, self.state != "done", self.result if self.result is not None else 0.0
+
+
+def later_of_trial(before: TrialEvent | None, event: TrialEvent) -> TrialEvent:
+    """Return what is known of a trial after one more event of it; what this run paid for is its own on each machine.
+
+    On the next machine of a run a trial is restored from the one before, and only then: `is_restored` means an earlier
+    run.
+    """
+    if event.is_restored and before is not None and not before.is_restored:
+        return replace(event, is_restored=False)
+    return event
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from os.path import normpath
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpurun.core.artifact_names import path_of, raw_name
 from gpurun.core.command import WORK, Command
@@ -18,7 +18,11 @@ from gpurun.core.installed_files import recipe_file
 from gpurun.core.job_terms import COMMAND, JobTerms
 from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Job, Leg, Mode, Plan, Workload
+from gpurun.core.sweep import EARLIER, END_S
 from gpurun.view.number_format import short_hash
+
+if TYPE_CHECKING:
+    from gpurun.jobs.trainer import TrainerJob
 
 _OUTPUTS = "outputs/"
 _PACKAGE = "bundle/gpurun/remote/agent"
@@ -66,7 +70,7 @@ class CommandJob(Job):
         """Return the command set to continue from the leg's checkpoint; unchanged if the leg has none."""
         if not leg.files:
             return self
-        names = [place for place, _ in _checkpoint_of(leg)]
+        names = [place for place, _ in checkpoint_of(leg)]
         resumed = names[0] if len(names) == 1 else os.path.commonpath(names)
         return self.model_copy(update={"command": self.command.model_copy(update={"resumed": resumed})})
 
@@ -149,6 +153,32 @@ class CommandJob(Job):
             parts.append(f"challenge {self.challenge.partition(':')[0]}, its seed in $GPURUN_SEED")
         return parts
 
+    def trial_order(self, workload: Workload) -> dict[str, Any]:
+        """Return what the runner of a sweep is told of each trial of the command."""
+        fields = {"outputs", "total_steps", "stop_signal", "executable"}
+        return {"is_recipe": False, "argv": list(self.command.words), **self.command.model_dump(include=fields)}
+
+    def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return what an earlier sweep of the command came to."""
+        earlier = Path(plan.data.beside) / EARLIER
+        return {f"bundle/{EARLIER}": earlier} if earlier.is_dir() else {}
+
+    def trials_save_s(self, at_once: int) -> int:
+        """Return how long so many trials have to save that are stopped together."""
+        return self.command.grace_s - END_S
+
+    def trials_bytes(self, at_once: int, keep: int) -> int:
+        """Return what other trials take beside one: its user says how much disk the command wants."""
+        return 0
+
+    def kept_bytes(self, keep: int) -> int:
+        """Return what the files of the best weigh: its user says how much may come home."""
+        return self.home_bytes
+
+    def with_settings(self, params: Mapping[str, str]) -> TrainerJob | None:
+        """Return nothing: only a recipe has settings by which it trains alone."""
+        return None
+
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
         """See `Job.cargo`."""
         return [Path(self.command.folder).name or "no folder"], [f"folder {short_hash(plan.bundle_sha256)}"]
@@ -188,7 +218,7 @@ class CommandJob(Job):
             **runner_uploads(),
             "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
             WORK: own / "work",
-            **({f"{WORK}/{place}": path for place, path in _checkpoint_of(plan.leg)} if plan.leg else {}),
+            **({f"{WORK}/{place}": path for place, path in checkpoint_of(plan.leg)} if plan.leg else {}),
             **data,
         }
 
@@ -199,7 +229,7 @@ class CommandJob(Job):
         return (str(place / name) for place in places for name in self.command.include if (place / name).is_file())
 
 
-def _checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
+def checkpoint_of(leg: Leg) -> list[tuple[str, Path]]:
     """Return the checkpoint files of a leg, each as (path in the command's folder, path on this computer)."""
     return [
         (os.fsdecode(raw_name(file.name)).removeprefix(_OUTPUTS), path_of(Path(leg.folder), file.name))

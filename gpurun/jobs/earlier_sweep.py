@@ -16,7 +16,6 @@ from gpurun.core.sweep import Sweep
 from gpurun.core.untrusted import Malformed, parse_object
 from gpurun.jobs.earlier_run import EarlierRun, find_earlier_run, on_the_same_place
 from gpurun.jobs.sweep import FOLDER, TABLE, SweepJob
-from gpurun.jobs.trainer import TrainerJob
 
 _PLACE = f"outputs/{FOLDER}/"
 """Where the files of a sweep lie among those that came home."""
@@ -65,7 +64,7 @@ def take_earlier_sweep(request: Request, sweep: Sweep, home: Home, into: Path) -
     over = sum(row.get("state") in ("done", "pruned", "failed", "nan") for row in rows)
     if over >= sweep.trials:
         hint = f"The best is in {run.folder.artifacts}; gpurun receipt {run.name} has a row a trial."
-        if isinstance(plan.job, SweepJob) and isinstance(plan.job.trial, TrainerJob):
+        if isinstance(plan.job, SweepJob) and plan.job.trial.terms.has_model:
             hint = f"The best of them trains on: gpurun train --from {run.name} --set train.steps=N"
         raise UsageError("continue.finished", f"{run.name} has tried all its {sweep.trials} trials.", hint=hint)
     for file in files:
@@ -124,7 +123,7 @@ def find_earlier_training(wanted: str, home: Home) -> EarlierRun:
     """Return the training that is meant: a run's, or the best trial's of a sweep; UsageError where there is none."""
     run = find_earlier_run(wanted, home)
     plan = run.plan()
-    if plan is None or not isinstance(plan.job, SweepJob) or not isinstance(plan.job.trial, TrainerJob):
+    if plan is None or not isinstance(plan.job, SweepJob) or not plan.job.trial.terms.has_model:
         return run
     table = _table(run)
     rows = {row["trial"]: row for row in table["rows"]}

@@ -27,6 +27,7 @@ __all__ = [
     "provided_by",
     "requirement_lines",
     "with_pip",
+    "with_pip_if_it_can",
 ]
 
 LEAST_TORCH = "2.8"
@@ -111,6 +112,13 @@ def with_pip(choices: Choices, lines: Sequence[str], python: str = "") -> Choice
         return choices
     pythons = python or "/opt/pytorch/bin/python python3"
     script = _PIP.format(pythons=pythons, requirements="\n".join(lines), mark=PIP_MARK)
+    return choices.model_copy(update={"setup": f"{choices.setup.rstrip()}\n{script}" if choices.setup else script})
+
+
+def with_pip_if_it_can(choices: Choices, lines: Sequence[str], python: str = "") -> Choices:
+    """Return the choices with what is installed after --setup for what does without it: a failure is only said."""
+    script = with_pip(Choices(), lines, python).setup
+    script = f"(\n{script}) || echo '{PIP_MARK} {' '.join(lines)} could not be installed: it is done without' >&2\n"
     return choices.model_copy(update={"setup": f"{choices.setup.rstrip()}\n{script}" if choices.setup else script})
 
 

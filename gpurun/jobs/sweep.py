@@ -16,31 +16,28 @@ from pydantic import Field
 
 from gpurun.core.command import DIGEST_BYTES_PER_S, PUBLISH_START_S
 from gpurun.core.job_terms import SWEEP, JobTerms
-from gpurun.core.records import digest_json
 from gpurun.core.run_plan import Job, Mode, Plan, Workload
-from gpurun.core.sweep import Range, Sweep
-from gpurun.jobs.command import HERE_LOOK_S, LOOK_S, CommandJob, runner_uploads
-from gpurun.jobs.trainer import KEPT_CHECKPOINTS, TrainerJob
+from gpurun.core.sweep import EARLIER, END_S, Range, Sweep
+from gpurun.jobs.command import HERE_LOOK_S, LOOK_S, CommandJob, checkpoint_of, runner_uploads
+from gpurun.jobs.trainer import TrainerJob
 from gpurun.remote.agent.runner.sweep import FOLDER, TABLE
 
-EARLIER = "earlier_sweep"
-"""The folder beside a run's data with what an earlier machine came to."""
-END_S = 15
-"""What the sweep itself needs to end, after its trials."""
-ON_DISK = 4
-"""The checkpoints of a running trial: the trainer keeps three while it writes another."""
 _START = b"from gpurun.remote.agent.runner.sweep import main\n\nraise SystemExit(main())\n"
 _MAIN = ("{python}", "../start_sweep.py", "../sweep.json")
 
 
 class SweepJob(Job):
-    """A `sweep` over one kind of `trial`; `at_once` is how many run together on all cards."""
+    """A `sweep` over one kind of `trial`; `at_once` is how many run together on all cards.
+
+    `installs` is what its sampler wants installed on a rented machine: where that fails it draws by chance.
+    """
 
     kind: ClassVar[str] = "sweep"
     terms: ClassVar[JobTerms] = SWEEP
 
     sweep: Sweep
     at_once: int
+    installs: tuple[str, ...] = ()
     trial: Annotated[CommandJob | TrainerJob, Field(union_mode="left_to_right")]
 
     @property
@@ -61,31 +58,28 @@ class SweepJob(Job):
     @property
     def disk_gb(self) -> int:
         """Return the disk of one trial, and room for the checkpoints of the others and of the best."""
-        return self.trial.disk_gb + ceil(self._beside_bytes / 2**30)
-
-    @property
-    def _beside_bytes(self) -> int:
-        """Return what trials of a recipe take beside the first; of a command its user says how much disk it wants."""
-        if not isinstance(self.trial, TrainerJob):
-            return 0
-        return ((self.at_once - 1) * ON_DISK + self.sweep.keep * KEPT_CHECKPOINTS) * self.trial.checkpoint_bytes
+        return self.trial.disk_gb + ceil(self.trial.trials_bytes(self.at_once, self.sweep.keep) / 2**30)
 
     @property
     def home_bytes(self) -> int:
-        """Return what the best trials weigh that are kept; of a command its user says how much may come home."""
-        return self.trial.home_bytes * (self.sweep.keep if isinstance(self.trial, TrainerJob) else 1)
+        """Return what the best trials weigh that are kept."""
+        return self.trial.kept_bytes(self.sweep.keep)
 
     @property
     def save_s(self) -> int:
         """Return what all trials need that are stopped together, and their runner."""
-        return self._grace_s + END_S + PUBLISH_START_S + int(self.home_bytes / DIGEST_BYTES_PER_S)
+        grace_s = self.trial.trials_save_s(self.at_once)
+        return grace_s + END_S + PUBLISH_START_S + int(self.home_bytes / DIGEST_BYTES_PER_S)
 
     @property
-    def _grace_s(self) -> int:
-        """Return how long trials have to save: those of a recipe write to one disk, one after the other."""
-        if isinstance(self.trial, TrainerJob):
-            return self.at_once * self.trial.save_s
-        return self.trial.command.grace_s - END_S
+    def can_resume(self) -> bool:
+        """See `Job.can_resume`: the trials that are over are not run again."""
+        return True
+
+    @property
+    def checkpoint_every(self) -> int:
+        """See `Job.checkpoint_every`: the table is written when a trial ends."""
+        return 1
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -95,7 +89,7 @@ class SweepJob(Job):
     @property
     def imports(self) -> tuple[str, ...]:
         """See `Job.imports`."""
-        return (*self.trial.imports, *(("optuna",) if self.sweep.sampler == "tpe" else ()))
+        return (*self.trial.imports, *(("optuna",) if self.sweep.sampler == "tpe" and not self.installs else ()))
 
     @property
     def python(self) -> str:
@@ -105,7 +99,7 @@ class SweepJob(Job):
     @property
     def pip(self) -> tuple[str, ...]:
         """See `Job.pip`."""
-        return self.trial.pip
+        return (*self.trial.pip, *self.installs)
 
     @property
     def env(self) -> dict[str, str]:
@@ -124,17 +118,17 @@ class SweepJob(Job):
 
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
         """See `Job.workload`: its own program in the place of the trial's, which stands in sweep.json."""
-        one = self.trial.workload(plan.model_copy(update={"processes": 1}), trainer, cpus)
-        command = getattr(self.trial, "command", None)
-        cards = max(0, plan.offer.gpu_count)
+        trial = self.trial.workload(plan.model_copy(update={"processes": 1, "leg": None}), trainer, cpus)
+        of_trial = self.trial.trial_order(trial)
+        grace_s = self.trial.trials_save_s(self.at_once)
         order = {
             "outputs": [f"{FOLDER}/**"],
             "checkpoints": FOLDER,
             "total_steps": self.sweep.trials,
             "secrets": self.secrets,
             "stop_signal": "TERM",
-            "grace_s": self._grace_s + END_S,
-            "executable": command.executable if command else (),
+            "grace_s": grace_s + END_S,
+            "executable": of_trial.pop("executable"),
             "imports": (),
             "argv": _MAIN,
             "look_s": LOOK_S if plan.mode is Mode.PAID else HERE_LOOK_S,
@@ -142,29 +136,32 @@ class SweepJob(Job):
         sweep = {
             "space": {name: axis.model_dump() if isinstance(axis, Range) else axis for name, axis in self._space()},
             **self.sweep.model_dump(include={"trials", "sampler", "prune", "keep", "seed"}),
+            **of_trial,
             "at_once": self.at_once,
-            "cards": cards,
-            "is_recipe": command is None,
-            "argv": list(command.words) if command else ["{out}" if word == "../out" else word for word in one.argv],
-            "outputs": command.outputs if command else (),
+            "jobs": plan.offer.jobs,
+            "cards": max(0, plan.offer.gpus_per_node),
             "secrets": self.secrets,
-            "total_steps": self.trial.steps if command else 0,
-            "stop_signal": command.stop_signal if command else "TERM",
-            "grace_s": self._grace_s,
-            "earlier": f"../../data/{EARLIER}" if command is None else f"../{EARLIER}",
+            "env": sorted(trial.env),
+            "grace_s": grace_s,
+            "earlier": [f"../{EARLIER}", f"../../data/{EARLIER}"],
         }
         uploads = {
-            **one.uploads,
+            **trial.uploads,
             **runner_uploads(),
+            **self._earlier(plan),
             "bundle/command.json": json.dumps(order, indent=2, sort_keys=True).encode(),
             "bundle/sweep.json": json.dumps(sweep, indent=2, sort_keys=True).encode(),
             "bundle/start_sweep.py": _START,
         }
-        earlier = Path(plan.data.beside) / EARLIER
-        if command is not None and earlier.is_dir():
-            uploads[f"bundle/{EARLIER}"] = earlier
         argv = ("{python}", "-m", "gpurun.remote.agent.runner.run_command", "command.json")
-        return Workload(argv, uploads, one.env, has_runner=True, allowed=one.allowed)
+        return Workload(argv, uploads, trial.env, has_runner=True, allowed=trial.allowed)
+
+    def _earlier(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return what an earlier machine came to: of this run, or of the one that it continues."""
+        if plan.leg is None or not plan.leg.files:
+            return self.trial.trial_uploads(plan)
+        files = [(name.removeprefix(f"{FOLDER}/"), path) for name, path in checkpoint_of(plan.leg)]
+        return {f"bundle/{EARLIER}/{name}": path for name, path in files}
 
     def _space(self) -> Iterator[tuple[str, Any]]:
         """Yield the settings in the order in which a grid takes them, whatever wrote the plan."""
@@ -200,15 +197,7 @@ class SweepJob(Job):
 
     def with_settings(self, params: dict[str, str]) -> TrainerJob | None:
         """Return the job of one trial of a recipe, trained alone; None for a command."""
-        if not isinstance(self.trial, TrainerJob):
-            return None
-        from gpurun.core.installed_files import recipe, recipe_file
-
-        sets = [recipe_file.parse_override(f"{name}={value}") for name, value in params.items()]
-        whole = recipe.parse_recipe(self.trial.resolved, is_whole=False)
-        resolved = recipe_file.laid_over(whole, sets, rehearse=False)
-        resolved.pop("rehearsal", None)
-        return self.trial.model_copy(update={"resolved": resolved, "recipe_sha256": digest_json(resolved)})
+        return self.trial.with_settings(params)
 
 
-__all__ = ["EARLIER", "FOLDER", "TABLE", "SweepJob"]
+__all__ = ["FOLDER", "TABLE", "SweepJob"]

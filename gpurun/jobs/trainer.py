@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,11 +23,9 @@ CHECKPOINT_BYTES = 12  # Per parameter: fp32 weights and AdamW's two moments.
 KEPT_CHECKPOINTS = 2  # The latest and the best, which are downloaded at the end.
 SAVE_START_S = 60  # Time to end a step and save before the trainer is killed,
 SAVE_BYTES_PER_S = 80e6  # plus the time to write the checkpoint at this rate (86 MB/s measured on two busy cores).
-SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = (
-    16 << 20,
-    256 << 10,
-    1 << 30,
-)  # Sizes that do not follow from the model.
+TRIAL_CHECKPOINTS = 4  # A running trial has three on the disk while it writes another.
+# Sizes that do not follow from the model.
+SLACK_BYTES, SAMPLE_BYTES, COMPILE_CACHE_BYTES = 16 << 20, 256 << 10, 1 << 30
 
 
 class TrainerJob(Job):
@@ -140,6 +139,38 @@ class TrainerJob(Job):
         if isinstance(steps, int) and isinstance(batch, int):
             parts.append(f"{format_count(steps * batch)} tokens in {steps:,} steps".replace(",", " "))
         return parts
+
+    def trial_order(self, workload: Workload) -> dict[str, Any]:
+        """Return what the runner of a sweep is told of each trial of the recipe; it gives each a folder of its own."""
+        argv = ["{out}" if word == "../out" else word for word in workload.argv]
+        none: dict[str, Any] = {"outputs": (), "total_steps": 0, "executable": ()}
+        return {"is_recipe": True, "argv": argv, "stop_signal": "TERM", **none}
+
+    def trial_uploads(self, plan: Plan) -> dict[str, Path | bytes]:
+        """Return nothing: what an earlier sweep came to lies beside the shards."""
+        return {}
+
+    def trials_save_s(self, at_once: int) -> int:
+        """Return how long so many trials have to save that are stopped together: they write to one disk."""
+        return at_once * self.save_s
+
+    def trials_bytes(self, at_once: int, keep: int) -> int:
+        """Return what other trials take beside one: the checkpoints of those that run, and of the best."""
+        return ((at_once - 1) * TRIAL_CHECKPOINTS + keep * KEPT_CHECKPOINTS) * self.checkpoint_bytes
+
+    def kept_bytes(self, keep: int) -> int:
+        """Return what the files of the best weigh."""
+        return keep * self.home_bytes
+
+    def with_settings(self, params: Mapping[str, str]) -> Self:
+        """Return the job of one trial, trained alone."""
+        from gpurun.core.installed_files import recipe, recipe_file
+
+        sets = [recipe_file.parse_override(f"{name}={value}") for name, value in params.items()]
+        whole = recipe.parse_recipe(self.resolved, is_whole=False)
+        resolved = recipe_file.laid_over(whole, sets, rehearse=False)
+        resolved.pop("rehearsal", None)
+        return self.model_copy(update={"resolved": resolved, "recipe_sha256": digest_json(resolved)})
 
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
         """See `Job.cargo`."""

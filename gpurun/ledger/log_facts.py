@@ -30,6 +30,7 @@ from gpurun.core.trainer_events import (
     TrainerEvent,
     TrialEvent,
     events_of,
+    later_of_trial,
 )
 from gpurun.core.untrusted import lines_of, plain_line, plain_text, whole
 from gpurun.ledger.paid_phases import TrainingSplit
@@ -185,7 +186,7 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
             case StopEvent():
                 told.stop = event
             case TrialEvent(trial=int(number)) if number in told.trials or len(told.trials) < _MOST_TRIALS:
-                told.trials[number] = event
+                told.trials[number] = later_of_trial(told.trials.get(number), event)
     return told
 
 

@@ -102,7 +102,7 @@ def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
             **opened.model_dump(include=known),
             "resolved": {"train": {"steps": 0}, "hardware": {"disk_gb": 0}},
             "parameters": 0,
-            "processes": approved[0].offer.gpu_count or approved[0].offer.nodes,
+            "processes": approved[0].offer.processes,
             "chosen": approved[0],
             "candidates": approved,
             "data": DataSummary(

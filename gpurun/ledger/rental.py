@@ -76,7 +76,7 @@ class Rental(BilledTime):
     def gpu_hours(self) -> float:
         """Its billable hours times its GPUs; a node without any counts as one."""
         offer = self.intent.offer
-        return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1)) / SECONDS_PER_HOUR
+        return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
 
     @property
     def rises(self) -> list[PaidRise]:

@@ -233,6 +233,8 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
     }
     if (nodes := offer.get("nodes", 1)) > 1:
         machine["nodes"] = nodes
+    if (jobs := offer.get("jobs", 1)) > 1:
+        machine["jobs"] = jobs
     if untold and opened.endpoint is not None:
         machine["as_ordered"] = untold
     if opened.endpoint:

@@ -208,6 +208,9 @@ class OwnCluster(Place):
             if self.request.command is not None and self.request.command.pip:
                 hint = "Have them in the image, or in a folder of your own: --env PYTHONPATH=…"
                 raise UsageError("pip.image", "--pip installs nothing into an image: it is read-only.", hint=hint)
+        if self._image and need.jobs > 1:
+            what = f"{need} is {need.jobs} jobs, and the trials of an image run in one job."
+            raise UsageError("sweep.image", what, hint=f"Ask for one node: --gpu {need.model_copy(update={'jobs': 1})}")
         if cluster.price_per_gpu_hour:
             self.demand_cap()
         login = login_to(cluster, desk.home, desk.clock, asks=desk.asks)

@@ -15,14 +15,14 @@ from gpurun.core.errors import NoOffer, SetupError, UsageError
 from gpurun.core.installed_files import install_line
 from gpurun.core.money import SECONDS_PER_HOUR, format_usd
 from gpurun.core.places import place_kinds
-from gpurun.core.records import Offer, digest_json
+from gpurun.core.records import GpuNeed, Offer, digest_json
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Mode, Plan, Request
-from gpurun.core.sweep import Sweep, demand_filled
+from gpurun.core.sweep import EARLIER, END_S, Sweep, demand_filled
 from gpurun.jobs.command import CommandJob
 from gpurun.jobs.commands.work_folder import Admit
 from gpurun.jobs.earlier_sweep import take_earlier_sweep
-from gpurun.jobs.requirements import with_pip
-from gpurun.jobs.sweep import EARLIER, END_S, FOLDER, SweepJob
+from gpurun.jobs.requirements import with_pip_if_it_can
+from gpurun.jobs.sweep import FOLDER, SweepJob
 from gpurun.jobs.trainer import TrainerJob
 from gpurun.jobs.training.estimate import estimate
 from gpurun.jobs.training.history import describe_machine
@@ -45,9 +45,6 @@ MOST_SHARED = 8
 def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit) -> Proposal:
     """Return the proposal of a sweep, over a recipe or a command."""
     assert request.sweep is not None
-    if request.gpu is not None and request.gpu.nodes > 1:
-        what = f"A trial runs on one card, and --gpu {request.gpu} is {request.gpu.nodes} machines."
-        raise UsageError("sweep.nodes", what, hint="Ask for one machine: --gpu 8xA100")
     if request.command is not None:
         return CommandSweep(_with_sampler(request), desk, request.sweep, is_asked=is_asked, admit=admit)
     return RecipeSweep(_with_sampler(request), desk, request.sweep)
@@ -63,18 +60,21 @@ def _with_sampler(request: Request) -> Request:
             what = "The sampler tpe is optuna's, which is not installed here."
             raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or take --sampler random")
         return request
-    if request.command is not None and place_kinds(request.providers) == {"cloud"}:
-        pip = (*request.command.pip, OPTUNA)
-        return request.model_copy(update={"command": request.command.model_copy(update={"pip": pip})})
-    if place_kinds(request.providers) == {"cloud"}:
-        return request.model_copy(update={"choices": with_pip(request.choices, (OPTUNA,), request.python)})
-    return request  # Nothing is installed unasked on a machine of the user's own: it is looked for there.
+    choices = with_pip_if_it_can(request.choices, _installed(request), request.python)
+    return request.model_copy(update={"choices": choices}) if _installed(request) else request
+
+
+def _installed(request: Request) -> tuple[str, ...]:
+    """Return what is installed for the sampler: nothing unasked on a machine of the user's own, where it is looked for.
+
+    What is installed by chance, as there is no way out of the machine, does not end what is paid for.
+    """
+    is_rented = request.mode is Mode.PAID and place_kinds(request.providers) == {"cloud"}
+    return (OPTUNA,) if is_rented and request.sweep is not None and request.sweep.sampler == "tpe" else ()
 
 
 class CommandSweep(CommandProposal):
     """A command that is run again and again with other words; nobody knows how long one trial takes."""
-
-    joins_nodes = False
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep, *, is_asked: bool, admit: Admit) -> None:
         command = request.command
@@ -95,9 +95,13 @@ class CommandSweep(CommandProposal):
         """See `Proposal.job`."""
         one = super().job(data)
         assert isinstance(one, CommandJob)
-        need = self.request.gpu.count if self.request.gpu and self.request.mode is Mode.PAID else 1
-        at_once = min(self.sweep.trials, max(1, self.sweep.at_once) * max(1, need))
-        return _sweep_job(one, self.sweep, at_once)
+        cards = self.request.gpu.processes if self.request.gpu and self.request.mode is Mode.PAID else 1
+        at_once = min(self.sweep.trials, max(1, self.sweep.at_once) * cards)
+        return _sweep_job(one, self.sweep, at_once, _installed(self.request))
+
+    def need(self, place: Place) -> GpuNeed:
+        """See `Proposal.need`; several nodes of a cluster are so many jobs."""
+        return super().need(place).apart
 
     def notes(self, plan: Plan) -> Iterator[str]:
         """Yield what is not obvious of the plan: how long it may run, how trials are ranked, how they share."""
@@ -112,8 +116,6 @@ class CommandSweep(CommandProposal):
 
 class RecipeSweep(TrainerProposal):
     """A recipe that is trained again and again with other settings; `self.resolved` is the dearest of its trials."""
-
-    joins_nodes = False
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep) -> None:
         self.sweep, self._at_once = sweep, 1
@@ -137,13 +139,13 @@ class RecipeSweep(TrainerProposal):
         offers = [one.offer for one in quoted.candidates]
         self._one = {offer: self._estimate(offer, place, vocab) for offer in offers}
         fits = [self._room(offer) for offer in offers if self._one[offer].fits]
-        cards = max(1, min((offer.gpu_count for offer in offers), default=1))
+        cards = min((offer.processes for offer in offers), default=1)
         self._at_once = min(self.sweep.trials, cards * (self.sweep.at_once or min([MOST_SHARED, *fits])))
         if fits and self.sweep.at_once > min(fits):
             peak = max(one.peak_bytes for one in self._one.values() if one.fits)
             what = f"{self.sweep.at_once} trials of {peak / GIB:.1f} GiB each are more than a card has."
             raise UsageError("sweep.memory", what, hint=f"Take --at-once {min(fits)}, or leave it out.")
-        job = _sweep_job(self._trial(data), self.sweep, self._at_once)
+        job = self._job(data)
         load = replace(quoted.load, collect_bytes=job.home_bytes, disk_gb=job.disk_gb)
         found = [self._judged(offer, place, replace(quoted, load=load)) for offer in offers]
         if place.is_rented and not self.request.choices.weak_lease:
@@ -170,7 +172,14 @@ class RecipeSweep(TrainerProposal):
 
     def job(self, data: DataSummary) -> SweepJob:
         """See `Proposal.job`."""
-        return _sweep_job(self._trial(data), self.sweep, self._at_once)
+        return self._job(data)
+
+    def _job(self, data: DataSummary | None) -> SweepJob:
+        return _sweep_job(self._trial(data), self.sweep, self._at_once, _installed(self.request))
+
+    def need(self, place: Place) -> GpuNeed:
+        """See `Proposal.need`; several nodes of a cluster are so many jobs."""
+        return super().need(place).apart
 
     def processes(self, chosen: Candidate, place: Place) -> int:
         """Return how many trials run at once."""
@@ -202,7 +211,7 @@ class RecipeSweep(TrainerProposal):
 
     def _estimate(self, offer: Offer, place: Place, vocab: int) -> Estimate:
         """Return what one trial takes on one card: the time of the dearest, the memory of the largest."""
-        card = offer.model_copy(update={"gpu_count": min(1, offer.gpu_count)})
+        card = offer.model_copy(update={"gpu_count": min(1, offer.gpu_count), "jobs": 1})
         cores = place.cpu_cores
         machine = describe_machine(card, cores)
         time, room = (
@@ -224,7 +233,7 @@ class RecipeSweep(TrainerProposal):
         one, load, hours = self._one[offer], quoted.load, self.request.hours
         whole = one
         if one.train_s is not None:
-            trials, cards = self.sweep.trials, max(1, offer.gpu_count)
+            trials, cards = self.sweep.trials, offer.processes
             low, high = one.train_s
             rounds, most = ceil(trials / self._at_once), ceil(trials / min(cards, self._at_once))
             between = low * rounds, high * most
@@ -237,7 +246,7 @@ class RecipeSweep(TrainerProposal):
         return judge_lease(offer, whole, load, lease, hours, None)
 
 
-def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int) -> SweepJob:
+def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int, installs: tuple[str, ...]) -> SweepJob:
     """Return the sweep of one trial's job."""
     settings = sweep.model_dump(mode="json", exclude={"at_once"})
     return SweepJob(
@@ -247,6 +256,7 @@ def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int) -> Swee
         trainer=one.trainer,
         sweep=sweep,
         at_once=at_once,
+        installs=installs,
         trial=one,
     )
 
@@ -254,7 +264,7 @@ def _sweep_job(one: CommandJob | TrainerJob, sweep: Sweep, at_once: int) -> Swee
 def _with_settings(request: Request, params: dict[str, str]) -> Request:
     """Return the request of one trial alone, on one card."""
     sets = tuple(f"{name}={value}" for name, value in params.items())
-    gpu = request.gpu.model_copy(update={"count": min(1, request.gpu.count)}) if request.gpu else None
+    gpu = request.gpu.model_copy(update={"count": min(1, request.gpu.count), "nodes": 1}) if request.gpu else None
     return request.model_copy(update={"overrides": (*request.overrides, *sets), "gpu": gpu, "continues": ""})
 
 
@@ -276,8 +286,10 @@ def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
     assert isinstance(job, SweepJob)
     cards = plan.offer.gpu_count
-    if job.at_once > max(1, cards):
+    if job.at_once > plan.offer.processes:
         where = "on one card" if cards == 1 else f"on {cards} cards" if cards else "on this machine's cores"
         yield f"{job.at_once} trials run at once {where}; data and boot are paid once for all."
+    if (jobs := plan.offer.jobs) > 1:
+        yield f"It is {jobs} jobs of one sbatch, each of which tries as soon as it begins, until the first one's time."
     if plan.continues is not None:
         yield f"What {plan.continues.run} has tried already is not tried again."

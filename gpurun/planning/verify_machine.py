@@ -60,7 +60,8 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
 def need_of_offer(offer: Offer) -> GpuNeed:
     """Return the need that asks a provider for the very machine of an offer."""
     memory_gb = offer.vram_gb or None
-    return GpuNeed(count=offer.gpus_per_node, name=_card(offer.gpu), memory_gb=memory_gb, nodes=offer.nodes)
+    many = {"nodes": offer.nodes, "jobs": offer.jobs}
+    return GpuNeed(count=offer.gpus_per_node, name=_card(offer.gpu), memory_gb=memory_gb, **many)
 
 
 def check_made(instance: Instance, plan: Plan) -> None:

@@ -228,7 +228,7 @@ def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
 def asked_as(offer: Offer) -> str:
     """What --gpu takes to ask for an offer's machine: `8xA100`, `cpu`."""
     name = card_names().get(offer.gpu, offer.gpu) if offer.gpu_count else "cpu"
-    return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes))
+    return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes * offer.jobs))
 
 
 def kind_of(cuda_name: str) -> str | None:
@@ -280,7 +280,7 @@ def demand_one_node(need: GpuNeed | None) -> None:
     """Refuse several nodes where only one machine can be had: no cloud's machines are joined for a run."""
     if need is None or need.nodes == 1:
         return
-    what = f"{need} is {need.nodes} nodes, and only `gpurun train` on a cluster with Slurm joins nodes."
+    what = f"{need} is {need.nodes} nodes, and only a cluster with Slurm gives several to one run."
     one = need.model_copy(update={"nodes": 1})
     raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. A cluster is named by --provider slurm.")
 

@@ -8,7 +8,7 @@ from gpurun.core.job_terms import COMMAND, TRAINER
 from gpurun.core.money import Micros, share_of
 from gpurun.core.paths import Home
 from gpurun.core.run_plan import Job
-from gpurun.core.trainer_events import TrialEvent, events_of
+from gpurun.core.trainer_events import TrialEvent, events_of, later_of_trial
 from gpurun.jobs.sweep import SweepJob
 from gpurun.ledger.runs import Sight
 from gpurun.readers.run_material import material_of
@@ -22,7 +22,9 @@ def materials_of(home: Home, sight: Sight, now: float) -> list[RunMaterial]:
     events: dict[int, list[TrialEvent]] = {}
     for event in events_of(sight.folder.events) if isinstance(job, SweepJob) else ():
         if isinstance(event, TrialEvent) and event.trial is not None:
-            events.setdefault(event.trial, []).append(event)
+            before = events.get(event.trial, [])
+            kept = before if event.is_restored or event.seconds else []  # One that is begun again has no past.
+            events[event.trial] = [*kept, later_of_trial(before[-1] if before else None, event)]
     if not isinstance(job, SweepJob) or not events:
         return [whole]
     paid_s = {number: 0.0 if told[-1].is_restored else told[-1].seconds or 0.0 for number, told in events.items()}

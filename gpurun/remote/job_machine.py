@@ -41,6 +41,8 @@ exit "$code"
 # As the pilot has it: `module` and conda are functions of a login shell, and nothing runs without what it sets up.
 _LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -lc "$0" "$@"; exec sh -c "$0" "$@"'
 _SET_UP = 'eval "$0" </dev/null >&2 || exit; exec "$@"'
+# srun takes no N_K for a job: each of several of one sbatch has a number of its own as well.
+_OF_SEVERAL = 'job=$(squeue -h -j "$0" -o %A) && exec srun --overlap --jobid="$job" "$@"'
 
 
 class JobMachine:
@@ -92,7 +94,8 @@ class JobMachine:
 
 def step_argv(number: str, folder: str, setup: str, *more: str) -> list[str]:
     """Return the words that run what follows them as a step of a job; `more` are further options of srun."""
-    step = ["srun", "--overlap", f"--jobid={number}", "--nodes=1", "--ntasks=1", "--quiet", *more]
+    start = ["sh", "-c", _OF_SEVERAL, number] if "_" in number else ["srun", "--overlap", f"--jobid={number}"]
+    step = [*start, "--nodes=1", "--ntasks=1", "--quiet", *more]
     # Where there is no setup it is no colon: srun takes a lone one for the end of a component.
     return [*step, f"--chdir={folder}", "sh", "-c", _LOGIN_SHELL, _SET_UP, setup or "true"]
 

@@ -34,6 +34,7 @@ from gpurun.core.trainer_events import (
     StopEvent,
     TrainerEvent,
     TrialEvent,
+    later_of_trial,
 )
 from gpurun.core.untrusted import safe_line, whole
 from gpurun.view.event_text import BEGINS, ENDS, FELL, PHASES, is_alarming, tell_event, tell_rate, tell_record
@@ -249,7 +250,7 @@ class Screen:
             case CheckpointEvent(step=int()):
                 self.checkpoint = event
             case TrialEvent(trial=int(number)) if number in self.trials or len(self.trials) < _MOST_TRIALS:
-                self.trials[number] = event
+                self.trials[number] = later_of_trial(self.trials.get(number), event)
             case AlertEvent():
                 self.alarm = tell_event(event)
             case StopEvent() if event.reason not in ("done", "signal"):

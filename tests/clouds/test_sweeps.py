@@ -130,22 +130,25 @@ def test_a_sweep_that_its_hours_stop_keeps_the_best_and_another_tries_what_is_le
 
 
 @pytest.mark.slow
-def test_a_recipes_trials_share_a_card_where_the_plan_says_that_they_fit(user: User, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_twelve_trials_of_a_recipe_are_packed_by_two_and_by_four(user: User, tmp_path: Path, at_once: int) -> None:
+    name = f"cat-{at_once}"
     text = tmp_path / "text.txt"
     text.write_text("To be, or not to be, that is the question. " * 8)
     words = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3",
-             "--set", "optim.lr=1e-3,3e-3", "--set", "model.layers=1,2")  # fmt: skip
+             "--set", "optim.lr=1e-3,3e-3,1e-2", "--set", "model.layers=1,2", "--set", "train.seed=1,2",
+             "--at-once", str(at_once))  # fmt: skip
     done = user.types(
         "sweep", "course-lab", "--data", str(text), "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json",
-        "--name", "cat-1", *user.cloud.asks, *words, timeout_s=600,
+        "--name", name, *user.cloud.asks, *words, timeout_s=600,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr + user.said("cat-1")
-    receipt = told(user, "cat-1")
-    assert {row["state"] for row in receipt["training"]["trials"]["rows"]} == {"done"}
-    assert json.loads((user.home / "runs/cat-1/plan.json").read_text())["processes"] == 4
-    assert most_at_once(user.home / "runs" / "cat-1") == 4
+    assert done.returncode == 0, done.stderr + user.said(name)
+    rows = told(user, name)["training"]["trials"]["rows"]
+    assert [(row["trial"], row["state"]) for row in rows] == [(number, "done") for number in range(1, 13)]
+    assert json.loads((user.home / "runs" / name / "plan.json").read_text())["processes"] == at_once
+    assert most_at_once(user.home / "runs" / name) == at_once
     assert user.cloud.alive() == []
-    assert user.tells("audit", "cat-1")[1]["ok"] is True
+    assert user.tells("audit", name)[1]["ok"] is True
 
 
 @pytest.mark.parametrize(
@@ -165,3 +168,44 @@ def test_what_no_card_holds_and_what_no_cap_pays_is_refused_before_anything_is_r
     error = json.loads(done.stdout.splitlines()[-1])["errors"][0]
     assert (error["code"], said in error["message"]) == (code, True), error
     assert len(user.cloud.guests) == rents
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_machine_is_taken_tries_what_is_left_on_another_one(user: User) -> None:
+    begun = sweeps(user, "--keep-going", "--at-once", "2", "--detach", name="elk-1", pause="0.4")
+    assert begun.returncode == 0, begun.stderr + user.said("elk-1")
+    folder, end = user.home / "runs" / "elk-1", time.monotonic() + 120
+    table = folder / "artifacts" / "outputs" / "gpurun-sweep" / "trials.json"
+    while not table.exists() or sum(row["state"] == "done" for row in json.loads(table.read_text())["rows"]) < 2:
+        assert time.monotonic() < end, user.said("elk-1")
+        time.sleep(0.05)
+    before = {row["trial"] for row in json.loads(table.read_text())["rows"] if row["state"] == "done"}
+    (pod,) = user.cloud.alive()
+    with user.cloud.emulator.world.lock:
+        user.cloud.emulator.world.act(pod.id, "stop")
+    assert user.types("resume", "elk-1", timeout_s=400).returncode == 0, user.said("elk-1")
+    receipt = holds(user, "elk-1")
+    rows = receipt["training"]["trials"]["rows"]
+    assert {row["state"] for row in rows} == {"done"}
+    assert [row["trial"] for row in rows if row.get("restored") or not row["micros"]] == [], "this run has paid for all"
+    assert len(receipt["cost"]["rentals"]) == len(receipt["legs"]) == 2
+    log = (folder / "run.log").read_text()
+    assert all(log.count(f"{number:03d} | step 1/10 ") == 1 for number in before)
+    best = receipt["training"]["trials"]["best"]
+    assert (folder / f"artifacts/outputs/gpurun-sweep/best/{best:03d}/weights.bin").read_text() == "1"
+
+
+@pytest.mark.slow
+def test_where_optuna_cannot_be_used_the_paid_machine_draws_by_chance_and_the_receipt_says_so(user: User) -> None:
+    (broken := user.home.parent / "lab" / "broken" / "optuna").mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise AttributeError('made for another numpy')\n")
+    words = ("--sampler", "tpe", "--trials", "3", "--set", "lr=0.1..9", "--env", "PYTHONPATH=broken")
+    done = user.types(
+        "sweep", "--provider", user.cloud.name, "--max-cost", "5", "--yes", "--json", "--name", "emu-1",
+        *user.cloud.asks, "--upload", str(user.home.parent / "lab"), *words, "--", "python", "train.py", "{lr}", "0.1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + user.said("emu-1")
+    training = told(user, "emu-1")["training"]
+    assert [row["state"] for row in training["trials"]["rows"]] == ["done"] * 3
+    assert any("drawn by chance" in line for line in training["warnings"]["lines"])
+    assert user.tells("audit", "emu-1")[1]["ok"] is True

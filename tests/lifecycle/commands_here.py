@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from gpurun.core.clock import SystemClock
+from gpurun.core.clock import SystemClock, ticks
 from gpurun.core.paths import Home
+from gpurun.ledger.run_lock import holder_of
 from gpurun.providers.local import LocalProvider
 
 
@@ -54,3 +56,18 @@ class Person:
         """Whether the audit finds nothing, and no machine is left."""
         audit = json.loads(self.types("audit", "--json").stdout.splitlines()[-1])
         return bool(audit["ok"]) and LocalProvider(Home(self.home), SystemClock()).find(None) == []
+
+
+SMALL = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3")
+"""A recipe as short as it still evaluates and saves."""
+
+
+def kill_supervisor(home: Path) -> None:
+    """End what drives the runs of a home, as a laptop does that breaks."""
+    found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
+    for pid in found.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+    for _ in ticks(SystemClock(), 0.05, 60):
+        if not any(holder_of(folder) for folder in (home / "runs").glob("*/run.lock")):
+            return
+    raise AssertionError("it still runs")

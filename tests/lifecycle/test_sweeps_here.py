@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -17,8 +15,7 @@ import pytest
 
 from gpurun.core.paths import Home
 from gpurun.jobs.commands.named_command import approve, find_named
-from gpurun.ledger.run_lock import holder_of
-from tests.lifecycle.commands_here import Person
+from tests.lifecycle.commands_here import SMALL, Person, kill_supervisor
 
 TRAIN = """\
 import argparse, time
@@ -33,7 +30,6 @@ for step in range(1, 11):
 open("weights.bin", "w").write(f"{given.lr}")
 """
 TWELVE = ("--set", "lr=3,1,2", "--set", "width=1,2,3,4", "--")
-SMALL = ("--set", "train.steps=12", "--set", "train.checkpoint_every=6", "--set", "eval.every=3")
 
 
 @pytest.fixture
@@ -75,13 +71,6 @@ def trials_over(person: Person) -> int:
     events = person.home / "runs" / "fox-41" / "events.jsonl"
     lines = events.read_text().splitlines() if events.exists() else []
     return len({told["trial"] for told in map(json.loads, lines) if told.get("state") == "done"})
-
-
-def kill_supervisor(home: Path) -> None:
-    found = subprocess.run(["pgrep", "-f", f"gpurun.lifecycle.supervisor {home}"], capture_output=True, text=True)
-    for pid in found.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
-    until(lambda: not any(holder_of(folder) for folder in (home / "runs").glob("*/run.lock")))
 
 
 def test_twelve_trials_of_a_script_are_one_run_with_twelve_rows(person: Person) -> None:
@@ -243,8 +232,9 @@ HERE = ("--provider", "local", "--yes", "--name")
 def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     """Its commands, on this machine in the place of a rented one; the recipe's trials are shorter than it says."""
     blocks = re.findall(r"```(?:bash|toml)\n(.*?)```", PAGE, re.DOTALL)
-    (recipe, command), table, (left, best) = blocks[0].splitlines(), blocks[1], blocks[2].splitlines()
-    rented = " --gpu 1xL4 --max-cost 6"
+    (recipe, command), table, on_cluster, last = blocks[0].splitlines(), *blocks[1:]
+    left, best = last.splitlines()
+    rented, queued = " --gpu 1xL4 --max-cost 6", " --provider slurm --gpu 4x1xA100 --max-gpu-hours 8"
     (person.folder / "gpurun.toml").write_text(table)
     assert recipe.count(rented) == command.count(rented) == 1
 
@@ -253,6 +243,13 @@ def test_the_page_about_sweeps_holds_as_it_is_typed(person: Person) -> None:
     done = person.types(*words, *short, *HERE, "fox-1", timeout_s=600)
     assert done.returncode == 0, done.stderr
     assert len(rows(person, "fox-1")) == 4
+
+    assert on_cluster.count(queued) == 1
+    done = person.types(
+        *shlex.split(on_cluster.replace(queued, ""))[1:], "--at-once", "2", *short, *HERE, "fox-5", timeout_s=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(rows(person, "fox-5")) == 6
 
     verb, *words = shlex.split(command.replace(rented, ""))[1:]
     done = person.types(verb, *HERE, "fox-2", *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 from gpurun.core.clock import SystemClock
 from gpurun.core.errors import NoOffer, UsageError
+from gpurun.core.installed_files import bundle_root
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
-from gpurun.core.run_plan import Choices, Plan, Request
+from gpurun.core.run_plan import Choices, Leg, LegFile, Plan, Request
 from gpurun.core.sweep import Range, make_sweep, parse_axis
+from gpurun.core.trainer_events import TrialEvent, later_of_trial, make_event
 from gpurun.jobs.sweep import SweepJob
 from gpurun.planning.place import Desk
 from gpurun.planning.planner import make_plan
@@ -86,7 +89,7 @@ def test_trials_that_a_card_cannot_hold_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="more than a card has"):
         planned(tmp_path, "gpt2-124m", at_once=8)
     assert planned(tmp_path, "mini-gpt", at_once=12).processes == 12
-    with pytest.raises(UsageError, match="one card"):
+    with pytest.raises(UsageError, match="2 nodes, and only a cluster"):
         planned(tmp_path, "mini-gpt", "2x8xA100")
 
 
@@ -118,3 +121,33 @@ def test_of_very_many_combinations_each_value_and_the_greatest_together_are_look
 )
 def test_values_are_read_as_they_are_written(text: str, found: Any) -> None:
     assert parse_axis(text)[1] == found
+
+
+def test_the_next_machine_of_a_run_gets_what_the_last_one_came_to(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "mini-gpt", sets=("optim.lr=1e-4,1e-3",))
+    assert plan.job.can_resume
+    names = ("outputs/gpurun-sweep/trials.json", "outputs/gpurun-sweep/best/001/checkpoints/000004.model.safetensors")
+    files = tuple(LegFile(name=name, bytes=1, sha256="0" * 64, kind="checkpoint", step=3) for name in names)
+    leg = Leg(number=2, step=3, files=files, folder=str(tmp_path), spent_micros=usd(1), left_micros=usd(1))
+    moved = plan.model_copy(update={"leg": leg, "job": plan.job.resumed(leg)})
+    work = moved.job.workload(moved, bundle_root() / "trainer", 2)
+    laid = {place: path for place, path in work.uploads.items() if place.startswith("bundle/earlier_sweep/")}
+    assert laid == {
+        "bundle/earlier_sweep/trials.json": tmp_path / names[0],
+        "bundle/earlier_sweep/best/001/checkpoints/000004.model.safetensors": tmp_path / names[1],
+    }
+    assert not [place for place in work.uploads if place.startswith("data/continue")], "no trial continues from it"
+    order = json.loads(bytes(work.uploads["bundle/sweep.json"]))  # type: ignore[arg-type]
+    assert order["earlier"][0] == "../earlier_sweep"
+
+
+def test_a_trial_that_this_run_has_paid_for_is_restored_from_no_earlier_run() -> None:
+    def event(state: str, *, is_restored: bool) -> TrialEvent:
+        found = make_event({"kind": "trial", "trial": 1, "state": state, "seconds": 9.0, "is_restored": is_restored})
+        assert isinstance(found, TrialEvent)
+        return found
+
+    own, again = event("done", is_restored=False), event("done", is_restored=True)
+    assert later_of_trial(None, again).is_restored
+    assert not later_of_trial(own, again).is_restored
+    assert later_of_trial(again, again).is_restored

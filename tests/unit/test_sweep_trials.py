@@ -8,11 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gpurun.core.run_plan import Choices
+from gpurun.jobs.requirements import with_pip_if_it_can
 
 PACKAGE = Path(__file__).parents[2] / "gpurun"
 TRAIN = """\
@@ -49,7 +53,7 @@ class Machine:
         usual = {
             "space": {"lr": ["3", "1", "2"], "width": ["1"]}, "trials": 3, "sampler": "grid", "prune": "", "keep": 1,
             "seed": 0, "at_once": 1, "cards": 0, "is_recipe": False, "argv": WORDS, "outputs": ["**"], "total_steps": 0,
-            "secrets": [], "stop_signal": "TERM", "grace_s": 1, "earlier": "../earlier_sweep",
+            "secrets": [], "stop_signal": "TERM", "grace_s": 1, "earlier": ["../earlier_sweep"], "jobs": 1, "env": [],
         }  # fmt: skip
         (self.bundle / "sweep.json").write_text(json.dumps(usual | order))
         start = "from gpurun.remote.agent.runner.sweep import main; raise SystemExit(main())"
@@ -241,3 +245,81 @@ def test_each_trial_that_runs_has_a_card_of_its_own(machine: Machine) -> None:
     code, said = machine.sweeps(argv=words, cards=3, at_once=3)
     assert code == 0
     assert {line[-1] for line in said.splitlines() if "card" in line} == {"0", "1", "2"}
+
+
+def test_a_machine_without_optuna_draws_by_chance_and_says_so(machine: Machine) -> None:
+    (broken := machine.work / "optuna").mkdir()
+    (broken / "__init__.py").write_text("raise AttributeError('made for another numpy')\n")
+    space = {"lr": {"low": 0.0, "high": 1.0, "log": False, "whole": False}, "width": ["1", "2"]}
+    code, said = machine.sweeps(space=space, trials=4, sampler="tpe", seed=3)
+    assert (code, machine.states) == (0, ["done"] * 4), said
+    assert "made for another numpy" in said
+    assert "drawn by chance" in said
+    (warning,) = [told for told in machine.told() if told["kind"] == "warning"]
+    assert warning["code"] == "optuna.missing"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 16 MB."""
+    (disk := tmp_path / "disk").mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", disk], capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+FILLS = """\
+import os, sys
+rate = float(sys.argv[1])
+print(f"step 1/1 loss {rate}", flush=True)
+open("weights.bin", "wb").write(os.urandom(1 << 20))
+if rate == 1.0:
+    with open("huge.bin", "wb") as file:
+        while True:
+            file.write(os.urandom(1 << 16))
+"""
+
+
+def test_a_trial_that_fills_the_disk_is_one_row_and_the_best_is_kept(small_disk: Path) -> None:
+    machine = Machine(small_disk)
+    (machine.work / "train.py").write_text(FILLS)
+    words = ["{python}", "train.py", "{lr}"]
+    code, said = machine.sweeps(space={"lr": ["2", "1", "3"]}, argv=words, keep=2)
+    assert (code, machine.states, machine.table["best"]) == (0, ["done", "failed", "done"], [1, 3]), said
+    assert "No space left" in machine.table["rows"][1]["why"]
+    assert machine.kept == ["001/weights.bin", "003/weights.bin"]
+
+
+def test_a_disk_that_others_have_filled_ends_the_sweep_with_its_word_and_keeps_the_best(small_disk: Path) -> None:
+    machine = Machine(small_disk)
+    (machine.work / "train.py").write_text(FILLS)
+    child = machine.begins(
+        space={"lr": ["2", "3", "4", "5"]}, trials=4, keep=1,
+        argv=["sh", "-c", "python3 train.py {lr} && sleep 0.$((3 * ({lr} - 2)))"],
+    )  # fmt: skip
+    until(lambda: (machine.work / "gpurun-sweep" / "trials.json").exists() and "done" in machine.states)
+    for size in (1 << 16, 1):  # To the last byte.
+        with suppress(OSError), (small_disk / "huge").open("ab", buffering=0) as file:
+            while file.write(os.urandom(size)):
+                continue
+    said, _ = child.communicate(timeout=60)
+    rows = machine.table["rows"]
+    assert rows[0]["state"] == "done"
+    assert machine.table["best"] == [1]
+    assert machine.kept == ["001/weights.bin"]
+    assert {row["state"] for row in rows[1:]} <= {"failed", "stopped"}
+    assert child.returncode in (0, 1), said
+    assert not [line for line in said.splitlines() if line.startswith("Traceback")]
+
+
+@pytest.mark.parametrize("pip", ["exit 1", "exit 0"])
+def test_what_the_sampler_wants_and_pip_cannot_install_ends_no_set_up(tmp_path: Path, pip: str) -> None:
+    script = with_pip_if_it_can(Choices(setup="echo first\n"), ("optuna>=4,<6",), str(tmp_path / "python")).setup
+    (tmp_path / "python").write_text(f'#!/bin/sh\n[ "$3" != install ] || {pip}\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(["sh", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "first\n"), done.stderr
+    assert ("could not be installed" in done.stderr) is (pip == "exit 1")

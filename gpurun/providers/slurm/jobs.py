@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from gpurun.core.machine_token import Token, parse_token
@@ -12,7 +12,7 @@ from gpurun.core.records import InstanceState
 from gpurun.core.untrusted import safe_line, safe_text
 
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
-"""Number, state, submitted, used, ends, reason, name, and last the comment, which may have any character."""
+"""Number (of several jobs of one sbatch N_0, N_1), state, submitted, used, ends, reason, name, and last the comment."""
 SINFO = "%P|%a|%l|%t|%D|%G"
 """Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
 
@@ -74,6 +74,7 @@ _HOPELESS = re.compile(
     re.IGNORECASE,
 )
 _FRAME = re.compile(r"^(?:sbatch: error: |Batch job submission failed: |allocation failure: )+")
+_NUMBER = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,6}))?")
 _SPAN = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _GRES = re.compile(r"(gpu(?::[\w.-]+)?):(\d+)")
 _OVER = re.compile(r"^OverTimeLimit\s*=\s*(\d+|UNLIMITED)", re.MULTILINE)
@@ -83,9 +84,13 @@ _AWAY = ("down", "drain", "fail", "unk", "power", "maint", "reboot", "inval")
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One of the user's own jobs that has a token of gpurun's; `used_s` is how long it has run, None if not known."""
+    """One of the user's own jobs that has a token of gpurun's; `used_s` is how long it has run, None if not known.
+
+    `place` is which of several it is that one sbatch made; the first of them leads, and has the run's agent.
+    """
 
     number: int
+    place: int | None
     token: Token
     state: InstanceState
     said: str
@@ -125,8 +130,30 @@ class Partition:
 
 
 def jobs_in(squeue: str) -> list[SlurmJob]:
-    """The jobs of gpurun's in what squeue prints by SQUEUE; every other line is somebody's own, or a part of one."""
-    return [job for line in squeue.splitlines() if (job := _job(line)) is not None]
+    """The jobs of gpurun's in what squeue prints by SQUEUE; every other line is somebody's own, or a part of one.
+
+    Several of one sbatch are one: it does what the one that leads does, and is gone once all of them are; where that
+    one is over before the others it is stopped.
+    """
+    found: dict[int, list[SlurmJob]] = {}
+    for line in squeue.splitlines():
+        if (job := _job(line)) is not None:
+            found.setdefault(job.number, []).append(job)
+    return [_together(jobs) for jobs in found.values()]
+
+
+def _together(jobs: list[SlurmJob]) -> SlurmJob:
+    """Return the jobs of one sbatch as one; what it counts as used is what the longest of them has."""
+    lead = next((job for job in jobs if not job.place), None)
+    whole = lead or jobs[0]
+    used_s = max((job.used_s for job in jobs if job.used_s is not None), default=None)
+    ended = [job.ended_wall for job in jobs if job.ended_wall is not None]
+    whole = replace(whole, used_s=used_s, ended_wall=max(ended, default=None))
+    left = [job.state for job in jobs if job.state is not InstanceState.GONE]
+    if left and (lead is None or lead.state is InstanceState.GONE):
+        state = InstanceState.UNKNOWN if InstanceState.UNKNOWN in left else InstanceState.STOPPED
+        return replace(whole, state=state, said=lead.said if lead else "over", ended_wall=None)
+    return whole
 
 
 def cure_of(said: str) -> str:
@@ -155,9 +182,10 @@ def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
 
 def _job(line: str) -> SlurmJob | None:
     fields = line.strip().split("|", 7)
-    if len(fields) < 8 or not re.fullmatch(r"[0-9]{1,10}", fields[0]):
+    which = _NUMBER.fullmatch(fields[0])
+    if len(fields) < 8 or which is None:
         return None
-    number, word, submitted, used, ends, reason, name, comment = fields
+    _, word, submitted, used, ends, reason, name, comment = fields
     token = parse_token(name)
     if token is None:
         return None
@@ -170,7 +198,8 @@ def _job(line: str) -> SlurmJob | None:
     if state is InstanceState.RUNNING and used_s is None:
         state = InstanceState.UNKNOWN  # A lease that begins nobody knows when would have no end.
     return SlurmJob(
-        number=int(number),
+        number=int(which[1]),
+        place=int(which[2]) if which[2] else None,
         token=token,
         state=InstanceState.STOPPED if is_hopeless else state,
         said=safe_line(f"{word}: {reason}" if is_waiting else word)[:MOST_SAID],

@@ -23,7 +23,7 @@ def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, 
         what = f"The cluster ends no job of partition {part.name} whose time is over (OverTimeLimit)."
         raise NoOffer("slurm.no_end", f"{what} No cap would hold.", hint="Name another cluster in config.toml.")
     lease = lease.model_copy(update={"kill_allowance_s": lease.kill_allowance_s + ceil(part.over_s)})
-    cap_s = inf if choices.max_gpu_hours is None else choices.max_gpu_hours * SECONDS_PER_HOUR / _gpus(offer)
+    cap_s = inf if choices.max_gpu_hours is None else choices.max_gpu_hours * SECONDS_PER_HOUR / offer.processes
     if cap is not None:
         cap_s = min(cap_s, seconds_within(cap, offer.rate_micros_per_hour))
     limit_s = min(part.longest_s, choices.limit_s or inf)
@@ -55,7 +55,7 @@ def _in_short(lease: Lease, most_s: float) -> Lease:
 
 def gpu_hours(lease: Lease, offer: Offer) -> float:
     """Return the most GPU-hours that a lease takes; of a job without a GPU the hours of its nodes."""
-    return (lease.total_s + lease.kill_allowance_s) * _gpus(offer) / SECONDS_PER_HOUR
+    return (lease.total_s + lease.kill_allowance_s) * offer.processes / SECONDS_PER_HOUR
 
 
 def may_outlive(part: Partition) -> bool:
@@ -73,7 +73,3 @@ def too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
     elif not need.count:
         what = f"No node of {where} works."
     return NoOffer("slurm.too_few", what, hint="Ask for fewer with --gpu, or name another partition in config.toml.")
-
-
-def _gpus(offer: Offer) -> int:
-    return offer.nodes * offer.processes_per_node

@@ -7,7 +7,9 @@
 # It has the first line `#!/bin/bash -l` on a cluster with a bash: `module` and conda are functions of a login shell.
 # With "nodes" it runs a command on each of the job's nodes at once, which finds in torchrun's variables who leads; with
 # "each" the command may be any, is told of a stop by a signal on all nodes, and finds MASTER_ADDR and NODE_RANK as well.
-# usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP IMAGE
+# Of several jobs of one sbatch the first does all that; the others say by hands/K that steps of them can be started
+# (remote/agent/runner/hands.py), until the first one's work, or its time, is over.
+# usage: pilot.sh FOLDER TENTHS-OF-A-SECOND SETUP IMAGE SECONDS
 #        pilot.sh nodes PYTHON WORDS
 #        pilot.sh each PYTHON COMMAND
 umask 077
@@ -48,9 +50,29 @@ if [ "$1" = nodes ] || [ "$1" = each ]; then
     exit "$code"
 fi
 cd -- "$1" || exit 1
+idle=0 most=$2
+hand=${SLURM_ARRAY_TASK_ID:-0}
+if [ "$hand" -gt 0 ]; then
+    mkdir -p hands && mkdir "hands/$hand.begun" && echo "$SLURM_JOB_ID" >"hands/$hand" || exit 1
+    # A shared file system may remember for a minute that a name is not there: so each folder is listed.
+    until ls agent 2>/dev/null | grep -qxF exit.json || ls calls 2>/dev/null | grep -qxF leave.run; do
+        idle=$((idle + 10))
+        if [ -e hands/until ]; then
+            [ "$(date +%s)" -lt "$(cat hands/until)" ] || exit 0
+        elif [ "$idle" -gt "$most" ]; then
+            exit 0
+        fi
+        sleep 1
+    done
+    exit 0
+fi
 # Requeued by an admin, or submitted twice, it would train a second time, under a lease that nobody counts.
 mkdir begun || exit 1
-idle=0 most=$2
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    mkdir -p hands
+    echo "$(($(date +%s) + $5))" >hands/until
+    printf '%s\n' "$3" >hands/setup
+fi
 # A set-up that fails ends the job, and `setup.failed` has its exit code: what would run then would run without it.
 trap 'echo "$?" >setup.failed' EXIT
 eval "$3" >setup-table.log 2>&1 || exit

@@ -52,7 +52,7 @@ JOIN_S = 60
 IDLE_S = 900
 """A job in which nothing trains is given back after so long without a call."""
 
-_QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE]
+_QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE]
 _CREATE = (
     'umask 077; mkdir -p -- "$1" && cd -- "$1" && { mkdir -- "$2" 2>/dev/null || [ -d "$2" ]; } '
     f'&& {{ [ ! -x {BASH} ] || echo "#!{BASH} -l"; cat; }} >"$2/pilot.sh" || exit {NO_FOLDER}; '
@@ -110,13 +110,14 @@ _LOOK = f'shell="sh -c"; [ ! -x {BASH} ] || shell="{BASH} -lc"; exec timeout -k 
 _LOOKED = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
 # Of all that waits in the job's partition, the job's own line and how many there are; the order is the scheduler's.
 _PLACE = (
-    'export SLURM_TIME_FORMAT=%s; p=$(squeue -h -j "$1" -o %P) && [ -n "$p" ] && '
-    "squeue -h -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
+    'export SLURM_TIME_FORMAT=%s; p=$(squeue -h -r -j "$1" -o %P | head -n 1) && [ -n "$p" ] && '
+    "squeue -h -r -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
     'awk -F\'|\' -v job="$1" \'$1 == job { print NR "|" $2 "|" $3 } END { print NR }\''
 )
 _SETUP = 'cd -- "$1" 2>/dev/null && cat setup.failed 2>/dev/null || exit 0; tail -c 2000 setup-table.log'
 _SETUP_LOG = f'tail -c {1 << 20} -- "$1/setup-table.log" 2>/dev/null || :'
 _FINISHED = "out/MANIFEST.json"
+_FIRST = "_0"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
 # $1 a run's folder, whose pilot is asked once to end the job by itself, if what it ran has ended well; 0 where it does.
@@ -230,7 +231,7 @@ class SlurmProvider:
                 provider=self.name,
                 type_id=part.name,
                 gpu=(card.gpu if card else need.name) if need.count else "cpu",
-                gpu_count=need.nodes * need.count,
+                gpu_count=need.jobs * need.nodes * need.count,
                 vram_gb=(card.vram_gb if card else need.memory_gb or 0) if need.count else 0,
                 region=cluster.name,
                 rate_micros_per_hour=times(cluster.price_per_gpu_hour, need.processes),
@@ -239,6 +240,7 @@ class SlurmProvider:
                 price_source="config.toml" if cluster.price_per_gpu_hour else "not metered",
                 dies_by_itself=DIES_BY_ITSELF,
                 nodes=need.nodes,
+                jobs=need.jobs,
             )
         ]
 
@@ -259,13 +261,16 @@ class SlurmProvider:
         crashpoint("before slurm.create")
         said = self._ask(
             site,
-            [*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup, site.cluster.container],
+            [
+                *(*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup, site.cluster.container),
+                str(60 * minutes),
+            ],
             PILOT.read_bytes(),
         )
         crashpoint("after slurm.create")
         number = said.stdout.strip().partition(";")[0]
         if said.exit_code == 0 and number.isdigit():
-            return self.read(f"{site.cluster.name}/{number}")
+            return self.read(f"{site.cluster.name}/{number}{_FIRST if order.offer.jobs > 1 else ''}")
         words = last_words(said.stderr.encode()) or f"sbatch ended with {said.exit_code}"
         if said.exit_code == NO_FOLDER:
             raise RejectedFor(_no_folder(site.cluster, words))
@@ -285,6 +290,7 @@ class SlurmProvider:
         return [
             *self._wanted(order.offer, minutes),
             "--parsable",
+            *([f"--array=0-{order.offer.jobs - 1}"] if order.offer.jobs > 1 else []),
             f"--job-name={order.token}",
             f"--comment={comment_of(order.run, order.deadline_wall, order.offer.gpu_count)}",
             f"--deadline=now+{waits_s}seconds",
@@ -418,10 +424,11 @@ class SlurmProvider:
         """One job as squeue tells it; GONE where the controller knows no such job of gpurun's."""
         site, number = self._place(instance_id)
         crashpoint("before slurm.read")
-        said = self._ask(site, [*_QUEUE, "-j", number])
+        whole = number.removesuffix(_FIRST)
+        said = self._ask(site, [*_QUEUE, "-j", whole])
         if said.exit_code and "invalid job id" not in said.stderr.lower():
             raise Unknown(_failed("squeue", said))
-        job = next((job for job in jobs_in(said.stdout) if str(job.number) == number), None)
+        job = next((job for job in jobs_in(said.stdout) if str(job.number) == whole), None)
         if job is None:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
         return self._instance(site, job)
@@ -439,7 +446,7 @@ class SlurmProvider:
         is_up = known.state is InstanceState.RUNNING and parse_token(known.token) is not None
         if is_up and self._ask(site, ["sh", "-c", _LEAVE, "gpurun", _folder(site, known.token)]).exit_code == 0:
             return
-        said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number])
+        said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST)])
         crashpoint("after slurm.destroy")
         if said.exit_code and "invalid job id" not in said.stderr.lower():  # That is one which has just ended.
             raise Unknown(_failed("scancel", said))
@@ -480,9 +487,12 @@ class SlurmProvider:
         self._told(site, ["rm", "-rf", "--", _folder(site, token)])
 
     def _place(self, instance_id: str) -> tuple[Site, str]:
-        """The cluster and the number of `CLUSTER/NUMBER`; Unknown where config.toml has no such cluster any more."""
+        """The cluster and the number of `CLUSTER/NUMBER`; Unknown where config.toml has no such cluster any more.
+
+        Of several jobs of one sbatch it is the number of the first, `N_0`.
+        """
         name, _, number = instance_id.partition("/")
-        if not re.fullmatch(r"[0-9]{1,10}", number):
+        if not re.fullmatch(rf"[0-9]{{1,10}}({_FIRST})?", number):
             raise Rejected(f"{instance_id!r} is not a job of gpurun's")
         if name not in self._sites:
             raise Unknown(f"config.toml describes no cluster {name!r}")
@@ -495,7 +505,7 @@ class SlurmProvider:
         if not cluster.is_here:
             where = where.model_copy(update={"host": cluster.host, "port": cluster.port, "user": cluster.user})
         return Instance(
-            id=f"{cluster.name}/{job.number}",
+            id=f"{cluster.name}/{job.number}{_FIRST if job.place is not None else ''}",
             provider=self.name,
             token=job.token.text,
             run=job.run,

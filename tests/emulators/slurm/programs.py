@@ -51,6 +51,8 @@ LONG = [
     "name=",
     "signal=",
     "jobs=",
+    "array=",
+    "cpu-bind=",
 ]
 COMPLETING_S = 0.2
 SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
@@ -71,21 +73,26 @@ def sbatch(state: Path, words: list[str]) -> int:
         print(SAYS["starts"].format(1, start, 1, "n1", asked.get("--partition", "main")), file=sys.stderr)
         return 0
     number = 1 + len(os.listdir(state / "jobs"))
-    folder = state / "jobs" / str(number)
-    folder.mkdir()
     wait_s = int(re.fullmatch(r"now\+(\d+)seconds", asked["--deadline"])[1])  # type: ignore[index]
     facts = {
         "argv": "\n".join(words), "name": asked["--job-name"], "comment": asked["--comment"],
         "minutes": asked["--time"], "submitted": str(int(time.time())), "deadline": str(int(time.time()) + wait_s),
         "nodes": asked["--nodes"], "command": "\n".join(rest), "chdir": asked["--chdir"], "output": asked["--output"],
     }  # fmt: skip
-    for name, fact in facts.items():
-        (folder / name).write_text(fact)
     assert (asked["--dependency"], asked["--export"]) == ("singleton", "NONE")
-    subprocess.Popen(
-        [sys.executable, "-S", __file__, str(state), "job", str(number)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    last = int(asked["--array"].removeprefix("0-")) if "--array" in asked else 0
+    for place in range(last + 1):
+        folder = state / "jobs" / str(number + place)
+        folder.mkdir()
+        for name, fact in facts.items():
+            (folder / name).write_text(fact)
+        if last:
+            (folder / "array").write_text(f"{number}_{place}")
+    for place in range(last + 1):
+        subprocess.Popen(
+            [sys.executable, "-S", __file__, str(state), "job", str(number + place)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
     if (state / "lose").exists():
         print(SAYS["sbatch"].format(SAYS["timed out"]), file=sys.stderr)
         return 1
@@ -100,7 +107,9 @@ def job(state: Path, number: str) -> int:
     signal.signal(signal.SIGTERM, lambda *_: (folder / "cancelled").touch())
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     before = [state / "jobs" / str(other) for other in range(1, int(number))]
+    whole = shown(folder).partition("_")[0]
     rivals = [other for other in before if text(other, "name") == text(folder, "name")]
+    rivals = [other for other in rivals if shown(other).partition("_")[0] != whole]
     while True:
         word = waited(state, folder, rivals) or run(state, folder)
         if word != "REQUEUED":
@@ -126,7 +135,7 @@ def run(state: Path, folder: Path) -> str:
             [*shebang(text(folder, "command").splitlines()[0]), *text(folder, "command").splitlines()],
             env={
                 **os.environ, "SLURM_JOB_ID": folder.name, "SLURM_JOB_NUM_NODES": text(folder, "nodes"),
-                "HOME": str(state / "home"),
+                "HOME": str(state / "home"), **of_array(folder),
             },
             cwd=text(folder, "chdir"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
@@ -155,6 +164,24 @@ def run(state: Path, folder: Path) -> str:
         (folder / "started").unlink()
         (folder / "completing").unlink()
     return word or ("FAILED" if child.returncode else "COMPLETED")
+
+
+def shown(folder: Path) -> str:
+    """The number of a job as squeue has it: `N_K` of several of one sbatch."""
+    return text(folder, "array") or folder.name
+
+
+def of_array(folder: Path) -> dict[str, str]:
+    """What a job of several is told of them."""
+    whole, _, place = text(folder, "array").partition("_")
+    return {"SLURM_ARRAY_JOB_ID": whole, "SLURM_ARRAY_TASK_ID": place} if place else {}
+
+
+def meant(state: Path, number: str) -> list[Path]:
+    """The jobs of a number: all of an array by the one that it has in common, else that of the number itself."""
+    all_of = sorted((state / "jobs").iterdir(), key=lambda folder: int(folder.name))
+    found = [folder for folder in all_of if number in (shown(folder), text(folder, "array").partition("_")[0])]
+    return found or [folder for folder in all_of if folder.name == number]
 
 
 def shebang(script: str) -> list[str]:
@@ -190,13 +217,21 @@ def srun(state: Path, words: list[str]) -> int:
 
 def step(state: Path, asked: dict[str, str], command: list[str]) -> int:
     """Run a command on the node of a job that runs."""
+    assert ":" not in command, "srun takes a lone colon for the end of a component"
     folder = state / "jobs" / asked["--jobid"]
-    if not (folder / "started").exists() or (folder / "ended").exists():
-        print(SAYS["expired" if (folder / "ended").exists() else "no step"].format(folder.name), file=sys.stderr)
+    is_over = any((folder / name).exists() for name in ("completing", "ended"))
+    if is_over or not (folder / "started").exists():
+        print(SAYS["expired" if is_over else "no step"].format(folder.name), file=sys.stderr)
         return 1
     with open(state / "steps", "a") as steps:
         steps.write(" ".join(command) + "\n")
-    return subprocess.run(command, cwd=asked["--chdir"], check=False).returncode
+    own = {"SLURM_JOB_ID": folder.name, **of_array(folder)}
+    task = subprocess.Popen(command, cwd=asked["--chdir"], env={**os.environ, **own}, start_new_session=True)
+    while task.poll() is None:  # It is a process of the job's, and ends with it.
+        if (folder / "completing").exists():
+            os.killpg(task.pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return 128 - task.returncode if task.returncode < 0 else task.returncode
 
 
 def descendants(root: int) -> set[int]:
@@ -229,23 +264,28 @@ def ended(folder: Path, word: str) -> int:
 
 
 def squeue(state: Path, words: list[str]) -> int:
-    told, _ = getopt.getopt(words, "ht:o:j:p:", [*LONG, "sort="])
+    told, _ = getopt.getopt(words, "hrt:o:j:p:", [*LONG, "sort="])
     asked, known = dict(told), os.listdir(state / "jobs")
-    if "-j" in asked and asked["-j"] not in known:
+    if "-j" in asked and not meant(state, asked["-j"]):
         print(SAYS["squeue"].format(SAYS["no_job"]), file=sys.stderr)
         return 1
+    if asked["-o"] == "%A":
+        print("\n".join(folder.name for folder in meant(state, asked["-j"])))
+        return 0
     if asked["-o"] == "%P":
         print("main")
         return 0
     if "-p" in asked:  # Two of others' wait before the user's own.
-        waiting = [name for name in known if not (state / "jobs" / name / "started").exists()]
+        waits = [name for name in known if not (state / "jobs" / name / "started").exists()]
+        waiting = [shown(state / "jobs" / name) for name in sorted(waits, key=int)]
         start = text(state, "start") or "N/A"
         print("\n".join(["4001|N/A|main", "4002|N/A|main", *(f"{name}|{start}|main" for name in waiting)]))
         return 0
     assert ("--me" in asked, os.environ["SLURM_TIME_FORMAT"]) == (True, "%s")
     print("77|RUNNING|1700000000|1:00|1700000000|None|my own|it|has\n1|RUNNING|0|0:00|0|None|gpurun-forged|")
-    for number in sorted(known, key=int) if "-j" not in asked else [asked["-j"]]:
-        folder = state / "jobs" / number
+    assert "-r" in asked
+    listed = meant(state, asked["-j"]) if "-j" in asked else [state / "jobs" / name for name in sorted(known, key=int)]
+    for folder in listed:
         if asked.get("--name", text(folder, "name")) == text(folder, "name"):
             started = text(folder, "started")
             word = text(folder, "word") or ("COMPLETING" if (folder / "completing").exists() else "")
@@ -257,24 +297,27 @@ def squeue(state: Path, words: list[str]) -> int:
             ends = text(folder, "ended") or planned
             clock = f"{used // 3600}:{used % 3600 // 60:02}" if used >= 3600 else f"{used // 60}"
             clock += f":{used % 60:02}"
-            shown = [number, word, text(folder, "submitted"), clock, ends, reason, text(folder, "name")]
-            print("|".join([*shown, text(folder, "comment")]))
+            fields = [shown(folder), word, text(folder, "submitted"), clock, ends, reason, text(folder, "name")]
+            print("|".join([*fields, text(folder, "comment")]))
     return 0
 
 
 def scancel(state: Path, words: list[str]) -> int:
     told, numbers = getopt.getopt(words, "", LONG)
+    asked = dict(told)
     for number in numbers:
-        folder = state / "jobs" / number
-        if name := dict(told).get("--signal"):  # To all that its steps have started, and not to its first program.
-            tasks = [int(pid) for pid in text(folder, "tasks").splitlines()]
+        jobs = meant(state, number)
+        if name := asked.get("--signal"):  # To all that its steps have started, and not to its first program.
+            tasks = [int(pid) for job in jobs for pid in text(job, "tasks").splitlines()]
             for pid in {one for task in tasks for one in (task, *descendants(task))}:
                 os.kill(pid, getattr(signal, f"SIG{name}"))
             continue
-        if dict(told)["--name"] != text(folder, "name") or (folder / "ended").exists():
+        left = [job for job in jobs if not (job / "ended").exists() and asked["--name"] == text(job, "name")]
+        if not left:
             print(SAYS["not cancelled"].format(number), file=sys.stderr)
             return 1
-        (folder / "cancelled").touch()
+        for job in left:
+            (job / "cancelled").touch()
     return 0
 
 

@@ -21,6 +21,7 @@ import threading
 import time
 from contextlib import suppress
 
+from gpurun.remote.agent.runner.hands import Hands
 from gpurun.remote.agent.runner.last_words import LastWords
 from gpurun.remote.agent.runner.masked import forms_of, mask
 from gpurun.remote.agent.runner.matching import Walk
@@ -42,6 +43,9 @@ MOST_FAILED = 3
 """After so many trials that failed, and none that did not, the fault is not in the settings."""
 MOST_DRAWS, MOST_ASKED = 1000, 20
 MOST_WORDS, MOST_LINE = 300, 4000
+ROOM_BYTES = 1 << 20
+"""Kept free for the table of the trials, on a disk that a trial fills."""
+HANDS_END_S = 5.0
 OVER = ("done", "pruned", "failed", "nan")
 
 
@@ -142,9 +146,9 @@ class TrainerLines:
 class Trial:
     """One trial while it runs, in a folder of its own."""
 
-    def __init__(self, row: Row, sweep: RunningSweep, slot: int) -> None:
+    def __init__(self, row: Row, sweep: RunningSweep, slot: tuple[str, int]) -> None:
         self.row, self.sweep, self.slot, self.began = row, sweep, slot, time.monotonic()
-        self.folder = os.path.join(sweep.trials, "%03d" % row.number)
+        self.folder = sweep.folder_of(row)
         self.out = os.path.join(self.folder, "out")
         self.told_s, self.lock, self.words = 0.0, threading.Lock(), LastWords()
         self.walk: Walk | None = None
@@ -161,10 +165,15 @@ class Trial:
         own = os.path.join(self.folder, "events.jsonl")
         self.told: Any = TrainerLines(os.path.join(self.out, "events.jsonl")) if order["is_recipe"] else ToldEvents(own)
         self.progress = None if order["is_recipe"] else Progress(order["total_steps"])
-        self.child = subprocess.Popen(
-            self.argv(), cwd=cwd, env=trial_environment(row, own, sweep.cards, slot), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        job, place = slot
+        if job:
+            env, card = trial_environment(row, own, [], place), place % max(1, order["cards"])
+            self.child = sweep.hands.start(job, card, self.argv(), cwd, self.folder, env, order["env"])
+        else:
+            self.child = subprocess.Popen(
+                self.argv(), cwd=cwd, env=trial_environment(row, own, sweep.cards, place), stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -222,6 +231,9 @@ class Trial:
     def end(self, state: str, number: int = signal.SIGKILL) -> None:
         """End it, for this reason."""
         self.is_ending = self.is_ending or state
+        if self.slot[0]:
+            self.sweep.hands.signal(self.slot[0], self.folder, signal.Signals(number).name[3:])
+            return
         with suppress(OSError):
             os.killpg(self.child.pid, number)
 
@@ -267,6 +279,8 @@ class RunningSweep:
         self.order, self.bundle, self.began = order, bundle, time.monotonic()
         self.work, self.trials = os.path.join(bundle, "work"), os.path.join(bundle, "trials")
         self.folder = os.path.join(self.work, FOLDER)
+        self.hands = Hands(os.path.dirname(bundle), order["jobs"] - 1)
+        self.room = os.path.join(bundle, ".room")
         self.events = os.path.join(os.path.dirname(bundle), "out", "events.jsonl")
         self.rows: dict[int, Row] = {}
         self.running: list[Trial] = []
@@ -275,34 +289,61 @@ class RunningSweep:
         # The runner masks the log; a trial's last words go into its row, too.
         self.secrets = forms_of([os.environ[name] for name in order["secrets"] if os.environ.get(name)])
         os.makedirs(os.path.join(self.folder, BEST), exist_ok=True)
+        with suppress(OSError), open(self.room, "wb") as file:
+            file.write(os.urandom(ROOM_BYTES))  # A disk that packs zeros would keep no room.
         self.restore()
-        self.sampler = None
+        self.sampler: Any = None
         if order["sampler"] == "tpe":
-            from gpurun.remote.agent.runner.tpe import Tpe  # The machine has optuna where it was asked for.
-
-            self.sampler = Tpe(order, len(self.rows))
-            for row in self.rows.values():
-                self.learn(row)
+            self.open_sampler()
         self.lock = threading.Lock()
+
+    def open_sampler(self) -> None:
+        """Have optuna's sampler draw; a machine without it draws by chance, and says so."""
+        try:
+            from gpurun.remote.agent.runner.tpe import Tpe
+
+            self.sampler = Tpe(self.order, len(self.rows))
+        except Exception as error:  # noqa: BLE001 - what is wrong with optuna there ends no sweep that is paid for
+            why = "%s: %s" % (type(error).__name__, error)
+            message = "optuna cannot be used there (%s): the trials are drawn by chance, as by --sampler random" % why
+            sys.stdout.write("warning: %s\n" % message)
+            self.event("warning", code="optuna.missing", message=message[:MOST_WORDS])
+            return
+        for row in self.rows.values():
+            self.learn(row)
 
     def restore(self) -> None:
         """Take over what an earlier machine came to; a trial that it did not end is begun again."""
-        earlier = os.path.join(self.work, self.order["earlier"])
-        for table in (os.path.join(self.folder, TABLE), os.path.join(earlier, TABLE)):
+        places = [self.folder, *(os.path.join(self.work, place) for place in self.order["earlier"])]
+        for place in places:
             try:
-                with open(table) as file:
+                with open(os.path.join(place, TABLE)) as file:
                     records = json.load(file)["rows"]
             except OSError:
                 continue
             self.rows = {row.number: row for row in map(row_of, records) if row.state in OVER}
             break
-        if os.path.isdir(os.path.join(earlier, BEST)):
-            for name in os.listdir(os.path.join(earlier, BEST)):
-                target = os.path.join(self.folder, BEST, name)
-                if not os.path.isdir(target):
-                    shutil.copytree(os.path.join(earlier, BEST, name), target, copy_function=shutil.copyfile)
+        kept = {"%03d" % row.number for row in self.best()}
+        for place in places[1:]:
+            for name in kept.difference(os.listdir(os.path.join(self.folder, BEST))):
+                if os.path.isdir(source := os.path.join(place, BEST, name)):
+                    target = os.path.join(self.folder, BEST, name)
+                    shutil.copytree(source, target, copy_function=shutil.copyfile)
         for row in self.rows.values():
             self.tell(row)
+
+    def folder_of(self, row: Row) -> str:
+        """Where a trial runs."""
+        return os.path.join(self.trials, "%03d" % row.number)
+
+    def free_slot(self) -> tuple[str, int] | None:
+        """Which job, "" for the sweep's own, runs another trial, and as which of those beside each other there."""
+        if len(self.running) >= self.order["at_once"]:
+            return None
+        taken = [trial.slot for trial in self.running]
+        each = -(-self.order["at_once"] // self.order["jobs"])
+        free = ((job, place) for job in ["", *self.hands.jobs()] for place in range(each))
+        return next((slot for slot in free if slot not in taken), None)
 
     def run(self) -> int:
         """Run trials until none is left, or it is stopped; its exit code."""
@@ -317,8 +358,9 @@ class RunningSweep:
                     self.end_stopped(trial)
                 elif self.is_beaten(trial):
                     trial.end("nan" if trial.row.is_lost else "pruned")
-            while not self.is_over() and len(self.running) < self.order["at_once"]:
-                if not self.start():
+            while not self.is_over():
+                slot = self.free_slot()
+                if slot is None or not self.start(slot):
                     break
             if not self.running and self.is_over():
                 break
@@ -329,7 +371,7 @@ class RunningSweep:
         """Whether no other trial is begun."""
         return bool(self.is_stopped or self.fault or self.is_exhausted or len(self.rows) >= self.order["trials"])
 
-    def start(self) -> bool:
+    def start(self, slot: tuple[str, int]) -> bool:
         """Begin the next trial; whether there is one."""
         number = next(number for number in itertools.count(1) if number not in self.rows)
         params = self.next_params(number)
@@ -337,15 +379,15 @@ class RunningSweep:
             self.is_exhausted = True
             return False
         row = self.rows[number] = Row(number, params)
-        slots = {trial.slot for trial in self.running}
+        self.tell(row)
         try:
-            trial = Trial(row, self, next(slot for slot in itertools.count() if slot not in slots))
+            trial = Trial(row, self, slot)
         except OSError as error:
-            row.state, row.why = "failed", "it cannot be started: %s" % (error.strerror or error)
+            row.state, row.why = "failed", ("it cannot be started: %s" % words_of(error))[:MOST_WORDS]
+            shutil.rmtree(self.folder_of(row), ignore_errors=True)
             self.ended(row)
             return True
         self.running.append(trial)
-        self.tell(row)
         return True
 
     def next_params(self, number: int) -> Params | None:
@@ -381,24 +423,32 @@ class RunningSweep:
     def close(self, trial: Trial) -> None:
         """Take in a trial's end, and keep its files where it is among the best."""
         trial.close()
-        row = trial.row
-        if row.state in ("done", "stopped") and row in self.best():
+        row, job = trial.row, trial.slot[0]
+        if job and row.state == "failed" and (why := self.hands.why_lost(job, trial.folder)):
+            row.state, row.why = "stopped", ("it is begun again: %s" % why)[:MOST_WORDS]
+            self.tell(row)
+            sys.stdout.write("%03d | %s\n" % (row.number, row.why))
+            del self.rows[row.number]
+        elif row.state in ("done", "stopped") and row in self.best():
             place = os.path.join(self.folder, BEST, "%03d" % row.number)
             shutil.rmtree(place, ignore_errors=True)
-            for name, path in trial.files():
-                os.makedirs(os.path.dirname(os.path.join(place, name)), exist_ok=True)
-                shutil.move(path, os.path.join(place, name))
+            try:
+                for name, path in trial.files():
+                    os.makedirs(os.path.dirname(os.path.join(place, name)), exist_ok=True)
+                    shutil.move(path, os.path.join(place, name))
+            except OSError as error:  # As on a full disk: the best of those before it stays the best.
+                shutil.rmtree(place, ignore_errors=True)
+                row.state, row.why = "failed", ("its files cannot be kept: %s" % words_of(error))[:MOST_WORDS]
         shutil.rmtree(trial.folder, ignore_errors=True)
-        self.ended(row)
+        if row.number in self.rows:
+            self.ended(row)
 
     def ended(self, row: Row) -> None:
         """Write down that a trial is over, before anything is removed or begun."""
         over = [one for one in self.rows.values() if one.state != "running"]
         failed = [one for one in over if one.state == "failed"]
         if len(failed) == len(over) and len(over) in (MOST_FAILED, self.order["trials"]) and not self.is_stopped:
-            self.fault = "%d of %d trials failed, and none ended well: %s" % (len(failed), len(over), row.why)
-            for trial in self.running:
-                trial.end("stopped")
+            self.end_all("%d of %d trials failed, and none ended well: %s" % (len(failed), len(over), row.why))
         self.write()
         kept = {"%03d" % one.number for one in self.best()}
         for name in os.listdir(os.path.join(self.folder, BEST)):
@@ -421,8 +471,26 @@ class RunningSweep:
         ranked = [row for row in self.rows.values() if row.state in ("done", "stopped") and row.result is not None]
         return sorted(ranked, key=lambda row: (row.state != "done", row.result, row.number))[: self.order["keep"]]
 
+    def end_all(self, fault: str) -> None:
+        """End the sweep for a fault of its own."""
+        self.fault = self.fault or fault
+        for trial in self.running:
+            trial.end("stopped")
+
     def write(self) -> None:
-        """Replace the table of all trials."""
+        """Replace the table of all trials; on a full disk in the room that was kept for it, or the sweep ends."""
+        try:
+            self.replace_table()
+        except OSError:
+            with suppress(OSError):
+                os.unlink(self.room)
+            try:
+                self.replace_table()
+            except OSError as error:
+                self.end_all("the table of the trials cannot be written: %s" % words_of(error))
+
+    def replace_table(self) -> None:
+        """The same; OSError where the disk takes none."""
         path = os.path.join(self.folder, TABLE)
         rows = [dict(row.record(), rungs=row.rungs) for _, row in sorted(self.rows.items())]
         best = [row.number for row in self.best()]
@@ -434,9 +502,12 @@ class RunningSweep:
 
     def tell(self, row: Row) -> None:
         """Write a row into the events of the run; a full disk ends no sweep."""
+        self.event("trial", **dict(row.record(), is_restored=row.is_restored))
+
+    def event(self, kind: str, **more: Any) -> None:
+        """Write an event of the run."""
         elapsed_s = round(time.monotonic() - self.began, 3)
-        told = dict(row.record(), kind="trial", wall=round(time.time(), 3), elapsed_s=elapsed_s)
-        told["is_restored"] = row.is_restored
+        told = dict(more, kind=kind, wall=round(time.time(), 3), elapsed_s=elapsed_s)
         with suppress(OSError):
             file = os.open(self.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
@@ -471,6 +542,10 @@ class RunningSweep:
         time.sleep(self.order["grace_s"])
         for trial in list(self.running):
             trial.end("stopped")
+        time.sleep(HANDS_END_S)
+        for trial in list(self.running):  # What starts it in a job that answers no more.
+            with suppress(OSError):
+                os.killpg(trial.child.pid, signal.SIGKILL)
 
     def finish(self) -> int:
         """Say what came of it; the exit code."""
@@ -487,6 +562,11 @@ class RunningSweep:
             sys.stdout.write("error: %s\n" % (self.fault or "no trial has a result: %s" % told))
             return 1
         return 0
+
+
+def words_of(error: OSError) -> str:
+    """What the system says of a failure."""
+    return error.strerror or str(error)
 
 
 def trial_environment(row: Row, events: str, cards: list[str], slot: int) -> dict[str, str]:
@@ -540,8 +620,8 @@ def main() -> int:
         order = json.load(file)
     try:
         sweep = RunningSweep(order, os.path.dirname(os.getcwd()))
-    except ImportError as error:
-        sys.stdout.write("error: %s: the sampler tpe is optuna's; add --pip optuna, or take --sampler random\n" % error)
+    except OSError as error:
+        sys.stdout.write("error: the sweep cannot begin: %s\n" % words_of(error))
         return 1
     signal.signal(signal.SIGTERM, sweep.stop)
     return sweep.run()

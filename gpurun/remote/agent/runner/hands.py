@@ -1,0 +1,137 @@
+"""The other jobs of a sweep on a cluster: a trial is started in one of them by srun, as a step of that job.
+
+Each of them writes its number to hands/K once it runs (providers/slurm/pilot.sh). A step's environment and its output
+go by srun alone: so the value of a secret lies on no shared disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LOOK_S, ANSWERS_S = 1.0, 60.0
+"""How often it is looked for others, and how long one is given to show that it still runs a step."""
+# The agent passes no variable of Slurm's on; this one says where its controller is.
+_SRUN = """
+[ ! -e "$0/job.env" ] || conf=$(. "$0/job.env" && echo "${SLURM_CONF:-}")
+[ -z "${conf:-}" ] || export SLURM_CONF="$conf"
+exec srun --overlap --nodes=1 --ntasks=1 --quiet --mpi=none --cpu-bind=none --export=ALL "$@"
+"""
+_LOGIN_SHELL = '[ ! -x /bin/bash ] || exec /bin/bash -l "$0"; exec sh "$0"'
+_SIGNAL = 'kill -s "$0" -- "-$(cat "$1")"'
+# The words of a trial stand in a file: srun would take a lone colon among its own for the end of a component.
+_TRIAL = """\
+exec 2>&1
+echo "$$" >{process} || exit
+eval "$(cat {setup} 2>/dev/null)" </dev/null || exit
+[ -z "${{CUDA_VISIBLE_DEVICES:-}}" ] || export CUDA_VISIBLE_DEVICES="$(echo "$CUDA_VISIBLE_DEVICES" | cut -d, -f{card})"
+{exports}
+exec {words}
+"""
+
+
+class Hands:
+    """The jobs beside the sweep's own, in the folder of its run; none where it is alone."""
+
+    def __init__(self, root: str, count: int) -> None:
+        self.root, self.folder, self.count = root, os.path.join(root, "hands"), count
+        self.lost: set[str] = set()
+        self.found: list[str] = []
+        self.looked_s = -LOOK_S
+
+    def jobs(self) -> list[str]:
+        """The numbers of those that run, as they have said it."""
+        if self.count and time.monotonic() - self.looked_s >= LOOK_S:
+            self.found, self.looked_s = self.look(), time.monotonic()
+        return [number for number in self.found if number not in self.lost]
+
+    def look(self) -> list[str]:
+        """The same, read now."""
+        found = []
+        try:
+            names = sorted(filter(str.isdigit, os.listdir(self.folder)), key=int)
+        except OSError:
+            return []
+        for name in names:
+            try:
+                with open(os.path.join(self.folder, name)) as file:
+                    number = file.read().strip()
+            except OSError:
+                continue
+            if re.fullmatch("[0-9]{1,10}", number):
+                found.append(number)
+        return found
+
+    def start(
+        self, job: str, card: int, argv: list[str], cwd: str, folder: str, env: dict[str, str], names: list[str]
+    ) -> Any:
+        """Start the trial of a folder in a job; the variables of these names stand, whatever a login shell sets."""
+        own = ["export %s=%s" % (name, shlex.quote(env[name])) for name in names if name in env]
+        script = os.path.join(folder, "start")
+        with open(script, "w") as file:
+            places = {"process": process_file(folder), "setup": os.path.join(self.folder, "setup")}
+            quoted = {name: shlex.quote(path) for name, path in places.items()}
+            words = " ".join(map(shlex.quote, argv))
+            file.write(_TRIAL.format(card=card + 1, exports="\n".join(own), words=words, **quoted))
+        with open(os.path.join(folder, "srun"), "wb") as said:
+            return subprocess.Popen(
+                self.step(job, cwd, "sh", "-c", _LOGIN_SHELL, script), cwd=cwd, env=other_environment(env),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True,
+            )  # fmt: skip
+
+    def step(self, job: str, cwd: str, *argv: str) -> list[str]:
+        """The words that run something as a step of a job."""
+        return ["sh", "-c", _SRUN, self.root, "--jobid=" + job, "--chdir=" + cwd, *argv]
+
+    def signal(self, job: str, folder: str, name: str) -> None:
+        """Send a signal to the processes of the trial of a folder; nobody waits for it."""
+        words = self.step(job, folder, "sh", "-c", _SIGNAL, name, process_file(folder))
+        quiet = subprocess.DEVNULL
+        subprocess.Popen(
+            words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )  # fmt: skip
+
+    def why_lost(self, job: str, folder: str) -> str:
+        """Why a trial has failed with its job, and not by itself; "" where the job is well. It is given nothing more.
+
+        Where no process of the trial began, or the job runs no step any more, it is srun's word.
+        """
+        quiet, words = subprocess.DEVNULL, self.step(job, self.root, "true")
+        try:
+            done = subprocess.run(
+                words, env=step_environment(), stdin=quiet, stdout=quiet, stderr=quiet, timeout=ANSWERS_S, check=False
+            )  # fmt: skip
+            is_up = done.returncode == 0 and os.path.exists(process_file(folder))
+        except subprocess.TimeoutExpired:
+            is_up = False
+        if is_up:
+            return ""
+        self.lost.add(job)
+        try:
+            with open(os.path.join(folder, "srun"), errors="replace") as file:
+                said = [line.strip() for line in file if line.strip()]
+        except OSError:
+            said = []
+        return "job %s runs no trial any more%s" % (job, ": " + said[-1] if said else "")
+
+
+def other_environment(env: dict[str, str]) -> dict[str, str]:
+    """The environment of a trial in another job: which cards it has is that job's own word."""
+    return {name: value for name, value in env.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+
+def step_environment() -> dict[str, str]:
+    """What srun needs itself, where no trial is started."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "USER", "LOGNAME", "LANG") if name in os.environ}
+
+
+def process_file(folder: str) -> str:
+    """Where the trial of a folder has its process written down."""
+    return os.path.join(folder, "process")
