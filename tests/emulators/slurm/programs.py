@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 LONG = [
@@ -269,7 +270,8 @@ def scancel(state: Path, words: list[str]) -> int:
         if name := dict(told).get("--signal"):  # To all that its steps have started, and not to its first program.
             tasks = [int(pid) for pid in text(folder, "tasks").splitlines()]
             for pid in {one for task in tasks for one in (task, *descendants(task))}:
-                os.kill(pid, getattr(signal, f"SIG{name}"))
+                with suppress(ProcessLookupError):
+                    os.kill(pid, getattr(signal, f"SIG{name}"))
             continue
         if dict(told)["--name"] != text(folder, "name") or (folder / "ended").exists():
             print(SAYS["not cancelled"].format(number), file=sys.stderr)
