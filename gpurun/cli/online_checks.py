@@ -105,7 +105,9 @@ def _check(session: Session, name: str) -> Checked:
         orphans = _machines(provider, session)
         left = _left_over(provider, session, orphans)
     except Unknown as error:
-        return Checked(name, (*findings, Finding("bad", f"{name} gave no clear answer: {error}", "try again")))
+        return Checked(
+            name, (*findings, Finding("bad", f"{name} gave no clear answer: {error}", error.hint or "try again"))
+        )
     except GpurunError as error:
         return Checked(name, (*findings, Finding("bad", f"{name}: {error.what}", error.hint)))
     findings += [_machine(orphan, session) for orphan in orphans]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpurun.core.clock import Clock
-from gpurun.core.cluster import NoAnswer
 from gpurun.core.errors import SetupError
 from gpurun.core.paths import Home
 from gpurun.core.settings import find_cluster
@@ -23,7 +22,6 @@ def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partit
 
 
 def no_answer(cluster: str, error: Unknown) -> SetupError:
-    """Return the error of a cluster that does not answer, with what to do where the reason is known."""
-    why = error.__cause__.hint if isinstance(error.__cause__, NoAnswer) else ""
-    hint = why or "Try again once its controller answers: sinfo, on the login node."
-    return SetupError("slurm.no_answer", f"{cluster} does not answer: {error}.", hint=hint)
+    """Return the error of a cluster that could not be asked, with what to do where the reason is known."""
+    hint = error.hint or "Try again once its controller answers: sinfo, on the login node."
+    return SetupError("slurm.no_answer", f"{cluster} could not be asked: {error}.", hint=hint)

@@ -275,7 +275,7 @@ def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: 
     entry = _entry(request.host, request.identity)
     if entry is not None:
         return _settled_entry(request, entry, login, home, asks=asks)
-    identity = _identity(request, home)
+    identity = _identity(request, login, home)
     with identities(identity):  # A key that cannot be used is refused before any machine is asked.
         pass
     way, told = _on_the_way(request, home, clock)
@@ -299,7 +299,7 @@ def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, 
     if request.jump:
         what = f"--jump is for user@host; {entry.name} is an entry of ~/.ssh/config."
         raise UsageError("jump.unused", what, hint="Leave it out, and give the entry a ProxyJump.")
-    identity = "" if request.identity in ("", AGENT) else _identity(request, home)
+    identity = "" if request.identity in ("", AGENT) else _identity(request, login, home)
     shown = scan_entry(entry, asks=asks)
     trusted: Trust = "given"
     if not request.host_key:
@@ -336,7 +336,7 @@ def _for_good(login: Login | None = None) -> Iterator[None]:
         raise SetupError("host.unreachable", lost.what, hint=hint) from lost
 
 
-def _identity(request: Request, home: Home) -> str:
+def _identity(request: Request, login: Login, home: Home) -> str:
     """What to log in with: the file or the agent that was named, or gpurun's own key, made at the first use."""
     if request.identity == AGENT:
         return AGENT
@@ -353,8 +353,9 @@ def _identity(request: Request, home: Home) -> str:
         raise SetupError(
             "ssh.new_identity",
             "gpurun uses no key of yours unasked, so it has made one of its own for your boxes.",
-            hint=f"Where it has a password: gpurun auth ssh {request.host or 'USER@HOST'}. Else add this line to "
-            f"~/.ssh/authorized_keys there (or name --identity FILE). Then run it again.\n{public}",
+            hint=f"Where it has a password: gpurun auth ssh {request.host or login}. Else add this line to "
+            "~/.ssh/authorized_keys there (or name a key of yours: --identity FILE, of a cluster `identity` in its "
+            f"table). Then run it again.\n{public}",
         )
     return str(folder / "client")
 

@@ -37,7 +37,8 @@ class Unknown(Exception):
     A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
     there are no others. A create that its provider takes twice without making two has in `again` how to send the same
     request once more; that gives the instance, or is Unknown. `left` are the things beside machines that were listed,
-    `regions` those that alone gave no answer, where the others gave their whole lists.
+    `regions` those that alone gave no answer, where the others gave their whole lists. `hint` is what to do about a
+    known reason.
     """
 
     def __init__(
@@ -48,9 +49,10 @@ class Unknown(Exception):
         *,
         left: tuple[Leftover, ...] = (),
         regions: frozenset[str] = frozenset(),
+        hint: str = "",
     ) -> None:
         super().__init__(message)
-        self.found, self.again, self.left, self.regions = found, again, left, regions
+        self.found, self.again, self.left, self.regions, self.hint = found, again, left, regions, hint
 
 
 class Throttled(Unknown):

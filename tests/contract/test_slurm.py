@@ -124,6 +124,8 @@ REFUSED = {
     "Requested time limit is invalid (missing or exceeds some limit)": "--hours",
     "Requested node configuration is not available": "--gpu",
     "Required partition not available (inactive or drain)": "partition = ",
+    "Invalid feature specification": "extra",
+    "Invalid node name specified": "extra",
 }
 
 
@@ -135,7 +137,7 @@ def test_a_slurm_refusal_leaves_nothing_and_says_its_own_cure(
     with pytest.raises(RejectedFor, match=re.escape(words)) as refused:
         provider.create(order(provider))
     assert refused.value.of_offer
-    assert [other for other in REFUSED.values() if other in refused.value.error.hint] == [cure]
+    assert {other for other in REFUSED.values() if other in refused.value.error.hint} == {cure}
     slurm.set("refuse", "Unspecified error")
     with pytest.raises(Rejected, match="Unspecified error"):
         provider.create(order(provider))
@@ -193,7 +195,9 @@ def test_a_job_not_admitted_gets_slurms_reason_and_its_own_cure(
     assert not [other for other in others if other in error.hint], "another person's cure"
 
 
-@pytest.mark.parametrize("reason", ["Priority", "Resources", "QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser"])
+@pytest.mark.parametrize(
+    "reason", ["Priority", "Resources", "QOSMaxJobsPerUserLimit", "AssocGrpGRES", "JobHeldUser", "PartitionDown"]
+)
 def test_a_job_that_others_keep_waiting_is_not_called_refused(
     slurm: ScriptedSlurm, provider: SlurmProvider, reason: str
 ) -> None:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +22,11 @@ from gpurun.core.paths import Home
 from gpurun.core.records import GpuNeed, InstanceState
 from gpurun.ledger.audit import audit
 from gpurun.planning.own_box import LoginHere
-from gpurun.providers.slurm.jobs import SINFO, SQUEUE, sbatch_refusal
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import order, wait_for
-from tests.emulators.slurm import missing_books, scripted_slurm
+from tests.emulators.conda import conda_base, make_environment
+from tests.emulators.slurm import missing_books
 from tests.emulators.slurm.engine import Engine, booked, running
-from tests.emulators.slurm.programs import SAYS
 from tests.later import LATER
 from tests.lifecycle.slurm_engine_run import opened, paid, seen
 from tests.lifecycle.tiny_runs import start
@@ -37,6 +35,7 @@ CLOCK = SystemClock()
 pytestmark = [LATER, pytest.mark.skipif(bool(missing_books()), reason=missing_books() or "it is here")]
 CLOSE_S = 3.0
 """How far a receipt may be from what accounting has."""
+RUN = ("run", "--provider", "slurm", "--gpu", "cpu", "--accept-cpu", "--partition", "debug", "--yes")
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +85,9 @@ def gpurun(home: Home, *words: str, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
-def at_home(engine: Engine, tmp_path: Path, *lines: str) -> Home:
+def at_home(engine: Engine, tmp_path: Path, *lines: str, python: str = sys.executable) -> Home:
     home = Home(tmp_path / "home").prepare()
-    table = ["[slurm.lab]", 'host = "local"', f'workdir = "{engine.work}"', f'python = "{sys.executable}"', *lines]
+    table = ["[slurm.lab]", 'host = "local"', f'workdir = "{engine.work}"', f'python = "{python}"', *lines]
     home.config.write_text("\n".join([*table, ""]))
     return home
 
@@ -100,11 +99,28 @@ def test_modules_and_a_venv_work_in_a_set_up_and_are_shown(engine: Engine, tmp_p
     home = at_home(engine, tmp_path, f'setup = "{setup}"')
     (lab := tmp_path / "lab").mkdir()
     (lab / "t.py").write_text("import os, sys; print(sys.executable, os.environ['PYTHONPATH'])\n")
-    words = ("run", "--provider", "slurm", "--gpu", "cpu", "--accept-cpu", "--partition", "debug", "--yes")
-    ran = gpurun(home, *words, "--name", "set-1", "--", "python", "t.py", cwd=lab)
+    ran = gpurun(home, *RUN, "--name", "set-1", "--", "python", "t.py", cwd=lab)
     assert ran.returncode == ExitCode.DONE, ran.stderr
     assert gpurun(home, "logs", "set-1", cwd=lab).stdout.split() == [f"{sys.prefix}/bin/python", "/opt/lab"]
     assert "null" in gpurun(home, "logs", "set-1", "--setup", cwd=lab).stdout
+
+
+def test_conda_activate_works_in_a_set_up_and_is_shown(engine: Engine, tmp_path: Path) -> None:
+    source, lab = f"source {conda_base(tmp_path)}/etc/profile.d/conda.sh", make_environment(tmp_path / "lab-env")
+    home = at_home(engine, tmp_path, f'setup = "{source} && conda activate {lab}"', python="python")
+    (folder := tmp_path / "lab").mkdir()
+    (folder / "t.py").write_text("import os, shutil; print(shutil.which('python'), os.environ['CUDA_HOME'])\n")
+    ran = gpurun(home, *RUN, "--name", "conda-1", "--", "python", "t.py", cwd=folder)
+    assert ran.returncode == ExitCode.DONE, ran.stderr
+    assert gpurun(home, "logs", "conda-1", cwd=folder).stdout.split() == [f"{lab}/bin/python", "/opt/lab"]
+    assert gpurun(home, "logs", "conda-1", "--setup", cwd=folder).stdout == f"{lab} is active\n"
+    assert [row.problems for row in audit(home).rows] == [()]
+    absent = replace(engine.cluster, setup=f"{source} && conda activate no-such")
+    provider = SlurmProvider([Site(absent, LoginHere())], CLOCK)
+    ended = wait_for(provider, provider.create(order(provider)), InstanceState.GONE)
+    words = "EnvironmentNameNotFound: Could not find conda environment: no-such"
+    assert words in str(provider.never_runs(ended))
+    assert words in provider.setup_log(ended).decode()
 
 
 def test_torchrun_on_two_nodes_meets_and_a_stop_reaches_both(engine: Engine, tmp_path: Path) -> None:
@@ -156,105 +172,3 @@ def test_a_queue_has_reason_place_and_start_and_a_qos_its_cure(engine: Engine) -
     assert "--hours" in refused.value.hint
     engine.ask("scancel", "-u", "root")
     assert provider.read(made.id).state is not InstanceState.RUNNING
-
-
-COLUMNS = r"\d+\|{state}\|\d{{9,}}\|{used}\|{ends}\|{reason}\|gr-fox-41-\w+\|fox-41 \d+ 0"
-
-
-def rows_of(provider: SlurmProvider, ask: Callable[..., str]) -> dict[InstanceState, str]:
-    """What squeue has, in gpurun's columns, of one job that waits for the other of its name, and of that."""
-    wish = order(provider)
-    first = provider.create(wish)
-    wait_for(provider, first, InstanceState.RUNNING)
-    second = provider.create(wish)
-    try:
-        return {
-            one.state: ask(
-                "squeue", "-h", "--me", "-t", "all", "-o", SQUEUE, "-j", one.id.rpartition("/")[2]
-            ).splitlines()[-1]
-            for one in (provider.read(first.id), provider.read(second.id))
-        }
-    finally:
-        for one in (second, first):
-            provider.destroy(one.id)
-
-
-def test_lists_of_the_scripted_slurm_have_the_real_ones_columns(engine: Engine, tmp_path: Path) -> None:
-    def ask_in(environment: dict[str, str]) -> Callable[..., str]:
-        def ask(*argv: str) -> str:
-            told = subprocess.run(argv, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
-            return told.stdout.strip()
-
-        return ask
-
-    lists = list[dict[InstanceState, str]]()
-    partitions = list[str]()
-    real = ask_in({"SLURM_TIME_FORMAT": "%s"})
-    lists.append(rows_of(SlurmProvider([Site(engine.cluster, LoginHere())], CLOCK), real))
-    partitions.append(real("sinfo", "-h", "-o", SINFO))
-    with scripted_slurm(tmp_path) as made:
-        lists.append(rows_of(SlurmProvider([Site(made.cluster, LoginHere())], CLOCK), real))
-        partitions.append(real("sinfo", "-h", "-o", SINFO))
-    for rows in lists:
-        runs, waits = rows[InstanceState.RUNNING], rows[InstanceState.PENDING]
-        assert re.fullmatch(COLUMNS.format(state="RUNNING", used=r"\d+:\d\d", ends=r"\d{9,}", reason="None"), runs), (
-            runs
-        )
-        assert re.fullmatch(COLUMNS.format(state="PENDING", used="0:00", ends="N/A", reason=r"\w+"), waits), waits
-    for text in partitions:
-        for line in text.splitlines():
-            assert re.fullmatch(r"\w+\*?\|(up|down)\|(infinite|[\d:-]+)\|\w+\*?\|\d+\|(\(null\)|gpu:.+)", line), line
-
-
-def words_of(engine: Engine, *argv: str) -> list[str]:
-    return engine.ask(*argv, is_checked=False).stderr.strip().splitlines()
-
-
-REFUSALS = {
-    ("--account=nobody",): "Invalid account or account/partition combination specified",
-    ("--qos=nothing",): "Invalid qos specification",
-    ("--mem=99999999",): "Requested node configuration is not available",
-}
-
-
-def test_what_the_scripted_slurm_says_the_real_one_says(engine: Engine) -> None:
-    done = engine.ask("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true").stdout.strip()
-    booked(engine, done)
-    assert words_of(engine, "squeue", "-j", "9999") == [SAYS["squeue"].format(SAYS["no_job"])]
-    assert words_of(engine, "scancel", "--me", "--name=x", done) == [SAYS["not cancelled"].format(done)]
-    step = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet")
-    assert words_of(engine, *step, f"--jobid={done}", "true") == [SAYS["expired"].format(done)]
-    assert words_of(engine, *step, "--jobid=9999", "true") == [SAYS["no step"].format(9999)]
-    (starts,) = words_of(engine, "sbatch", "--test-only", "--wrap", "true")
-    form = re.escape(SAYS["starts"]).replace(r"\{\}", r"\S+")
-    assert re.fullmatch(form, starts)
-    for asked, refusal in REFUSALS.items():
-        assert words_of(engine, "sbatch", *asked, "--wrap", "true")[-1] == SAYS["sbatch"].format(refusal)
-        tried = words_of(engine, "sbatch", "--test-only", *asked, "--wrap", "true")
-        assert tried[-1] == SAYS["sbatch --test-only"].format(refusal)
-        assert sbatch_refusal("\n".join(tried))[1], "each has its cure"
-    config = engine.ask("scontrol", "show", "config").stdout.splitlines()
-    assert config[0].startswith(SAYS["config"])
-    facts = {"cluster": "probe", "tracker": "proctrack/cgroup", "over": "0 min"}
-    assert {SAYS[name].format(fact) for name, fact in facts.items()} <= set(config)
-    engine.controller.send_signal(signal.SIGSTOP)  # It takes the request, and answers nothing.
-    try:
-        assert words_of(engine, "sbatch", "--wrap", "true")[-1] == SAYS["sbatch"].format(SAYS["timed out"])
-    finally:
-        engine.controller.send_signal(signal.SIGCONT)
-    engine.ask("scancel", "-u", "root")
-    engine.controller.send_signal(signal.SIGTERM)
-    engine.controller.wait()
-    asked_of = {
-        "squeue": ("squeue", "-h"),
-        "sinfo": ("sinfo",),
-        "scontrol": ("scontrol", "show", "config"),
-        "sbatch": ("sbatch", "--wrap", "true"),
-        "sbatch --test-only": ("sbatch", "--test-only", "--wrap", "true"),
-        "scancel": ("scancel", "--me", "1"),
-    }
-    try:
-        said = {name: words_of(engine, *argv)[-1] for name, argv in asked_of.items()}
-    finally:
-        engine.controller = engine.start("slurmctld", "-D", "-f", str(engine.conf))
-    assert said == {name: SAYS[name].format(SAYS["away"]) for name in asked_of}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from gpurun.planning.own_box import LoginHere, job_machine, job_step
 from gpurun.providers.base import Unknown
 from gpurun.providers.slurm.provider import Site, SlurmProvider
 from tests.contract.orders import order, wait_for
-from tests.emulators.slurm import missing
+from tests.emulators.slurm import REASONS, form_of, missing
 from tests.emulators.slurm.engine import Engine, running
 from tests.later import LATER
 from tests.lifecycle.slurm_engine_run import opened, seen
@@ -122,7 +123,7 @@ def test_a_stopped_controller_says_nothing_and_forgets_nothing(engine: Engine) -
 
 @pytest.mark.parametrize(
     ("partition", "nodes", "reason"),
-    [("shut", 1, "so it can't use this partition (shut allows lab)"), ("small", 2, "PartitionNodeLimit")],
+    [("shut", 1, *REASONS["waits without accounting"]), ("small", 2, "PartitionNodeLimit")],
 )
 def test_a_job_not_admitted_is_known_by_slurms_own_words(
     engine: Engine, partition: str, nodes: int, reason: str
@@ -133,7 +134,7 @@ def test_a_job_not_admitted_is_known_by_slurms_own_words(
     made = provider.create(wish.model_copy(update={"offer": offer}))
     for _ in ticks(CLOCK, 0.5, 60):  # The scheduler that sees it first may write another reason for a while.
         if error := provider.never_runs(provider.read(made.id)):
-            assert reason in error.what
+            assert re.search(form_of(reason), error.what), error.what
             return
     raise AssertionError(provider.read(made.id).said)
 

@@ -135,6 +135,24 @@ def test_a_login_node_over_ssh_is_all_that_is_reached(home: Home, slurm: Scripte
         server.close()
 
 
+@pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
+def test_a_login_node_that_refuses_the_key_leads_to_the_line_to_add(home: Home, tmp_path: Path) -> None:
+    (key, _), (host, let_in) = (
+        (tmp_path / name, make_keys(tmp_path / name).client_public) for name in ("own", "another")
+    )
+    server = sshd.Sshd(tmp_path / "sshd", host_keys=[host / "host"], authorized_keys=[let_in])
+    table = {"host": "127.0.0.1", "user": server.user, "identity": key / "client", "workdir": "/scratch/me"}
+    lines = "".join(f'{name} = "{value}"\n' for name, value in table.items())
+    home.config.write_text(f"[slurm.lab]\n{lines}port = {server.port}\n")
+    line = (key / "client.pub").read_text().split()[1]
+    try:
+        for words in (("plan", "mini-gpt", "--provider", "slurm", "--gpu", "cpu"), ("doctor", "--online")):
+            refused = gpurun(*words, "--json", "--home", str(home.root))
+            assert (refused.returncode, line in refused.stdout) == (ExitCode.SETUP, True), refused.stdout
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize("is_here", [True, False], ids=["here", "over its login node"])
 @pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
 def test_a_person_gets_into_a_job_as_a_step_of_it(

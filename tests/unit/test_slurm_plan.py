@@ -70,7 +70,7 @@ def test_a_cluster_whose_jobs_overrun_is_counted_in_or_refused(slurm: ScriptedSl
         ("away", "", "slurm.no_answer"),
         ("sinfo", "main*|up|1-00:00:00|idle|1|gpu:a100:1", "slurm.too_few"),
         ("sinfo", "main*|up|1-00:00:00|drain|1|gpu:a100:8", "slurm.too_few"),
-        ("sinfo", "main*|down|1-00:00:00|idle|gpu:a100:8", "slurm.no_partition"),
+        ("sinfo", "main*|down|1-00:00:00|idle|1|gpu:a100:8", "slurm.no_partition"),
         ("sinfo", "main*|up|2:00|idle|1|gpu:a100:8", "slurm.no_time"),
     ],
 )

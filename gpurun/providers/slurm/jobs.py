@@ -37,19 +37,20 @@ STATES = {word: state for state, words in _STATES.items() for word in words}
 # A job that waits for one of these is not admitted, however long it waits, and what its user can do about each.
 # squeue has Slurm's sentence in the place of its code where there is one; newer ones write it with underscores.
 _ACCOUNT = (
-    "Name an account that this partition admits in {table} of config.toml (account = …), or another partition. "
-    "`sacctmgr show assoc user=$USER` lists yours."
+    "Name an account that this partition admits (--account, or account = … in {table} of config.toml), or another "
+    "partition. `sacctmgr show assoc user=$USER` lists yours."
 )
 _QOS = (
-    "Name a QOS that this partition admits in {table} of config.toml (qos = …), or another partition. "
+    "Name a QOS that this partition admits (--qos, or qos = … in {table} of config.toml), or another partition. "
     "`sacctmgr show assoc user=$USER format=account,qos` lists yours."
 )
-_TIME = "Ask for less time (--hours, --max-gpu-hours), or name another partition or QOS in {table} of config.toml."
-_SIZE = "Ask for fewer nodes or cards (--gpu), or name another partition or QOS in {table} of config.toml."
-_PARTITION = "Name another partition in {table} of config.toml (partition = …); `sinfo -s` lists them."
+_TIME = "Ask for less time (--time, --hours, --max-gpu-hours), or name another --partition or --qos."
+_SIZE = "Ask for fewer nodes or cards (--gpu), or name another --partition or --qos."
+_PARTITION = "Name another partition (--partition, or partition = … in {table} of config.toml); `sinfo -s` lists them."
 _GRES_KEY = "Write what the nodes call their GPUs in {table} of config.toml (gres = …); `sinfo -o %G` lists it."
+_EXTRA = "Correct an option of `extra` in {table} of config.toml; `sinfo -N -o '%N %f'` lists nodes and their features."
 _POLICY = (
-    "A limit of your account or QOS: ask for less (--hours, --gpu), or name another one in {table} of config.toml."
+    "A limit of your account or QOS: ask for less (--time, --hours, --gpu), or name another one (--account, --qos)."
 )
 _NOT_ADMITTED = {
     r"AccountNotAllowed|InvalidAccount|.*account.* this partition.*": _ACCOUNT,
@@ -65,6 +66,7 @@ _REFUSED = {
     r"generic resource|gres": _GRES_KEY,
     r"node configuration|node count|memory specification": _SIZE,
     r"accounting/qos policy": _POLICY,
+    r"feature|node name": _EXTRA,
     r"partition": _PARTITION,
 }
 # One that waits for one of these will not start by itself either, but an admin or the user's other jobs may change it.

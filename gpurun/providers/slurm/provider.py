@@ -576,7 +576,7 @@ class SlurmProvider:
         try:
             said = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
         except NoAnswer as error:
-            raise Unknown(str(error)) from error
+            raise Unknown(str(error), hint=error.hint) from error
         if said.exit_code == 127:
             what = f"{site.cluster.name} ({site.cluster.host}) has no Slurm: {last_words(said.stderr.encode())}."
             hint = "Name its login node in config.toml; sbatch and squeue must be in the PATH of a plain ssh command."

@@ -6,7 +6,9 @@ by `--deadline`, whole minutes, COMPLETING before a terminal state, and the deat
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,28 @@ from gpurun.core.cluster import Cluster
 
 PROGRAM = Path(__file__).with_name("programs.py")
 NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
+REASONS: dict[str, list[str]] = json.loads(Path(__file__).with_name("reasons.json").read_text())
+"""Why the real Slurm refuses a job or lets it wait, as `make full` compares it (tests/lifecycle/test_slurm_says.py)."""
+_CARDS = r"gpu(:\w+)?:\d+(\(S:[\d-]+\))?"
+LINE_OF_SINFO = re.compile(
+    r"\w+\*?\|(up|down|drain|inactive)\|(infinite|(\d+-)?[\d:]+)\|(idle|mix|alloc|drain|drng|down|comp)\*?\|\d+\|"
+    rf"(\(null\)|{_CARDS}(,{_CARDS})*)"
+)
+"""One line of what the real sinfo prints in gpurun's columns."""
+
+
+def form_of(sentence: str) -> str:
+    """Return a pattern of a sentence on record, {} being any name."""
+    return re.escape(sentence).replace(r"\{\}", r"[\w,-]+")
+
+
+def is_recorded(knob: str, text: str) -> bool:
+    """Return whether the real Slurm says what a test makes the scripted one say."""
+    if knob == "sinfo":
+        return all(LINE_OF_SINFO.fullmatch(line) for line in text.splitlines())
+    if knob not in ("refuse", "hold") or text in ("", "DEADLINE"):
+        return True
+    return any(re.fullmatch(form_of(sentence), text) for known in REASONS.values() for sentence in known)
 
 
 class ScriptedSlurm:
@@ -52,7 +76,8 @@ class ScriptedSlurm:
         return f'[slurm.lab]\nhost = "local"\nworkdir = "{self.work}"\npython = "{sys.executable}"\n'
 
     def set(self, knob: str, value: str = "") -> None:
-        """Make it misbehave."""
+        """Make it misbehave, in words that the real one has."""
+        assert is_recorded(knob, value), f"{value!r} is not on record as Slurm's"
         (self.state / knob).write_text(value)
 
     def clear(self, knob: str) -> None:

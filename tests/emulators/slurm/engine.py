@@ -48,13 +48,22 @@ KillWait=5
 MinJobAge=60
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000
+GresTypes=gpu
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000 Feature=fast \
+ Gres=gpu:a100:2,gpu:v100:1
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=01:00:00 State=UP
 PartitionName=shut Nodes=n1 AllowAccounts=lab State=UP
 PartitionName=small Nodes=n1,n2 MaxNodes=1 State=UP
 PartitionName=debug Nodes=n1,n2 MaxTime=00:05:00 State=UP
 PartitionName=closed Nodes=n1,n2 State=DOWN
+PartitionName=leaving Nodes=n1 State=DRAIN
+PartitionName=tier Nodes=n1 AllowQos=low State=UP
+"""
+# Files that are always there stand for cards: Slurm counts them, and no job opens one.
+GRES = """NodeName=n1 Name=gpu Type=a100 File=/dev/null Cores=0
+NodeName=n1 Name=gpu Type=a100 File=/dev/zero Cores=1
+NodeName=n1 Name=gpu Type=v100 File=/dev/full
 """
 NO_BOOKS = "AccountingStorageType=accounting_storage/none\n"
 BOOKS = """AccountingStorageType=accounting_storage/slurmdbd
@@ -62,6 +71,7 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePort={port}
 AccountingStoragePass={root}/munge.sock
 AccountingStorageEnforce=limits,qos
+AccountingStorageTRES=gres/gpu
 """
 DBD = """
 AuthType=auth/munge
@@ -95,6 +105,7 @@ class Engine:
             "CgroupAutomount=no\nCgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/v1\nConstrainCores=no\n"
             "ConstrainRAMSpace=no\nConstrainDevices=no\n"
         )
+        (root / "gres.conf").write_text(GRES)
         books = BOOKS.format(root=root, port=ports[3]) if has_books else NO_BOOKS
         # A node kills what is in a job's cgroup, whose path has the job's number and nothing of its cluster: two
         # engines that run beside each other end each other's jobs, unless they count from different numbers.

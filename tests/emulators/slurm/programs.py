@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 LONG = [
@@ -56,7 +57,7 @@ LONG = [
 ]
 COMPLETING_S = 0.2
 SAYS: dict[str, str] = json.loads(Path(__file__).with_name("sentences.json").read_text())
-"""What the real programs say, as `make full` compares it (tests/lifecycle/test_slurm_books.py)."""
+"""What the real programs say, as `make full` compares it (tests/lifecycle/test_slurm_says.py)."""
 
 
 def sbatch(state: Path, words: list[str]) -> int:
@@ -310,7 +311,8 @@ def scancel(state: Path, words: list[str]) -> int:
         if name := asked.get("--signal"):  # To all that its steps have started, and not to its first program.
             tasks = [int(pid) for job in jobs for pid in text(job, "tasks").splitlines()]
             for pid in {one for task in tasks for one in (task, *descendants(task))}:
-                os.kill(pid, getattr(signal, f"SIG{name}"))
+                with suppress(ProcessLookupError):
+                    os.kill(pid, getattr(signal, f"SIG{name}"))
             continue
         left = [job for job in jobs if not (job / "ended").exists() and asked["--name"] == text(job, "name")]
         if not left:
@@ -335,7 +337,7 @@ def main(state: Path, name: str, words: list[str]) -> int:
         print(SAYS[f"{name} --test-only" if "--test-only" in words else name].format(SAYS["away"]), file=sys.stderr)
         return 1
     if name == "sinfo":
-        print(text(state, "sinfo") or "debug|up|10:00|idle|1|gpu:a100:2\nmain*|up|2-00:00:00|mixed|2|gpu:a100:8(S:0-1)")
+        print(text(state, "sinfo") or "debug|up|10:00|idle|1|gpu:a100:2\nmain*|up|2-00:00:00|mix|2|gpu:a100:8(S:0-1)")
         return 0
     if name == "scontrol":
         facts = {"cluster": text(state, "name") or "scripted", "tracker": "proctrack/cgroup"}

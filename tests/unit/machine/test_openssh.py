@@ -5,9 +5,12 @@ The `ssh` of these tests is the system's; a word before it gives it a configurat
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import shutil
+import signal
 import stat
 import sys
 import threading
@@ -36,6 +39,7 @@ from gpurun.remote.ssh.openssh import Master, OpensshMachine
 from gpurun.view.event_text import HEARD, SILENT
 from tests.command_line import gpurun
 from tests.emulators import sshd
+from tests.emulators.slurm import ScriptedSlurm
 from tests.refusals import refusal
 
 pytestmark = pytest.mark.skipif(bool(sshd.missing()), reason=sshd.missing())
@@ -494,5 +498,62 @@ def test_a_run_outlives_its_master_and_goes_on_over_a_new_one(
     assert steps == [f"step {number}" for number in range(1, len(steps) + 1)], "it ran on, once, and its log is whole"
     assert len(folder.log.read_text()) > before
     assert [code for code, _ in incidents(folder)] == [SILENT, HEARD]
+    assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
+    assert gpurun("audit").returncode == 0
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[ScriptedSlurm]:
+    """A cluster whose programs are in no PATH of this side."""
+    made = ScriptedSlurm(tmp_path / "cluster")
+    yield made
+    made.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_left", [False, True], ids=["it waits", "its supervisor has died too"])
+def test_a_resume_asks_once_and_goes_on_with_the_same_job_of_a_cluster(
+    asking: Callable[..., sshd.Sshd], place: Place, entry: Callable[..., None], own_home: Path, tmp_path: Path,
+    masters: list[Master], slurm: ScriptedSlurm, monkeypatch: pytest.MonkeyPatch, is_left: bool,
+) -> None:  # fmt: skip
+    there = f'ForceCommand export PATH={slurm.bin}:$PATH; eval "$SSH_ORIGINAL_COMMAND"'
+    server = asking("AuthenticationMethods publickey,keyboard-interactive", there)
+    entry(port=server.port)
+    home = Home(own_home).prepare()
+    table = slurm.table.replace('host = "local"', 'host = "lab"\ntransport = "openssh"')
+    home.config.write_text(table)
+    (lab := tmp_path / "lab").mkdir()
+    (lab / "t.py").write_text(LOOP)
+    monkeypatch.chdir(lab)
+    more = ("--yes", "--detach", "--name", "fox-41", "--env", f"ENOUGH={tmp_path / 'enough'}", "--outputs", "*.txt")
+    words = ("run", "--provider", "slurm", "--gpu", "cpu", "--accept-cpu", *more, "--", "python", "t.py")
+    code, drawn = typed("opensesame", *words)
+    assert (code, drawn.count("Password:")) == (0, 1), drawn
+    folder = home.run("fox-41")
+
+    def wait(is_so: Callable[[], bool]) -> None:
+        for _ in ticks(SystemClock(), 0.2, 90):
+            if is_so():
+                return
+        raise AssertionError(gpurun("ps", "--all").stdout + gpurun("logs", "fox-41").stdout)
+
+    wait(lambda: folder.log.exists() and "step 3" in folder.log.read_text())
+    host_key = " ".join(place.keys.host_public.split()[:2])
+    master = Master("lab", "", host_key, asks=False)
+    assert master.is_open
+    master.close()
+    wait(lambda: bool(incidents(folder)))
+    ((_, message),) = incidents(folder)
+    assert "Type `gpurun resume` at a terminal" in message
+    if is_left:
+        (row,) = json.loads(gpurun("ps", "--json").stdout)["data"]["runs"]
+        os.kill(int(re.findall(r"\d+", row["owner"])[0]), signal.SIGKILL)
+    (tmp_path / "enough").touch()
+    code, drawn = typed("opensesame", "resume", "fox-41")
+    assert (code, drawn.count("Password:")) == (0, 1), drawn
+    steps = [line for line in folder.log.read_text().splitlines() if line.startswith("step ")]
+    assert steps == [f"step {number}" for number in range(1, len(steps) + 1)], "it ran on, once, and its log is whole"
+    assert (slurm.jobs, (slurm.state / "jobs" / "1" / "word").read_text()) == (["1"], "COMPLETED")
+    assert list(slurm.work.iterdir()) == []
     assert (folder.artifacts / "outputs" / "last.txt").read_text() == str(len(steps))
     assert gpurun("audit").returncode == 0
