@@ -189,7 +189,7 @@ def without(files: dict[str, bytes], name: str) -> dict[str, bytes]:
         (truncated, "no zip file, or it was cut short"),
         (torn, ""),
         (many, "more than 200 entries"),
-        (pipe, "no regular file"),
+        (pipe, "not a regular file"),
         (text, "no zip file"),
         (keyless, "no receipt, or no public key"),
     ],
