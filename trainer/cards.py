@@ -1,4 +1,4 @@
-"""The peaks of the cards that are rented, once for the trainer's MFU and for gpurun's plans. Standard library only."""
+"""The peak speeds of rented GPUs, for the trainer's MFU and for gpurun's plans. Standard library only."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PEAKS: dict[str, tuple[str, float]] = {
     "B200": (r"\bB200\b", 2250.0),
     "B300": (r"\bB300\b", 2250.0),
 }
-"""By kind, as an offer names it: the name that CUDA gives the card, and its dense bf16 peak in TFLOP/s by NVIDIA's data
-sheets; of the first three, which have no bf16, that of fp16."""
+"""By GPU kind, as in an offer: a pattern for CUDA's name of the GPU, and its dense bf16 peak in TFLOP/s from NVIDIA's
+data sheets; for the first three, which have no bf16, the fp16 peak."""
 _SHARE_OF_A_CARD = re.compile(r" MIG |-\d+[A-Z](ME)?$")
-"""In the name of a card that is cut into instances, or lent in virtual ones: its peak is another, or anybody's."""
+"""Matches names of partitioned (MIG) or virtual GPUs, whose peak is different or unknown."""
 
 
 def peak_tflops(cuda_name: str) -> float | None:
-    """Return the peak of a card by its name, or None where it is not known: no guess is ever reported."""
+    """Return the peak of a GPU by CUDA's name for it, or None if it is unknown: a guess is never reported."""
     if _SHARE_OF_A_CARD.search(cuda_name):
         return None
     return next((peak for pattern, peak in PEAKS.values() if re.search(pattern, cuda_name)), None)

@@ -1,6 +1,6 @@
-"""Saves and resumes. Nothing half-written is ever believed, and nothing old is given up before the new one is whole.
+"""Saves and resumes. Incomplete files are never trusted, and no old checkpoint is deleted before a new one is complete.
 
-A checkpoint is three files. Each is written under a temporary name, brought to the disk, and renamed; then
+A checkpoint is three files. Each is written under a temporary name, flushed to disk, and renamed; then
 MANIFEST.json is replaced by rename, and from that moment the checkpoint exists. Files it does not name are leftovers.
 
 Tensors are in safetensors files, which cannot run code when they are read: 8 bytes little-endian length, a JSON header
@@ -51,11 +51,11 @@ Entry = dict[str, Any]
 
 
 class TensorFileError(Exception):
-    """The file is not a sound safetensors file."""
+    """The file is not a valid safetensors file."""
 
 
 def write_tensors(write: Callable[[memoryview], Any], tensors: Mapping[str, Tensor]) -> None:
-    """Hand the file's bytes to `write`, one tensor at a time: only one need be in the host's memory at once."""
+    """Pass the file's bytes to `write`, one tensor at a time: only one must fit in the host's memory at once."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in tensors.items():
@@ -71,7 +71,7 @@ def write_tensors(write: Callable[[memoryview], Any], tensors: Mapping[str, Tens
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the entries in file order and where the tensors begin."""
+    """Return the entries in file order and the offset of the first tensor."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, _HEADER_LIMIT):
         raise TensorFileError("the header is longer than the file")
@@ -80,25 +80,25 @@ def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
         header.pop("__metadata__", None)
         return dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"])), 8 + length
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise TensorFileError("the header is not JSON of the expected form") from error
+        raise TensorFileError("the header is not JSON in the expected form") from error
 
 
 def _entry(name: str, entry: Any, expected_start: int) -> tuple[torch.dtype, list[int], int]:
-    """Return (dtype, shape, bytes) of one entry that starts where the last one ended and holds what it says."""
+    """Return (dtype, shape, bytes) of one entry, which must start where the last one ended and match its shape."""
     try:
         dtype, shape, (start, end) = _DTYPES[entry["dtype"]], list(entry["shape"]), entry["data_offsets"]
         if not all(type(n) is int and 0 <= n < 1 << 63 for n in (*shape, start, end)):
-            raise ValueError("sizes and offsets are whole numbers")
+            raise ValueError("sizes and offsets must be integers")
     except (KeyError, TypeError, ValueError) as error:
-        raise TensorFileError(f"tensor {name} is not described as it should be") from error
+        raise TensorFileError(f"tensor {name} has an invalid description") from error
     bytes_wanted = math.prod(shape) * dtype.itemsize
     if start != expected_start or end - start != bytes_wanted:
-        raise TensorFileError(f"tensor {name} does not lie where its shape says")
+        raise TensorFileError(f"tensor {name} does not have the bytes that its shape needs")
     return dtype, shape, bytes_wanted
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return every tensor of the file, on the CPU; raise TensorFileError where it is damaged."""
+    """Return every tensor of the file, on the CPU; raise TensorFileError if it is damaged."""
     tensors: dict[str, Tensor] = {}
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -120,7 +120,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What training needs in order to go on: tensors by name, and the JSON state."""
+    """What training needs to continue: tensors by name, and the JSON state."""
 
     step: int
     model: dict[str, Tensor]
@@ -129,7 +129,7 @@ class Checkpoint:
 
 
 class _Digesting:
-    """Writes to a file and takes the sha256 and the length on the way."""
+    """Writes to a file and computes its sha256 and length at the same time."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sha256, self.bytes = file, hashlib.sha256(), 0
@@ -141,7 +141,7 @@ class _Digesting:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring the folder's names to the disk, so that a rename survives a power cut."""
+    """Flush the folder's names to disk, so that a rename survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -150,7 +150,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _write(path: Path, fill: Callable[[_Digesting], None]) -> _Digesting:
-    """Write a file whole or not at all; a failure leaves neither a part of it nor the temporary file."""
+    """Write a file completely or not at all; a failure leaves neither a part of it nor the temporary file."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -172,27 +172,27 @@ def _json_bytes(record: Any) -> bytes:
 
 
 def _is_entry(entry: Entry) -> bool:
-    """Tell whether an entry of a manifest is of the form in which they are written."""
+    """Return whether an entry of a manifest has the form in which they are written."""
     kinds = {"name": str, "bytes": int, "sha256": str, "kind": str, "step": int}
     return all(type(entry[key]) is kind for key, kind in kinds.items()) and bool(_NAME.fullmatch(entry["name"]))
 
 
 def read_checkpoint(out: Path, step: int) -> Checkpoint:
-    """Read the checkpoint of a step whose digests have been found to hold."""
+    """Read the checkpoint of a step whose digests have been verified."""
     paths = {kind: out / "checkpoints" / f"{step:06d}.{suffix}" for kind, suffix in _SUFFIXES.items()}
     try:
         state = json.loads(paths["state"].read_text(encoding="utf-8"))
         if not isinstance(state, dict) or type(state.get("step")) is not int or state["step"] != step:
-            raise ValueError(f"{paths['state'].name} does not say that it is of this step")
+            raise ValueError(f"{paths['state'].name} is not of this step")
         return Checkpoint(step, read_tensors(paths["weights"]), read_tensors(paths["optimizer"]), state)
     except (OSError, ValueError, RecursionError, TensorFileError) as error:
         raise Refused(f"the checkpoint of step {step} cannot be read: {error}") from error
 
 
 class CheckpointStore:
-    """The folder `out/` as the first process, the only one that writes, sees it.
+    """The folder `out/` as seen by the first process, the only one that writes.
 
-    Of the earlier checkpoints, one `every` so many steps, at most `keep` stay, spread over the run.
+    Besides the latest checkpoints, at most `keep` earlier ones are kept, one per `every` steps, spread over the run.
     """
 
     def __init__(self, out: Path, *, keep: int = 0, every: int = 1) -> None:
@@ -210,11 +210,11 @@ class CheckpointStore:
             judged = self.best is None or {type(self.best[key]) for key in ("step", "val_loss")} <= {int, float}
             sound = manifest["v"] == 1 and judged and all(_is_entry(e) for e in self._files)
         except FileNotFoundError:
-            # A process that died in its first save left files of one step only.
+            # A process that died during its first save left files of one step only.
             steps = {path.name[:6] for path in (self._out / "checkpoints").glob("*") if _OURS.fullmatch(path.name)}
             if len(steps) > 1:
                 lost = "has checkpoints but no MANIFEST.json"
-                raise Refused(f"{self._out} {lost}; bring it back, or move the folder away") from None
+                raise Refused(f"{self._out} {lost}; restore it, or move the folder away") from None
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused(f"{path} cannot be understood ({error}); move {self._out} away to start over") from error
@@ -230,7 +230,7 @@ class CheckpointStore:
         return [e for e in self._files if e["step"] == step and e["kind"] in _SUFFIXES]
 
     def _is_sound(self, step: int) -> bool:
-        """Tell whether all three files of a checkpoint are there and have the digest that was recorded."""
+        """Return whether all three files of a checkpoint exist and have the recorded digests."""
         entries = self._of(step)
         try:
             return {e["kind"] for e in entries} == _SUFFIXES.keys() and all(
@@ -240,9 +240,9 @@ class CheckpointStore:
             return False
 
     def newest_sound(self) -> tuple[int | None, list[int]]:
-        """Return the step of the newest checkpoint whose digests hold, and the damaged ones, now forgotten.
+        """Return the step of the newest checkpoint with valid digests, and the damaged steps, which are now forgotten.
 
-        None where there is none to go on from. Leftovers of a process that died while saving are cleared away.
+        None if there is none to resume from. Leftovers of a process that died while saving are deleted.
         """
         damaged: list[int] = []
         found = None
@@ -262,11 +262,11 @@ class CheckpointStore:
         return found, damaged
 
     def has_samples(self, step: int) -> bool:
-        """Tell whether the manifest announces samples of a step."""
+        """Return whether the manifest lists samples of a step."""
         return any(e["kind"] == "sample" and e["step"] == step for e in self._files)
 
     def write_samples(self, step: int, texts: Sequence[str]) -> list[str]:
-        """Write the samples of a step, announce them in the manifest, and return their names."""
+        """Write the samples of a step, list them in the manifest, and return their names."""
         names = [f"samples/{step:06d}-{number}.txt" for number in range(len(texts))]
         with self._saving(f"a sample of step {step}", clear=False):
             for name, text in zip(names, texts, strict=True):
@@ -276,16 +276,16 @@ class CheckpointStore:
         return names
 
     def write_compile_cache(self, step: int, name: str, content: bytes) -> None:
-        """Write what torch.compile made, in place of any that is there; the next checkpoint's manifest announces it."""
+        """Write the compile cache, replacing any earlier one; the next checkpoint's manifest lists it."""
         with self._saving(f"the compile cache of step {step}"):
             put = self._put(name, "compile_cache", step, lambda file: file.write(content))
             self._files = [e for e in self._files if e["kind"] != "compile_cache" or e is put]
 
     def save(self, checkpoint: Checkpoint, val_loss: float | None) -> tuple[list[str], int]:
-        """Save a checkpoint and return its files' names and total bytes; forget what is not to be kept.
+        """Save a checkpoint and return its files' names and total bytes; forget checkpoints that are not to be kept.
 
-        `val_loss`, if it was taken at this step, decides whether this is the best one. Raise SaveFailed where the disk
-        does not take it: the checkpoints before it are untouched.
+        `val_loss`, if it was computed at this step, decides whether this is the best one. Raise SaveFailed if it cannot
+        be written: the checkpoints before it are untouched.
         """
         step, content = checkpoint.step, _json_bytes(checkpoint.state)
         fills: dict[str, Callable[[_Digesting], None]] = {
@@ -304,7 +304,7 @@ class CheckpointStore:
         return [e["name"] for e in written], sum(e["bytes"] for e in written)
 
     def judge(self, val_loss: float) -> None:
-        """Note the validation loss of the latest checkpoint, which was saved without."""
+        """Record the validation loss of the latest checkpoint, which was saved without one."""
         with self._saving(f"the validation loss of step {self.latest}", clear=False):
             self._announce(val_loss)
         self._clear_leftovers()
@@ -318,9 +318,9 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _saving(self, what: str, *, clear: bool = True) -> Iterator[None]:
-        """Turn a failure to write into SaveFailed, with this object as it was; give the disk back what was half done.
+        """Turn a failed write into SaveFailed, with this object unchanged, and delete the incomplete files.
 
-        Once a new manifest may be in place, `clear` must be off: the files it names are no leftovers.
+        Once a new manifest may be in place, `clear` must be off: the files that it names are not leftovers.
         """
         before = list(self._files), self.latest, self.best
         try:
@@ -329,17 +329,15 @@ class CheckpointStore:
             self._files, self.latest, self.best = before
             if clear:
                 self._clear_leftovers()
-            left = (
-                "no checkpoint is there" if self.latest is None else f"the checkpoint of step {self.latest} is intact"
-            )
+            left = "no checkpoint exists" if self.latest is None else f"the checkpoint of step {self.latest} is intact"
             why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
             raise SaveFailed(f"{what} could not be written to {self._out}: {why}; {left}") from error
 
     def _put(self, name: str, kind: str, step: int, fill: Callable[[_Digesting], None]) -> Entry:
-        """Write one file under `out/` and enter it in the manifest that will be written next."""
+        """Write one file under `out/` and add it to the next manifest."""
         path = self._out / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if any(e["name"] == name for e in self._files):  # No manifest names a file that is not what it says.
+        if any(e["name"] == name for e in self._files):  # A manifest must never list a file with other content.
             self._files = [e for e in self._files if e["name"] != name]
             self._write_manifest()
         digesting = _write(path, fill)
@@ -349,7 +347,7 @@ class CheckpointStore:
         return entry
 
     def _forget_old(self) -> None:
-        """Strike from the manifest all checkpoints but the latest two, the best and those spread; samples stay."""
+        """Remove all checkpoints from the manifest except the latest two, the best and the spread; samples stay."""
         steps = sorted({e["step"] for e in self._files if e["kind"] in _SUFFIXES})
         keep = {*steps[-2:], self.best["step"] if self.best else None}
         if self._keep:

@@ -1,8 +1,8 @@
-"""Carries what torch.compile made from one rental to the next: minutes of compiling become seconds of loading.
+"""Carries the results of torch.compile from one rental to the next: minutes of compiling become seconds of loading.
 
-The file is named for what it depends on: torch, triton, CUDA, the card, the model, the micro-batch, how many processes
-there are, how they share the model and the compiler's mode. It may run code when it is read, as compiled code must:
-only a file that this machine was given in its data folder, or made itself, is ever loaded.
+The file is named after everything it depends on: torch, triton, CUDA, the GPU, the model, the micro-batch, the number
+of processes, how they share the model, and the compiler's mode. Loading it may run code, as compiled code must:
+only a file that was put into this machine's data folder, or was made here, is ever loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FOLDER = "compile-cache"
 def cache_name(
     model: ModelConfig, device: Device, micro_batch: int, parallel: str | None, processes: int, mode: str = "default"
 ) -> str:
-    """Return the file's name below `out/` and `data/`: what is compiled otherwise has another one."""
+    """Return the file's name below `out/` and `data/`: anything that compiles differently has another name."""
     try:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
@@ -46,7 +46,7 @@ def cache_name(
 class CompileCache:
     """The file of one run: a zip with a part for each process of the first machine, named by its local rank.
 
-    Compiled code names the card that it is for, so that each process needs its own; other machines number theirs alike.
+    Compiled code names its GPU, so each process needs its own part; other machines number their processes alike.
     """
 
     def __init__(self, name: str, processes: Processes) -> None:
@@ -54,10 +54,10 @@ class CompileCache:
         self._processes = processes
         self._told = 0, 0
         self._kept = -1
-        """How many of the graphs that were compiled here the file has; below 0 while there is no file."""
+        """How many of the graphs compiled here the file has; below 0 while there is no file."""
 
     def load(self, folders: Sequence[Path]) -> bool:
-        """Load this process's part from the first folder that has the file; False where torch cannot use it."""
+        """Load this process's part from the first folder that has the file; False if torch cannot use it."""
         path = next((folder / self.name for folder in folders if (folder / self.name).is_file()), None)
         if path is None:
             return False
@@ -65,20 +65,20 @@ class CompileCache:
             with zipfile.ZipFile(path) as file:
                 part = zlib.decompress(file.read(str(self._processes.local_rank)))
             loaded = torch.compiler.load_cache_artifacts(part) is not None
-        except Exception:  # noqa: BLE001  a cache that cannot be used costs time, and nothing else
+        except Exception:  # noqa: BLE001  an unusable cache costs only time
             return False
         self._kept = 0 if loaded else -1
         return loaded
 
     def report(self, reporter: Reporter, step: int) -> None:
-        """Report how many graphs this process has found and made so far, unless that has been told."""
+        """Report how many graphs this process has found and compiled so far, unless that was reported before."""
         now = _graphs()
         if now != self._told:
             self._told = now
             reporter.compile(step, *now)
 
     def renewed(self, device: torch.device) -> tuple[str, bytes] | None:
-        """Return the file in the first process, if any process has compiled what it lacks; all take part."""
+        """Return the new file in the first process if any process compiled a graph that it lacks; all take part."""
         made = _graphs()[1]
         if not self._processes.any(made > self._kept, device):
             return None
@@ -96,20 +96,20 @@ class CompileCache:
 
 
 def _graphs() -> tuple[int, int]:
-    """Return how many graphs this process found in torch's cache and how many it compiled; zeros if it cannot tell."""
+    """Return how many graphs this process found in torch's cache and how many it compiled; zeros if unknown."""
     try:
         from torch._dynamo.utils import counters
-    except ImportError:  # it is not public: another torch may have it elsewhere
+    except ImportError:  # not a public interface: another torch may have it elsewhere
         return 0, 0
-    told = counters["inductor"]
-    return told["fxgraph_cache_hit"], told["fxgraph_cache_miss"] + told["fxgraph_cache_bypass"]
+    counts = counters["inductor"]
+    return counts["fxgraph_cache_hit"], counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"]
 
 
 def _part() -> bytes | None:
-    """Return what this process has compiled or found, for the next one in its place."""
+    """Return what this process has compiled or found, for its successor."""
     try:
         made = torch.compiler.save_cache_artifacts()
-    except Exception:  # noqa: BLE001  a cache that is not made costs time, and no checkpoint
+    except Exception:  # noqa: BLE001  a missing cache costs time, but no checkpoint
         traceback.print_exc()
         return None
     return None if made is None else zlib.compress(made[0])

@@ -1,9 +1,9 @@
-"""CORE (Li et al. 2024, DCLM): tasks answered by a model as it is, and `python -m trainer.core_score OUT --data DATA`.
+"""CORE (Li et al. 2024, DCLM): tasks for a model without fine-tuning; `python -m trainer.core_score OUT --data DATA`.
 
-`core.jsonl` in the data folder begins with a line of the bundle's sha256 and its tasks in order: label, random baseline
-in percent, number of items. Then comes an item a line: `prefix` and `rows` of token ids, of which the last `asked` are
-to be predicted, and a `label`. The row with the least mean loss is the answer; an item without a label is right where
-every token asked for is the likeliest. A task's accuracy is centred by its baseline, and CORE is the mean over tasks.
+The first line of `core.jsonl` in the data folder has the bundle's sha256 and its tasks in order: label, random baseline
+in percent, number of items. Each further line is an item: `prefix` and `rows` of token ids, a `label`, and `asked`, the
+number of last ids to predict. The row with the lowest mean loss is the answer; an item without a label is right if
+every id to predict is the likeliest. A task's accuracy is centred by its baseline, and CORE is the mean over tasks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_TASKS = 1000
 
 @dataclass(frozen=True)
 class TaskScore:
-    """A task: its name, what guessing gets (0 to 1), how many items it has, and the share that was right."""
+    """A task: its name, the score of guessing (0 to 1), its number of items, and the share answered correctly."""
 
     label: str
     baseline: float
@@ -42,7 +42,7 @@ class TaskScore:
 
     @property
     def centered(self) -> float:
-        """The accuracy on a scale on which guessing is 0 and all right is 1."""
+        """Return the accuracy on a scale on which guessing is 0 and a perfect score is 1."""
         return (self.accuracy - self.baseline) / (1 - self.baseline)
 
 
@@ -55,7 +55,7 @@ class _Item:
 
 
 def read_tasks(lines: TextIO) -> tuple[str, list[TaskScore]]:
-    """Return the bundle's sha256 and the tasks, by the first line; Refused where it is none."""
+    """Return the bundle's sha256 and the tasks from the first line; Refused if it is invalid."""
     try:
         head = json.loads(lines.readline())
         tasks = [TaskScore(str(t["label"]), t["random_baseline"] / 100, t["items"]) for t in head["tasks"]]
@@ -67,7 +67,7 @@ def read_tasks(lines: TextIO) -> tuple[str, list[TaskScore]]:
 
 
 def demand_tasks(folder: Path) -> None:
-    """Raise Refused where a data folder has no items of CORE."""
+    """Raise Refused if a data folder has no CORE items."""
     try:
         with (folder / FILE).open(encoding="utf-8") as lines:
             read_tasks(lines)
@@ -77,30 +77,30 @@ def demand_tasks(folder: Path) -> None:
 
 def _item(line: str, vocab_size: int) -> _Item:
     try:
-        told = json.loads(line)
-        item = _Item(told["prefix"], told["rows"], told["asked"], told["label"])
+        record = json.loads(line)
+        item = _Item(record["prefix"], record["rows"], record["asked"], record["label"])
         every = [item.prefix, *item.rows]
         if not all(type(i) is int and 0 <= i < vocab_size for ids in every for i in ids):
-            raise ValueError("token ids of this vocabulary are wanted")
+            raise ValueError("it must have token ids of this vocabulary")
         pairs = list(zip(item.asked, item.rows, strict=True))
         if not pairs or any(not 0 < asked < len(item.prefix) + len(row) for asked, row in pairs):
-            raise ValueError("each row needs a token before those that are asked for")
+            raise ValueError("each row needs a token before those to predict")
         if not (item.label is None and len(pairs) == 1) and item.label not in range(len(pairs)):
-            raise ValueError("the label is that of a row")
+            raise ValueError("the label must be the number of a row")
         return item
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused(f"{FILE} has a line that is no item: {error}") from error
+        raise Refused(f"{FILE} has a line that is not an item: {error}") from error
 
 
 def _pairs(item: _Item) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each row as what is read and what is asked for."""
+    """Yield each row as inputs and the tokens to predict."""
     for row, asked in zip(item.rows, item.asked, strict=True):
         ids = [*item.prefix, *row]
         yield ids[:-asked], ids[-asked:]
 
 
 def _right(model: GPT, items: Sequence[_Item], device: Device) -> list[bool]:
-    """Return which items the model answers rightly."""
+    """Return which items the model answers correctly."""
     pairs = [pair for item in items for pair in _pairs(item)]
     ids, targets = filled_rows(pairs, model.config.context, device.torch.type)
     with device.autocast():
@@ -126,7 +126,7 @@ def core_score(
     stopping: Callable[[], bool],
     beat: Callable[[], None] = lambda: None,
 ) -> tuple[str, list[TaskScore]] | None:
-    """Return the bundle's sha256 and each task with its accuracy; None, everywhere, if any process must stop.
+    """Return the bundle's sha256 and each task with its accuracy; None in every process if any must stop.
 
     About `at_once` rows go through the model together. All processes take part, and each reads the whole file.
     """
@@ -157,26 +157,28 @@ def core_score(
 
 
 def as_record(digest: str, tasks: Sequence[TaskScore]) -> dict[str, Any]:
-    """Return what is told of a score: CORE, and each task."""
-    told = {one.label: {"accuracy": one.accuracy, "centered": one.centered, "items": one.items} for one in tasks}
-    items = sum(one.items for one in tasks)
-    core = sum(one.centered for one in tasks) / len(tasks)
-    return {"core": core, "core_items": items, "bundle_sha256": digest, "tasks": told}
+    """Return a score in the form of an event: CORE, and each task."""
+    by_label = {
+        task.label: {"accuracy": task.accuracy, "centered": task.centered, "items": task.items} for task in tasks
+    }
+    items = sum(task.items for task in tasks)
+    core = sum(task.centered for task in tasks) / len(tasks)
+    return {"core": core, "core_items": items, "bundle_sha256": digest, "tasks": by_label}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the score of a checkpoint as one JSON line; return 0, or 2 where it is refused."""
+    """Print the score of a checkpoint as one JSON line; return 0, or 2 if it is refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.core_score", description="CORE of a checkpoint.")
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where data.json and vocab.json are")
-    parser.add_argument("--recipe", type=Path, metavar="JSON", help="the recipe, in place of what the checkpoint says")
+    parser.add_argument("--recipe", type=Path, metavar="JSON", help="a recipe to use in place of the checkpoint's")
     parser.add_argument("--items", type=Path, metavar="FILE", help="core.jsonl, if it is not in the data folder")
     parser.add_argument("--at-once", type=int, default=16, metavar="N", help="rows that go through the model together")
     given = parser.parse_args(arguments)
     try:
         trained = open_checkpoint(given.checkpoint, given.data, given.recipe)
         if not isinstance(trained.model, GPT):
-            raise Refused("CORE continues texts, and this model translates")
+            raise Refused("CORE needs a model that continues text, but this one translates")
         found = core_score(
             trained.model, given.items or given.data / FILE, given.at_once, device=choose_device("auto", 0, 1),
             processes=Processes(), stopping=lambda: False,

@@ -1,8 +1,8 @@
 """Which tokens every step sees: a pure function of the seed and the position, whatever the number of processes.
 
-The shards of a split are one long row of tokens, cut into windows. Sample i of the run is window p[i % windows], where
-p is a permutation drawn afresh for every epoch i // windows, or no permutation at all where the recipe's order is
-"in_order". There is no other state: to resume is to count on.
+The shards of a split form one long row of tokens, cut into windows. Sample i of the run is window p[i % windows], where
+p is a permutation drawn again for every epoch i // windows, or the identity if the recipe's order is
+"in_order". There is no other state: resuming means counting on from the position.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 VALIDATION_SEED = 0
-"""Permuted validation samples are a fixed draw from the whole split: its first ones may all be of one odd document."""
+"""Permuted validation samples are a fixed draw from the whole split: its first ones may be from one odd document."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the sequences of one optimiser step are cut: sequences = micro_batch x processes x accumulation."""
+    """How the sequences of one optimiser step are divided: sequences = micro_batch x processes x accumulation."""
 
     sequences: int
     micro_batch: int
@@ -47,7 +47,7 @@ class BatchPlan:
 
 
 def plan_batch(recipe: Recipe, processes: int) -> BatchPlan:
-    """Return the plan with the largest micro-batch that the recipe allows; refuse when none is whole."""
+    """Return the plan with the largest micro-batch that the recipe allows; Refused if no plan is even."""
     tokens, context, most = recipe.train.batch_tokens, recipe.model.context, recipe.train.micro_batch
     if tokens % context:
         raise Refused(f"train.batch_tokens {tokens} is not a multiple of model.context {context}")
@@ -67,7 +67,7 @@ def smaller(plan: BatchPlan) -> BatchPlan | None:
 
 
 class TokenRow:
-    """The shards of a split, end to end; in memory if they take at most half of this process's share of it."""
+    """The shards of a split, end to end; in memory if they need at most half of this process's share of it."""
 
     def __init__(self, shards: Sequence[Shard], processes_here: int = 1) -> None:
         self.tokens = sum(shard.tokens for shard in shards)
@@ -90,7 +90,7 @@ class TokenRow:
 
 
 class Samples:
-    """The windows of a split as they lie there, or in an order that the seed decides, drawn afresh for every epoch."""
+    """The windows of a split in their own order, or in an order that the seed decides, drawn again for every epoch."""
 
     def __init__(self, row: TokenRow, context: int, seed: int, name: str, order: Order = "permuted") -> None:
         self._row, self._context, self._seed = row, context, seed
@@ -123,7 +123,7 @@ def position_seed(seed: int, step: int, micro: int) -> int:
 
 
 def sample_starts(steps: range, sequences: int, micro_batch: int, rank: int, processes: int) -> Iterator[int]:
-    """Yield the first sample of each micro-batch of one process; micro-batches go round the processes in turn."""
+    """Yield the first sample of each micro-batch of one process; micro-batches are dealt to the processes in turn."""
     for step in steps:
         for start in range(rank * micro_batch, sequences, processes * micro_batch):
             yield step * sequences + start
@@ -140,7 +140,7 @@ def read_batches(
     def pinned(start: int) -> tuple[Tensor, ...]:
         return tuple(tensor.pin_memory() for tensor in read(start))
 
-    # Pinning takes place on the thread's current card, which would be card 0 in every process.
+    # Pinning uses the thread's current GPU, which would otherwise be GPU 0 in every process.
     for inputs in ahead(pinned, starts, lambda: torch.cuda.set_device(device)):
         yield tuple(tensor.to(device, non_blocking=True) for tensor in inputs)
 
@@ -148,7 +148,7 @@ def read_batches(
 def ahead(
     make: Callable[[int], tuple[Tensor, ...]], starts: Iterable[int], begin: Callable[[], None], depth: int = 2
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield make(start) for every start, made `depth` ahead in a thread; what goes wrong there is raised here."""
+    """Yield make(start) for every start, made `depth` ahead in a thread; an exception there is raised here."""
     made: queue.Queue[tuple[Tensor, ...] | BaseException | None] = queue.Queue(depth)
     closed = threading.Event()
 
@@ -168,7 +168,7 @@ def ahead(
                 if closed.is_set():
                     return
             put(None)
-        except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+        except BaseException as error:  # noqa: BLE001  passed to the loop, which raises it
             put(error)
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)

@@ -1,7 +1,7 @@
-"""What a process computes on, a CPU or a card, and with whom: the same loop runs under plain python and torchrun.
+"""The device of a process, a CPU or a GPU, and its peers: the same loop runs under plain python and torchrun.
 
-Each process holds all of the model, or a part, or there is only one: three strategies, of which the loop asks the loss
-of a micro-step, the step's gradient clipped and cleared, and whole tensors for a checkpoint, one after the other.
+There are three strategies: one process, processes that each hold the whole model, and processes that each hold a part.
+The loop asks its strategy for the loss of a micro-step, the clipped gradient, and whole tensors for a checkpoint.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = [
 ]  # fmt: skip
 
 COLLECTIVE_LIMIT_S = 600.0
-"""How long a process may let the others wait for it: then torch ends them all."""
+"""How long a process may keep the others waiting; after that, torch ends them all."""
 REPLICA_BYTES = 18
-"""Bytes a parameter where each process holds all: weights, two moments, gradient in fp32, and weights in 16 bits."""
+"""Bytes per parameter if each process holds everything: weights, two moments, gradient in fp32, and 16-bit weights."""
 USABLE_SHARE = 0.75
-"""What of a card's memory they may take; the rest is for activations."""
+"""The share of a GPU's memory that they may take; the rest is for activations."""
 _GROUPS: list[dist.ProcessGroup | None] = []
-"""Groups that were joined: gloo's destructor waits for its threads, and one of them may wait for the interpreter."""
+"""Groups that were joined: gloo's destructor waits for its threads, one of which may wait for the interpreter."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of this process; `precision` is "bf16", "fp16" or "fp32", weights are fp32 in any case."""
+    """The device of this process; `precision` is "bf16", "fp16" or "fp32"; weights are always fp32."""
 
     torch: torch.device
     precision: str
@@ -52,47 +52,47 @@ class Device:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether this is a CUDA card."""
+        """Return whether this is a CUDA GPU."""
         return self.torch.type == "cuda"
 
     @property
     def memory_bytes(self) -> int | None:
-        """The card's memory; None on a CPU."""
+        """Return the GPU's memory; None on a CPU."""
         return torch.cuda.get_device_properties(self.torch).total_memory if self.is_cuda else None
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context in which the model runs: matrix products in 16 bits, where that is the precision."""
+        """Return the context in which the model runs: matrix products in 16 bits if that is the precision."""
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.torch.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
 
 def prepare_allocator() -> None:
-    """Ask for segments that grow, which fragment less; before the first tensor on a card, and unless the user did."""
+    """Request growing segments, which fragment less; before the first tensor on a GPU, and unless the user set it."""
     # The newer name, PYTORCH_ALLOC_CONF, is ignored by torch 2.9 (pytorch#183387); the older one works in all.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def precision_of_card(wanted: str, card: str, has_bf16: bool) -> str:
-    """Return what a card computes in: "auto" is bf16, and fp16 on those whose silicon lacks it (T4, V100)."""
-    if wanted == "bf16" and not has_bf16:
-        raise Refused(f'train.precision is "bf16", which {card} does not have; "auto", "fp16" or "fp32" would run')
-    return ("bf16" if has_bf16 else "fp16") if wanted == "auto" else wanted
+def precision_of_card(precision: str, card: str, has_bf16: bool) -> str:
+    """Return a GPU's precision: "auto" is bf16, or fp16 on hardware without it (T4, V100)."""
+    if precision == "bf16" and not has_bf16:
+        raise Refused(f'train.precision is "bf16", which {card} does not have; use "auto", "fp16" or "fp32"')
+    return ("bf16" if has_bf16 else "fp16") if precision == "auto" else precision
 
 
 def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
-    """Take this process's card, or the CPU where there is none, which computes in fp32 unless told otherwise.
+    """Select this process's GPU, or the CPU if there is none, which computes in fp32 unless set otherwise.
 
-    `local_count` processes on this machine need as many cards; all of them refuse alike where there are fewer.
+    `local_count` processes on this machine need as many GPUs; if there are fewer, all of them refuse.
     """
     if not torch.cuda.is_available():
         return Device(torch.device("cpu"), "fp32" if precision == "auto" else precision, None)
     if local_count > torch.cuda.device_count():
-        raise Refused(f"{local_count} processes need as many cards, but CUDA shows {torch.cuda.device_count()}")
+        raise Refused(f"{local_count} processes need as many GPUs, but CUDA shows {torch.cuda.device_count()}")
     card = torch.device("cuda", local_rank)
     torch.cuda.set_device(card)
-    # What is left in fp32 may use the tensor cores' TF32, as nanoGPT and llm.c do.
+    # Products that stay in fp32 may use the tensor cores' TF32, as in nanoGPT and llm.c.
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name(card)
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -100,13 +100,13 @@ def choose_device(precision: str, local_rank: int, local_count: int) -> Device:
 
 
 def peak_flops(device: Device) -> float | None:
-    """Return the card's dense 16-bit peak, or None where it is unknown or not what runs."""
+    """Return the GPU's dense 16-bit peak, or None if it is unknown or another precision runs."""
     peak = peak_tflops(device.cuda_name) if device.cuda_name and device.precision != "fp32" else None
     return None if peak is None else peak * 1e12
 
 
 def memory_peak_bytes(device: Device) -> int | None:
-    """Return the most memory held at once: the allocator's on CUDA, the process's resident size elsewhere."""
+    """Return the peak memory: the allocator's on CUDA, the process's resident size elsewhere."""
     if device.is_cuda:
         return int(torch.cuda.max_memory_allocated(device.torch))
     try:
@@ -119,7 +119,7 @@ def memory_peak_bytes(device: Device) -> int | None:
 
 @dataclass(frozen=True)
 class Processes:
-    """Which process this is among how many; `several` is false where no launcher started it."""
+    """The rank of this process among how many; `several` is false if no launcher started it."""
 
     rank: int = 0
     local_rank: int = 0
@@ -129,12 +129,12 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process reports and saves."""
+        """Return whether this process reports and saves."""
         return self.rank == 0
 
     @classmethod
     def from_environment(cls) -> Processes:
-        """Read what torchrun set; RANK decides, since some clouds preset WORLD_SIZE on a lone machine."""
+        """Read torchrun's variables; RANK decides, because some clouds preset WORLD_SIZE on a single machine."""
         if "RANK" not in os.environ:
             return cls()
         rank, local_rank, count, local_count = (
@@ -150,11 +150,11 @@ class Processes:
         return values
 
     def any(self, here: bool, device: torch.device) -> bool:
-        """Tell whether it holds in any process; the same answer in all of them."""
+        """Return whether the condition holds in any process; all get the same answer."""
         return bool(self.summed(torch.tensor(float(here), device=device)).item()) if self.several else here
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Give the first process's values to all, in place; they lie where the process group can send them."""
+        """Copy the first process's values to all, in place; they must be where the process group can send them."""
         for tensor in tensors if self.several else ():
             dist.broadcast(tensor, src=0)
 
@@ -173,7 +173,7 @@ class Processes:
         return outcome[0]  # type: ignore[no-any-return]
 
     def to_first(self, value: T) -> list[T]:
-        """Return every process's value in the first one, by rank; nothing in the others."""
+        """Return every process's value in the first process, by rank; an empty list in the others."""
         values: list[Any] = [None] * self.count if self.is_first else []
         if self.several:
             dist.gather_object(value, values or None)
@@ -181,7 +181,7 @@ class Processes:
         return [value]
 
     def agree(self, act: Callable[[], T]) -> T:
-        """Run `act` in every process and return its result; where one refuses, all do: none waits for it in vain."""
+        """Run `act` in every process and return its result; if one refuses, all do, so that none waits forever."""
         sentence, result = None, []
         try:
             result.append(act())
@@ -199,7 +199,7 @@ class Processes:
 
 @contextlib.contextmanager
 def joined(processes: Processes, device: torch.device) -> Iterator[None]:
-    """Hold the process group open: NCCL between cards, gloo between CPUs. After a failure the launcher ends it."""
+    """Hold the process group open: NCCL between GPUs, gloo between CPUs. After a failure the launcher ends it."""
     if processes.several:
         on_cuda = device.type == "cuda"
         if not on_cuda and "OMP_NUM_THREADS" not in os.environ:
@@ -214,9 +214,9 @@ def joined(processes: Processes, device: torch.device) -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with an exit code at once, without tearing anything down: all that is to stay is on the disk.
+    """End this process with an exit code at once, without any tear-down: everything that must remain is on disk.
 
-    To take torch's modules apart takes a second that is paid for, and one process of several may even hang there.
+    Unloading torch's modules takes a second of paid time, and one process of several may even hang there.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # a full disk does not change the exit code
@@ -225,48 +225,48 @@ def leave(code: int) -> NoReturn:
 
 
 def fits_replicated(parameters: int, card_bytes: int) -> bool:
-    """Tell whether every card can hold the whole model with its optimiser."""
+    """Return whether every GPU can hold the whole model with its optimiser."""
     return REPLICA_BYTES * parameters <= USABLE_SHARE * card_bytes
 
 
 class ParallelStrategy:
-    """How the processes of a run share a model; the defaults are those of a process that holds all of it."""
+    """How the processes of a run share a model; the defaults are for a process that holds all of it."""
 
     kind: ClassVar[str | None] = None
-    """What the `start` event calls it."""
+    """Its name in the `start` event."""
     is_collective = False
     """Whether every forward needs all processes: then none may leave a step, an evaluation or a sample alone."""
     retries_a_step = False
-    """Whether a step whose memory ran out can be taken again here, in smaller portions."""
+    """Whether a step that ran out of memory can be repeated here with smaller micro-batches."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        """What a training step calls."""
+        """The module that a training step calls."""
         self._parameters = list(model.parameters())
 
     def loss(self, inputs: Sequence[Tensor], device: Device, *, is_last: bool) -> Tensor:
-        """Return a micro-batch's loss; after the backward of the step's last one the gradient is that of all."""
+        """Return a micro-batch's loss; after the backward of the step's last one, the gradient is the one of all."""
         self.before_micro_step(is_last)
         with device.autocast():
             return self.model(*(tensor.to(device.torch) for tensor in inputs))  # type: ignore[no-any-return]
 
     def before_micro_step(self, last: bool) -> None:
-        """Prepare for a forward and its backward, the step's last one or not."""
+        """Prepare for a forward and its backward; `last` marks the step's last one."""
 
     def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
-        """Do what must be done before the first step, by the loss of some inputs; nothing moves."""
+        """Do what must precede the first step, using the loss of some inputs; the weights do not change."""
 
     def clip(self, limit: float) -> Tensor:
-        """Scale the gradient down to this norm, where it is larger; return the norm before, in every process."""
+        """Scale the gradient down to norm `limit` if it is larger; return the norm before, in every process."""
         return nn.utils.clip_grad_norm_(self._parameters, limit)
 
     def clear(self) -> None:
-        """Drop the gradient."""
+        """Delete the gradient."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors as one process alone would hold them; all processes take part in each."""
+        """Yield the tensors as a single process would hold them; all processes take part in each."""
         yield from tensors.items()
 
     def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -281,10 +281,10 @@ class SingleProcess(ParallelStrategy):
 
 
 class DataParallel(ParallelStrategy):
-    """torch's DDP: each process holds all, and gradients are averaged while backward still computes earlier ones.
+    """torch's DDP: each process holds everything; gradients are averaged while backward still computes earlier ones.
 
-    DDP lays its buckets out again after its first backward, and another layout rounds sums differently. After a warm-up
-    a resumed run adds in the order of one that never stopped (docs/dev/adr/0008).
+    DDP rearranges its buckets after its first backward, and another layout rounds sums differently. After a warm-up
+    a resumed run adds in the same order as one that never stopped (docs/dev/adr/0008).
     """
 
     kind = "ddp"
@@ -296,20 +296,20 @@ class DataParallel(ParallelStrategy):
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True, init_sync=False)
 
     def warm_up(self, inputs: Sequence[Tensor], device: Device) -> None:
-        """Let DDP lay out its buckets as they stay, which it does after its first backward."""
+        """Let DDP arrange its buckets for good, which it does after its first backward."""
         self.loss(inputs, device, is_last=True).backward()
         self.clear()
 
     def before_micro_step(self, last: bool) -> None:
-        """Let the gradients travel in the last backward of a step, and only there."""
+        """Send the gradients only in the last backward of a step."""
         self.model.require_backward_grad_sync = last  # type: ignore[assignment]
 
 
 class FullyShardedParallel(ParallelStrategy):
     """Fully sharded (FSDP2): each process holds a part of every weight, gradient and moment, and fetches the rest.
 
-    Every forward and backward is a collective, so that a process which runs out of memory leaves the others waiting:
-    all end, and trainer/launch.py begins again in smaller portions.
+    Every forward and backward is a collective, so a process that runs out of memory leaves the others waiting:
+    all processes end, and trainer/launch.py restarts them with smaller micro-batches.
     """
 
     kind = "fsdp"
@@ -329,22 +329,22 @@ class FullyShardedParallel(ParallelStrategy):
         super().__init__(model)
 
     def before_micro_step(self, last: bool) -> None:
-        """Let backward sum the gradients over the processes in the last micro-step of a step, and only there."""
+        """Sum the gradients over the processes only in the last micro-step of a step."""
         self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
 
     def clip(self, limit: float) -> Tensor:
-        """Scale the parts by the norm of the whole, which they come to together."""
+        """Scale the parts by the norm of the whole gradient, which all processes compute together."""
         return super().clip(limit).full_tensor()  # type: ignore[attr-defined,no-any-return]
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Gather one tensor after the other from its parts: a card that needs parts cannot hold the whole of all."""
+        """Gather one tensor after another from its parts: a GPU that needs parts cannot hold all of them whole."""
         from torch.distributed.tensor import DTensor
 
         for name, tensor in tensors.items():
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def split(self, tensors: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """Give every tensor that has the shape of its parameter the parameter's layout."""
+        """Give every tensor with the shape of its parameter the parameter's layout."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         parameters = dict(model.named_parameters())
@@ -360,7 +360,7 @@ class FullyShardedParallel(ParallelStrategy):
 def shared(
     model: GPT | Translator, processes: Processes, *, wanted: str, parameters: int, card_bytes: int | None
 ) -> ParallelStrategy:
-    """Let the processes share a model in the way that is wanted; under "auto" the first one's card decides for all."""
+    """Return the strategy that is `wanted`; under "auto", the first process's GPU decides for all."""
     if not processes.several:
         return SingleProcess(model)
     fits = processes.from_first(lambda: card_bytes is None or fits_replicated(parameters, card_bytes))

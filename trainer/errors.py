@@ -1,12 +1,12 @@
-"""The ways in which training ends badly, each with the exit code and the `stop` reason that tell it.
+"""The errors that end training, each with its exit code and its reason in the `stop` event.
 
-TrainerError        1  "error"          the trainer could not go on
-├── Refused         2  "error"          recipe, data or checkpoint are not what they should be
+TrainerError        1  "error"          the trainer could not continue
+├── Refused         2  "error"          recipe, data or checkpoint are not valid
 ├── NonFinite       3  "nonfinite"      the loss or the gradient is NaN or infinite
-├── OutOfMemory     4  "out_of_memory"  not even the smallest micro-batch fits on the card
-├── Spiked          5  "spike"          loss or gradient jumped, and the recipe stops then; what was before is saved
-├── Restart         6  (no end)         memory ran out in one of several; trainer/launch.py starts them all again
-└── SaveFailed      1  "error"          a checkpoint could not be written; those before it are intact
+├── OutOfMemory     4  "out_of_memory"  not even the smallest micro-batch fits on the GPU
+├── Spiked          5  "spike"          loss or gradient jumped, and the recipe stops then; earlier steps are saved
+├── Restart         6  (no stop)        memory ran out in one of several; trainer/launch.py starts them all again
+└── SaveFailed      1  "error"          a checkpoint could not be written; earlier ones are intact
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class TrainerError(Exception):
 
 
 class Refused(TrainerError):
-    """What was handed in cannot be trained on; nothing was changed.
+    """The input cannot be trained on; nothing was changed.
 
-    `code` and `hint` are for who shows it at home: what kind it is, and what to do.
+    `code` and `hint` are for showing it at home: the kind of error, and what to do.
     """
 
     exit_code = 2
@@ -37,28 +37,28 @@ class Refused(TrainerError):
 
 
 class NonFinite(TrainerError):
-    """Training diverged; the optimiser did not move."""
+    """Training diverged; the optimiser did not step."""
 
     exit_code = 3
     reason = "nonfinite"
 
 
 class OutOfMemory(TrainerError):
-    """The card's memory ran out."""
+    """The GPU's memory ran out."""
 
     exit_code = 4
     reason = "out_of_memory"
 
 
 class Spiked(TrainerError):
-    """The loss or the gradient norm jumped; the optimiser did not move."""
+    """The loss or the gradient norm jumped; the optimiser did not step."""
 
     exit_code = 5
     reason = "spike"
 
 
 class Restart(TrainerError):
-    """The card's memory ran out where others wait: all processes end, and train on in smaller portions; no `stop`."""
+    """A GPU's memory ran out while other processes wait: all end, and restart with smaller micro-batches; no `stop`."""
 
     exit_code = 6
 

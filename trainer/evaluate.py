@@ -1,7 +1,7 @@
-"""What a GPT learns from and is judged by: windows of text, the validation loss, HellaSwag, and text of its own.
+"""What a GPT trains on and how it is evaluated: windows of text, validation loss, HellaSwag, and generated text.
 
-All processes share the work of an evaluation. Text is written one token after the other, through the plain (never the
-compiled) module. For sentence pairs trainer/translation/task.py has what `TextTask` has here.
+All processes share the work of an evaluation. Text is generated token by token, with the plain (never the
+compiled) module. trainer/translation/task.py has the counterpart of `TextTask` for sentence pairs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = [
 
 ITEMS_AT_ONCE = 8
 WIDTHS = 64
-"""On a card texts are filled up to a multiple of it: for each width cuDNN's attention makes a plan, in 23 to 37 ms."""
+"""On a GPU, texts are padded to a multiple of this: cuDNN's attention makes a plan for each width, in 23 to 37 ms."""
 COLDEST = 1e-30
-"""Below it the likeliest token has all the probability, and the quotients would be too large for fp32."""
+"""Below it the likeliest token has all the probability, and the quotients would overflow fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,14 @@ class TextTask:
     train_samples: Samples
     val_samples: Samples
     eval_windows: int
-    """How many validation samples an evaluation looks at."""
+    """How many validation samples an evaluation uses."""
     eval_tokens: int
     items: tuple[Item, ...]
-    """Those of HellaSwag, which every evaluation answers."""
+    """HellaSwag's items, which every evaluation answers."""
 
     @classmethod
     def open(cls, recipe: Recipe, folder: Path, data: TokenData, processes: Processes) -> TextTask:
-        """Cut the shards into windows; read the items, where the recipe wants some."""
+        """Cut the shards into windows; read the items if the recipe wants any."""
         context, here, items = recipe.model.context, processes.local_count, recipe.eval.hellaswag_items
         train = Samples(TokenRow(data.train, here), context, recipe.train.seed, "train", recipe.data.order)
         val = Samples(TokenRow(data.val, here), context, VALIDATION_SEED, "val", recipe.eval.order)
@@ -75,7 +75,7 @@ class TextTask:
         )  # fmt: skip
 
     def build_model(self, recipe: Recipe) -> GPT:
-        """Return a GPT whose weights the seed decides: drawn on the CPU, so that every device starts from the same."""
+        """Return a GPT with weights drawn from the seed, on the CPU, so that every device starts with the same."""
         torch.manual_seed(recipe.train.seed)
         return GPT(recipe.model, self.data.tokenizer.vocab_size)
 
@@ -87,14 +87,14 @@ class TextTask:
         self, model: nn.Module, prompts: Sequence[Prompt], sample: SampleConfig, seeds: Sequence[int],
         stopping: Callable[[], bool],
     ) -> list[str]:  # fmt: skip
-        """Return each prompt with what the model continues it by."""
+        """Return each prompt with the model's continuation."""
         assert isinstance(model, GPT)
         written = generate(model, [prompt.ids for prompt in prompts], sample, seeds=seeds, stopping=stopping)
         return [self.data.tokenizer.decode(ids) for ids in written]
 
     @staticmethod
     def landmarks(model: nn.Module) -> dict[str, Callable[..., Any]]:
-        """Return the functions that `source_map` names of this kind of model."""
+        """Return the functions of this kind of model that `source_map` lists."""
         attention = type(model.get_submodule("h.0.attn"))
         return {"embedding": GPT.hidden, "attention": attention.forward, "generation": generate}
 
@@ -104,14 +104,14 @@ Task: TypeAlias = "TextTask | TranslationTask"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a validation found: the mean loss in nats a token, and bits a byte of the text (None: it has no bytes)."""
+    """The result of a validation: mean loss in nats per token, and bits per byte of the text (None: no text)."""
 
     val_loss: float
     bits_per_byte: float | None
 
     @property
     def perplexity(self) -> float:
-        """The loss as the number of tokens among which the model is as unsure as it is."""
+        """Return the loss as the number of equally likely tokens that it corresponds to."""
         return math.exp(min(self.val_loss, 700.0))
 
 
@@ -124,9 +124,9 @@ def token_bytes(tokens: tuple[bytes, ...], eot_id: int | None) -> np.ndarray:
 
 
 def rounds(items: int, each: int, processes: Processes) -> list[tuple[int, int]]:
-    """Return this process's (first, count) of every round; all have as many rounds, for a forward may be a collective.
+    """Return this process's (first, count) of every round; all have as many rounds: a forward may be a collective.
 
-    Where the items run out, `count` is 0 and `first` is some item all the same.
+    When the items run out, `count` is 0 and `first` is still a valid item.
     """
     starts = range(processes.rank * each, items + processes.count * each, processes.count * each)
     number = -(-items // (processes.count * each))
@@ -145,9 +145,9 @@ def validation(
     processes: Processes,
     stopping: Callable[[], bool],
 ) -> Evaluation | None:
-    """Evaluate the first `windows` samples; None, everywhere, if any process must stop.
+    """Evaluate the first `windows` samples; return None in every process if any must stop.
 
-    `lengths` are those of `token_bytes`; None where bits a byte are not asked for. All processes take part: one that
+    `lengths` are those of `token_bytes`; None if bits per byte are not needed. All processes take part: one that
     evaluated alone would keep the others waiting past the collective's time-out.
     """
     # [sum of losses, windows, bytes]
@@ -165,20 +165,20 @@ def validation(
         if lengths is not None and count:
             totals[2] += int(lengths[inputs[1].numpy()].sum())
     model.train()
-    loss_sum, seen, size = processes.summed(totals).tolist()
+    loss_sum, windows_seen, size = processes.summed(totals).tolist()
     tokens = windows * model.config.context
-    return Evaluation(loss_sum / seen, loss_sum / seen * tokens / size / math.log(2) if size else None)
+    return Evaluation(loss_sum / windows_seen, loss_sum / windows_seen * tokens / size / math.log(2) if size else None)
 
 
 def choose_width(longest: int, context: int, kind: str) -> int:
-    """Return how wide a batch is whose longest text has so many tokens; `kind` is that of its device."""
+    """Return the width of a batch whose longest text has `longest` tokens; `kind` is that of its device."""
     return min(context, -(-longest // WIDTHS) * WIDTHS) if kind == "cuda" else longest
 
 
 def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: int, kind: str) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (rows, time): every ending after what is before it, -100 where nothing is asked.
+    """Return inputs and targets (rows, time): each ending after its prefix, with target -100 where no loss is taken.
 
-    What is longer than the model's context loses its beginning, what is shorter is padded at its end, unseen.
+    A text that is longer than the model's context loses its beginning; a shorter one is padded at its end.
     """
     rows = [((*before, *ending)[-(context + 1) :], min(len(ending), context)) for before, ending in pairs]
     width = choose_width(max(len(row) for row, _ in rows) - 1, context, kind)
@@ -193,7 +193,7 @@ def filled_rows(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], context: i
 def score_answers(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return each row's mean loss over its targets, and whether each target is the likeliest token.
 
-    Only the positions asked for go through the head.
+    Only the positions with targets go through the head.
     """
     asked = targets != -100
     logits = model.logits(model.hidden(ids)[asked])
@@ -207,7 +207,7 @@ def score_answers(model: GPT, ids: Tensor, targets: Tensor) -> tuple[Tensor, Ten
 def accuracy(
     model: GPT, items: Sequence[Item], *, device: Device, processes: Processes, stopping: Callable[[], bool]
 ) -> float | None:
-    """Return the share of items whose right ending has the least mean loss; None, everywhere, if any must stop."""
+    """Return the share of items whose right ending has the lowest mean loss; None in every process if any must stop."""
     right = torch.zeros((), dtype=torch.float64, device=device.torch)
     model.eval()
     for first, count in rounds(len(items), ITEMS_AT_ONCE, processes):
@@ -226,9 +226,10 @@ def accuracy(
 
 
 def pick(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator, top_p: float = 1.0) -> int:
-    """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless it is 0.
+    """Draw one id from logits (vocab,): the likeliest at temperature 0; among the `top_k` likeliest unless that is 0.
 
-    With `top_p` below 1 only the fewest of the likeliest remain whose probabilities, at this temperature, reach it.
+    With `top_p` below 1, only the smallest set of likeliest tokens remains whose probabilities, at this temperature,
+    reach it.
     """
     if temperature < COLDEST:
         return int(logits.argmax())
@@ -253,10 +254,10 @@ def generate(
     top_p: float = 1.0,
     is_over: Callable[[Sequence[int]], bool] = lambda ids: False,
 ) -> list[list[int]]:
-    """Return each prompt's ids and up to `config.tokens` more, fewer where it `is_over`; the same seed, the same text.
+    """Return each prompt's ids and up to `config.tokens` more, fewer if it `is_over`; the same seed, the same text.
 
-    All prompts go on in one batch: on a card, a forward of several rows takes no longer than that of one. `stopping` is
-    asked before each token of all.
+    All prompts continue in one batch: on a GPU, a forward of several rows takes no longer than of one. `stopping` is
+    checked before each token.
     """
     texts = [list(prompt) for prompt in prompts]
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -271,9 +272,9 @@ def generate(
 
 
 def _next_logits(model: GPT, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits (text, vocab) after each text's end: shorter ones are filled up behind it, where none looks."""
-    seen = [text[-model.config.context :] for text in texts]
+    """Return the logits (text, vocab) after each text's end; shorter texts are padded after it, which has no effect."""
+    visible = [text[-model.config.context :] for text in texts]
     device = model.wte.weight.device
-    width = choose_width(max(len(ids) for ids in seen), model.config.context, device.type)
-    rows = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in seen], device=device)
-    return model.next_token_logits(rows, torch.tensor([len(ids) - 1 for ids in seen], device=device))
+    width = choose_width(max(len(ids) for ids in visible), model.config.context, device.type)
+    rows = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in visible], device=device)
+    return model.next_token_logits(rows, torch.tensor([len(ids) - 1 for ids in visible], device=device))

@@ -1,7 +1,7 @@
-"""What a run reports: events.jsonl for programs, and the same story in lines for people.
+"""What a run reports: events.jsonl for programs, and the same as lines for people.
 
-An event is one line, written and flushed at once. Only the first process reports; but a process that fails alone adds
-its own `stop`, for it alone knows why.
+An event is one line, written and flushed at once. Only the first process reports, except that a process which fails
+alone adds its own `stop`, because only it knows the reason.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from trainer import STARTED_MONOTONIC_S
 __all__ = ["UNKNOWN_S", "Reporter"]
 
 BEAT_S = 1.0
-"""How often the heartbeat is written at most: a step may take milliseconds."""
+"""The shortest time between two heartbeats: a step may take milliseconds."""
 UNKNOWN_S = 1800.0
-"""How long what nobody has timed yet may take, before the trainer is taken for stuck."""
+"""How long an untimed operation may take before the trainer counts as stuck."""
 
 
 class Reporter:
@@ -31,7 +31,7 @@ class Reporter:
 
     def __init__(self, out: Path, *, is_first: bool, since_monotonic_s: float = STARTED_MONOTONIC_S) -> None:
         self._is_first, self._since_monotonic_s = is_first, since_monotonic_s
-        # The thread that writes checkpoints reports them itself.
+        # The thread that writes checkpoints also reports them.
         self._lock = threading.Lock()
         self._path = out / "events.jsonl"
         self._before = self._path.stat().st_size if self._path.exists() else 0
@@ -43,7 +43,7 @@ class Reporter:
             return
         out.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab+") as file:
-            # A process that was killed may have left half a line; it must not swallow the next one.
+            # A killed process may have left an incomplete line, which must not merge with the next one.
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.write(b"\n")
         self._log = self._open_log(out / "trainer.log")
@@ -71,13 +71,13 @@ class Reporter:
                 print(line, file=self._log, flush=True)
 
     def beat(self, patience_s: float) -> None:
-        """Say that the next beat comes within so many seconds: a watcher may take a longer silence for a hang."""
+        """Promise the next heartbeat within `patience_s`: a watcher may treat a longer silence as a hang."""
         now_s = time.monotonic()
         if not self._is_first or (patience_s == self._patience_s and now_s < self._beaten_s + BEAT_S):
             return
         self._patience_s, self._beaten_s = patience_s, now_s
         temporary = self._heartbeat.with_suffix(".tmp")
-        with contextlib.suppress(OSError):  # A full disk ends no training here; checkpoints say so when they are due.
+        with contextlib.suppress(OSError):  # A full disk must not end training here; the next checkpoint reports it.
             temporary.write_text(json.dumps({"v": 1, "wall": time.time(), "patience_s": patience_s}))
             temporary.replace(self._heartbeat)
 
@@ -96,11 +96,11 @@ class Reporter:
             file.flush()
 
     def elapsed_s(self) -> float:
-        """Return the seconds since this process started, or since what it reports of."""
+        """Return the seconds since this process started, or since the given start."""
         return round(time.monotonic() - self._since_monotonic_s, 3)
 
     def begin_training(self) -> None:
-        """Let `train_s` count from now."""
+        """Start the clock of `train_s`."""
         self._train_began_s = time.monotonic()
 
     def train_s(self) -> float:
@@ -108,7 +108,7 @@ class Reporter:
         return 0.0 if self._train_began_s is None else time.monotonic() - self._train_began_s
 
     def start(self, step: int, values: dict[str, Any]) -> None:
-        """Report what will run, and on what."""
+        """Report what will run, and on which hardware."""
         self.emit("start", step, **values)
         self.say(f"device: {values['device']}")
         if values["cuda_name"] is not None:
@@ -116,7 +116,7 @@ class Reporter:
         self.say(f"parameters: {values['parameters']:,}")
 
     def compile(self, step: int, found: int, made: int) -> None:
-        """Report how many graphs were found in the compile cache and how many had to be compiled, up to this step."""
+        """Report how many graphs were found in the compile cache and how many were compiled, up to this step."""
         cache = "partial" if found and made else "miss" if made else "hit"
         self.emit("compile", step, cache=cache, found=found, made=made)
         self.say(f"compile cache: {cache} | found {found} | made {made}")
@@ -134,20 +134,20 @@ class Reporter:
         self.say(line if values["hellaswag"] is None else f"{line} | hellaswag {values['hellaswag']:.4f}")
 
     def core(self, step: int, values: dict[str, Any]) -> None:
-        """Report CORE, which is taken after the last step."""
+        """Report CORE, which is computed after the last step."""
         self.emit("core", step, **values)
         each = " | ".join(f"{label} {task['centered']:.4f}" for label, task in values["tasks"].items())
         self.say(f"core {step:04d} | CORE {values['core']:.4f} | items {values['core_items']:,} | {each}")
 
     def sample(self, step: int, prompt: str, text: str, name: str) -> None:
-        """Report a sample whose file is there."""
+        """Report a sample whose file has been written."""
         self.emit("sample", step, prompt=prompt, text=text, name=name)
         # A model of bytes may well produce control characters.
         printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
         self.say(f"--- sample ---\n{printable}")
 
     def checkpoint(self, step: int, files: list[str], size: int, *, save_s: float, stall_s: float) -> None:
-        """Report a checkpoint that is safely on disk; training stood still for `stall_s` of the `save_s`."""
+        """Report a checkpoint that is safely on disk; training paused for `stall_s` of the `save_s`."""
         self.emit("checkpoint", step, files=files, bytes=size, save_s=save_s, stall_s=stall_s)
         self.say(f"checkpoint: {files[0]}")
 
@@ -159,13 +159,13 @@ class Reporter:
     def stop(
         self, step: int, reason: str, message: str, train_s: float, final_loss: float | None, *, alone: bool = False
     ) -> None:
-        """Report the end; `alone` says that the other processes do not know why.
+        """Report the end; `alone` means that the other processes do not know the reason.
 
         A lone failure reaches the other processes as a broken connection: that consequence is not reported as a cause.
         """
         if not self._is_first and not alone:
             return
-        # On another machine of several nothing has been reported, and nobody has made the folder.
+        # On a further machine nothing has been reported yet, so the folder may be missing.
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not (alone and self._is_told()):
             values = {"reason": reason, "message": message, "train_s": round(train_s, 3), "final_loss": final_loss}
@@ -173,7 +173,7 @@ class Reporter:
         self.say(f"stop: {reason} | {message}" if message else f"stop: {reason}")
 
     def _is_told(self) -> bool:
-        """Tell whether a process has said since this one began why the training ended."""
+        """Return whether any process has reported, since this one started, why training ended."""
         if not self._path.exists():
             return False
         with self._path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Writes a run's checkpoint as a folder that transformers loads: `python -m trainer.export OUT DIR --data DATA`.
 
-GPT2LMHeadModel.from_pretrained(DIR) gives the logits that the trainer gives. Only the `faithful` preset is a GPT-2.
+GPT2LMHeadModel.from_pretrained(DIR) gives the same logits as the trainer. Only the `faithful` preset is a GPT-2.
 With `--form lab` the folder has the course's one file.
 Exit codes: 0 written, 2 refused.
 """
@@ -46,20 +46,20 @@ LAB_FILE = "mini_gpt2_checkpoint.pt"
 LAB_PARTS = {
     "attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "ln2": "ln_2", "mlp.0": "mlp.c_fc", "mlp.2": "mlp.c_proj",
 }  # fmt: skip
-"""The course's names of a block's parts, and ours, in the course's order."""
+"""The course's names for the parts of a block, and ours, in the course's order."""
 
 
 @dataclass(frozen=True)
 class _Trained:
-    """What an export needs of a checkpoint."""
+    """What an export needs from a checkpoint."""
 
     model: ModelConfig
     state: dict[str, Any]
     tensors: dict[str, Tensor]
     tokens: list[bytes]
-    """The tokeniser's, without the padding that the model's vocabulary has."""
+    """The tokeniser's tokens, without the padding of the model's vocabulary."""
     source: str
-    """What it learned from."""
+    """What it was trained on."""
 
 
 def export_hf(
@@ -70,12 +70,12 @@ def export_hf(
     recipe: Path | None = None,
     figures: Mapping[str, Any],
 ) -> list[str]:
-    """Write the folder, which must not exist yet or be empty, whole or not at all; return its files' names, sorted.
+    """Write the folder, which must not exist yet or be empty, completely or not at all; return its sorted file names.
 
-    `checkpoint` is a run's out folder (its newest checkpoint is taken) or one file of weights in it. `data` is the
-    folder that has the run's vocab.json, which all tokenisers but GPT-2's need. `recipe` is a JSON file that has the
-    recipe in the checkpoint's place. `figures` go into the model card.
-    Raise Refused where the checkpoint, the data or the folder is not fit.
+    `checkpoint` is a run's out folder (its newest checkpoint is used) or one file of weights in it. `data` is the
+    folder with the run's vocab.json, which all tokenisers except GPT-2's need. `recipe` is a JSON file with a recipe to
+    use in place of the checkpoint's. `figures` go into the model card. Raise Refused if the checkpoint, the data or the
+    folder is unsuitable.
     """
     trained = _read(checkpoint.resolve(), data, recipe)
     texts = {
@@ -95,14 +95,14 @@ def export_hf(
 
 
 def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None) -> list[str]:
-    """The same with the course's own file in the folder, which `torch.load` reads with `weights_only=True`.
+    """Write a folder as `export_hf` does, with the course's one file, for `torch.load` with `weights_only=True`.
 
     It holds weights by the course's names, the shape in `config`, the alphabet in `stoi` and `itos`.
     """
     trained = _read(checkpoint.resolve(), data, recipe)
     model = trained.model
     if (name := trained.state["recipe"]["data"]["tokenizer"]) != "char":
-        raise Refused(f'the course\'s file has a token for each character, and this model has those of "{name}"')
+        raise Refused(f'the course\'s file needs a token for each character, but this model has the tokeniser "{name}"')
     characters = [token.decode("utf-8") for token in trained.tokens]
     shape = {"vocab_size": len(characters), "block_size": model.context, "n_layer": model.layers}
     record = {
@@ -115,7 +115,7 @@ def export_lab(checkpoint: Path, folder: Path, *, data: Path | None = None, reci
 
 
 def _lab_tensors(trained: _Trained) -> dict[str, Tensor]:
-    """Return the tensors in the course's order and by its names: all biases, a mask a block, a head of its own."""
+    """Return the tensors in the course's order and by its names: all biases, a mask per block, a separate head."""
     model, rows = trained.model, len(trained.tokens)
     mask = torch.tril(torch.ones(model.context, model.context)).view(1, 1, model.context, model.context)
     made: dict[str, Tensor] = {}
@@ -146,7 +146,7 @@ def _lab_tensors(trained: _Trained) -> dict[str, Tensor]:
 def export_other(
     form: str, checkpoint: Path, folder: Path, *, data: Path | None = None, recipe: Path | None = None
 ) -> list[str]:
-    """The same as nanoGPT reads it (`form` "nanogpt": ckpt.pt) or minGPT ("mingpt": model.pt and config.json)."""
+    """Write a folder as `export_hf` does, as nanoGPT reads it (`form` "nanogpt": ckpt.pt) or minGPT ("mingpt")."""
     trained = _read(checkpoint.resolve(), data, recipe)
     model, tensors, tokens = trained.model, trained.tensors, trained.tokens
     if form == "mingpt":
@@ -155,12 +155,12 @@ def export_other(
 
 
 def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
-    """Write a folder, whole or not at all; its files' names, sorted. Refused where it is there and not empty."""
+    """Write a folder completely or not at all; return its sorted file names. Refused if it exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise Refused(f"{folder} is there already and not empty; name another folder")
+        raise Refused(f"{folder} exists and is not empty; name another folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A folder that is there may be a mount, or where somebody stands: it is filled, and stays the same folder.
+        # An existing folder may be a mount point or a working directory: it is filled, and stays the same folder.
         is_there = folder.exists()
         staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder if is_there else folder.parent))
         try:
@@ -168,7 +168,7 @@ def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
             names = sorted(os.listdir(staged))
             staged.chmod(0o755)
             if is_there:
-                # Nothing loads a folder without its config.json: it comes last.
+                # Nothing loads a folder without its config.json, so that file comes last.
                 for file_name in sorted(names, key=lambda name: name == "config.json"):
                     os.replace(staged / file_name, folder / file_name)
             else:
@@ -181,27 +181,27 @@ def _filled(folder: Path, write: Callable[[Path], None]) -> list[str]:
 
 
 def _read(checkpoint: Path, data: Path | None, recipe: Path | None) -> _Trained:
-    """Read a checkpoint; refuse one that is damaged, is no GPT-2, or whose tokeniser is not at hand."""
+    """Read a checkpoint; Refused if it is damaged, is not a GPT-2, or its tokeniser is missing."""
     opened = open_run_checkpoint(checkpoint, recipe)
-    name, told, state = opened.weights.name, opened.state["recipe"], opened.state
+    name, recipe_record, state = opened.weights.name, opened.state["recipe"], opened.state
     try:
-        model = read_table(ModelConfig, completed(told)["model"], "model")
+        model = read_table(ModelConfig, completed(recipe_record)["model"], "model")
         if model.preset != "faithful":
-            plain = f"{name} is plain safetensors already, and the state.json beside it has its settings"
-            raise Refused(f'a model of preset "{model.preset}" is no GPT-2, so transformers cannot load it; {plain}')
-        tokens = _tokens(told["data"]["tokenizer"], state["data"]["tokenizer"], data)
+            plain = f"{name} is plain safetensors, and the state.json beside it has its settings"
+            raise Refused(f'a model of preset "{model.preset}" is not a GPT-2, so transformers cannot load it; {plain}')
+        tokens = _tokens(recipe_record["data"]["tokenizer"], state["data"]["tokenizer"], data)
         tensors = opened.tensors(lambda: GPT(model, len(tokens)))
         return _Trained(model, state, tensors, tokens, _source(state, data))
     except OSError as error:
         raise Refused(f"{name} cannot be exported: {error.filename}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, RuntimeError, OverflowError, RecursionError) as error:
-        raise Refused(f"{name} is not a sound checkpoint: {error!r}") from error
+        raise Refused(f"{name} is not a valid checkpoint: {error!r}") from error
 
 
 def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:
-    """Return the tokeniser's tokens, and make sure that they are those the checkpoint was trained with."""
+    """Return the tokeniser's tokens, after checking that the checkpoint was trained with them."""
     if data is None and name != "gpt2":
-        raise Refused(f'the tokeniser "{name}" is made from its text; name the data folder that has its vocab.json')
+        raise Refused(f'the tokeniser "{name}" depends on its text; name the data folder with its vocab.json')
     if data is None:
         tokens, where = shipped_gpt2_tokens(), "the GPT-2 vocabulary shipped here"
     else:
@@ -214,7 +214,7 @@ def _tokens(name: str, sha256: str, data: Path | None) -> list[bytes]:
 
 
 def _source(state: Mapping[str, Any], data: Path | None) -> str:
-    """Return what the tokens were made of: data.json has it; the recipe, what it is without a text that is brought."""
+    """Return the source of the tokens: from data.json, or from the recipe if that has no text of the user."""
     kind, named = "unknown", state["recipe"]["data"]["source"]
     if data is not None and (data / "data.json").is_file():
         manifest = json.loads((data / "data.json").read_text(encoding="utf-8"))
@@ -224,7 +224,7 @@ def _source(state: Mapping[str, Any], data: Path | None) -> str:
 
 
 def _gpt2_tensors(trained: _Trained) -> dict[str, Tensor]:
-    """Return the tensors as transformers' GPT-2 has them: linear weights (in, out), no padding rows, all biases."""
+    """Return the tensors in the form of transformers' GPT-2: linear weights (in, out), no padding rows, all biases."""
     rows, tensors = len(trained.tokens), {}
     for name, tensor in trained.tensors.items():
         if name in ("wte.weight", "lm_head.weight"):
@@ -244,7 +244,7 @@ def _end_of_text(trained: _Trained) -> int | None:
 
 
 def _config(trained: _Trained) -> dict[str, Any]:
-    """Return config.json: the shape, in GPT-2's words."""
+    """Return config.json: the shape, in GPT-2's terms."""
     model, end = trained.model, _end_of_text(trained)
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -266,14 +266,14 @@ def _config(trained: _Trained) -> dict[str, Any]:
 
 
 def _generation(trained: _Trained) -> dict[str, Any]:
-    """Return generation_config.json: to sample as the recipe does."""
+    """Return generation_config.json, which samples as the recipe does."""
     end, sample = _end_of_text(trained), trained.state["recipe"]["sample"]
     warm = {"do_sample": True, "temperature": sample["temperature"], "top_k": sample["top_k"]}
     return {"bos_token_id": end, "eos_token_id": end, **(warm if sample["temperature"] else {"do_sample": False})}
 
 
 def _tokenizer_files(name: str, tokens: Sequence[bytes], context: int) -> dict[str, str]:
-    """Return the files' texts by name for a tokeniser of text; `context` is the most a model reads."""
+    """Return the files' texts by name for a tokeniser of text; `context` is the model's longest input."""
     files = _char(tokens) if name == "char" else _bytes(tokens, _published() if name == "gpt2" else _merges(tokens))
     config = files["tokenizer_config.json"] | {"model_max_length": context, "clean_up_tokenization_spaces": False}
     texts = {file: record if isinstance(record, str) else _json(record) for file, record in files.items()}
@@ -285,20 +285,20 @@ def _json(record: Any) -> str:
 
 
 def _tokenizer(**parts: Any) -> dict[str, Any]:
-    """Return the content of a tokenizer.json with the parts that are not empty."""
+    """Return the content of a tokenizer.json from the parts that are not empty."""
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
     return {"version": "1.0", "added_tokens": [], **empty, **parts}
 
 
 def _published() -> list[str]:
-    """Return GPT-2's merges, a line each."""
+    """Return GPT-2's merges, one per line."""
     return GPT2_MERGES.read_text(encoding="utf-8").split("\n")[1:-1]
 
 
 def _merges(tokens: Sequence[bytes]) -> list[str]:
-    """Return a line for every two tokens that make a third one, in the order in which those were learned.
+    """Return a line for every two tokens that form a third one, in the order in which those were learned.
 
-    That is what the tokens mean where merges are not written down (`BpeTokenizer`), and how transformers reads such.
+    `BpeTokenizer` defines merges that way if they are not written down, and transformers reads such lines.
     """
     ids = {token: index for index, token in enumerate(tokens[:-1])}
     printable, lines = printable_bytes(), []
@@ -314,7 +314,7 @@ def _printed(token: bytes, printable: dict[int, str]) -> str:
 
 
 def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
-    """Return byte-level BPE: every byte a printable character, merged in that order."""
+    """Return byte-level BPE: every byte is a printable character, merged in that order."""
     printable, end = printable_bytes(), GPT2_EOT.decode()
     written = [_printed(token, printable) for token in tokens[:-1]]
     vocab = {token: index for index, token in enumerate([*written, end])}
@@ -346,7 +346,7 @@ def _bytes(tokens: Sequence[bytes], merges: Sequence[str]) -> dict[str, Any]:
 
 
 def _char(tokens: Sequence[bytes]) -> dict[str, Any]:
-    """Return one token a character; what is unknown becomes U+FFFD, as it did in the training text."""
+    """Return one token per character; an unknown one becomes U+FFFD, as it did in the training text."""
     vocab = {token.decode("utf-8"): index for index, token in enumerate(tokens)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": REPLACEMENT}
     unknown = {"unk_token": REPLACEMENT} if REPLACEMENT in vocab else {}
@@ -377,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("folder", type=Path, help="the folder to write; it must not exist yet, or be empty")
     parser.add_argument("--data", type=Path, help="the run's data folder with its vocab.json; only GPT-2's needs none")
-    parser.add_argument("--recipe", type=Path, help="JSON: the recipe, in place of what the checkpoint says")
+    parser.add_argument("--recipe", type=Path, help="JSON: a recipe to use in place of the checkpoint's")
     parser.add_argument("--figures", type=Path, help="a JSON object of figures for the model card")
     parser.add_argument("--form", choices=("hf", "lab", "nanogpt", "mingpt"), default="hf", help=f"lab: {LAB_FILE}")
     arguments = parser.parse_args(argv)

@@ -1,7 +1,7 @@
 """Weights of nanoGPT and minGPT, read and written: `python -m trainer.foreign_weights ckpt.pt DIR`.
 
-Their files are pickles, and torch.load is not called: what is read here makes tensors and plain containers, and runs
-nothing. DIR then has model.safetensors and config.json, which a run starts from.
+Their files are pickles, and torch.load is not used: this reader makes only tensors and plain containers, and runs
+no code. DIR then has model.safetensors and config.json, which a run can start from.
 Exit codes: 0 written, 2 refused.
 """
 
@@ -32,18 +32,18 @@ from trainer.recipe import ModelConfig
 __all__ = ["mingpt_files", "nanogpt_files", "read_foreign"]
 
 _PREFIXES = re.compile(r"^(?:_orig_mod\.|module\.|transformer\.)+")
-"""What torch.compile, DDP and both GPTs put before a name."""
+"""The prefixes that torch.compile, DDP and both GPTs put before a name."""
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _DTYPES = {"Float": torch.float32, "Half": torch.float16, "BFloat16": torch.bfloat16, "Double": torch.float64}
 _DTYPES |= {"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8}
 _DTYPES["Bool"] = torch.bool
 _MOST_PICKLE_BYTES = 64 << 20
-"""What a file says of its tensors, an optimiser's among them."""
-_MADE_BY = "it is no checkpoint of nanoGPT (ckpt.pt) or minGPT (model.pt)"
+"""The limit for a file's pickle, which describes its tensors, including an optimiser's."""
+_MADE_BY = "it is not a checkpoint of nanoGPT (ckpt.pt) or minGPT (model.pt)"
 
 
 def read_foreign(path: Path) -> tuple[dict[str, Tensor], int]:
-    """Return a checkpoint's weights by our names, (out, in), and its number of heads; Refused for what is none."""
+    """Return a checkpoint's weights by our names, (out, in), and its number of heads; Refused for other files."""
     try:
         with zipfile.ZipFile(path) as archive:
             record, shape = _pickled(archive, path), None
@@ -54,22 +54,22 @@ def read_foreign(path: Path) -> tuple[dict[str, Tensor], int]:
             stored = {_PREFIXES.sub("", str(name)): value for name, value in record.items()}
             stored = {name: value for name, value in stored.items() if not _MASK.fullmatch(name)}
             if "wte.weight" not in stored or "h.0.attn.c_attn.weight" not in stored:
-                raise Refused(f"{path}: {_MADE_BY}; it holds no wte.weight or no h.0.attn.c_attn.weight")
+                raise Refused(f"{path}: {_MADE_BY}; it lacks wte.weight or h.0.attn.c_attn.weight")
             tensors = {name: value.read(archive, name, path) for name, value in stored.items()}
     except OSError as error:
         raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
     except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError) as error:
-        raise Refused(f"{path} is not a whole checkpoint of torch 1.6 or newer ({error})") from error
+        raise Refused(f"{path} is not a complete checkpoint of torch 1.6 or newer ({error})") from error
     heads = (shape if isinstance(shape, dict) else _beside(path)).get("n_head")
     if type(heads) is not int or heads < 1:
-        where = 'minGPT writes it into the config.json beside it, {"model": {"n_head": 6}}'
+        where = 'minGPT writes it to a config.json in the same folder, {"model": {"n_head": 6}}'
         raise Refused(f"{path} does not say its number of heads: {where}")
     return tensors, heads
 
 
 @dataclass(frozen=True)
 class _Storage:
-    """Where a file has the numbers of a tensor: their type, the name of the file in the archive, and how many."""
+    """The numbers of a tensor in a file: their type, the name of the file in the archive, and how many."""
 
     dtype: torch.dtype
     key: str
@@ -78,7 +78,7 @@ class _Storage:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A tensor of a file that is not read yet."""
+    """A tensor of a file that has not been read yet."""
 
     storage: _Storage
     offset: int
@@ -86,11 +86,11 @@ class _Stored:
     stride: tuple[int, ...]
 
     def read(self, archive: zipfile.ZipFile, name: str, path: Path) -> Tensor:
-        """Return its numbers as fp32; Refused where they are not all there, or more than are stored."""
+        """Return its numbers as fp32; Refused if numbers are missing, or it claims more than are stored."""
         numbers = math.prod(self.size)
         last = self.offset + sum((size - 1) * stride for size, stride in zip(self.size, self.stride, strict=True))
         if not (0 < numbers <= self.storage.numbers and self.offset >= 0 and last < self.storage.numbers):
-            raise Refused(f"{path}: {name} claims to be larger than what is stored of it")
+            raise Refused(f"{path}: {name} claims more numbers than are stored")
         if min(self.stride, default=0) < 0:
             raise Refused(f"{path}: {name} has a negative stride")
         inside = _member(archive, f"data/{self.storage.key}", path)
@@ -101,32 +101,32 @@ class _Stored:
 
 
 def _member(archive: zipfile.ZipFile, name: str, path: Path) -> zipfile.ZipInfo:
-    """Return a file of the archive, which torch puts into a folder of any name and never packs."""
+    """Return a file of the archive, which torch puts into a folder of any name and never compresses."""
     found = [info for info in archive.infolist() if info.filename.partition("/")[2] == name]
     if len(found) != 1 or found[0].compress_type != zipfile.ZIP_STORED:
-        raise Refused(f"{path} is no file of torch's: it has no {name}, or it is packed")
+        raise Refused(f"{path} is not a file of torch: it has no {name}, or it is compressed")
     return found[0]
 
 
 def _pickled(archive: zipfile.ZipFile, path: Path) -> Any:
-    """Return what the pickle of a file makes: tensors, plain values and their containers, or Refused."""
+    """Return the content of a file's pickle: tensors, plain values and containers of them; Refused otherwise."""
     pickled = _member(archive, "data.pkl", path)
     order = [info for info in archive.infolist() if info.filename.endswith("/byteorder")]
     if pickled.file_size > _MOST_PICKLE_BYTES or any(archive.read(info) != b"little" for info in order[:1]):
-        raise Refused(f"{path} has a pickle of more than {_MOST_PICKLE_BYTES >> 20} MB, or another order of bytes")
+        raise Refused(f"{path} has a pickle of more than {_MOST_PICKLE_BYTES >> 20} MB, or another byte order")
     try:
         return _Plain(io.BytesIO(archive.read(pickled))).load()
-    # Whatever a damaged or hostile pickle raises, and that is much.
+    # A damaged or hostile pickle can raise almost anything.
     except Exception as error:  # noqa: BLE001
         why = str(error)[:200] or type(error).__name__
         raise Refused(f"{path} holds more than tensors and plain values, or is damaged: {why}") from None
 
 
 class _Plain(pickle.Unpickler):
-    """Makes tensors that are not read yet, and ordered dicts; what would import anything else ends it."""
+    """Makes tensors that are not read yet, and ordered dicts; an attempt to import anything else ends it."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of a few makers of our own in the place of torch's."""
+        """Return one of a few makers of our own in place of torch's."""
         if module == "torch" and name.endswith("Storage") and name.removesuffix("Storage") in _DTYPES:
             return _DTYPES[name.removesuffix("Storage")]
         made = {
@@ -142,15 +142,15 @@ class _Plain(pickle.Unpickler):
         """Return where numbers are stored."""
         kind, dtype, key, _, numbers = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype) or type(numbers) is not int:
-            raise pickle.UnpicklingError("it refers to something else than stored numbers")
+            raise pickle.UnpicklingError("it refers to something other than stored numbers")
         return _Storage(dtype, str(key), numbers)
 
 
 def _stored(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Stored:
-    """Return a tensor of a pickle's arguments; what is of another type is none."""
+    """Return a tensor from a pickle's arguments; Refused if they have other types."""
     plain = all(type(value) is int for value in (offset, *size, *stride)) and len(size) == len(stride)
     if not isinstance(storage, _Storage) or not plain:
-        raise pickle.UnpicklingError("it has a tensor that is none")
+        raise pickle.UnpicklingError("it has an invalid tensor")
     return _Stored(storage, offset, tuple(size), tuple(stride))
 
 
@@ -175,9 +175,9 @@ def write_weights(path: Path, folder: Path) -> None:
 def nanogpt_files(
     model: ModelConfig, tensors: Mapping[str, Tensor], tokens: Sequence[bytes], state: Mapping[str, Any], folder: Path
 ) -> None:
-    """Write ckpt.pt as nanoGPT's sample.py reads it, and of characters its meta.pkl; it has no optimiser's state."""
+    """Write ckpt.pt for nanoGPT's sample.py, and meta.pkl for a model of characters; without optimiser state."""
     if not model.tied:
-        raise Refused("nanoGPT's head is its embedding, and this model has a head of its own (model.tied = false)")
+        raise Refused("nanoGPT's head is its embedding, but this model has a separate head (model.tied = false)")
     weights = _named(tensors, len(tokens))
     shape = {"n_layer": model.layers, "n_head": model.heads, "n_embd": model.width, "block_size": model.context}
     record = {
@@ -196,7 +196,7 @@ def nanogpt_files(
 
 
 def mingpt_files(model: ModelConfig, tensors: Mapping[str, Tensor], tokens: Sequence[bytes], folder: Path) -> None:
-    """Write model.pt and config.json as minGPT reads them: with all biases, its masks, and a head of its own."""
+    """Write model.pt and config.json for minGPT: with all biases, its masks, and a separate head."""
     weights = _named(tensors, len(tokens))
     for name in list(weights):
         if name.endswith((*LINEAR_NAMES, "ln_1.weight", "ln_2.weight", "ln_f.weight")):
@@ -211,7 +211,7 @@ def mingpt_files(model: ModelConfig, tensors: Mapping[str, Tensor], tokens: Sequ
 
 
 def _named(tensors: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Return weights under the names of both, without the padding rows of the vocabulary."""
+    """Return weights under both projects' common names, without the padding rows of the vocabulary."""
     cut = {
         name: tensor[:rows] if name in ("wte.weight", "lm_head.weight") else tensor for name, tensor in tensors.items()
     }

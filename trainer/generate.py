@@ -1,7 +1,7 @@
 """Text from a checkpoint: `python -m trainer.generate OUT --data DATA --prompt "Once upon a time"`.
 
-A GPT continues the prompt; a translation model translates it. OUT is a run's out folder, of which the newest checkpoint
-is taken, or one file of weights in it; DATA has the run's data.json and vocab.json. Prints one JSON line. Exit codes: 0
+A GPT continues the prompt; a translation model translates it. OUT is a run's out folder, whose newest checkpoint
+is used, or one file of weights in it; DATA has the run's data.json and vocab.json. Prints one JSON line. Exit codes: 0
 written, 2 refused. Nothing is unpickled. A prompt for byte-pair encoding needs tiktoken.
 """
 
@@ -34,12 +34,12 @@ from trainer.translation.pairs import read_special_tokens
 __all__ = ["Trained", "encode", "main", "open_checkpoint"]
 
 MOST_SEED = 2**63 - 1
-"""What torch's generators take; as `gpurun sample` has it."""
+"""The largest seed of torch's generators; `gpurun sample` has the same limit."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model as one checkpoint has it, the tokens it speaks in, and how its recipe sampled."""
+    """A model from one checkpoint, its tokens, and the sampling settings of its recipe."""
 
     step: int
     model: GPT | Translator
@@ -47,23 +47,23 @@ class Trained:
     sample: SampleConfig
     seed: int
     special: SpecialTokens | None = None
-    """Those of sentence pairs; a GPT has none."""
+    """The special ids of sentence pairs; a GPT has none."""
 
 
 def open_checkpoint(checkpoint: Path, data: Path, recipe: Path | None = None) -> Trained:
-    """Open a checkpoint, the newest where a folder is named; Refused where it is damaged, or of other data.
+    """Open a checkpoint, or a folder's newest one; Refused if it is damaged or belongs to other data.
 
-    Of its recipe only what is needed here is read: a key that has come since takes its default. `recipe` is a JSON file
-    that has it in the checkpoint's place.
+    Only the needed parts of its recipe are read: a key that was added since gets its default. `recipe` is a JSON file
+    with a recipe to use in place of the checkpoint's.
     """
     opened = open_run_checkpoint(checkpoint, recipe)
-    name, told = opened.weights.name, opened.state["recipe"]
+    name, recipe_record = opened.weights.name, opened.state["recipe"]
     try:
-        sample = read_table(SampleConfig, told["sample"], "sample", is_whole=False)
-        tokenizer = load_tokenizer(data, read_json(data / "data.json"), told["data"]["tokenizer"])
+        sample = read_table(SampleConfig, recipe_record["sample"], "sample", is_whole=False)
+        tokenizer = load_tokenizer(data, read_json(data / "data.json"), recipe_record["data"]["tokenizer"])
         if tokenizer.sha256 != opened.state["data"]["tokenizer"]:
             raise Refused(f"{name} was trained with another vocabulary than that in {data}")
-        shape = read_table(ModelConfig, told["model"], "model", is_whole=False)
+        shape = read_table(ModelConfig, recipe_record["model"], "model", is_whole=False)
         vocab_size, special = tokenizer.vocab_size, None
         build: Callable[[], GPT | Translator]
         if shape.preset == "encoder-decoder":
@@ -71,20 +71,20 @@ def open_checkpoint(checkpoint: Path, data: Path, recipe: Path | None = None) ->
             build = partial(Translator, shape, vocab_size, pad_id=special.pad_id)
         else:
             build = partial(GPT, shape, vocab_size)
-        tensors, seed = opened.tensors(build), int(told["train"]["seed"])
+        tensors, seed = opened.tensors(build), int(recipe_record["train"]["seed"])
         model = build()
         model.load_state_dict(tensors)
     except (ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise Refused(f"{name} is not a sound checkpoint: {error}") from error
+        raise Refused(f"{name} is not a valid checkpoint: {error}") from error
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     return Trained(opened.state["step"], model, tokenizer, sample, seed, special)
 
 
 def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the prompt's ids; an empty one is the end-of-text token. Refused names the first bad one."""
+    """Return the prompt's ids; an empty one is the end-of-text token. Refused names the first unknown character."""
     if not prompt:
         if tokenizer.eot_id is None:
-            raise Refused(f"the tokeniser {tokenizer.name} cannot begin with nothing; give it a character")
+            raise Refused(f"the tokeniser {tokenizer.name} cannot start with an empty prompt; give it a character")
         return [tokenizer.eot_id]
     if tokenizer.name not in ("char", "gpt2", "bpe", *PAIR_TOKENIZERS):
         raise Refused(f'text cannot be encoded for the tokeniser "{tokenizer.name}" here')
@@ -102,27 +102,27 @@ def encode(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _do(given: argparse.Namespace) -> dict[str, Any]:
-    """Do what the command line asks for; Refused where the model has no such setting."""
+    """Run what the command line requests; Refused if the model has no such setting."""
     trained = open_checkpoint(given.checkpoint, given.data, given.recipe)
     translates = trained.special is not None
     for name in ("temperature", "top_k", "top_p", "stop", "seed") if translates else ("beams", "length_penalty"):
         if getattr(given, name) is not None:
-            how = "translates, which is a search and no draw" if translates else "continues a text, which is no search"
-            raise Refused(f"--{name.replace('_', '-')} is not for this model: it {how}")
+            how = "translates by search, without drawing" if translates else "continues text by drawing, without search"
+            raise Refused(f"--{name.replace('_', '-')} does not apply to this model, which {how}")
     return _translate(given, trained) if translates else _continue(given, trained)
 
 
 def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
-    """Return the prompt's translation, and its words that the vocabulary does not know."""
+    """Return the prompt's translation, and its words that are not in the vocabulary."""
     if not given.prompt.strip():
         raise Refused("the prompt is empty; there is nothing to translate")
     ids, context, sample = encode(given.prompt.strip(), trained.tokenizer), trained.model.config.context, trained.sample
     if len(ids) + 2 > context:
-        raise Refused(f"the prompt takes {len(ids) + 2} positions with its start and end, the model has {context}")
+        raise Refused(f"the prompt needs {len(ids) + 2} positions with its start and end, but the model has {context}")
     beams = sample.beams if given.beams is None else given.beams
     alpha = sample.length_penalty if given.length_penalty is None else given.length_penalty
     if beams < 1 or alpha < 0:
-        raise Refused(f"--beams {beams} and --length-penalty {alpha}: at least 1 and 0 are needed")
+        raise Refused(f"--beams {beams} and --length-penalty {alpha}: they must be at least 1 and 0")
     assert trained.special is not None
     assert isinstance(trained.model, Translator)
     interpreter = Interpreter(tokenizer=trained.tokenizer, special=trained.special)
@@ -135,11 +135,11 @@ def _translate(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
 
 
 def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
-    """Return what follows the prompt."""
-    wanted = {name: getattr(given, name) for name in ("tokens", "temperature", "top_k")}
-    told = {name: value for name, value in wanted.items() if value is not None}
+    """Return the continuation of the prompt."""
+    typed = {name: getattr(given, name) for name in ("tokens", "temperature", "top_k")}
+    given_settings = {name: value for name, value in typed.items() if value is not None}
     try:
-        config = read_table(SampleConfig, {**vars(trained.sample), **told}, "sample")
+        config = read_table(SampleConfig, {**vars(trained.sample), **given_settings}, "sample")
     except RecipeError as error:
         raise Refused(str(error)) from error
     seed = trained.seed if given.seed is None else given.seed
@@ -153,7 +153,7 @@ def _continue(given: argparse.Namespace, trained: Trained) -> dict[str, Any]:
     ids, longest = encode(given.prompt, trained.tokenizer), len((given.stop or "").encode("utf-8", "surrogatepass"))
 
     def is_over(text: Sequence[int]) -> bool:
-        """Return whether the stop stands at the end of what was written: it has no more tokens than bytes."""
+        """Return whether the text ends with the stop text, which has at most as many tokens as bytes."""
         end = list(text[max(len(ids), len(text) - longest) :])
         return given.stop is not None and given.stop in trained.tokenizer.decode(end)
 
@@ -172,16 +172,16 @@ def _given(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trainer.generate", description="Continue a text, or translate it.")
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="where data.json and vocab.json are")
-    parser.add_argument("--recipe", type=Path, metavar="JSON", help="the recipe, in place of what the checkpoint says")
+    parser.add_argument("--recipe", type=Path, metavar="JSON", help="a recipe to use in place of the checkpoint's")
     parser.add_argument("--prompt", required=True, help="what to continue, or to translate")
     parser.add_argument("--tokens", type=int, help="how many tokens to write; the recipe's number by default")
-    parser.add_argument("--temperature", type=float, help="0 takes the likeliest; the recipe's by default")
-    parser.add_argument("--top-k", type=int, help="draw among so many; 0: all; the recipe's by default")
-    parser.add_argument("--top-p", type=float, help="draw among the fewest whose probabilities reach it; 1: all")
+    parser.add_argument("--temperature", type=float, help="0 always takes the likeliest token; default: the recipe's")
+    parser.add_argument("--top-k", type=int, help="draw among this many tokens; 0: all; default: the recipe's")
+    parser.add_argument("--top-p", type=float, help="draw among the fewest tokens that reach this probability; 1: all")
     parser.add_argument("--stop", help="a text that ends the sample, and is not shown")
     parser.add_argument("--seed", type=int, help="the same seed, the same text; the recipe's by default")
-    parser.add_argument("--beams", type=int, help="of a translation; 1 is greedy search; the recipe's by default")
-    parser.add_argument("--length-penalty", type=float, help="of a translation, an exponent; the recipe's by default")
+    parser.add_argument("--beams", type=int, help="for translations; 1 is greedy search; default: the recipe's")
+    parser.add_argument("--length-penalty", type=float, help="for translations, an exponent; default: the recipe's")
     return parser.parse_args(arguments)
 
 

@@ -1,6 +1,6 @@
-"""HellaSwag's items as they lie in the data folder. No torch: they are read at home too, before anything is rented.
+"""HellaSwag's items in the data folder. No torch: gpurun also reads them at home, before anything is rented.
 
-`hellaswag.jsonl` has one item a line: {"context": [ids], "endings": [[ids], [ids], [ids], [ids]], "label": 0..3}.
+`hellaswag.jsonl` has one item per line: {"context": [ids], "endings": [[ids], [ids], [ids], [ids]], "label": 0..3}.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Item:
 
 def _ids(value: Any, vocab_size: int) -> tuple[int, ...]:
     if not value or not all(type(i) is int and 0 <= i < vocab_size for i in value):
-        raise ValueError("token ids of this vocabulary are wanted")
+        raise ValueError("it must have token ids of this vocabulary")
     return tuple(value)
 
 
@@ -37,12 +37,12 @@ def _item(line: str, vocab_size: int) -> Item:
     record = json.loads(line)
     endings = tuple(_ids(ending, vocab_size) for ending in record["endings"])
     if len(endings) != 4 or type(record["label"]) is not int or not 0 <= record["label"] < 4:
-        raise ValueError("four endings and a label of 0 to 3 are wanted")
+        raise ValueError("it must have four endings and a label of 0 to 3")
     return Item(_ids(record["context"], vocab_size), endings, record["label"])
 
 
 def read_items(folder: Path, most: int, vocab_size: int) -> tuple[Item, ...]:
-    """Read the first `most` items (0: none, and no file is needed); raise Refused naming the line that is wrong."""
+    """Read the first `most` items (0: none, and no file is needed); Refused names the invalid line."""
     if not most:
         return ()
     items = []
@@ -52,7 +52,7 @@ def read_items(folder: Path, most: int, vocab_size: int) -> tuple[Item, ...]:
                 try:
                     items.append(_item(line, vocab_size))
                 except (ValueError, KeyError, TypeError, RecursionError) as error:
-                    raise Refused(f"line {number} of {FILE} is no item: {error}") from error
+                    raise Refused(f"line {number} of {FILE} is not an item: {error}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise Refused(f"eval.hellaswag_items is {most}, but {FILE} in the data folder cannot be read") from error
     if not items:

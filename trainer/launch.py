@@ -1,9 +1,9 @@
-"""Trains on the cards of one machine: `python -m trainer.launch --processes 8 --recipe … --data … --out …`.
+"""Trains on the GPUs of one machine: `python -m trainer.launch --processes 8 --recipe … --data … --out …`.
 
-This is torchrun, run in this process: what signals its children signals the processes that train. Where memory runs out
-in one of them and the step cannot be taken again, all of them end, and it restarts them from the newest checkpoint, in
-smaller portions of the same tokens, twice at most. Exit codes: as trainer/train.py has them, from the process that
-failed; 1 where none of them says more.
+This is torchrun, run in this process, so that a signal to its children reaches the training processes. If memory runs
+out in one of them and the step cannot be repeated, all of them end, and it restarts them from the newest checkpoint
+with smaller micro-batches of the same tokens, at most twice. Exit codes: as in trainer/train.py, from the process that
+failed; 1 if none of them is more specific.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from trainer.out_of_memory import BEGINNING, micro_batch_of_restart
 __all__ = ["main"]
 
 PROGRAM = ("-m", "trainer.train")
-"""What each process runs, in torchrun's words."""
+"""The command of each process, in torchrun's form."""
 
 
 def _train(processes: int, argv: Sequence[str]) -> int:
-    """Run all processes to their end once, and return the exit code that says most of it."""
+    """Run all processes to their end once, and return their most specific exit code."""
     try:
-        # By its own address: the name that a Mac has often leads nowhere, and the processes would wait for one another.
+        # By a numeric address: a Mac's host name often does not resolve, and the processes would wait for one another.
         options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}"]
         torchrun.run(torchrun.parse_args([*options, *PROGRAM, *argv]))
     except ChildFailedError as error:
@@ -42,16 +42,16 @@ def _train(processes: int, argv: Sequence[str]) -> int:
         if Restart.exit_code in codes:
             return Restart.exit_code
         print(error, file=sys.stderr)
-        # One that lost its connection to the one that failed ends with 1, one that is killed for it below 0.
+        # A process that lost its connection to the failed one ends with 1; one that was killed for it ends below 0.
         return next((code for code in codes if code > 1), 1)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; a signal is passed on to the processes and ends it, as torchrun."""
-    description = "Train with several processes on this machine; all further words go to trainer.train."
+    """Run the command and return its exit code; a signal is passed on to the processes and ends it, as in torchrun."""
+    description = "Train with several processes on this machine; all other arguments go to trainer.train."
     parser = argparse.ArgumentParser(prog="python -m trainer.launch", description=description, allow_abbrev=False)
-    parser.add_argument("--processes", type=int, required=True, help="how many, one for each card")
+    parser.add_argument("--processes", type=int, required=True, help="how many, one for each GPU")
     parser.add_argument("--out", type=Path, required=True, help="the folder for events, checkpoints and samples")
     arguments, others = parser.parse_known_args(argv)
     fits = sys.maxsize

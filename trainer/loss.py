@@ -1,9 +1,9 @@
 """Cross-entropy of a linear head in fp32, without ever holding the (tokens, vocab) logits.
 
 For GPT-2 124M the logits and their gradient are two thirds of a step's memory. Here the tokens go through the head in
-chunks; each chunk's gradient is computed in the forward pass, while its logits are at hand, and then they are dropped.
-Compiled, the logits of a chunk stay in 16 bits, are read three times and become their gradient where they lie
-(tests/bench/count_loss.py counts what either way moves).
+chunks; each chunk's gradient is computed in the forward pass, while its logits exist, and then they are dropped.
+When compiled, the logits of a chunk stay in 16 bits, are read three times and become their gradient in place
+(tests/bench/count_loss.py counts the memory traffic of both ways).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor
 __all__ = ["capped", "chunked_cross_entropy"]
 
 CHUNK_BYTES = 256 * 1024 * 1024
-"""The logits of one chunk, in fp32 unless compiled: so large that to add up the weight's gradient costs little."""
+"""The logits of one chunk, in fp32 unless compiled: large enough that summing the weight's gradient costs little."""
 CARD_BYTES = 1024 * 1024 * 1024
-"""The same on a card: an H200 takes 2 % less time for a step than by chunks of 256 MiB."""
+"""The same on a GPU: a step takes an H200 2 % less time than with chunks of 256 MiB."""
 EAGER_BYTES = 2 * 1024 * 1024 * 1024
-"""The same on a card where nothing is compiled: each operation on a chunk is a launch, so that chunks are few."""
+"""The same on a GPU without compilation: each operation on a chunk is a launch, so there should be few chunks."""
 
 FP16_CHUNK_TOKENS = 8192
-"""The most tokens whose share in the head's gradient is added up in fp16, which ends at 65,504."""
+"""The most tokens whose share of the head's gradient is summed in fp16, which ends at 65,504."""
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """How a loss is taken: the target that counts for nothing, tokens a chunk, the products' dtype, the smoothing, how
-    many of the weight's rows are tokens, beyond what no logit is, by which curve, and whether chunks are compiled."""
+    """How to compute a loss: the ignored target, tokens per chunk, the dtype of products, the smoothing, how many of
+    the weight's rows are tokens, the cap of logits and its curve, and whether chunks are compiled."""
 
     ignored: int
     chunk: int
@@ -47,7 +47,7 @@ class _Settings:
 def capped(logits: Tensor, softcap: float, by: str = "tanh") -> Tensor:
     """Return logits x within ±`softcap` c: c tanh(x / c) (Gemma Team 2024, arXiv:2408.00118), or c x / sqrt(x² + c²).
 
-    Where the cap is 0 they are as they are.
+    With a cap of 0 they are unchanged.
     """
     if not softcap:
         return logits
@@ -55,26 +55,26 @@ def capped(logits: Tensor, softcap: float, by: str = "tanh") -> Tensor:
 
 
 def _cap_slope(bounded: Tensor, softcap: float, by: str) -> Tensor:
-    """Return by how much `capped` moves a logit for what it moved before."""
+    """Return the derivative of `capped`: the change of a capped logit per change of the logit."""
     slope = 1.0 - (bounded / softcap).square_()
     return slope if by == "tanh" else slope.clamp_(min=0.0).pow_(1.5)
 
 
 def _chunk_tokens(token_bytes: int, dtype: torch.dtype, most_bytes: int = CHUNK_BYTES) -> int:
-    """Return the largest power of two of tokens whose logits stay within `most_bytes`, their sums in `dtype`."""
+    """Return the largest power of two of tokens whose logits stay within `most_bytes`, with sums in `dtype`."""
     chunk = 1 << max(0, (most_bytes // token_bytes).bit_length() - 1)
     return min(chunk, FP16_CHUNK_TOKENS) if dtype == torch.float16 else chunk
 
 
 def _products(part: Tensor, head: Tensor, bias: Tensor | None) -> Tensor:
-    """Return part @ head.T, and the bias where there is one."""
+    """Return part @ head.T, plus the bias if there is one."""
     return part @ head.t() if bias is None else torch.addmm(bias, part, head.t())
 
 
 def _nll(logits: Tensor, targets: Tensor, keep: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """Return the summed loss of the kept tokens and the sums (n, 1) of the exponentials.
 
-    The fp32 logits (n, rows) become their exponentials relative to each row's largest, in place; padding's are zero.
+    The fp32 logits (n, rows) become their exponentials relative to each row's largest, in place; padding becomes zero.
     """
     smoothing, vocab_size = settings.smoothing, settings.vocab_size
     logits[:, vocab_size:] = -torch.inf
@@ -91,10 +91,10 @@ def _step_by_step(
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of a chunk's kept tokens and the gradient of its logits (n, rows) in the products' dtype.
 
-    `share` (n, 1) is what a token's loss counts in what is differentiated. An operation writes where the last one did.
+    `share` (n, 1) is the weight of a token's loss in the differentiated result. Operations work in place.
     """
     logits, slope = capped(_products(part, head, bias).float(), settings.softcap, settings.cap_by), None
-    if settings.softcap:  # What a product's move moves its capped logit by.
+    if settings.softcap:  # The derivative of the capped logit by the product.
         slope = _cap_slope(logits, settings.softcap, settings.cap_by)
     nll, sums = _nll(logits, targets, keep, settings)
     logits.mul_(share / sums)
@@ -108,9 +108,9 @@ def _in_one_go(
     logits: Tensor, targets: Tensor, keep: Tensor, share: Tensor,
     vocab_size: int, smoothing: float, softcap: float, cap_by: str,
 ) -> Tensor:  # fmt: skip
-    """Return what `_step_by_step` does; the products (n, rows) become their gradient. Slow unless compiled.
+    """Return the same as `_step_by_step`; the products (n, rows) become their gradient. Slow unless compiled.
 
-    Nothing that is large is named for two uses, or the compiler would write it down in fp32 in between.
+    No large value is named for two uses, or the compiler would write it to memory in fp32.
     """
     places = torch.arange(logits.shape[1], device=logits.device)
     known, aimed_at = places < vocab_size, targets.unsqueeze(1)
@@ -122,35 +122,35 @@ def _in_one_go(
     if smoothing:
         mean = torch.where(known, bounded, 0.0).sum(dim=1, keepdim=True) / vocab_size
         aimed = torch.lerp(aimed, mean, smoothing)
-    wanted = torch.where(places == aimed_at, 1.0 - smoothing, 0.0)
+    aim = torch.where(places == aimed_at, 1.0 - smoothing, 0.0)
     if smoothing:
-        wanted = wanted + torch.where(known, smoothing / vocab_size, 0.0)
+        aim = aim + torch.where(known, smoothing / vocab_size, 0.0)
     slope = _cap_slope(bounded, softcap, cap_by) if softcap else 1.0
     nll = torch.where(keep, (whole - aimed).squeeze(1), 0.0).sum()
-    logits.copy_(((values - whole).exp() - wanted) * share * slope)
+    logits.copy_(((values - whole).exp() - aim) * share * slope)
     return nll
 
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
-    """Return `_in_one_go` as a kernel: the products are outside, where torch's own library has them."""
+    """Return `_in_one_go` as a kernel: the products stay outside, where torch's own library computes them."""
     return torch.compile(_in_one_go, dynamic=False)
 
 
 @cache
 def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether a product of 16 bits can be added to fp32 there: not every torch and card can."""
+    """Return whether a 16-bit product can be added to fp32 there: not every torch and GPU can."""
     small = torch.ones(16, 16, dtype=dtype, device=device)
     sums = torch.zeros(16, 16, device=device)
     try:
         torch.addmm(sums, small, small, out_dtype=sums.dtype, out=sums)
     except (RuntimeError, TypeError):
         return False
-    return bool((sums == 16.0).all())  # What it computes is looked at, not that it computes.
+    return bool((sums == 16.0).all())  # Check the result, not only that it runs.
 
 
 def _add_product(sums: Tensor, grad: Tensor, part: Tensor) -> None:
-    """Add grad.T @ part to fp32 `sums`; where torch can, in the product itself, which is then not rounded before."""
+    """Add grad.T @ part to fp32 `sums`; if torch can, within the product itself, which is then not rounded before."""
     if grad.dtype == sums.dtype:
         sums.addmm_(grad.t(), part)
     elif sums.is_cuda and _adds_in_fp32(sums.device, grad.dtype):
@@ -166,11 +166,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
     ) -> Any:
-        """Compute the loss and all gradients, chunk by chunk; matrix products run in `dtype`, all else in fp32."""
+        """Compute the loss and all gradients, chunk by chunk; products run in `dtype`, everything else in fp32."""
         chunk, dtype = settings.chunk, settings.dtype
         keep = targets != settings.ignored
         safe, count = torch.where(keep, targets, 0), keep.sum()
-        # In fp16 a share of the mean would be rounded to nothing: there the products take the sum's gradient instead.
+        # In fp16, a share of the mean would round to zero: there the products use the gradient of the sum instead.
         whole = dtype == torch.float16
         head, head_bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -179,21 +179,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, hidden.shape[0], chunk):
             rows = slice(start, start + chunk)
-            part, told = hidden[rows].to(dtype), (safe[rows], keep[rows])
+            part, labels = hidden[rows].to(dtype), (safe[rows], keep[rows])
             # The gradient of the mean is (softmax - smoothed one_hot) / count.
             share = (keep[rows].float() if whole else keep[rows] / count).unsqueeze(1)
             if settings.compiled:
                 grad = _products(part, head, head_bias)
                 how = settings.vocab_size, settings.smoothing, settings.softcap, settings.cap_by
-                loss += _compiled()(grad, *told, share, *how)
+                loss += _compiled()(grad, *labels, share, *how)
             else:
-                nll, grad = _step_by_step(part, head, head_bias, *told, share, settings)
+                nll, grad = _step_by_step(part, head, head_bias, *labels, share, settings)
                 loss += nll
             grad_hidden[rows] = grad @ head
             _add_product(grad_weight, grad, part)
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=torch.float32)
-            del grad  # or it would be there beside the next chunk's
+            del grad  # or it would exist beside the next chunk's
         made = [grad_hidden, grad_weight] + ([] if grad_bias is None else [grad_bias])
         if whole:
             made = [gradient.div_(count) for gradient in made]
@@ -240,15 +240,15 @@ def chunked_cross_entropy(
 
     hidden (n, width), weight (rows, width), targets (n) int64; a `bias` (rows) is added to the logits. The first
     `vocab_size` rows are tokens (all, if None); the rest is padding, which has no probability and no gradient. Matrix
-    products run in autocast's dtype where it is on. `label_smoothing` e aims at 1 - e for the target and e / vocab_size
-    more for every token, the target too (Szegedy et al. 2015, section 7). A `softcap` bounds the logits, as `capped`
-    has it. `compiled`: the gradient's chunks are. NaN where no target is left, as torch's own. May be differentiated
-    once.
+    products run in autocast's dtype if it is on. `label_smoothing` e gives the target a probability of 1 - e plus e /
+    vocab_size, and every other token e / vocab_size (Szegedy et al. 2015, section 7). A `softcap` bounds the logits,
+    see `capped`. `compiled`: compute the gradients of chunks in a compiled kernel. NaN if no target is left, like
+    torch's own. Can be differentiated once.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = weight.shape[0]
-    # Step by step a chunk is in fp32, and a cap needs its slope beside it, and twice that for a moment.
+    # Step by step, a chunk is in fp32; a cap needs its slope as well, and twice that for a moment.
     each = rows * (dtype.itemsize if compiled else 16 if softcap else 4)
     most = CHUNK_BYTES if not hidden.is_cuda else CARD_BYTES if compiled else EAGER_BYTES
     chunk = chunk_tokens or _chunk_tokens(each, dtype, most)

@@ -1,8 +1,8 @@
 """A GPT, and the blocks of GPT-2: the `faithful` preset, whose losses are comparable with nanoGPT's and llm.c's.
 
 Pre-norm blocks, learned positions, GELU in its tanh form, LayerNorm in fp32, one matrix for embedding and head.
-Tensors are named as in the published GPT-2 files; linear weights are (out, in), where those files hold (in, out).
-The `modern` preset has its blocks in modern.py; the head, the loss and the counts are the same for both.
+Tensors are named as in the published GPT-2 files; linear weights are (out, in), while those files hold (in, out).
+The blocks of the `modern` preset are in modern.py; the head, the loss and the counts are the same for both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["GPT", "with_vocabulary"]
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
-    """Return the shape for a tokeniser's vocabulary; Refused where the recipe's own number is less."""
+    """Return the shape for a tokeniser's vocabulary; Refused if the recipe's own number is smaller."""
     if 0 < config.vocab_size < vocab_size:
         raise Refused(f"model.vocab_size {config.vocab_size} is less than the tokeniser's {vocab_size}")
     return dataclasses.replace(config, vocab_size=padded_vocab(config, vocab_size))
@@ -32,8 +32,8 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
 class CausalSelfAttention(nn.Module):
     """Causal self-attention over `heads` heads, by torch's own fused kernel.
 
-    On Hopper that is cuDNN's first, from torch 2.11 on. Older ones bring a cuDNN that torch keeps behind flash on
-    purpose: it reads past its memory at some widths (pytorch#169849).
+    On Hopper, cuDNN's comes first from torch 2.11 on. Older versions bring a cuDNN that torch ranks below flash
+    attention on purpose: it reads past its memory at some widths (pytorch#169849).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -44,7 +44,7 @@ class CausalSelfAttention(nn.Module):
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mix the positions of x (batch, time, width); each sees itself and those before it."""
+        """Mix the positions of x (batch, time, width); each sees itself and earlier ones."""
         batch, time, width = x.shape
         # (batch, time, 3 width) -> three of (batch, heads, time, width / heads)
         q, k, v = self.c_attn(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -54,7 +54,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers, four times as wide between."""
+    """Two layers with a hidden layer four times as wide."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform every position by itself."""
+        """Transform every position separately."""
         return self.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
 
 
@@ -84,9 +84,9 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The whole network; `vocab_size` is the tokeniser's, and that of `config` where it is not told.
+    """The whole network; `vocab_size` is the tokeniser's, by default that of `config`.
 
-    What the vocabulary has beyond the tokeniser's own ids is padding, which is in no loss and never drawn.
+    Vocabulary rows beyond the tokeniser's own ids are padding, which enters no loss and is never drawn.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int | None = None) -> None:
@@ -120,38 +120,38 @@ class GPT(nn.Module):
     compiled = False
     """Whether training compiles the blocks, and with them the loss."""
     collective_methods = ("hidden", "next_token_logits")
-    """What is called beside `forward`: under full sharding these fetch weights too."""
+    """The methods called besides `forward`: under full sharding these fetch weights too."""
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """All blocks: the parts that sharding deals in."""
+        """Return all blocks: the units of sharding."""
         return list(self.h)
 
     def compile_blocks(self, mode: str = "default") -> None:
-        """Let torch compile each block by itself, one for all; `torch.compiler.set_stance` says where it is not used.
+        """Compile each block separately, with one kernel for all; `torch.compiler.set_stance` marks where it is unused.
 
-        As one graph, a backward would have all gradients at its end, when none can travel beside it any more; and to
-        compile that takes several times as long.
+        In a single graph, a backward would have all gradients only at its end, too late to send them meanwhile; and
+        compiling it takes several times as long.
         """
         self.compiled = True
-        torch._dynamo.config.optimize_ddp = False  # It would cut each block's graph once more.
+        torch._dynamo.config.optimize_ddp = False  # It would split each block's graph again.
         for block in self.h:
             block.forward = torch.compile(block.forward, dynamic=False, mode=mode)
 
     @property
     def head_weight(self) -> Tensor:
-        """The output matrix (vocab, width)."""
+        """Return the output matrix (vocab, width)."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
     @property
     def head_bias(self) -> Tensor | None:
-        """What the head adds to the logits (vocab), where it has a bias."""
+        """Return the head's bias (vocab), or None."""
         return None if self.lm_head is None else self.lm_head.bias
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Return what the head reads (batch, time, width) for token ids (batch, time)."""
+        """Return the head's input (batch, time, width) for token ids (batch, time)."""
         time = ids.shape[1]
-        if self.ln_0 is not None:  # modern: no learned positions, every block turns its queries and keys
+        if self.ln_0 is not None:  # modern: no learned positions; every block rotates its queries and keys
             x, first, config = self.drop(self.ln_0(self._streamed(self.wte(ids)))), None, self.config
             turned = rotation(time, config.width // config.heads, ids.device, config.rotary, config.rotary_base)
             for block in self.h:
@@ -165,13 +165,13 @@ class GPT(nn.Module):
         return self.ln_f(x)
 
     def _streamed(self, x: Tensor) -> Tensor:
-        """Return x as the residual stream is kept: in bf16 where the recipe says so and products are, else as it is."""
+        """Return x in the residual stream's dtype: bf16 if the recipe says so and products are bf16, else unchanged."""
         kind = x.device.type
         in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
         return x.bfloat16() if in_bf16 and self.config.stream == "bf16" else x
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy (nats a token, fp32) of the next tokens."""
+        """Return the mean cross-entropy (nats per token, fp32) of the next tokens."""
         hidden, config = self.hidden(ids).flatten(0, 1), self.config
         return chunked_cross_entropy(
             hidden, self.head_weight, targets.flatten(), bias=self.head_bias, vocab_size=self.vocab_size,
@@ -179,7 +179,7 @@ class GPT(nn.Module):
         )  # fmt: skip
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits (n, vocab_size), fp32, of what the head reads (n, width)."""
+        """Return the logits (n, vocab_size), fp32, for the head's input (n, width)."""
         logits = F.linear(hidden.to(self.head_weight.dtype), self.head_weight, self.head_bias)[:, : self.vocab_size]
         return capped(logits.float(), self.config.softcap, self.config.softcap_by)
 
@@ -189,5 +189,5 @@ class GPT(nn.Module):
         return self.logits(self.hidden(ids)[rows, last])
 
     def flops_per_token(self) -> int:
-        """Return forward and backward flops a token."""
+        """Return forward and backward flops per token."""
         return flops_per_token(self.config)

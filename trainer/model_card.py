@@ -1,4 +1,4 @@
-"""An exported model's card: what it is, what it learned from, and the figures of its run, as Markdown."""
+"""An exported model's card in Markdown: what it is, what it was trained on, and the figures of its run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return a value as one line that Markdown and HTML leave alone, without what does not print."""
+    """Return a value as one printable line without effect in Markdown and HTML."""
     text = " ".join(("unknown" if value is None else str(value)).split())
     shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return _MARKS.sub(r"\\\1", shown)

@@ -1,8 +1,8 @@
-"""The blocks of the `modern` preset: what has held up since GPT-2 and still needs nothing but stock torch.
+"""The blocks of the `modern` preset: improvements since GPT-2 that have proved themselves and need only stock torch.
 
-Positions by rotation (RoPE, Su et al. 2021, arXiv:2104.09864), queries and keys of unit length (QK-norm), ReLU squared
-(So et al. 2021, arXiv:2109.08668), RMSNorm, a head of its own. Whatever writes into the residual stream or gives the
-logits starts at zero, so that the network starts as its embedding and nothing else. By keys: biases, `gains` of the
+Rotary positions (RoPE, Su et al. 2021, arXiv:2104.09864), queries and keys of unit length (QK-norm), ReLU squared
+(So et al. 2021, arXiv:2109.08668), RMSNorm, a separate head. Layers that write into the residual stream or produce the
+logits start at zero, so that the network starts as its embedding alone. Optional, by keys: biases, `gains` of the
 norms, values that are a learned mixture with the first layer's (`value_mix`: Zhou et al. 2024, arXiv:2410.17897).
 """
 
@@ -20,9 +20,9 @@ EMBEDDING_STD = 0.02
 
 
 def rms_norm(x: Tensor, gains: Tensor | None = None, *, in_bf16: bool = False) -> Tensor:
-    """Return x (…, width) with a mean square of one, times `gains` (width): in fp32, whatever autocast and x say.
+    """Return x (…, width) with a mean square of one, times `gains` (width): in fp32, even under autocast or for bf16 x.
 
-    `in_bf16` leaves what is in bf16 as it is, with fp32's room for zeros.
+    `in_bf16` keeps a bf16 input in bf16, with fp32's epsilon.
     """
     if not in_bf16 or x.dtype != torch.bfloat16:
         return F.rms_norm(x.float(), x.shape[-1:], gains)
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, gains: Tensor | None = None, *, in_bf16: bool = False) -
 
 
 class RMSNorm(nn.Module):
-    """Divides every vector by its root mean square; with gains, one a channel, it learns how much of each it keeps."""
+    """Divides every vector by its root mean square; gains, one per channel, are learned factors."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class RMSNorm(nn.Module):
 def rotation(
     time: int, channels: int, device: torch.device, share: float = 1.0, base: float = 10_000.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines (time, channels / 2), fp32, by which `channels` of a head turn at each position.
+    """Return the cosines and sines (time, channels / 2), fp32, by which `channels` of a head rotate at each position.
 
-    Of less than all a `share` turns; the others say what they say wherever they stand. The slowest pair turns once in
+    Only a `share` of the channels rotates; the others do not depend on the position. The slowest pair rotates once in
     about 2 pi `base` positions.
     """
     turned = max(2, 2 * round(share * channels / 2))
@@ -60,7 +60,7 @@ def rotation(
 
 
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn channel i of x (…, time, channels) together with channel i + channels / 2."""
+    """Rotate channel i of x (…, time, channels) together with channel i + channels / 2."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, first * sines + second * cosines), dim=-1)
 
@@ -72,28 +72,28 @@ class ModernAttention(nn.Module):
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
         self.scale, self.in_bf16 = config.attention_scale or None, config.stream == "bf16"
-        # Three matrices, not one: Muon makes each orthogonal by itself.
+        # Three matrices, not one: Muon orthogonalises each separately.
         self.c_q = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_k = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_v = nn.Linear(config.width, config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
-        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # Of its own values, and of the first's.
+        self.mix = nn.Parameter(torch.empty(2)) if config.value_mix else None  # For its own, and the first's.
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mix the positions of x (batch, time, width); each sees itself and those before it.
+        """Mix the positions of x (batch, time, width); each sees itself and earlier ones.
 
-        `first` are the first layer's values, None in that layer, which returns them, too, where they are mixed in.
+        `first` are the first layer's values, None in that layer; if they are mixed in, that layer also returns them.
         """
         batch, time, width = x.shape
         kind = x.device.type
-        if torch.is_autocast_enabled(kind):  # once, or each of the three products would cast it and keep its copy
+        if torch.is_autocast_enabled(kind):  # once, or each of the three products would cast and keep a copy
             x = x.to(torch.get_autocast_dtype(kind))
         queries, keys, values = self.c_q(x), self.c_k(x), self.c_v(x)
-        told = None
+        passed_on = None
         if self.mix is not None:
-            if first is None:  # A block under FSDP is to return no view, and none of what it was given.
-                first = told = values.clone()
+            if first is None:  # Under FSDP a block must return neither a view nor one of its inputs.
+                first = passed_on = values.clone()
             values = self.mix[0] * values + self.mix[1] * first
         # Each (batch, heads, time, width / heads).
         q, k, v = (
@@ -102,11 +102,11 @@ class ModernAttention(nn.Module):
         q, k = (_rotated(rms_norm(each, in_bf16=self.in_bf16), cosines, sines).to(v.dtype) for each in (q, k))
         dropout = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=self.scale)
-        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width))), told
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).reshape(batch, time, width))), passed_on
 
 
 class ModernMLP(nn.Module):
-    """Two layers, four times as wide between."""
+    """Two layers with a hidden layer four times as wide."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -115,9 +115,9 @@ class ModernMLP(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform every position by itself."""
+        """Transform every position separately."""
         positive = F.relu(self.c_fc(x))
-        # The same to the bit as its square, which autocast on a card would compute, and keep, in fp32.
+        # Bit-identical to its square, which autocast on a GPU would compute, and keep, in fp32.
         return self.dropout(self.c_proj(positive * positive))
 
 
@@ -132,15 +132,15 @@ class ModernBlock(nn.Module):
         self.mlp = ModernMLP(config)
 
     def forward(self, x: Tensor, first: Tensor | None, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Add to the residual stream, whose dtype stays under autocast; `first` is for the attention, and from it."""
-        mixed, told = self.attn(self.ln_1(x), first, cosines, sines)
+        """Add to the residual stream, whose dtype stays under autocast; `first` goes to and comes from attention."""
+        mixed, passed_on = self.attn(self.ln_1(x), first, cosines, sines)
         x = x + mixed
-        return x + self.mlp(self.ln_2(x)), told
+        return x + self.mlp(self.ln_2(x)), passed_on
 
 
 @torch.no_grad()
 def initialise_modern(model: nn.Module, gain: float = 1.0) -> None:
-    """Draw matrices from N(0, `gain` / sqrt(inputs)), the embedding from N(0, 0.02); all else is not drawn.
+    """Draw matrices from N(0, `gain` / sqrt(inputs)) and the embedding from N(0, 0.02); nothing else is random.
 
     Head, projections and biases are zero, gains are one, and a mixture of values begins with half of each.
     """

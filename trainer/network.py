@@ -1,10 +1,10 @@
-"""How fast several machines reach one another: an all-reduce among all processes that torchrun has started, measured.
+"""How fast several machines reach one another: measures an all-reduce among all processes that torchrun started.
 
     torchrun --nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=10.0.0.1 trainer/network.py    # and on the other
 
-The first process prints one line of JSON: each node with its cards, and `gigabytes_per_s`, what each process moved in
-a second (nccl-tests' "busbw"), as the gradients of a step will. Nothing is measured, and it is null, where
-a node has fewer cards than processes. It needs torch alone, and nothing else of the trainer.
+The first process prints one line of JSON: each node with its GPUs, and `gigabytes_per_s`, the data that each process
+moved per second (nccl-tests' "busbw"), as the gradients of a step will. If a node has fewer GPUs than processes,
+nothing is measured, and the value is null. It needs torch alone, and nothing else of the trainer.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 __all__ = ["main"]
 
 ANSWER_S = 120.0
-"""How long the first node to come waits for the last."""
+"""How long the first node waits for the last."""
 CARD_BYTES, CPU_BYTES = 256 << 20, 1 << 20
 WARM_UP = 3
 
 
 def _seen() -> dict[str, Any]:
-    """What this process's node has."""
+    """Return the hardware of this process's node."""
     cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     devices = [{"name": card.name, "memory_bytes": card.total_memory} for card in cards]
     return {"name": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "devices": devices}
 
 
 def _measured(device: torch.device, processes: int, seconds: float) -> tuple[float, float]:
-    """The bytes a second that each process moves, and over how many seconds that was measured."""
+    """Return the bytes per second that each process moves, and for how many seconds that was measured."""
     size = CARD_BYTES if device.type == "cuda" else CPU_BYTES
     data = torch.zeros(size // 4, device=device)
 
     def took(rounds: int) -> float:
-        """Seconds for so many rounds, in the slowest process."""
+        """Return the seconds for `rounds` rounds, in the slowest process."""
         began_s = time.monotonic()
         for _ in range(rounds):
             dist.all_reduce(data)
@@ -60,7 +60,7 @@ def _measured(device: torch.device, processes: int, seconds: float) -> tuple[flo
 
 
 def main() -> int:
-    """Run the command and return its exit code; an error where not all processes came in time."""
+    """Run the command and return its exit code; an error if some processes did not arrive in time."""
     parser = argparse.ArgumentParser(
         prog="trainer/network.py", description="Measure how fast machines reach each other."
     )
@@ -68,15 +68,15 @@ def main() -> int:
     seconds = parser.parse_args().seconds
     rank, local_rank, count = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # torchrun's first node serves this store. Each process writes there what it has, which decides the backend.
+    # torchrun's first node serves this store. Each process writes its hardware there, which decides the backend.
     store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=ANSWER_S))
     store.set(f"seen/{rank}", json.dumps([local_rank, _seen()]))
-    told = [json.loads(store.get(f"seen/{other}")) for other in range(count)]
-    nodes = [seen for local, seen in told if local == 0]
-    has_cards = any(seen["devices"] for seen in nodes)
+    reports = [json.loads(store.get(f"seen/{other}")) for other in range(count)]
+    nodes = [node for local, node in reports if local == 0]
+    has_cards = any(node["devices"] for node in nodes)
     backend = "nccl" if has_cards else "gloo"
     rate, took_s = None, 0.0
-    if not has_cards or all(local < len(seen["devices"]) for local, seen in told):
+    if not has_cards or all(local < len(node["devices"]) for local, node in reports):
         device = torch.device("cuda", local_rank) if has_cards else torch.device("cpu")
         if has_cards:
             torch.cuda.set_device(device)

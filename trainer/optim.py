@@ -1,6 +1,6 @@
-"""What moves the weights: AdamW as GPT-2 trainers use it, Muon beside it, the learning rate of every step.
+"""The optimisers: AdamW as GPT-2 trainers use it, Muon beside it, and the learning rate of every step.
 
-And what may hold a step back: an overflow of fp16, or a loss or a gradient norm that jumps.
+Also the reasons to skip a step: an overflow of fp16, or a spike of the loss or the gradient norm.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ __all__ = [
 
 ALONE = Processes()
 STACK_WEIGHTS = 1 << 25
-"""The most that Muon makes orthogonal at once: it takes six bytes for each."""
+"""The most elements that Muon orthogonalises at once: it takes six bytes for each."""
 MOMENTUM, FIRST_MOMENTUM = 0.95, 0.85
-"""Muon's, and what it begins with where it is warmed up."""
+"""Muon's momentum, and its initial value if it is warmed up."""
 GROWTH_STEPS = 2000
 """Steps without an overflow after which the scale is doubled."""
 SMALLEST = 1.0
-"""Below this fp16 has no use for a scale: what overflows then has diverged."""
+"""Below this scale fp16 cannot help: an overflow then means divergence."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-"""The state of AdamW and of Muon that has its parameter's shape; another optimiser's may have any."""
+"""The state of AdamW and of Muon with its parameter's shape; another optimiser's state may have any shape."""
 SPIKE_WINDOW = 128
-"""Steps that are remembered; before there are so many, nothing is a spike."""
+"""The number of remembered steps; with fewer, nothing counts as a spike."""
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the rate of step 0, 1, …: linear warm-up that reaches `lr` at its last step, then what the kind says.
+    """Return the rate of step 0, 1, …: linear warm-up that reaches `lr` at its last step, then the schedule's kind.
 
     A cosine falls from `lr` right after the warm-up to `min_lr` at step `train.steps`, one beyond the last; a trapezoid
-    stays and then falls there in a straight line. Noam is `lr` times the formula of Vaswani et al. 2017, section 5.3.
+    stays constant and then falls linearly to it. Noam is `lr` times the formula of Vaswani et al. 2017, section 5.3.
     """
     peak, schedule, steps = recipe.optim.lr, recipe.schedule, recipe.train.steps
     if schedule.kind == "noam":
@@ -69,13 +69,13 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group of parameters the step's rate times the group's own ratio to it."""
+    """Give every parameter group the step's rate times the group's own ratio."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_ratio", 1.0)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> float:
-    """Give every group what it has in step 0, 1, …, Muon's momentum too; return the rate that the recipe calls `lr`."""
+    """Set every group's values for step 0, 1, …, including Muon's momentum; return the rate called `lr` in recipes."""
     rate, warmup = learning_rate(recipe, step), recipe.optim.muon_momentum_warmup
     set_learning_rate(optimizer, rate)
     for group in optimizer.param_groups:
@@ -85,17 +85,17 @@ def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, step: int) -> fl
 
 
 def decayed(parameter: Tensor) -> bool:
-    """Tell whether it is a matrix or an embedding, on which weight decay acts; biases and gains have their own."""
+    """Return whether weight decay acts on it: a matrix or an embedding; biases and gains have their own decay."""
     return parameter.dim() >= 2
 
 
 class Muon(torch.optim.Optimizer):
-    """What torch.optim.Muon does, its updates scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982).
+    """The same as torch.optim.Muon, with updates scaled to the size of AdamW's (Liu et al. 2025, arXiv:2502.16982).
 
-    By `muon_scale` "aspect" they are scaled by the root of rows over columns instead, as Muon's author does.
+    With `muon_scale` "aspect" they are scaled by the root of rows over columns instead, as by Muon's author.
 
-    Matrices of one shape are made orthogonal in a stack, which takes a launch where each by itself takes one, and of
-    every stack each process makes its share. The moments stay those of the weights that a process holds.
+    Matrices of one shape are orthogonalised as a stack, in one launch instead of one for each, and each process
+    does its share of every stack. The moments are those of the weights that a process holds.
     """
 
     def __init__(self, matrices: Sequence[Tensor], config: OptimConfig, processes: Processes) -> None:
@@ -124,12 +124,12 @@ class Muon(torch.optim.Optimizer):
             weights, gradients = [_own(matrix) for matrix in stack], [_own(matrix.grad) for matrix in stack]
             moments = [_own(self.state[matrix]["momentum_buffer"]) for matrix in stack]
             torch._foreach_lerp_(moments, gradients, 1 - group["momentum"])
-            # No name is kept for what goes in: its memory is needed for what comes out.
+            # The input keeps no name, because its memory is needed for the output.
             made = orthogonalised(self._share(stack, gradients, moments, group["momentum"]), self._polynomials)
             updates = self._shared(stack, made)
             del made
             kept = 1 - group["lr"] * group["weight_decay"]
-            if self._cautious:  # Where the step takes a weight away from zero, decay would only undo a part of it.
+            if self._cautious:  # Where a step moves a weight away from zero, decay would only undo part of it.
                 towards_zero = torch.stack(weights).mul_(updates) > 0  # One launch for the stack, not one a matrix.
                 torch._foreach_mul_(weights, torch.where(towards_zero, kept, 1.0).unbind())
             else:
@@ -139,7 +139,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_add_(weights, updates.float().unbind(), alpha=-group["lr"] * size)
 
     def _share(self, stack: list[Tensor], gradients: list[Tensor], moments: list[Tensor], momentum: float) -> Tensor:
-        """Return the whole updates (share, rows, columns), bf16, that are this process's to make orthogonal."""
+        """Return the whole updates (share, rows, columns), bf16, that this process orthogonalises."""
         each = -(-len(stack) // self._processes.count)
         ours = slice(self._processes.rank * each, min((self._processes.rank + 1) * each, len(stack)))
         share = gradients[0].new_zeros((each, *stack[0].shape), dtype=torch.bfloat16)
@@ -148,7 +148,7 @@ class Muon(torch.optim.Optimizer):
             halves = [torch.empty_like(gradient, dtype=torch.bfloat16) for gradient in gradients]
             torch._foreach_copy_(halves, torch._foreach_lerp(gradients, moments, momentum))
             for number, (matrix, half) in enumerate(zip(stack, halves, strict=True)):
-                whole = _whole(half, matrix)  # All take part in each.
+                whole = _whole(half, matrix)  # All processes take part in each.
                 if ours.start <= number < ours.stop:
                     share[number - ours.start] = whole
         elif gradients[ours]:
@@ -157,7 +157,7 @@ class Muon(torch.optim.Optimizer):
         return share
 
     def _shared(self, stack: list[Tensor], share: Tensor) -> Tensor:
-        """Return what this process holds of all updates (stack, rows, columns), each process having made a share."""
+        """Return this process's part of all updates (stack, rows, columns), each process having made a share."""
         rank, count, rows = self._processes.rank, self._processes.count, stack[0].shape[0]
         if count > 1:
             made = share.new_empty((count * len(share), *share.shape[1:]))
@@ -169,13 +169,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def _own(tensor: Tensor | None) -> Tensor:
-    """Return what this process holds of a tensor that may be in parts (a DTensor)."""
+    """Return this process's part of a tensor that may be distributed (a DTensor)."""
     assert tensor is not None  # Each matrix has a gradient.
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _whole(part: Tensor, like: Tensor) -> Tensor:
-    """Gather a tensor from its parts, which lie as those of `like`, a DTensor."""
+    """Gather a tensor from its parts, which are laid out like those of `like`, a DTensor."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
@@ -187,9 +187,9 @@ Polynomials = Sequence[tuple[float, float, float]]
 POLYNOMIALS: dict[str, Polynomials] = {
     # Jordan et al. 2024, as torch.optim.Muon has it.
     "newton-schulz": ((3.4445, -4.7750, 2.0315),) * 5,
-    # What the coefficients above gave up for speed: singular values that come to be one, in twelve iterations.
+    # What the coefficients above sacrifice for speed: singular values that converge to one, in twelve iterations.
     "newton-schulz-12": ((2.0, -1.5, 0.5),) * 12,
-    # Amsel et al. 2025 (arXiv:2505.16932), the best for each iteration by itself; 2 % of room for bf16's rounding.
+    # Amsel et al. 2025 (arXiv:2505.16932), optimal for each iteration; with 2 % of room for bf16's rounding.
     "polar-express": (
         (8.156554524902461 / 1.02, -22.48329292557795 / 1.02**3, 15.878769915207462 / 1.02**5),
         (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -198,14 +198,14 @@ POLYNOMIALS: dict[str, Polynomials] = {
         (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
     ),
 }
-"""By what recipes call them: how much of x, x³ and x⁵ each iteration takes of every singular value x."""
+"""By their names in recipes: how much of x, x³ and x⁵ each iteration takes of every singular value x."""
 
 
 def orthogonalised(x: Tensor, polynomials: Polynomials = POLYNOMIALS["newton-schulz"]) -> Tensor:
     """Return matrices (n, rows, columns), bf16, with the singular vectors of x and singular values near 1; x is lost.
 
-    Newton and Schulz's are torch.optim.Muon's to the bit where a product of one matrix and of a stack are, as on a CPU
-    from 32 rows and columns on.
+    The Newton-Schulz result is bit-identical to torch.optim.Muon's if products of one matrix and of a stack are, as on
+    a CPU from 32 rows and columns on.
     """
     norms = torch.stack(torch._foreach_norm(list(x)))
     x.div_(norms.clamp(min=1e-7).view(-1, 1, 1))
@@ -237,15 +237,15 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def block_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the matrices that map vectors to vectors; embeddings and the head, which map tokens, are none of them."""
+    """Return the matrices that map vectors to vectors, so without embeddings and head, which map tokens."""
     named = model.named_modules()
     return [m.weight for name, m in named if isinstance(m, nn.Linear) and not name.endswith("lm_head")]
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, processes: Processes = ALONE) -> torch.optim.Optimizer:
-    """Return the optimiser, a group for each rate and decay; AdamW is fused: hundreds of launches fewer, also on a CPU.
+    """Return the optimiser, with a group for each rate and decay; AdamW is fused: hundreds of launches fewer.
 
-    Under "muon" the matrices inside the blocks are Muon's. All processes come to the same of the same gradient.
+    Under "muon", Muon gets the matrices inside the blocks. From the same gradient all processes get the same result.
     """
     with_muon = config.kind == "muon"
     matrices = block_matrices(model) if with_muon else []
@@ -268,7 +268,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, processes: Processes =
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by parameter name: `h.0.mlp.c_fc.weight.exp_avg` and so on, a number as a tensor."""
+    """Return the optimiser's state by parameter name, as `h.0.mlp.c_fc.weight.exp_avg`; numbers become tensors."""
     return {
         f"{name}.{key}": torch.as_tensor(value)
         for name, parameter in model.named_parameters()
@@ -277,10 +277,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimiser back what `optimizer_tensors` saved, whatever its keys are, each on its parameter's device.
+    """Restore the optimiser from what `optimizer_tensors` saved, whatever its keys, each on its parameter's device.
 
-    KeyError where a parameter has no state, ValueError where AdamW's or Muon's has another shape. An optimiser that had
-    never moved when it was saved, since every step so far was skipped, has no tensors at all: it is fresh.
+    KeyError if a parameter has no state, ValueError if AdamW's or Muon's has another shape. An optimiser that had
+    not moved when it was saved, because every step was skipped, has no tensors: it stays fresh.
     """
     if not tensors:
         return
@@ -297,16 +297,16 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
                 expected = parameter.shape if key in MOMENTS else () if key == "step" else value.shape
                 if value.shape != expected:
                     raise ValueError(f"{names[parameter]}.{key} has the shape {list(value.shape)}")
-            # torch wants the count of steps on the CPU, unless a step is one kernel.
+            # torch needs the step count on the CPU, unless a step is one kernel.
             places = {key: "cpu" if key == "step" and not on_card else parameter.device for key in state}
             optimizer.state[parameter] = {key: value.to(places[key]) for key, value in state.items()}
 
 
 @dataclass
 class LossScale:
-    """By how much the loss is multiplied before backward: 1 unless the precision is fp16, whose small gradients vanish.
+    """The factor of the loss before backward: 1 except in fp16, where small gradients would vanish.
 
-    The rule is torch.amp.GradScaler's, which cannot take a step again once it has unscaled its gradient.
+    The rule is that of torch.amp.GradScaler, which cannot repeat a step once it has unscaled its gradient.
     """
 
     in_use: bool
@@ -326,7 +326,7 @@ class LossScale:
                     parameter.grad.div_(self.value)
 
     def update(self, overflowed: bool) -> bool:
-        """Learn whether a step overflowed; return False where the scale cannot become smaller any more."""
+        """Record whether a step overflowed; return False if the scale cannot become smaller."""
         if not self.in_use:
             return not overflowed
         self.good_steps = 0 if overflowed else self.good_steps + 1
@@ -337,19 +337,19 @@ class LossScale:
         return self.value >= SMALLEST
 
     def as_record(self) -> dict[str, float] | None:
-        """Return the state for a checkpoint; None where it is not in use."""
+        """Return the state for a checkpoint; None if no scale is used."""
         return {"value": self.value, "good_steps": self.good_steps} if self.in_use else None
 
     def restore(self, record: dict[str, float] | None) -> None:
-        """Take the state of a checkpoint; one that was not made in fp16 has none."""
+        """Restore the state of a checkpoint; one that was not made in fp16 has none."""
         if self.in_use and record is not None:
             self.value, self.good_steps = float(record["value"]), int(record["good_steps"])
 
 
 class SpikeGuard:
-    """Notices a jump of the loss or of the gradient norm by its z-score among those of the last steps, as llm.c does.
+    """Detects a spike of the loss or the gradient norm by its z-score among the last steps, like llm.c.
 
-    Spikes are remembered too: a new level is a spike only until it is usual.
+    Spikes are remembered too: a new level counts as a spike only until it has become usual.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -357,13 +357,13 @@ class SpikeGuard:
         self._seen: dict[str, deque[float]] = {name: deque(maxlen=SPIKE_WINDOW) for name in ("loss", "gradient norm")}
 
     def judge(self, loss: float, grad_norm: float) -> str | None:
-        """Return what jumped, as the beginning of a sentence, or None; nothing is remembered yet."""
-        for (name, seen), value in zip(self._seen.items(), (loss, grad_norm), strict=True):
-            if len(seen) < SPIKE_WINDOW:
+        """Return what jumped, as the beginning of a sentence, or None; the values are not remembered yet."""
+        for (name, window), value in zip(self._seen.items(), (loss, grad_norm), strict=True):
+            if len(window) < SPIKE_WINDOW:
                 continue
-            mean = math.fsum(seen) / SPIKE_WINDOW
-            spread = math.sqrt(math.fsum((one - mean) ** 2 for one in seen) / SPIKE_WINDOW)
-            # Values that hardly differ have no spread to measure by.
+            mean = math.fsum(window) / SPIKE_WINDOW
+            spread = math.sqrt(math.fsum((past - mean) ** 2 for past in window) / SPIKE_WINDOW)
+            # Values that hardly differ have no spread to measure with.
             spread = max(spread, 1e-3 * abs(mean), 1e-12)
             score = (value - mean) / spread
             if score > self._threshold:
@@ -372,17 +372,17 @@ class SpikeGuard:
         return None
 
     def remember(self, loss: float, grad_norm: float) -> None:
-        """Take one step's values into the window; an overflow of fp16 has no norm."""
-        for seen, value in zip(self._seen.values(), (loss, grad_norm), strict=True):
+        """Add one step's values to the window; an overflow of fp16 has no norm."""
+        for window, value in zip(self._seen.values(), (loss, grad_norm), strict=True):
             if math.isfinite(value):
-                seen.append(value)
+                window.append(value)
 
     def as_record(self) -> dict[str, list[float]]:
-        """Return the window for a checkpoint: a resumed run must judge alike."""
-        return {name: list(seen) for name, seen in self._seen.items()}
+        """Return the window for a checkpoint, so that a resumed run judges alike."""
+        return {name: list(window) for name, window in self._seen.items()}
 
     def restore(self, record: dict[str, Any]) -> None:
-        """Take the window of a checkpoint."""
-        for name, seen in self._seen.items():
-            seen.clear()
-            seen.extend(float(value) for value in record[name])
+        """Restore the window of a checkpoint."""
+        for name, window in self._seen.items():
+            window.clear()
+            window.extend(float(value) for value in record[name])

@@ -1,9 +1,9 @@
-"""What happens when a card's memory runs out: every checkpoint says which micro-batch fits, and until then a note does.
+"""What happens when a GPU's memory runs out: a checkpoint records which micro-batch fits; before one, a note does.
 
-A single process takes the step again in smaller portions (`retried`). Of several, the one whose memory ran out leaves
-`out/room.json` and ends (`ending`); the others, which may wait for it on their cards, see that and end too
-(`end_with_the_others`), and trainer/launch.py restarts all from the newest checkpoint, twice at most
-(`micro_batch_of_restart`). Under plain torchrun, which would not, the run ends.
+A single process repeats the step with smaller micro-batches (`retried`). Among several, the process whose memory ran
+out writes `out/room.json` and ends (`ending`); the others, which may wait for it on their GPUs, see the note and end
+too (`end_with_the_others`). Then trainer/launch.py restarts all from the newest checkpoint, at most twice
+(`micro_batch_of_restart`). Under plain torchrun, which would not restart them, the run ends.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ __all__ = [
 ]  # fmt: skip
 
 BEGINNING = "TRAINER_BEGINNING"
-"""The variable by which a process knows that trainer/launch.py would restart it; each start of all has a value."""
+"""Set if trainer/launch.py would restart this process; each start of all processes has its own value."""
 MOST_RESTARTS = 2
-"""What does not fit into a quarter does not fit."""
+"""If a quarter does not fit, nothing fits."""
 LOOK_S = 0.5
-"""How often a process looks for a note of another."""
+"""How often a process looks for another's note."""
 LEAVE_S, MOST_WRITING_S = 4.0, 25.0
-"""How long a process trains after the note at most, and writes a checkpoint: torchrun kills it after 30 s."""
+"""How long a process trains, and writes a checkpoint, after the note at most: torchrun kills it after 30 s."""
 _NOTE = "room.json"
 _KEYS = {"planned": int, "fits": int, "step": int, "message": str, "beginning": str}
 T = TypeVar("T")
 
 
 def retried(setup: Setup, state: State, io: RunIO, compute: Callable[[], T]) -> T:
-    """Return what `compute` does; where memory runs out and this process is alone, try again in smaller portions."""
+    """Return the result of `compute`; if memory runs out and this process is alone, retry with smaller ones."""
     while True:
         try:
             return compute()
         except torch.OutOfMemoryError:
             if not setup.parallel.retries_a_step:
                 raise
-        # Only here has the error let go of the tensors that its traceback held.
+        # Only here has the error released the tensors that its traceback held.
         shrink_micro_batch(setup, state, io, smaller(state.plan))
 
 
 def shrink_micro_batch(setup: Setup, state: State, io: RunIO, plan: BatchPlan | None) -> None:
-    """Let the step be taken again by the smaller plan, with the same tokens; raise OutOfMemory if there is none."""
+    """Repeat the step with the smaller plan and the same tokens; raise OutOfMemory if there is none."""
     io.close_feed()
     setup.parallel.clear()
     if plan is None:
         raise _one_sequence_is_too_much(setup)
-    io.reporter.beat(UNKNOWN_S)  # another shape compiles again
-    gc.collect()  # it rests during training, and what failed may have left cycles that hold tensors
+    io.reporter.beat(UNKNOWN_S)  # another shape is compiled again
+    gc.collect()  # it is off during training, and the failure may have left cycles that hold tensors
     if setup.device.is_cuda:
         torch.cuda.empty_cache()
     message = f"memory ran out in step {state.step + 1}: micro_batch {state.plan.micro_batch} became {plan.micro_batch}"
-    message += f", in {plan.accumulation} portions; the step is taken again with the same tokens"
+    message += f", in {plan.accumulation} portions; the step is repeated with the same tokens"
     io.reporter.warning(state.step, "memory.micro_batch", message)
     state.plan = plan
 
 
 def restore_micro_batch(setup: Setup, state: State, room: Mapping[str, Any]) -> None:
-    """Begin with the micro-batch that fitted where such a card was to take the same; else memory runs out again."""
+    """Begin with the micro-batch that fitted, if this is the same GPU and request; else memory would run out again."""
     if room.items() >= setup.planned.items():
         while state.plan.micro_batch > room["fits"] and (plan := smaller(state.plan)):
             state.plan = plan
@@ -83,7 +83,7 @@ def _one_sequence_is_too_much(setup: Setup) -> OutOfMemory:
 
 
 def ending(setup: Setup, state: State, io: RunIO) -> TrainerError:
-    """Return how this process ends, whose memory ran out in no step to retry: Restart once the note says how."""
+    """Return how this process ends after an out-of-memory error that no retry can cure: Restart, if the note exists."""
     micro_batch, smaller_plan = state.plan.micro_batch, smaller(state.plan)
     full = OutOfMemory(
         f"micro_batch {micro_batch} of context {setup.recipe.model.context} does not fit into the card's memory; "
@@ -91,27 +91,27 @@ def ending(setup: Setup, state: State, io: RunIO) -> TrainerError:
     )
     if BEGINNING not in os.environ or not setup.processes.several:
         return full
-    if is_restarting(setup.out):  # Looked at before the stop, which torchrun requests once a process has failed.
+    if is_restarting(setup.out):  # Checked before the stop, which torchrun requests once a process has failed.
         return Restart("memory ran out in another process too")
     if smaller_plan is None:
         return _one_sequence_is_too_much(setup)
-    if io.stop_requested.is_set():  # The launcher has not heard of the stop, and there is nothing new to save.
+    if io.stop_requested.is_set():  # The launcher does not know of the stop, and there is nothing new to save.
         return full
     message = f"memory ran out after step {state.step}: micro_batch {micro_batch} became {smaller_plan.micro_batch}"
-    message += f", in {smaller_plan.accumulation} portions; all processes begin again from the newest checkpoint"
+    message += f", in {smaller_plan.accumulation} portions; all processes restart from the newest checkpoint"
     room = {"v": 1, **setup.planned, "fits": smaller_plan.micro_batch, "step": state.step, "message": message}
-    # All cards may run out at once: each process has a temporary file of its own, and their notes say the same.
+    # All GPUs may run out at once: each process has its own temporary file, and their notes are equal.
     temporary = setup.out / f"{_NOTE}.{os.getpid()}.tmp"
     try:
         temporary.write_text(json.dumps(room | {"beginning": os.environ[BEGINNING]}), encoding="utf-8")
         temporary.replace(setup.out / _NOTE)
-    except OSError:  # Without the note the restart would be no smaller.
+    except OSError:  # Without the note the restart would use the same micro-batch.
         return full
     return Restart(message)
 
 
 def read_room(out: Path) -> dict[str, Any]:
-    """Return the note of an out folder; nothing where there is none, or one that makes no sense."""
+    """Return the note of an out folder; {} if there is none, or an invalid one."""
     try:
         room = json.loads((out / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -121,15 +121,16 @@ def read_room(out: Path) -> dict[str, Any]:
 
 
 def is_restarting(out: Path) -> bool:
-    """Tell whether a process of this start has left the note: then all end, and what another meets is no cause."""
+    """Return whether a process of this start has left the note: then all end, and later errors are not causes."""
     beginning = os.environ.get(BEGINNING)
     return beginning is not None and read_room(out).get("beginning") == beginning
 
 
 def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
-    """Have this process end soon after a note of this start, wherever it is then; a save under way is waited for.
+    """Make this process end soon after a note of this start, wherever it is then; a save under way is waited for.
 
-    What waits for the others on a card hears no signal: torchrun would kill it after half a minute, which is paid for.
+    A process that waits for the others on a GPU receives no signal: torchrun would kill it after half a minute of paid
+    time.
     """
 
     def watch() -> None:
@@ -146,9 +147,9 @@ def end_with_the_others(out: Path, is_writing: Callable[[], bool]) -> None:
 
 
 def micro_batch_of_restart(out: Path, fits: int, times: int, began_monotonic_s: float) -> int | None:
-    """Report that all processes start again, for the `times`-th time, and return the micro-batch that the note says.
+    """Report that all processes start again, for the `times`-th time, and return the micro-batch from the note.
 
-    None, and the end is reported, where that is not below `fits` or memory has run out too often.
+    Return None, and report the end, if that is not below `fits` or memory has run out too often.
     """
     from trainer.saving import latest_step  # Imports all of the trainer, which is needed only once memory runs out.
 
@@ -157,10 +158,10 @@ def micro_batch_of_restart(out: Path, fits: int, times: int, began_monotonic_s: 
     if not is_less or times > MOST_RESTARTS:
         message = "memory ran out again with the smaller micro-batch"
         if is_less:
-            message = f"memory ran out {times} times; go on with less: --set train.micro_batch={room['fits']}"
+            message = f"memory ran out {times} times; continue with less: --set train.micro_batch={room['fits']}"
         reporter.stop(room.get("step", 0), OutOfMemory.reason, message, time.monotonic() - began_monotonic_s, None)
         return None
-    reporter.beat(UNKNOWN_S)  # The next beat comes once torch is imported, the shards are read and the model is back.
+    reporter.beat(UNKNOWN_S)  # The next beat comes after importing torch, reading the shards and restoring the model.
     lost = max(0, room["step"] - latest_step(out))
     reporter.warning(room["step"], "memory.micro_batch", f"{room['message']}; {lost} steps were lost")
     return int(room["fits"])

@@ -14,10 +14,10 @@ __all__ = ["ENDS", "END_ID", "PAD_ID", "START_ID", "TOKENIZERS", "Pair", "PairTo
 
 TOKENIZERS = ("char-pairs", "word-pairs")
 SPECIAL = (b"<pad>", b"<s>", b"</s>")
-"""The ids 0, 1 and 2; no text is taken for them."""
+"""The ids 0, 1 and 2; no text is encoded as these."""
 PAD_ID, START_ID, END_ID = range(3)
 ENDS = 2
-"""The positions that a sentence takes beside its tokens: its start and its end."""
+"""The positions of a sentence besides its tokens: its start and its end."""
 UNKNOWN = b"<unk>"
 MOST_WORDS = 32_000
 RAREST = 2
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 
 
 class WordTokenizer:
-    """One id a word or sign, with the space before it; ids by falling frequency, the first stands for all others."""
+    """One id per word or sign, with the space before it; ids by falling frequency, the first stands for all others."""
 
     _PIECES = re.compile(r" ?\w+| ?[^\w\s]")
 
@@ -37,7 +37,7 @@ class WordTokenizer:
 
     @classmethod
     def pieces(cls, text: str) -> list[str]:
-        """Cut a text into pieces that, joined, are the text with single spaces and one before it."""
+        """Split a text into pieces that join to the text with single spaces and one before it."""
         return cls._PIECES.findall(" " + " ".join(text.split()))
 
     @classmethod
@@ -49,12 +49,12 @@ class WordTokenizer:
         return cls([UNKNOWN, *kept])
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text."""
+        """Return the ids of each text."""
         return [np.array([self._ids.get(piece, 0) for piece in self.pieces(text)], dtype=np.uint16) for text in texts]
 
 
 class PairTokenizer:
-    """A tokeniser of single sentences after the three special ids."""
+    """A tokeniser for single sentences, whose ids follow the three special ids."""
 
     eot_id = START_ID
 
@@ -64,7 +64,7 @@ class PairTokenizer:
 
     @classmethod
     def for_pairs(cls, name: str, pairs: Sequence[Pair], limit: int = 0) -> PairTokenizer:
-        """Make the vocabulary of some pairs, both languages in one; `limit` counts the special ids too."""
+        """Make the vocabulary of some pairs, both languages in one; `limit` includes the special ids."""
         texts, room = (text for pair in pairs for text in pair), max(0, limit - len(SPECIAL))
         if name == "word-pairs":
             return cls(name, WordTokenizer.for_texts(texts, room))
@@ -72,10 +72,10 @@ class PairTokenizer:
 
     @classmethod
     def from_tokens(cls, name: str, tokens: Sequence[bytes]) -> PairTokenizer:
-        """The tokeniser whose whole vocabulary this is."""
+        """Return the tokeniser with this whole vocabulary."""
         known = tokens[len(SPECIAL) :]
         return cls(name, WordTokenizer(known) if name == "word-pairs" else CharTokenizer(known))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, without start and end."""
+        """Return the ids of each text, without start and end."""
         return [ids + np.uint16(len(SPECIAL)) for ids in self._inner.encode(texts)]

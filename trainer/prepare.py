@@ -1,7 +1,7 @@
-"""A text file made into shards, by the trainer alone: `python -m trainer.prepare TEXT --recipe RECIPE --out DIR`.
+"""Turns a text file into shards without gpurun: `python -m trainer.prepare TEXT --recipe RECIPE --out DIR`.
 
-Documents are parted by `<|endoftext|>`; the last ones are held out, or where there is only one, its end. What `gpurun
-data prepare` does besides (folders, rows, duplicates, many cores, going on) is not here. Exit codes: 0, 2 refused.
+Documents are separated by `<|endoftext|>`; the last ones are held out, or the end of a single one. The further features
+of `gpurun data prepare` (folders, rows, duplicates, many cores, resuming) are not here. Exit codes: 0, 2 refused.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from trainer.tokenizer import (
 
 
 def write_data_folder(text: str, name: str, val_fraction: float, prompts: tuple[str, ...], out: Path) -> dict[str, int]:
-    """Write a data folder (docs/FORMATS.md) into `out`, which is new; the tokens of each split."""
+    """Write a data folder (docs/FORMATS.md) into the new folder `out`; return the tokens of each split."""
     documents = [part for part in text.split(GPT2_EOT.decode()) if part.strip()]
     if len(documents) == 1:
         place = text.rfind("\n", 0, int(len(text) * (1 - val_fraction))) + 1 or int(len(text) * (1 - val_fraction))
         documents = [text[:place], text[place:]]
     if name not in ("char", "gpt2"):
-        raise Refused(f"{name} is prepared by gpurun; here are char and gpt2")
+        raise Refused(f"{name} needs gpurun data prepare; this command knows char and gpt2")
     tokenizer: TextTokenizer = (
         load_gpt2(print) if name == "gpt2" else CharTokenizer.for_counts(count_characters([text]))
     )
     held_out = max(1, round(len(documents) * val_fraction))
     splits = {"train": documents[:-held_out], "val": documents[-held_out:]}
     if not all("".join(parts) for parts in splits.values()):
-        raise Refused("the text is too short to hold a part of it out and train on the rest")
+        raise Refused("the text is too short to hold out a part and train on the rest")
     out.mkdir(parents=True)
     shards, tokens = {}, {}
     for split, parts in splits.items():
@@ -60,10 +60,10 @@ def write_data_folder(text: str, name: str, val_fraction: float, prompts: tuple[
 
 
 def main() -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m trainer.prepare", description="A text file in, shards out.")
     parser.add_argument("text", type=Path, help="a UTF-8 text file")
-    add_recipe_words(parser)  # Its tokeniser, val_fraction and prompts are meant.
+    add_recipe_words(parser)  # For its tokeniser, val_fraction and prompts.
     parser.add_argument("--out", type=Path, required=True, help="the folder to make")
     given = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
 """Starts from weights: a published GPT-2, a model exported for transformers, or the checkpoint of a run.
 
 Only safetensors files and JSON are read, never a pickle. The two kinds of file differ: published GPT-2 files hold the
-linear weights (in, out), and perhaps the causal masks; ours hold them (out, in).
+linear weights (in, out), and some the causal masks; ours hold them (out, in).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from trainer.model import GPT
 __all__ = ["LINEAR_NAMES", "TOKENIZER_KEY", "find_weights", "load_weights"]
 
 TOKENIZER_KEY = "gpurun_tokenizer_sha256"
-"""Where an exported config.json says which vocabulary its ids are of."""
+"""The key of an exported config.json that identifies the vocabulary of its ids."""
 LINEAR_NAMES = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-"""How the names of a GPT-2's linear weights end."""
+"""The endings of the names of a GPT-2's linear weights."""
 _MASK = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _CHECKPOINT = re.compile(r"(\d{6})\.model\.safetensors")
 AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
@@ -34,25 +34,25 @@ AS_PUBLISHED: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
 }
-"""What a config.json must say where it says it: with other values the same tensors are another network."""
+"""Values that a config.json must have if it states them: with other values the same tensors are another network."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a file of weights says of itself."""
+    """The facts in a file of weights."""
 
     path: Path
     tensors: dict[str, Tensor]
     heads: int | None
-    """Which no shape tells; None where no file beside it does."""
+    """No shape reveals it; None if no file beside it does either."""
     tokenizer_sha256: str | None
-    """Only a run's checkpoint says it, and what was exported of one."""
+    """Known only for a run's checkpoint, and for an export of one."""
 
 
 def find_weights(path: Path) -> Path:
     """Return the file of weights that a path means: the file, a folder's model.safetensors or its newest checkpoint.
 
-    Where a manifest is, only what it names is a checkpoint: beside it lies what a death in mid-save has left.
+    If there is a manifest, only the files that it lists are checkpoints: others may be left from a death during a save.
     """
     if not path.is_dir():
         return path
@@ -66,7 +66,7 @@ def find_weights(path: Path) -> Path:
 
 
 def _named(manifest: Path) -> set[str]:
-    """Return the names in a manifest; none where it is not there, as for checkpoints that were copied elsewhere."""
+    """Return the names in a manifest; an empty set if there is none, as for checkpoints that were copied elsewhere."""
     try:
         return {entry["name"] for entry in json.loads(manifest.read_text(encoding="utf-8"))["files"]}
     except FileNotFoundError:
@@ -76,28 +76,28 @@ def _named(manifest: Path) -> set[str]:
 
 
 def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None) -> None:
-    """Set every weight of the model to those of a file or folder; raise Refused, with the model untouched, naming why.
+    """Set every weight of the model from a file or folder; Refused says why not, and the model is then untouched.
 
-    The file's vocabulary may be smaller than the model's: the added rows are the least likely token's. Its context may
-    be longer: the first positions are taken. Where it has no head and the model needs one, that is the embedding.
-    `tokenizer_sha256` is the data's: a checkpoint, or an export of one, that was trained on other ids is refused.
+    The file's vocabulary may be smaller than the model's: the added rows are as unlikely as the least likely token. Its
+    context may be longer: the first positions are used. If it has no head and the model needs one, that is the
+    embedding. `tokenizer_sha256` is the data's: a checkpoint, or an export of one, with another vocabulary is refused.
     """
     source = _read(find_weights(path))
-    wanted = model.state_dict()
-    tensors = _fitted(source, wanted, model)
-    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    expected = model.state_dict()
+    tensors = _fitted(source, expected, model)
+    missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
     preset = model.config.preset
     if missing:
         raise Refused(f'{source.path} has no {missing[0]}, which a model of preset "{preset}" needs{_bias(missing)}')
     if unknown:
-        raise Refused(f'{source.path} has {unknown[0]}, which this model of preset "{preset}" has not{_bias(unknown)}')
+        raise Refused(f'{source.path} has {unknown[0]}, which this model of preset "{preset}" lacks{_bias(unknown)}')
     different = [
-        f"{name} is {list(tensors[name].shape)} there and {list(wanted[name].shape)} here"
-        for name in wanted
-        if tensors[name].shape != wanted[name].shape
+        f"{name} is {list(tensors[name].shape)} there and {list(expected[name].shape)} here"
+        for name in expected
+        if tensors[name].shape != expected[name].shape
     ]
     if different:
-        raise Refused(f"{source.path} is of another shape: " + "; ".join(different[:3]))
+        raise Refused(f"{source.path} has another shape: " + "; ".join(different[:3]))
     if source.heads not in (None, model.config.heads):
         raise Refused(f"{source.path} was trained with {source.heads} heads; model.heads is {model.config.heads}")
     if tokenizer_sha256 is not None and source.tokenizer_sha256 not in (None, tokenizer_sha256):
@@ -107,8 +107,8 @@ def load_weights(model: GPT, path: Path, *, tokenizer_sha256: str | None = None)
 
 
 def _bias(names: list[str]) -> str:
-    """Return the hint that model.bias is the other way round, where only biases are concerned."""
-    return "; model.bias is the other way round" if all(name.endswith(".bias") for name in names) else ""
+    """Return the hint that model.bias should have the other value, if only biases differ."""
+    return "; model.bias must have the other value" if all(name.endswith(".bias") for name in names) else ""
 
 
 def _read(path: Path) -> _Source:
@@ -116,10 +116,10 @@ def _read(path: Path) -> _Source:
     try:
         tensors = read_tensors(path)
     except TensorFileError as error:
-        raise Refused(f"{path} is no safetensors file ({error}), and nothing else is read; never a pickle") from error
+        raise Refused(f"{path} is not a safetensors file ({error}); nothing else is read, never a pickle") from error
     except OSError as error:
         others = ", ".join(sorted(file.name for file in path.parent.glob("*model*")))
-        there = f"; there is {others}, which is first to be made one file of safetensors" if others else ""
+        there = f"; convert {others} to one safetensors file first" if others else ""
         raise Refused(f"the weights {path} cannot be read: {error.strerror}{there}") from error
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not _MASK.fullmatch(name)}
@@ -145,15 +145,15 @@ def _told(path: Path) -> tuple[int | None, str | None]:
         raise Refused(f"{beside} does not say how many heads {path.name} has: {error!r}") from error
     for key, known in AS_PUBLISHED.items():
         if record.get(key, known[0]) not in known:
-            said = f"{key} {json.dumps(record[key])}"
+            stated = f"{key} {json.dumps(record[key])}"
             raise Refused(
-                f"{beside} says {said}, GPT-2 has {json.dumps(known[0])}: with it {path.name} is another model"
+                f"{beside} says {stated}, GPT-2 has {json.dumps(known[0])}: with it {path.name} is another model"
             )
     return heads, str(record[TOKENIZER_KEY]) if TOKENIZER_KEY in record else None
 
 
-def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
-    """Return the tensors with head, vocabulary and positions as the model has them, as far as that loses nothing."""
+def _fitted(source: _Source, expected: Mapping[str, Tensor], model: GPT) -> dict[str, Tensor]:
+    """Return the tensors with the model's head, vocabulary and positions, as far as that loses nothing."""
     tensors = dict(source.tensors)
     embedding, head = tensors.get("wte.weight"), tensors.get("lm_head.weight")
     if embedding is None:
@@ -162,25 +162,26 @@ def _fitted(source: _Source, wanted: Mapping[str, Tensor], model: GPT) -> dict[s
         tensors = {name: t for name, t in tensors.items() if not name.endswith(".bias") or t.any()}
     if model.lm_head is None and head is not None:
         if not torch.equal(head, embedding):
-            raise Refused(f"{source.path} has a head of its own; model.tied must be false")
+            raise Refused(f"{source.path} has a separate head; model.tied must be false")
         del tensors["lm_head.weight"]
     if model.lm_head is not None and head is None:
         tensors["lm_head.weight"] = embedding
     for name in ("wte.weight", "lm_head.weight"):
-        if name in tensors and name in wanted:
-            tensors[name] = _padded(tensors[name], wanted[name].shape[0], tensors.get("ln_f.bias"))
+        if name in tensors and name in expected:
+            tensors[name] = _padded(tensors[name], expected[name].shape[0], tensors.get("ln_f.bias"))
     positions = tensors.get("wpe.weight")
-    if positions is not None and positions.dim() and "wpe.weight" in wanted:
-        tensors["wpe.weight"] = positions[: wanted["wpe.weight"].shape[0]]
+    if positions is not None and positions.dim() and "wpe.weight" in expected:
+        tensors["wpe.weight"] = positions[: expected["wpe.weight"].shape[0]]
     return tensors
 
 
 def _padded(table: Tensor, rows: int, bias: Tensor | None) -> Tensor:
-    """Return a table (n, width) with at least `rows` rows, those added as unlikely as can be; zeros would be likely.
+    """Return a table (n, width) with at least `rows` rows; added ones are as unlikely as possible (zeros are likely).
 
-    The head reads the last LayerNorm's `bias` (width) and what varies: the row that is least likely by it is repeated.
+    The head reads the last LayerNorm's `bias` (width) and varying parts: the row that is least likely by the bias is
+    repeated.
     """
-    if table.dim() != 2 or not 0 < table.shape[0] < rows:  # what is no table is refused for its shape
+    if table.dim() != 2 or not 0 < table.shape[0] < rows:  # a tensor of another shape is refused later
         return table
     if bias is None or bias.shape != table.shape[1:]:
         unlikely = table.float().mean(0).to(table.dtype)

@@ -1,8 +1,8 @@
-"""The recipe: the one schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
+"""The recipe: the only schema of recipe.toml and recipe.json (docs/FORMATS.md), with every bound and every cross-check.
 
-It needs the standard library alone: gpurun reads recipes by it before anything is rented, the trainer on the machine.
-A table is a dataclass, a key a field; its annotation says what it may be, trainer/recipe_rules.py and `_conflicts` what
-fits together.
+It needs only the standard library: gpurun reads recipes with it before anything is rented, the trainer on the machine.
+A table is a dataclass and a key is a field, whose annotation defines the allowed values; trainer/recipe_rules.py and
+`_conflicts` define which values fit together.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from trainer.recipe_rules import PAIR_TOKENIZERS as PAIR_TOKENIZERS
 class RecipeError(ValueError):
     """What is wrong with a recipe, in a sentence without its full stop.
 
-    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up"; `key` is the dotted key, if it is about
-    one; `known` are the dotted keys that stand beside an unknown one.
+    `kind` is "unknown_key", "missing_key", "bad_value" or "does_not_add_up"; `key` is the dotted key, if it concerns
+    one; `known` are the dotted keys of the table that has an unknown one.
     """
 
     def __init__(self, kind: str, sentence: str, key: str = "", known: tuple[str, ...] = ()) -> None:
@@ -33,17 +33,17 @@ class RecipeError(ValueError):
 
 @dataclass(frozen=True)
 class Must:
-    """What a value must be: a test of it, and the words for that."""
+    """A condition on a value: a test of it, and its description."""
 
     holds: Callable[[Any], Any]
     be: str
 
 
-_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"  # Nothing hidden, and no way out of the folder.
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]{0,79}"  # No hidden file, and nothing outside the folder.
 _INSIDE = re.compile(f"({_NAME}(/{_NAME})*)?")
 Whole = Annotated[int, Must(lambda x: 1 <= x <= 2**53, f"at least 1 and at most {2**53}")]
 Count = Annotated[int, Must(lambda x: 0 <= x <= 2**53, f"at least 0 and at most {2**53}")]
-# Ten times what anybody has trained, or more; what is larger is a slip of the finger, and there would be no end to it.
+# Ten times the largest known values, or more; a larger number is a typing error, and would take forever.
 Layers = Annotated[int, Must(lambda x: 1 <= x <= 10_000, "at least 1 and at most 10000")]
 Width = Annotated[int, Must(lambda x: 1 <= x <= 2**20, f"at least 1 and at most {2**20}")]
 Context = Annotated[int, Must(lambda x: 1 <= x <= 2**24, f"at least 1 and at most {2**24}")]
@@ -68,23 +68,23 @@ Overlay = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of the network: GPT-2's, one that is cheaper to the same loss, or (`layers` a side) a translator's."""
+    """The shape of the network: GPT-2's, one that reaches the same loss for less, or a translator's."""
 
     preset: Literal["faithful", "modern", "encoder-decoder"] = "faithful"
     layers: Layers
     heads: Layers
     width: Width
-    context: Context  # Tokens that it sees at once; of a translation those of the longest sentence, on either side.
+    context: Context  # Tokens that it sees at once; for translation, the longest sentence on either side.
     vocab_size: Rows = 0  # 0: the tokeniser's, padded up to a multiple of 64.
     dropout: Part = 0.0
     bias: bool = True
     tied: bool = True  # The output head is the token embedding.
     softcap: NotNegative = 0.0  # No logit is beyond it; 0: off.
     softcap_by: Literal["tanh", "root"] = "tanh"  # c tanh(x / c), or c x / sqrt(x^2 + c^2).
-    rotary: Turned = 1.0  # The share of a head's channels that its position turns.
-    rotary_base: Positive = 10_000.0  # The slowest pair of them turns by about one part in so many a position.
-    attention_scale: NotNegative = 0.0  # What scores are multiplied with; 0: 1 / sqrt(a head's channels).
-    value_mix: bool = False  # Each layer's values have a learned part of the first layer's.
+    rotary: Turned = 1.0  # The share of a head's channels that is rotated by position.
+    rotary_base: Positive = 10_000.0  # The slowest pair rotates by about one part in this number per position.
+    attention_scale: NotNegative = 0.0  # The factor of the scores; 0: 1 / sqrt(a head's channels).
+    value_mix: bool = False  # Each layer's values include a learned part of the first layer's.
     gains: bool = False  # Each RMSNorm, and one more after the embedding, has a learned gain a channel.
     init_gain: Positive = 1.0  # The matrices that read the stream are drawn with this / sqrt(inputs).
     stream: Literal["fp32", "bf16"] = "fp32"  # Residual stream and norms, where products are in bf16.
@@ -92,7 +92,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the text comes from; the trainer itself reads only the shards."""
+    """The source of the text; the trainer itself reads only the shards."""
 
     source: Text = "stdlib"
     tokenizer: Literal["char", "gpt2", "bpe", "char-pairs", "word-pairs"]
@@ -119,7 +119,7 @@ class OptimConfig:
     muon_weight_decay: NotNegative = 0.0  # Muon's own; 0: `weight_decay`.
     embed_weight_decay: NotNegative = 0.0  # The token embedding's; 0: `weight_decay`.
     gain_weight_decay: NotNegative = 0.0  # That of gains and biases; 0: none.
-    cautious: bool = False  # Muon's matrices decay only where the step takes them towards zero, too.
+    cautious: bool = False  # Muon's matrices decay only where the step also moves them towards zero.
     orthogonal: Literal["newton-schulz", "newton-schulz-12", "polar-express"] = "newton-schulz"  # Muon's iterations.
     muon_scale: Literal["adamw", "aspect"] = "adamw"  # A step's size: AdamW's, or sqrt(max(1, rows / columns)).
     muon_momentum_warmup: Count = 0  # Steps in which Muon's momentum rises from 0.85 to 0.95.
@@ -128,7 +128,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How the learning rate moves over the steps."""
+    """How the learning rate changes over the steps."""
 
     kind: Literal["cosine", "constant", "trapezoid", "noam"] = "cosine"
     warmup_steps: Count = 0
@@ -136,59 +136,59 @@ class ScheduleConfig:
     cooldown_fraction: Share = 0.0  # The share of the steps, the last ones, in which a trapezoid falls.
 
     def cooldown_steps(self, steps: int) -> int:
-        """Return how many of a run's steps, the last ones, are the cool-down."""
+        """Return how many of a run's last steps form the cool-down."""
         return round(self.cooldown_fraction * steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How long, in what portions, and how exactly."""
+    """How long, with which batches, and how precisely to train."""
 
     steps: Steps
     batch_tokens: BatchTokens  # An optimiser step's, over all processes.
     micro_batch: Whole  # Sequences a process and micro-step, at most.
     seed: Seed = 42
     challenge: Challenge = ""  # A teacher's word and a key's id, which give the seed (`recipe_file.seed_of`).
-    loop: Literal["own", "huggingface"] = "own"  # The same run by the Hugging Face Trainer, for comparison.
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # Of a card bf16, or fp16 if it must; else fp32.
+    loop: Literal["own", "huggingface"] = "own"  # "huggingface": the Hugging Face Trainer, for comparison.
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"  # auto: bf16 or else fp16 on a GPU, else fp32.
     compile: bool = False
     compile_mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # Each card holds all weights, or a part: the first if it fits.
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"  # Each GPU holds all weights, or a part; auto: all, if they fit.
     init_from: InsideData = ""  # Weights to start from, a file or folder; empty: freshly drawn ones.
     spike: Literal["off", "warn", "skip", "stop"] = "warn"  # When loss or gradient jump; "stop" saves before it ends.
     spike_z: Positive = 7.0  # How many standard deviations above the last steps' mean a jump is.
     label_smoothing: Part = 0.0  # The share of a label's probability that goes to all tokens alike.
     log_every: Whole = 10
     checkpoint_every: Whole
-    keep_checkpoints: Kept = 0  # Earlier ones that stay, spread over the run, so that it can be computed again.
+    keep_checkpoints: Kept = 0  # Earlier ones that are kept, spread over the run, for replaying it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """How often the validation loss is taken, and over how many tokens."""
+    """How often the validation loss is computed, and over how many tokens."""
 
     every: Whole
     tokens: Whole
-    order: Order = "permuted"  # Whether the tokens are drawn from the whole split, or its first ones.
+    order: Order = "permuted"  # Draw the tokens from the whole split, or use its first ones.
     hellaswag_items: Count = 0  # Items of data/hellaswag.jsonl that are answered each time; 0: none.
     core: Count = 0  # Items of each task of CORE (data/core.jsonl) that are answered after the last step; 0: none.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleConfig:
-    """What the model is asked to continue, or to translate, at every checkpoint."""
+    """The prompts that the model continues, or translates, at every checkpoint."""
 
     prompts: tuple[str, ...]
     tokens: Count
     temperature: NotNegative = 0.8
     top_k: Count = 0
-    beams: Whole = 1  # Of a translation, which is searched and never drawn; 1: greedy search.
+    beams: Whole = 1  # For translation, which searches and never draws; 1: greedy search.
     length_penalty: NotNegative = 0.6  # The exponent (Wu et al. 2016) by which beams of other lengths are compared.
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """What the recipe is written for, and what a machine without CUDA does with it; the trainer uses what it finds."""
+    """The hardware that the recipe is written for, and what to do without CUDA; the trainer uses what it finds."""
 
     gpu: str = "any"
     disk_gb: Whole
@@ -197,7 +197,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RehearsalConfig:
-    """What a rehearsal replaces; it has been applied before the trainer sees the recipe."""
+    """The values that a rehearsal replaces; they have been applied before the trainer sees the recipe."""
 
     processes: Whole = 1
     model: Overlay = field(default_factory=dict)
@@ -225,7 +225,7 @@ class Recipe:
     rehearsal: RehearsalConfig = RehearsalConfig()
 
     def as_record(self) -> dict[str, Any]:
-        """The recipe as recipe.json holds it, and the rehearsal."""
+        """Return the recipe as recipe.json holds it, with the rehearsal."""
         record = {name: dict(vars(part)) if is_dataclass(part) else part for name, part in vars(self).items()}
         record["sample"]["prompts"] = list(self.sample.prompts)
         return record
@@ -234,15 +234,15 @@ class Recipe:
 _WORDS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _hints = cache(get_type_hints)
 TABLES: dict[str, Any] = {name: kind for name, kind in _hints(Recipe).items() if name not in ("about", "rehearsal")}
-"""The tables that stand in recipe.json, in its order."""
-MOST_SAMPLES = 9_000  # Of a run: each is a file, and a manifest that is believed has no more with its checkpoints.
+"""The tables of recipe.json, in order."""
+MOST_SAMPLES = 9_000  # Per run: each is a file, and a valid manifest has no more of them beside its checkpoints.
 REHEARSED = tuple(name for name in TABLES if name in _hints(RehearsalConfig))  # What a rehearsal may change.
 
 
 def parse_recipe(record: Any, *, is_whole: bool = True) -> Recipe:
-    """Return the recipe that decoded JSON or TOML holds; raise RecipeError for the first thing that is wrong.
+    """Return the recipe from decoded JSON or TOML; raise RecipeError for the first error.
 
-    Of one that is whole, as recipe.json is, only the rehearsal may be absent; else what is absent has its default.
+    In a whole one, as in recipe.json, only the rehearsal may be missing; otherwise missing keys get their defaults.
     """
     recipe: Recipe = read_table(Recipe, record, "", is_whole=is_whole)
     for name in REHEARSED:
@@ -276,15 +276,15 @@ def _check_names(table: Mapping[str, Any], cls: Any, dot: str) -> None:
 
 
 def unknown_key(key: str, known: tuple[str, ...]) -> RecipeError:
-    """Return what is wrong with a key that nothing has, and the nearest one that there is."""
-    from difflib import get_close_matches  # Only for what is wrong.
+    """Return the error for an unknown key, with the nearest known key."""
+    from difflib import get_close_matches  # Needed only for errors.
 
     meant = "".join(f"; did you mean {near}?" for near in get_close_matches(key, known, n=1))
     return RecipeError("unknown_key", f"unknown key {key}{meant}", key, known)
 
 
 def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:
-    """Return `value` as `kind`, or refuse; an integer serves as a number, but true is not 1 and NaN is nothing."""
+    """Return `value` as `kind`, or refuse; an integer is accepted as a number, but true is not 1 and NaN is refused."""
     kind, bound = get_args(kind) if get_origin(kind) is Annotated else (kind, None)
     if is_dataclass(kind):
         return read_table(kind, value, where, is_whole=is_whole)
@@ -292,7 +292,7 @@ def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:
     if kind == Overlay:
         must = "" if isinstance(value, dict) else "a table"
     elif kind == tuple[str, ...]:
-        is_right = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+        is_right = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
         must, value = ("", tuple(value)) if is_right else ("a list of strings", value)
     elif get_origin(kind) is Literal:
         must = "" if value in get_args(kind) else " or ".join(f'"{word}"' for word in get_args(kind))
@@ -306,21 +306,21 @@ def _read(kind: Any, value: Any, where: str, is_whole: bool) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a recipe has it, cut where it is long."""
+    """Return a value as a recipe shows it, shortened if it is long."""
     text = str(value) if isinstance(value, float) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _conflicts(recipe: Recipe) -> Iterator[str]:
-    """Yield a sentence, without its full stop, for everything that does not fit together."""
+    """Yield a sentence, without its full stop, for every conflict."""
     model, schedule, train, sample = recipe.model, recipe.schedule, recipe.train, recipe.sample
     each, left = divmod(model.width, model.heads)
     if left:
         yield f"model.width {model.width} cannot be shared equally by model.heads {model.heads}"
     if model.preset == "modern" and each % 2:
         yield f"model.width {model.width} by model.heads {model.heads} is {each}; a rotation needs an even number"
-    for one, values, others, why in ONLY:
-        first = attrgetter(one)(recipe)
+    for key, values, others, why in ONLY:
+        first = attrgetter(key)(recipe)
         for other, allowed in others.items() if first in values else ():
             if (second := attrgetter(other)(recipe)) not in allowed:
                 yield f"{other} is {_shown(second)}, but {why.format(_shown(first))}"
@@ -340,25 +340,25 @@ def _conflicts(recipe: Recipe) -> Iterator[str]:
         yield f"{many}; at most {MOST_SAMPLES} come home"
 
 
-ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}  # Of a layer, or of one on either side.
+ATTENTIONS = {"faithful": 1, "modern": 1, "encoder-decoder": 3}  # In a layer, or in one layer on each side.
 
 
 def padded_vocab(model: ModelConfig, vocab_size: int) -> int:
-    """The rows of the embedding: the model's own number, else the tokeniser's padded up to a multiple of 64."""
+    """Return the rows of the embedding: the model's own number, or the tokeniser's padded to a multiple of 64."""
     if not model.vocab_size and vocab_size < 1:
         raise ValueError("a model without a vocabulary size needs the tokeniser's")
     return model.vocab_size or -(-vocab_size // 64) * 64
 
 
 def parameters_of(model: ModelConfig, vocab_size: int = 0) -> int:
-    """The number of parameters, embeddings included; `vocab_size` is the tokeniser's, for a model that says 0."""
+    """Return the number of parameters, embeddings included; `vocab_size` is the tokeniser's, if the model says 0."""
     vocab, width = padded_vocab(model, vocab_size), model.width
-    if model.preset == "modern":  # No positions; two scalars a layer where values are mixed.
+    if model.preset == "modern":  # No positions; with mixed values, two scalars per layer.
         layer = 12 * width * width + 2 * model.value_mix + (9 * width if model.bias else 0)
         own = 2 * (model.layers + 1) * width if model.gains else 0
         return 2 * vocab * width + model.layers * layer + own + (vocab if model.bias else 0)
     norm = 2 * width if model.bias else width
-    if model.preset == "encoder-decoder":  # A layer on either side, the decoder's with a second attention.
+    if model.preset == "encoder-decoder":  # A layer on each side; the decoder's has a second attention.
         layer = 5 * norm + 28 * width * width + (22 * width if model.bias else 0)
         return vocab * width + model.layers * layer + 2 * norm
     layer = 2 * norm + 12 * width * width + (9 * width if model.bias else 0)
@@ -367,9 +367,9 @@ def parameters_of(model: ModelConfig, vocab_size: int = 0) -> int:
 
 
 def flops_per_token(model: ModelConfig, vocab_size: int = 0) -> int:
-    """Training FLOPs (forward and backward) for one token: 6 N + 12 L C T (PaLM, appendix B).
+    """Return the training FLOPs (forward and backward) per token: 6 N + 12 L C T (PaLM, appendix B).
 
-    N is what is multiplied with: not the positions, nor the input embedding where the head is another.
+    N counts the weights of matrix products: neither positions, nor the input embedding if the head is separate.
     """
     looked_up = model.context * model.width if model.preset == "faithful" else 0
     looked_up += 0 if model.tied else padded_vocab(model, vocab_size) * model.width

@@ -1,9 +1,9 @@
-"""A recipe's file, read for training: recipe.toml with its defaults, or recipe.json, which has every key.
+"""Reads a recipe's file for training: recipe.toml with its defaults, or recipe.json, which has every key.
 
-Over it go its `[rehearsal]`, where one is asked for, and then every `--set`. gpurun lays them over by the same
-functions. What a checkpoint says of its recipe is held against it. It needs the standard library alone, and Python 3.11
-for TOML only. `python -m trainer.recipe_file --recipe FILE` prints a recipe with every key, and its counts, as JSON:
-gpurun reads the recipes of a changed trainer by that.
+Its `[rehearsal]` is applied if requested, then every `--set`; gpurun uses the same functions for that. A checkpoint's
+recipe is compared with it. It needs only the standard library, and Python 3.11 only for TOML.
+`python -m trainer.recipe_file --recipe FILE` prints a recipe with every key, and its counts, as JSON:
+this is how gpurun reads the recipes of a changed trainer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BARE_WORD = re.compile(r"[A-Za-z0-9_./:~+-]+")
 
 
 def add_recipe_words(parser: argparse.ArgumentParser) -> None:
-    """Let a command say which recipe it means, and in what it differs from its file."""
+    """Add the options that name a recipe and change its keys."""
     parser.add_argument("--recipe", type=Path, required=True, help="a recipe: TOML, or the resolved one, recipe.json")
     change = "replace one key of the recipe, as in --set train.steps=500; may be given several times"
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=change)
@@ -59,7 +59,7 @@ def add_recipe_words(parser: argparse.ArgumentParser) -> None:
 
 
 def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = False) -> Recipe:
-    """Read a recipe, lay its rehearsal and the overrides over it, and check what comes of that; raise Refused."""
+    """Read a recipe, apply its rehearsal and the overrides, and check the result; raise Refused."""
     is_toml = path.suffix == ".toml"
     try:
         text = path.read_text(encoding="utf-8-sig" if is_toml else "utf-8")
@@ -74,9 +74,9 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = (), rehearse: bool = F
 
 
 def as_planned(recipe: Recipe, most: int | None, parallel: Literal["ddp", "fsdp"] | None) -> Recipe:
-    """Return the recipe with at most `most` sequences at once, and shared in that way where it leaves that open.
+    """Return the recipe with at most `most` sequences at once, and shared as in `parallel` if it leaves that open.
 
-    The steps and their tokens stay.
+    The steps and their tokens stay the same.
     """
     train = recipe.train
     if most is not None and most < 1:
@@ -89,26 +89,26 @@ def as_planned(recipe: Recipe, most: int | None, parallel: Literal["ddp", "fsdp"
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Read a TOML text; a ValueError says why it is none, has a number too long to read, or is nested too deeply."""
-    import tomllib  # A machine that reads recipe.json alone may have an older Python.
+    """Parse a TOML text; a ValueError says why it is invalid, has too long a number, or is nested too deeply."""
+    import tomllib  # A machine that only reads recipe.json may have an older Python.
 
     try:
         tables = tomllib.loads(text)
-        repr(tables)  # A dotted key nests without a bound.
+        repr(tables)  # A dotted key can nest without limit.
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return tables
 
 
 def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) -> dict[str, Any]:
-    """Return the recipe's record with its rehearsal, if that is asked for, and the overrides, which win; unchecked."""
+    """Return the recipe's record with its rehearsal, if requested, and then the overrides applied; unchecked."""
     tables = deepcopy(recipe.as_record())
-    _put(tables, (one for one in overrides if one[0][0] == "rehearsal"))
+    _put(tables, (override for override in overrides if override[0][0] == "rehearsal"))
     if rehearse:
         for name in REHEARSED:
             tables[name].update(tables["rehearsal"][name])
-        tables["hardware"]["on_cpu"] = "as_written"  # What a machine without CUDA should do has just been done.
-    _put(tables, (one for one in overrides if one[0][0] != "rehearsal"))
+        tables["hardware"]["on_cpu"] = "as_written"  # A rehearsal is what a machine without CUDA should run.
+    _put(tables, (override for override in overrides if override[0][0] != "rehearsal"))
     train = tables["train"]
     if train["challenge"]:
         if any(path == ("train", "seed") for path, _ in overrides):
@@ -118,19 +118,19 @@ def laid_over(recipe: Recipe, overrides: Sequence[Override], *, rehearse: bool) 
 
 
 def seed_of(challenge: str, bits: int = 63) -> int:
-    """Return the seed that a challenge gives: weights, order and masks follow from a word that nobody knew before.
+    """Return the seed from a challenge: weights, order and masks depend on a word that nobody knew before.
 
-    It is the first bits of a hash, as many as a whole number of a recipe has, so that nobody finds a second key or word
-    with the same seed. An older gpurun took 32.
+    It is the first bits of a hash, as many as an integer of a recipe has, so that a second key or word with the same
+    seed cannot be found. An older gpurun used 32.
     """
     return int.from_bytes(hashlib.sha256(f"gpurun challenge {challenge}".encode()).digest()[:8], "big") >> (64 - bits)
 
 
 def parse_override(text: str) -> Override:
-    """Read `table.key=value` into its path and its value.
+    """Parse `table.key=value` into its path and its value.
 
-    A key alone will do where only one table has it; `rehearsal.` in front means the rehearsal's. The value is TOML; a
-    bare word is a string. Raises RecipeError: "malformed", "ambiguous" or "unknown_key".
+    The table may be left out if only one table has the key; the prefix `rehearsal.` means the rehearsal's key. The
+    value is TOML; a bare word is a string. Raises RecipeError: "malformed", "ambiguous" or "unknown_key".
     """
     name, equals, value = (part.strip() for part in text.partition("="))
     if not (name and equals and value):
@@ -147,7 +147,7 @@ def _put(tables: dict[str, Any], overrides: Iterable[Override]) -> None:
 
 
 def _value_of(value: str, text: str) -> Any:
-    """A TOML value, or the word itself."""
+    """Return a TOML value, or the word itself."""
     try:
         parsed = parse_toml(f"value = {value}")
     except ValueError:
@@ -161,7 +161,7 @@ def _value_of(value: str, text: str) -> Any:
 
 
 def _path_of(name: str) -> tuple[str, ...]:
-    """The path of a key: (table, key), or ("rehearsal", …)."""
+    """Return the path of a key: (table, key), or ("rehearsal", …)."""
     plain = [(table, key.name) for table, kind in TABLES.items() for key in fields(kind)]
     rehearsed = [("rehearsal", *path) for path in plain if path[0] in REHEARSED]
     paths = {".".join(path): path for path in [*plain, *rehearsed, ("rehearsal", "processes")]}
@@ -176,7 +176,7 @@ def _path_of(name: str) -> tuple[str, ...]:
 
 
 def completed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's recipe with the keys that have come since: their defaults are what was trained before."""
+    """Return a checkpoint's recipe with the keys that were added since; their defaults keep the earlier behaviour."""
     defaults = {name: {key.name: key.default for key in fields(kind)} for name, kind in TABLES.items()}
     given = {name: {k: v for k, v in table.items() if v is not MISSING} for name, table in defaults.items()}
     return {**record, **{name: {**table, **record.get(name, {})} for name, table in given.items()}}
@@ -192,8 +192,8 @@ _MAY_CHANGE = {
 def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys in which two recipe records would train differently.
 
-    How often something is logged, saved or sampled, how the batch is cut, and what hardware was asked for may differ;
-    so may what follows at a spike, or a run that stopped at one would stop there again. Steps may become more.
+    The frequency of logging, saving and sampling, the micro-batch, and the requested hardware may differ; so may the
+    policy for a spike, or a run that stopped at one would stop there again. Steps may be added.
     """
     tables = [(name, completed(old)[name], new.get(name, {})) for name in TABLES if name not in ("sample", "hardware")]
     every = [(f"{name}.{key}", was.get(key), now.get(key)) for name, was, now in tables for key in sorted({*was, *now})]
@@ -201,7 +201,7 @@ def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the recipe, its parameters and its FLOPs a token as one JSON line; return 0, or 2 where it is refused."""
+    """Print the recipe, its parameters and its FLOPs per token as one JSON line; return 0, or 2 if it is refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.recipe_file", description="Print a recipe, counted.")
     add_recipe_words(parser)
     parser.add_argument("--vocab-size", type=int, default=0, help="the tokeniser's, for a model that leaves it open")

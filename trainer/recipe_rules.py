@@ -1,4 +1,4 @@
-"""Which keys of a recipe another key's value allows: a table, which trainer/recipe.py reads."""
+"""Which values of a recipe's keys another key's value allows: a table, which trainer/recipe.py reads."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ ONLY: tuple[tuple[str, tuple[Any, ...], Mapping[str, tuple[Any, ...]], str], ...
     (_LOOP, _HF, {"train.precision": ("auto", "bf16", "fp32")}, 'train.loop {} has only "fp32" and "bf16"'),
     (_LOOP, _HF, {"train.parallel": ("auto", "ddp")}, "train.loop {} trains in one process"),
 )  # fmt: skip
-"""Where the first key has one of these values, each other key must have one of those; the last says why."""
+"""If the first key has one of these values, each other key must have one of those; the last entry says why."""

@@ -1,10 +1,10 @@
-"""What a checkpoint is worth, computed again: `python -m trainer.replay OUT --data DATA`.
+"""Recomputes what a checkpoint claims: `python -m trainer.replay OUT --data DATA`.
 
-OUT is a run's out folder, of which the newest checkpoint is taken, or one file of weights in it. The validation loss
-comes from the weights alone. With `--again FROM:TO` the steps from that checkpoint of the same folder, or from 0, are
-taken again; where there is a checkpoint of step TO, too, all its weights are compared: whether they are `equal`, how
-far apart they are at `most`, and how much `alike` they moved from step FROM (the cosine of the two changes). Prints one
-JSON line; exit codes: 0 computed, 2 refused. Nothing is unpickled; all that is written is a folder of links, gone
+OUT is a run's out folder, whose newest checkpoint is used, or one file of weights in it. The validation loss
+is computed from the weights alone. With `--again FROM:TO` the steps from that checkpoint of the same folder, or from 0,
+are repeated; if there is also a checkpoint of step TO, all its weights are compared: whether they are `equal`, their
+largest difference (`most`), and how `alike` they moved from step FROM (the cosine of the two changes). Prints one
+JSON line; exit codes: 0 computed, 2 refused. Nothing is unpickled; only a folder of links is written, and removed
 afterwards.
 """
 
@@ -45,15 +45,15 @@ _SUFFIXES = {"weights": "model.safetensors", "optimizer": "optim.safetensors", "
 def replay_steps(
     checkpoint: Path, data: Path, recipe: Path | None = None, again: Iterable[tuple[int, int]] = ()
 ) -> dict[str, Any]:
-    """Return the validation loss of a checkpoint, and of each span of steps how it came out when it was taken again.
+    """Return the validation loss of a checkpoint, and the result of repeating each span of steps.
 
-    Refused where it is not sound, is of another recipe or other data than these, or a step cannot be taken.
+    Refused if it is invalid, belongs to another recipe or other data, or a step cannot be taken.
     """
     opened = open_run_checkpoint(checkpoint, recipe)
     if opened.weights != _of_step(opened.weights, opened.state["step"]):
-        raise Refused(f"the state beside {opened.weights.name} does not say that it is of that step")
+        raise Refused(f"the state beside {opened.weights.name} is not of that step")
     if type(threads := opened.state.get("threads")) is int and 1 <= threads <= _MOST_THREADS:
-        torch.set_num_threads(threads)  # How many there are decides the order of sums on a CPU.
+        torch.set_num_threads(threads)  # Their number decides the order of sums on a CPU.
     setup, state, _ = _run_at(opened, opened.state["step"], data, recipe)
     record = {"step": opened.state["step"], "device": setup.device.torch.type, "kind": machine_kind(setup.device)}
     found = validation(
@@ -66,14 +66,14 @@ def replay_steps(
 
 
 def _steps_again(opened: RunCheckpoint, span: tuple[int, int], data: Path, recipe: Path | None) -> dict[str, Any]:
-    """Take the steps of a span; `most` is the largest difference of a weight at its end, None without a checkpoint."""
+    """Repeat the steps of a span; `most` is the largest difference of a weight at its end, None if there is none."""
     first, until = span
     if not 0 <= first < until <= opened.state["step"]:
         raise Refused(f"steps {first} to {until} are not before step {opened.state['step']}")
     setup, state, io = _run_at(opened, first, data, recipe)
     losses, begun = {}, _weights_of(setup.model)
     if setup.recipe.train.loop != "own":
-        raise Refused(f'train.loop "{setup.recipe.train.loop}" is another library\'s, whose steps are not taken again')
+        raise Refused(f'train.loop "{setup.recipe.train.loop}" is another library\'s, whose steps cannot be repeated')
     try:
         while state.step < until:
             figures, _ = take_step(setup, state, io)
@@ -99,7 +99,7 @@ def _weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
-    """Return the cosine of two lists of tensors, each taken as one vector; None where one has no direction."""
+    """Return the cosine of two lists of tensors, each taken as one vector; None if one of them is zero."""
     sums = [
         (float((a.double() * b).sum()), float(a.double().square().sum()), float(b.double().square().sum()))
         for a, b in pairs
@@ -110,7 +110,7 @@ def _cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float | None:
 
 
 def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -> TrainingRun:
-    """Return the run as it was after a step (0: as the seed drew it), silent, and with no place to save in."""
+    """Return the run as it was after a step (0: as the seed drew it), silent, and without a folder to save in."""
     first = open_run_checkpoint(_of_step(opened.weights, step), recipe) if step else opened
     believed = _recipe_of(first)
     with tempfile.TemporaryDirectory(prefix="gpurun-replay-") as own:
@@ -122,16 +122,16 @@ def _run_at(opened: RunCheckpoint, step: int, data: Path, recipe: Path | None) -
             device=choose_device(believed.train.precision, 0, 1),
         )  # fmt: skip
     if run.state.step != step:
-        raise Refused(f"these data begin at step {run.state.step}, and not at step {step}")
+        raise Refused(f"this data begins at step {run.state.step}, not at step {step}")
     return run
 
 
 def _recipe_of(opened: RunCheckpoint) -> Recipe:
-    """Return the checkpoint's recipe, with the micro-batch that fitted there: it decides the order of the sums."""
+    """Return the checkpoint's recipe, with the micro-batch that fitted there, which decides the order of sums."""
     try:
         recipe = parse_recipe(completed(opened.state["recipe"]))
     except (RecipeError, TypeError, AttributeError) as error:
-        raise Refused(f"its recipe is none: {error}") from error
+        raise Refused(f"its recipe is invalid: {error}") from error
     room = opened.state.get("room")
     fits = room.get("fits") if isinstance(room, dict) else None
     if type(fits) is int and 1 <= fits < recipe.train.micro_batch:
@@ -144,13 +144,13 @@ def _of_step(weights: Path, step: int) -> Path:
 
 
 def _lay_out(weights: Path, step: int, out: Path) -> None:
-    """Make an out folder that has one checkpoint, by links."""
+    """Make an out folder with one checkpoint, by links."""
     (out / "checkpoints").mkdir()
     files = []
     for kind, suffix in _SUFFIXES.items():
         name, source = f"checkpoints/{step:06d}.{suffix}", weights.with_name(f"{step:06d}.{suffix}").absolute()
         if not source.is_file():
-            raise Refused(f"{source.name} is not here")
+            raise Refused(f"{source.name} is missing")
         (out / name).symlink_to(source)
         entry = {"name": name, "bytes": source.stat().st_size, "sha256": sha256_of_file(source)}
         files.append(entry | {"kind": kind, "step": step})
@@ -167,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.replay", description="Compute a checkpoint's loss again.")
     parser.add_argument("checkpoint", type=Path, help="a run's out folder, or one NNNNNN.model.safetensors in it")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="the shards that it was trained on")
-    parser.add_argument("--recipe", type=Path, metavar="JSON", help="the recipe, in place of what the checkpoint says")
+    parser.add_argument("--recipe", type=Path, metavar="JSON", help="a recipe to use in place of the checkpoint's")
     parser.add_argument(
-        "--again", type=_span, action="append", default=[], metavar="FROM:TO", help="take these steps again, too"
+        "--again", type=_span, action="append", default=[], metavar="FROM:TO", help="also repeat these steps"
     )
     given = parser.parse_args(arguments)
     try:

@@ -1,5 +1,5 @@
-"""What one training process holds: `Setup` never changes, `State` is what a checkpoint has beside the tensors, `RunIO`
-leads outside. trainer/start.py puts them together.
+"""What one training process holds: `Setup` never changes, `State` is the part of a checkpoint besides the tensors,
+`RunIO` connects to files and signals. trainer/start.py builds them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 __all__ = ["RunIO", "Setup", "State", "StepResult", "TrainingRun", "machine_kind", "watch_for_stop"]
 
 LAUNCHER_EVERY_S = 1.0
-"""How often a process looks whether torchrun is still there: without it nobody would wait for the end, nor know it."""
+"""How often a process checks that torchrun still runs: without it, the end of training would go unnoticed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a run is made of. Weights and moments move in place; nothing here is ever replaced."""
+    """The fixed parts of a run. Weights and moments change in place; nothing here is ever replaced."""
 
     recipe: Recipe
     data: Path
@@ -52,29 +52,29 @@ class Setup:
     parallel: ParallelStrategy
     optimizer: torch.optim.Optimizer
     planned: Mapping[str, Any]
-    """Which card is to take which micro-batch by the recipe, before memory has run out."""
+    """The GPU and the micro-batch that the recipe plans, before memory has run out."""
     compile_cache: CompileCache | None = None
 
     @property
     def gpt(self) -> GPT:
-        """`model`, of a run that continues text."""
+        """Return `model`, for a run that continues text."""
         assert isinstance(self.model, GPT)
         return self.model
 
 
 @dataclass
 class State:
-    """What a checkpoint has beside the tensors: how far the run has come, and how steps are cut and judged."""
+    """The part of a checkpoint besides the tensors: the progress of the run, and how steps are divided and judged."""
 
     step: int = 0
-    """Optimiser steps that were taken, those that were skipped among them: the tokens of these are used up."""
+    """Optimiser steps taken, including skipped ones, whose tokens are used up."""
     skipped_steps: int = 0
-    """Steps in which the weights did not move: fp16 overflowed, or the recipe skips spikes."""
+    """Steps in which the weights did not change: fp16 overflowed, or the recipe skips spikes."""
     loss: float | None = None
-    """The last step's."""
+    """The loss of the last step."""
     val_loss: float | None = None
-    """After the last step; None where it was not taken there."""
-    # These three come with the recipe.
+    """The validation loss after the last step; None if it was not computed there."""
+    # These three depend on the recipe.
     plan: BatchPlan = field(init=False)
     scale: LossScale = field(init=False)
     spikes: SpikeGuard = field(init=False)
@@ -91,9 +91,9 @@ class State:
         }  # fmt: skip
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Take over what `as_record` said."""
+        """Restore what `as_record` returned."""
         self.step, self.loss = record["step"], record["loss"]
-        self.val_loss = record.get("val_loss")  # One from before this was noted is judged again.
+        self.val_loss = record.get("val_loss")  # A checkpoint from before this key is evaluated again.
         self.skipped_steps = record["skipped_steps"]
         self.scale.restore(record["loss_scale"])
         self.spikes.restore(record["recent"])
@@ -101,18 +101,18 @@ class State:
 
 @dataclass
 class RunIO:
-    """What leads outside: events, checkpoints, the request to stop, and the batches that are read ahead."""
+    """The outside connections: events, checkpoints, the request to stop, and the batches that are read ahead."""
 
     reporter: Reporter
     writer: CheckpointWriter | None
-    """The first process's; the others save nothing."""
+    """Only the first process has one; the others save nothing."""
     stop_requested: threading.Event
     feed: Generator[tuple[Tensor, ...], None, None] | None = None
     saved_step: int | None = None
     unreported: dict[str, float] = field(default_factory=dict)
     """The figures of the last step, until they are reported,"""
     durations: list[float] = field(default_factory=list)
-    """and the seconds of the steps since the last that was."""
+    """and the seconds of all steps since the last report."""
 
     def close_feed(self) -> None:
         """End the thread that reads ahead."""
@@ -121,14 +121,14 @@ class RunIO:
             self.feed = None
 
     def finish_saving(self) -> None:
-        """Wait until the last checkpoint is on the disk."""
+        """Wait until the last checkpoint is on disk."""
         self.reporter.beat(UNKNOWN_S)
         if self.writer is not None:
             self.writer.store()
 
 
 class StepResult(NamedTuple):
-    """A step that was taken: loss, rate and norm, whether a process was told to stop, and how long it took."""
+    """A step that was taken: loss, rate and norm, whether a process was asked to stop, and its duration."""
 
     figures: dict[str, float]
     stop_requested: bool
@@ -144,7 +144,7 @@ class TrainingRun(NamedTuple):
 
 
 def machine_kind(device: Device) -> str:
-    """Return what must be the same for the same bits to come out: card or processor, instructions, threads, torch."""
+    """Return what must be the same for bit-identical results: GPU or processor, instructions, threads, torch."""
     if device.is_cuda:
         return f"{device.cuda_name} | torch {torch.__version__}"
     try:
@@ -157,11 +157,11 @@ def machine_kind(device: Device) -> str:
 
 
 def watch_for_stop() -> threading.Event:
-    """Return the flag that SIGTERM, Ctrl-C and the death of torchrun set from now on."""
+    """Return a flag that SIGTERM, Ctrl-C and the death of torchrun set from now on."""
     requested = threading.Event()
 
     def request(*_: object) -> None:
-        # Event.set holds a lock: a second signal's handler would come in between and wait for it for ever.
+        # Event.set holds a lock: a second signal's handler would interrupt it and wait for the lock forever.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
         requested.set()
@@ -173,7 +173,7 @@ def watch_for_stop() -> threading.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # Started by torchrun, which tells nobody when it is killed.
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # Started by torchrun, which sends no signal when it is killed.
         threading.Thread(target=watch, args=(os.getppid(),), name="launcher", daemon=True).start()
-    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or sys.stderr)  # every thread's stack, if found stuck
+    faulthandler.register(signal.SIGUSR1, file=sys.__stderr__ or sys.stderr)  # prints all stacks if training hangs
     return requested

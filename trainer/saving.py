@@ -1,6 +1,6 @@
-"""Saves while training goes on, and goes on from the newest sound checkpoint, on any number of processes.
+"""Saves while training continues, and resumes from the newest intact checkpoint, on any number of processes.
 
-A save is a copy in the host's memory, then a thread that brings it to the disk. To go on, the first process reads and
+A save is a copy in the host's memory, then a thread that writes it to disk. To resume, the first process reads and
 decides; the others, which may be on other machines, are sent what it found: its own checkpoint, or one that came with
 the data.
 """
@@ -32,18 +32,18 @@ from trainer.shards import TokenData
 __all__ = ["CheckpointWriter", "Restored", "Snapshot", "latest_step", "restore_model", "restore_optimizer"]
 
 NamedBytes = tuple[str, bytes]
-"""A file: its name below `out/`, its content."""
+"""A file: its name below `out/`, and its content."""
 _EARLIER = "continue"
 """The folder beside the shards that holds the checkpoint of an earlier run."""
 _UNFIT = (KeyError, TypeError, AttributeError, ValueError, RuntimeError)
-"""What a checkpoint that is not this model's can raise while it is taken apart."""
+"""The exceptions that a checkpoint of another model can raise while it is loaded."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint of this moment holds: live tensors by name, which come one after the other and only once.
+    """The content of a checkpoint of this moment: live tensors by name, which come one after another and only once.
 
-    A tensor that is in parts is gathered when its turn comes, so a loop over them lets go of each at once.
+    A distributed tensor is gathered when its turn comes, so a loop over them can release each at once.
     """
 
     step: int
@@ -57,15 +57,15 @@ class Snapshot:
 
 
 def _host_memory_for(tensor: Tensor) -> Tensor:
-    """Return room for a copy, pinned if it comes from a card: then it travels at full speed."""
+    """Return memory for a copy, pinned if the tensor is on a GPU: then it is transferred at full speed."""
     try:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    except RuntimeError:  # the system pins no more: a slower copy is better than none
+    except RuntimeError:  # no more memory can be pinned: a slower copy is better than none
         return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 class CheckpointWriter:
-    """Saves one checkpoint at a time; what goes wrong in its thread is raised by the next call of any method."""
+    """Saves one checkpoint at a time; an error in its thread is raised by the next call of any method."""
 
     def __init__(self, store: CheckpointStore, reporter: Reporter) -> None:
         self._store, self._reporter = store, reporter
@@ -75,7 +75,7 @@ class CheckpointWriter:
         self._waited_s = 0.0
 
     def store(self) -> CheckpointStore:
-        """Return the store once the save under way has ended: two threads must not use it at once."""
+        """Return the store once the save under way has ended, because two threads must not use it at once."""
         began = time.perf_counter()
         if self._thread is not None:
             self._thread.join()
@@ -86,20 +86,20 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
+        """Return whether a checkpoint is being written to disk."""
         return self._thread is not None and self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread, once."""
+        """Raise an error of the thread, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def save(self, live: Snapshot, val_loss: float | None, compile_cache: NamedBytes | None = None) -> None:
-        """Copy a snapshot, whose tensors may change from then on, and write it from there.
+        """Copy a snapshot, whose tensors may change afterwards, and write the copy in a thread.
 
-        A compile cache is written first, so that the same manifest has it.
-        The event comes when it is on the disk; `stall_s` is how long training waited for the save before and the copy.
+        A compile cache is written first, so that the same manifest lists it.
+        The event comes when it is on disk; `stall_s` is how long training waited for the save before and for the copy.
         """
         self.store()
         began = time.perf_counter()
@@ -121,7 +121,7 @@ class CheckpointWriter:
         self._then(write)
 
     def _then(self, write: Callable[[], None]) -> None:
-        """Write something in a thread, after what is being written; nothing more once something went wrong."""
+        """Write something in a thread, after the current write; nothing more after an error."""
         before = self._thread
 
         def work() -> None:
@@ -130,7 +130,7 @@ class CheckpointWriter:
             try:
                 if self._error is None:
                     write()
-            except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+            except BaseException as error:  # noqa: BLE001  passed to the loop, which raises it
                 self._error = error
 
         self._thread = threading.Thread(target=work, name="checkpoint", daemon=True)
@@ -144,13 +144,13 @@ class CheckpointWriter:
             if kept is None:
                 kept = self._copies[prefix + name] = _host_memory_for(tensor)
             copies[name] = kept.copy_(tensor.detach(), non_blocking=True)
-            del tensor  # or it would still be there while the next one is gathered
+            del tensor  # or it would still exist while the next one is gathered
         return copies
 
     def _write(
         self, checkpoint: Checkpoint, val_loss: float | None, cache: NamedBytes | None, began: float, stall_s: float
     ) -> None:
-        """Bring one checkpoint to the disk and report it."""
+        """Write one checkpoint to disk and report it."""
         if cache is not None:
             self._store.write_compile_cache(checkpoint.step, *cache)
         files, size = self._store.save(checkpoint, val_loss)
@@ -160,7 +160,7 @@ class CheckpointWriter:
 
 @dataclass
 class Restored:
-    """A checkpoint whose model is in place; the optimiser's tensors are only in the first process."""
+    """A restored checkpoint, whose weights are in the model; only the first process has the optimiser's tensors."""
 
     state: dict[str, Any]
     layout: dict[str, tuple[torch.dtype, torch.Size]]
@@ -168,7 +168,7 @@ class Restored:
 
 
 def _refuse_another_run(state: Mapping[str, Any], recipe: Recipe, data: TokenData) -> None:
-    """Refuse to go on from a checkpoint of another recipe or other data."""
+    """Refuse to resume from a checkpoint of another recipe or other data."""
     keys = differing_keys(state["recipe"], recipe.as_record())
     identity = data.identity()
     keys += [f"data.json: {key}" for key in identity if state["data"].get(key) != identity[key]]
@@ -181,30 +181,30 @@ def _unfit(step: int, what: str, error: Exception) -> Refused:
 
 
 def _earlier_step(data: Path) -> int | None:
-    """Return the step of the earlier run's checkpoint beside the shards; None where none was brought along."""
+    """Return the step of the earlier run's checkpoint beside the shards; None if there is none."""
     place = data / _EARLIER
     if not place.exists():
         return None
     step, _ = CheckpointStore(place).newest_sound()
     if step is None:
-        raise Refused(f"{place} has no whole checkpoint to go on from")
+        raise Refused(f"{place} has no complete checkpoint to continue from")
     return step
 
 
 def latest_step(out: Path) -> int:
-    """Return the step of the latest checkpoint that a manifest names; 0 where there is none to go on from."""
+    """Return the step of the latest checkpoint in the manifest; 0 if there is none to resume from."""
     try:
         return int(json.loads((out / "MANIFEST.json").read_text(encoding="utf-8"))["latest"] or 0)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return 0  # CheckpointStore says what is wrong with it.
+        return 0  # CheckpointStore reports what is wrong with it.
 
 
 def restore_model(
     model: nn.Module, recipe: Recipe, tokens: TokenData, data: Path, out: Path, processes: Processes, reporter: Reporter
 ) -> tuple[CheckpointWriter | None, Restored | None]:
-    """Put the model back to the newest sound checkpoint, if there is any; return the first process's writer, too.
+    """Restore the model from the newest intact checkpoint, if any; also return the first process's writer.
 
-    That of `out` comes first; until there is one, that of an earlier run which lies in the folder `data`.
+    A checkpoint in `out` is used first; if there is none, one of an earlier run in the folder `data`.
     """
     found: list[Checkpoint] = []
     writers: list[CheckpointWriter] = []
@@ -212,9 +212,9 @@ def restore_model(
 
     def choose() -> tuple[list[int], dict[str, Any] | None, dict[str, tuple[torch.dtype, torch.Size]]]:
         farthest = max(range(processes.count), key=latest.__getitem__)
-        if latest[farthest] > latest[0]:  # A rendezvous may call another machine the first one than it did before.
+        if latest[farthest] > latest[0]:  # A rendezvous may choose another first machine than before.
             found_there = f"the machine of process {farthest} has the checkpoint of step {latest[farthest]} in {out}"
-            raise Refused(f"{found_there}, and the first machine, which saves, has none of that step; copy it there")
+            raise Refused(f"{found_there}, but the first machine, which saves, does not; copy it there")
         store = CheckpointStore(out, keep=recipe.train.keep_checkpoints, every=recipe.train.checkpoint_every)
         step, damaged = store.newest_sound()
         writers.append(CheckpointWriter(store, reporter))
@@ -232,7 +232,7 @@ def restore_model(
     damaged, state, layout = processes.from_first(choose)
     if damaged:
         step = state["step"] if state else 0
-        message = f"the checkpoints of steps {damaged} are damaged; going on from step {step}"
+        message = f"the checkpoints of steps {damaged} are damaged; resuming from step {step}"
         reporter.warning(step, "checkpoint.damaged", message)
     writer = writers[0] if writers else None
     if state is None:
@@ -251,9 +251,9 @@ def restore_optimizer(
     device: torch.device,
     restore_state: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Put the optimiser back, each tensor sent from the first process to where it belongs; then all else of the state.
+    """Restore the optimiser, each tensor sent from the first process to where it belongs; then the rest of the state.
 
-    Raise Refused, everywhere, where the tensors or the state are not this model's.
+    Raise Refused in every process if the tensors or the state are not this model's.
     """
     tensors: dict[str, Tensor] = {}
     for name, (dtype, shape) in restored.layout.items():

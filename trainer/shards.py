@@ -1,7 +1,7 @@
-"""Writes and reads the token files of `data/`, and refuses, in a sentence, whatever would train on nonsense.
+"""Writes and reads the token files of `data/`, and refuses any file that would make training meaningless.
 
 Three kinds of shard, all uint16: llm.c's `.bin` (a header of 1,024 bytes), nanoGPT's headerless `.bin`, NumPy's `.npy`.
-Written are llm.c's. It needs numpy, and nothing else of trainer but its errors: gpurun prepares data by it.
+Only llm.c's are written. It needs numpy, and nothing else of trainer but its errors: gpurun prepares data with it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _MAGIC, _VERSION, _HEADER_BYTES = 20240520, 1, 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 _SCAN_TOKENS = 1 << 22
 SHARD_TOKENS = 100_000_000
-"""What a file has at the most, as llm.c's have."""
+"""The most tokens in a file, as in llm.c's."""
 _CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where control groups of version 2 and of version 1, which older hosts have, say it."""
+"""The memory limit in control groups of version 2, and of version 1 on older hosts."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """Return how many token ids there are."""
         return len(self.tokens)
 
     def decode(self, ids: list[int]) -> str:
@@ -92,7 +92,7 @@ class Shard:
         return np.fromfile(self.path, dtype="<u2", count=self.tokens, offset=self.offset)
 
     def check_ids(self, vocab_size: int) -> None:
-        """Refuse a token id that the vocabulary does not have; reads the whole file, a chunk at a time."""
+        """Refuse a token id that is not in the vocabulary; reads the whole file, a chunk at a time."""
         tokens = self.mapped()
         for start in range(0, self.tokens, _SCAN_TOKENS):
             chunk = tokens[start : start + _SCAN_TOKENS]
@@ -104,7 +104,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class TokenData:
-    """Everything under `data/`, checked but for the token ids themselves (see Shard.check_ids)."""
+    """The content of `data/`, checked except for the token ids themselves (see Shard.check_ids)."""
 
     tokenizer: Tokenizer
     train: tuple[Shard, ...]
@@ -112,13 +112,13 @@ class TokenData:
     prompts: tuple[Prompt, ...]
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint records, so that it is never continued on other data."""
+        """Return the identity of the data, which a checkpoint records so that it never continues on other data."""
         digests = [shard.sha256 for shard in self.train], [shard.sha256 for shard in self.val]
         return {"tokenizer": self.tokenizer.sha256, "train": digests[0], "val": digests[1]}
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file of a data folder holds; Refused where it cannot be read or is none."""
+    """Return the content of a JSON file of a data folder; Refused if it cannot be read or is invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -128,16 +128,16 @@ def read_json(path: Path) -> Any:
 
 
 def _get(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """Return record[key], or refuse naming the file and the key."""
+    """Return record[key]; Refused names the file and the key."""
     if not isinstance(record, dict) or key not in record:
         raise Refused(f'{where} has no "{key}"')
     if not isinstance(record[key], kind) or isinstance(record[key], bool):
-        raise Refused(f'"{key}" in {where} is {json.dumps(record[key])[:80]}, which is not of the expected kind')
+        raise Refused(f'"{key}" in {where} is {json.dumps(record[key])[:80]}, which does not have the expected type')
     return record[key]
 
 
-def load_tokenizer(folder: Path, manifest: Any, wanted: str) -> Tokenizer:
-    """Read vocab.json and hold it against data.json: shards of another tokeniser would train without any error."""
+def load_tokenizer(folder: Path, manifest: Any, expected: str) -> Tokenizer:
+    """Read vocab.json and check it against data.json: shards of another tokeniser would train without any error."""
     described, vocab = _get(manifest, "tokenizer", dict, "data.json"), read_json(folder / "vocab.json")
     name, sha256 = (_get(described, key, str, "data.json") for key in ("name", "sha256"))
     try:
@@ -147,8 +147,8 @@ def load_tokenizer(folder: Path, manifest: Any, wanted: str) -> Tokenizer:
     digest = hashlib.sha256()
     for token in tokens:
         digest.update(len(token).to_bytes(4, "little") + token)
-    if name != wanted:
-        raise Refused(f'the shards were made with the tokeniser "{name}", but the recipe wants "{wanted}"')
+    if name != expected:
+        raise Refused(f'the shards were made with the tokeniser "{name}", but the recipe needs "{expected}"')
     if digest.hexdigest() != sha256:
         raise Refused(
             f"vocab.json is not the vocabulary of the tokeniser ({name}) that made the shards: sha256 differs"
@@ -166,18 +166,18 @@ def _npy_offset(path: Path, tokens: int) -> int:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise Refused(f"{path.name} is not a sound .npy file: {error}") from error
+        raise Refused(f"{path.name} is not a valid .npy file: {error}") from error
     if array.dtype != np.dtype("<u2") or array.ndim != 1:
-        raise Refused(f"{path.name} holds {array.dtype} of {array.ndim} dimensions; a shard is one row of uint16")
+        raise Refused(f"{path.name} holds {array.dtype} with {array.ndim} dimensions; a shard is one row of uint16")
     if len(array) != tokens:
         raise Refused(f"{path.name} holds {len(array)} tokens, but data.json says {tokens}")
     return int(array.offset)
 
 
 def _bin_offset(path: Path, size: int, tokens: int) -> int:
-    """Return where the tokens of a .bin file begin: after llm.c's header, or at once.
+    """Return where the tokens of a .bin file begin: after llm.c's header, or at the start.
 
-    A headerless file cannot pass for one with a header: the magic's lower half as a token is 55432, past GPT-2's last.
+    A headerless file cannot look like one with a header: the magic's lower half as a token is 55432, past GPT-2's last.
     """
     header = np.fromfile(path, dtype="<i4", count=min(256, size // 4))
     if len(header) == 0 or header[0] != _MAGIC:
@@ -209,18 +209,18 @@ def _open_shard(folder: Path, entry: Any) -> Shard:
     size = path.stat().st_size
     if size != length:
         what = "truncated" if size < length else "longer than it should be"
-        raise Refused(f"the shard {name} is {what}: {size} bytes, where data.json says {length}")
+        raise Refused(f"the shard {name} is {what}: {size} bytes, but data.json says {length}")
     offset = _npy_offset(path, tokens) if name.endswith(".npy") else _bin_offset(path, size, tokens)
     return Shard(path, tokens, offset, sha256)
 
 
-def _load_prompts(folder: Path, wanted: tuple[str, ...], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
+def _load_prompts(folder: Path, expected: tuple[str, ...], tokenizer: Tokenizer) -> tuple[Prompt, ...]:
     """Look the recipe's prompts up in prompts.json; an empty one starts from the end-of-text token."""
     known: dict[str, list[int]] = {}
-    for entry in read_json(folder / "prompts.json") if wanted else []:
+    for entry in read_json(folder / "prompts.json") if expected else []:
         known[_get(entry, "text", str, "prompts.json")] = _get(entry, "ids", list, "prompts.json")
     prompts = []
-    for text in wanted:
+    for text in expected:
         if text not in known:
             raise Refused(f"prompts.json does not have the recipe's prompt {json.dumps(text)}: prepare the data again")
         ids = known[text] or ([] if tokenizer.eot_id is None else [tokenizer.eot_id])
@@ -231,13 +231,13 @@ def _load_prompts(folder: Path, wanted: tuple[str, ...], tokenizer: Tokenizer) -
 
 
 def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_in: Path | None = None) -> TokenData:
-    """Open the data folder for a recipe that wants this tokeniser and these prompts.
+    """Open the data folder for a recipe with this tokeniser and these prompts.
 
-    `shards_in` is where the shards lie, if not in it: before they are shipped, what goes beside them may be elsewhere.
+    `shards_in` is the folder of the shards, if it is another one: before the upload, the other files may be elsewhere.
     """
     manifest = read_json(folder / "data.json")
     if (manifest.get("v") if isinstance(manifest, dict) else None) != 1:
-        raise Refused("data.json is not of version 1, the one this trainer reads")
+        raise Refused("data.json is not in version 1, the only one that this trainer reads")
     if manifest.get("dtype") != "uint16":
         raise Refused(f"the shards hold {manifest.get('dtype')}; this trainer reads uint16")
     vocabulary = load_tokenizer(folder, manifest, tokenizer)
@@ -250,14 +250,14 @@ def open_data(folder: Path, tokenizer: str, prompts: tuple[str, ...], *, shards_
     trained = {shard.sha256 for shard in shards["train"]}
     for shard in shards["val"]:
         if shard.sha256 in trained:
-            raise Refused(f"{shard.path.name} is held out and trained on, too: its loss would tell nothing")
+            raise Refused(f"{shard.path.name} is both held out and trained on: its loss would be meaningless")
     return TokenData(vocabulary, shards["train"], shards["val"], _load_prompts(folder, prompts, vocabulary))
 
 
 def windows_in(tokens: int, context: int, name: str) -> int:
-    """How many windows of `context` tokens a split of so many has; fewer than one is refused.
+    """Return how many windows of `context` tokens a split of `tokens` has; Refused if there is none.
 
-    A window takes one token more than the context: the last one is only ever a target.
+    A window needs one token more than the context: the last one is only a target.
     """
     windows = (tokens - 1) // context
     if windows < 1:
@@ -266,9 +266,9 @@ def windows_in(tokens: int, context: int, name: str) -> int:
 
 
 class ShardWriter:
-    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` lists the finished ones, as data.json.
+    """Writes the tokens of one split, a new file every `shard_tokens`; `entries` lists finished ones as in data.json.
 
-    llm.c numbers held-out files from 0 and training files from 1; `number` is another first number. A file's header
+    llm.c numbers held-out files from 0 and training files from 1; `number` sets another first number. A file's header
     holds its length, so the header is written last.
     """
 
@@ -308,7 +308,7 @@ class ShardWriter:
         return self._folder / f"{self._split}_{self._number:06d}.bin"
 
     def _finish(self) -> None:
-        """Write the header, make the file last, and list it."""
+        """Write the header, make the file durable, and list it."""
         if self._file is None:
             return
         header = np.zeros(_HEADER_BYTES // 4, dtype="<i4")
@@ -327,7 +327,7 @@ class ShardWriter:
 def manifest_of(
     name: str, tokens: Sequence[bytes], eot_id: int | None, source: dict[str, Any], shards: dict[str, list[Any]]
 ) -> dict[str, Any]:
-    """The content of data.json: the tokeniser (its sha256 as in docs/FORMATS.md), the source, every file by split."""
+    """Return data.json: the tokeniser (its sha256 as in docs/FORMATS.md), the source, and every file by split."""
     digest = hashlib.sha256()
     for token in tokens:
         digest.update(len(token).to_bytes(4, "little") + token)
@@ -337,7 +337,7 @@ def manifest_of(
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write JSON and make it last: there whole or not at all."""
+    """Write a JSON file durably, completely or not at all."""
     half = path.with_name(f".{path.name}-{os.getpid()}")
     with open(half, "w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -349,7 +349,7 @@ def write_json(path: Path, record: Any) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -358,7 +358,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def sha256_of_file(path: Path) -> str:
-    """The sha256 (hex) of a file."""
+    """Return the sha256 (hex) of a file."""
     digest = hashlib.sha256()  # Not file_digest: a machine may have an older Python.
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -367,10 +367,10 @@ def sha256_of_file(path: Path) -> str:
 
 
 def spare_memory_bytes() -> int:
-    """Return how much memory may still be taken here: what the machine has left, or the container's limit if less."""
+    """Return how much memory is still available: what the machine has left, or the container's limit if less."""
     limit = 1 << 62
     for path in _CONTAINER_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # not of this kind; "max"
+        with contextlib.suppress(OSError, ValueError):  # another version; "max"
             limit = min(limit, int(path.read_text()))
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Puts a run together from a recipe, a data folder and an out folder, and announces it.
+"""Builds a run from a recipe, a data folder and an out folder, and announces it.
 
 A recipe, data or checkpoint that does not fit is refused here.
 """
@@ -37,7 +37,7 @@ def open_run(
     recipe: Recipe, data: Path, out: Path, *, processes: Processes, device: Device, reporter: Reporter,
     stop_requested: threading.Event | None = None, state: State | None = None,
 ) -> TrainingRun:  # fmt: skip
-    """Check everything, build the model, restore a checkpoint if `out` or `data` has one, and report the start."""
+    """Check everything, build the model, restore a checkpoint from `out` or `data`, and report the start."""
     state = state or State()
     state.plan = plan_batch(recipe, processes.count)
     state.scale, state.spikes = LossScale(device.precision == "fp16"), SpikeGuard(recipe.train.spike_z)
@@ -57,14 +57,14 @@ def open_run(
     )  # fmt: skip
     optimizer = make_optimizer(model, recipe.optim, processes)
     compile_cache, is_loaded = None, None
-    if recipe.train.compile:  # Named for the planned micro-batch, also where a smaller one is run.
+    if recipe.train.compile:  # Named after the planned micro-batch, even if a smaller one runs.
         assert isinstance(model, GPT)
         shared_by, mode = (parallel.kind, processes.count), recipe.train.compile_mode
         compile_cache = CompileCache(
             cache_name(model.config, device, state.plan.micro_batch, *shared_by, mode), processes
         )
         model.compile_blocks(mode)
-        # What this run has brought to the disk already is newer than what came along.
+        # A cache that this run has already written is newer than the one that was sent along.
         is_loaded = compile_cache.load((out, data))
     setup = Setup(
         recipe=recipe, data=data, out=out, processes=processes, device=device, task=task, model=model,
@@ -99,7 +99,7 @@ def _open_task(recipe: Recipe, folder: Path, sequences: int, processes: Processe
         from trainer.translation.task import TranslationTask
 
         return TranslationTask.open(recipe, folder, data, sequences, processes)
-    if recipe.eval.core:  # What would be missed after the last step is missed now.
+    if recipe.eval.core:  # Missing files must be noticed now, not after the last step.
         from trainer.core_score import demand_tasks
 
         demand_tasks(folder)
@@ -107,7 +107,7 @@ def _open_task(recipe: Recipe, folder: Path, sequences: int, processes: Processe
 
 
 def _announce(setup: Setup, state: State, io: RunIO, is_loaded: bool | None) -> None:
-    """Report what will run, and what of it is not as the recipe may have hoped."""
+    """Report what will run, and where it falls short of the recipe."""
     recipe, plan, data, count = setup.recipe, state.plan, setup.task.data, setup.processes.count
     facts = {
         "device": setup.device.torch.type,
@@ -144,27 +144,27 @@ def _announce(setup: Setup, state: State, io: RunIO, is_loaded: bool | None) -> 
 
 
 def _shortcomings(setup: Setup) -> Iterator[tuple[str, str]]:
-    """Yield the code and the sentence of what is not as the recipe may have hoped."""
+    """Yield the code and the sentence of each shortcoming."""
     recipe, task, device = setup.recipe, setup.task, setup.device
     if device.is_cuda and recipe.train.precision == "auto" and device.precision == "fp16":
-        message = f"{device.cuda_name} has no bf16; training runs in fp16, whose overflows cost a step each"
+        message = f"{device.cuda_name} has no bf16; training uses fp16, where each overflow costs a step"
         yield "precision.fp16", message
     if recipe.train.parallel == "fsdp" and not setup.processes.several:
-        message = 'train.parallel is "fsdp", but one process has nobody to share with: it holds the whole model'
+        message = 'train.parallel is "fsdp", but there is only one process: it holds the whole model'
         yield "parallel.alone", message
     tokens = task.eval_windows * recipe.model.context
     if tokens < recipe.eval.tokens - recipe.model.context:
         yield "eval.fewer_tokens", f"eval.tokens is {recipe.eval.tokens}, but the val shards give only {tokens}"
     if len(task.items) < (expected := recipe.eval.hellaswag_items):
         yield "eval.fewer_items", f"eval.hellaswag_items is {expected}, but the file has only {len(task.items)}"
-    # Weights and two moments in fp32; while the fourth is being written, three are kept.
+    # Weights and two moments in fp32; while the fourth checkpoint is written, three are kept.
     need = 4 * 12 * parameters_of(setup.model.config)
     if setup.processes.is_first and (free := shutil.disk_usage(setup.out).free) < need:
         yield "disk.small", f"{free / 1e9:.1f} GB of disk are free; checkpoints may take {need / 1e9:.1f} GB"
 
 
 def source_map(landmarks: Mapping[str, Callable[..., Any]]) -> str:
-    """Return file and line of embedding, attention, loss, checkpoint and generation, for those who read it."""
+    """Return file and line of embedding, attention, loss, checkpoint and generation, for readers of the code."""
     landmarks = {"loss": chunked_cross_entropy, "checkpoint": CheckpointStore.save, **landmarks}
     codes = {name: inspect.unwrap(function).__code__ for name, function in landmarks.items()}
     root = f"{Path(__file__).parents[1]}/"

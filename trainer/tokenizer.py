@@ -1,6 +1,7 @@
-"""Text to token ids: by character, or by byte-pair encoding, GPT-2's or one that was trained; and vocab.json.
+"""Text to token ids: by character, or by byte-pair encoding (GPT-2's or a trained one); and vocab.json.
 
-It needs numpy, for byte-pair encoding tiktoken, and nothing else of trainer but its errors: gpurun prepares data by it.
+It needs numpy, for byte-pair encoding tiktoken, and nothing else of trainer but its errors: gpurun prepares data with
+it.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ __all__ = [
 NAMES = ("char", "gpt2", "bpe")
 REPLACEMENT = "\ufffd"
 MOST_CHARACTERS = 65_536
-"""What uint16 has ids for."""
+"""The number of ids that uint16 can hold."""
 PIECE_CHARS = 1 << 19
-"""What is tokenised at once at the most: of a run of white space, tiktoken's pattern can take no million characters."""
+"""The most characters to tokenise at once: tiktoken's pattern fails on a run of a million white-space characters."""
 
 GPT2_MERGES = Path(__file__).parent / "gpt2" / "vocab.bpe"
 GPT2_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 GPT2_EOT = b"<|endoftext|>"
 GPT2_EOT_ID = 50_256
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""How GPT-2 cuts text before it merges bytes (openai/gpt-2, encoder.py)."""
+"""How GPT-2 splits text before it merges bytes (openai/gpt-2, encoder.py)."""
 _DOWNLOAD_S = 5.0
 
 
 class TextTokenizer(Protocol):
-    """What the shards need of a tokeniser: `tokens[i]` are the bytes of id i."""
+    """What the shards need from a tokeniser: `tokens[i]` are the bytes of id i."""
 
     @property
     def name(self) -> str: ...
@@ -64,12 +65,12 @@ class TextTokenizer(Protocol):
     def eot_id(self) -> int | None: ...
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, uint16; no text is taken for the end-of-text token."""
+        """Return the ids of each text, uint16; no text is encoded as the end-of-text token."""
         ...
 
 
 def sha256_of_tokens(tokens: Iterable[bytes]) -> str:
-    """The digest that names a tokeniser: over every token's bytes, each after its length (4 bytes little-endian)."""
+    """Return the digest that identifies a tokeniser: every token's bytes, each after its length (4 bytes LE)."""
     digest = hashlib.sha256()
     for token in tokens:
         digest.update(struct.pack("<I", len(token)) + token)
@@ -77,9 +78,9 @@ def sha256_of_tokens(tokens: Iterable[bytes]) -> str:
 
 
 class CharTokenizer:
-    """One id a character, in the order of code points; the last one, U+FFFD, stands for all others.
+    """One id per character, in the order of code points; the last one, U+FFFD, stands for all others.
 
-    A vocabulary that was made elsewhere may lack U+FFFD: then there is nothing for others.
+    A vocabulary that was made elsewhere may lack U+FFFD: then other characters are refused.
     """
 
     name = "char"
@@ -98,7 +99,8 @@ class CharTokenizer:
     def for_counts(cls, counts: np.ndarray, limit: int = 0) -> CharTokenizer:
         """Choose the characters for a corpus from `counts[code point]`: all of them, and U+FFFD if there is room.
 
-        Of more than `limit` (0: MOST_CHARACTERS) the most frequent are kept, equal ones by code point, and U+FFFD.
+        If there are more than `limit` (0: MOST_CHARACTERS), the most frequent are kept, equal ones by code point, and
+        U+FFFD.
         """
         room, unknown = min(limit or MOST_CHARACTERS, MOST_CHARACTERS), ord(REPLACEMENT)
         present = np.flatnonzero(counts)
@@ -110,7 +112,7 @@ class CharTokenizer:
         return cls([chr(code).encode("utf-8") for code in codes])
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text; Refused for a character that has none."""
+        """Return the ids of each text; Refused for a character without an id."""
         return [self._ids[self._demand_known(_codes(text))] for text in texts]
 
     def _demand_known(self, codes: np.ndarray) -> np.ndarray:
@@ -124,14 +126,14 @@ class CharTokenizer:
 
 
 def tokenizer_of(name: str, tokens: Sequence[bytes], threads: int = 0) -> TextTokenizer:
-    """The tokeniser of text with this name and vocabulary."""
+    """Return the tokeniser of text with this name and vocabulary."""
     if name == CharTokenizer.name:
         return CharTokenizer(tokens)
     return Gpt2Tokenizer(tokens, threads) if name == Gpt2Tokenizer.name else BpeTokenizer(tokens, threads)
 
 
 def count_characters(texts: Iterable[str]) -> np.ndarray:
-    """How often each code point occurs: int64, 0x110000 long."""
+    """Return how often each code point occurs: int64, 0x110000 long."""
     counts = np.zeros(0x110000, dtype=np.int64)
     for text in texts:
         found = np.bincount(_codes(text))
@@ -146,14 +148,14 @@ def _codes(text: str) -> np.ndarray:
 class BpeTokenizer:
     """Byte-level BPE after GPT-2's pattern, rebuilt from the bytes of its tokens, whose order is that of the merges.
 
-    The last token is the end of text. Which two tokens were merged is nowhere written and need not be: where neighbours
-    make a token together, they are merged, the earliest token first.
+    The last token is the end of text. Which two tokens were merged need not be recorded: neighbours that form a token
+    together are merged, the earliest token first.
     """
 
     name = "bpe"
 
     def __init__(self, tokens: Sequence[bytes], threads: int = 0) -> None:
-        """`threads` of 0 are as many as there are cores."""
+        """Build the encoder; `threads` of 0 means one for each core."""
         tiktoken = _tiktoken()
         self._threads = threads or max(1, os.cpu_count() or 1)
         self.tokens = tuple(tokens)
@@ -169,28 +171,28 @@ class BpeTokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, on as many threads as this tokeniser was given."""
+        """Return the ids of each text, using as many threads as this tokeniser was given."""
         if self._threads == 1:
             return [self._ids(text) for text in texts]
         with ThreadPoolExecutor(self._threads) as pool:
             return list(pool.map(self._ids, texts))
 
     def _ids(self, text: str) -> np.ndarray:
-        # As encode_ordinary, but without a Python list of the ids, which costs a fifth of the time.
+        # Like encode_ordinary, but without a Python list of the ids, which costs a fifth of the time.
         ids: np.ndarray = self._encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
         return ids
 
 
 class Gpt2Tokenizer(BpeTokenizer):
-    """GPT-2's own."""
+    """GPT-2's own tokeniser."""
 
     name = "gpt2"
 
 
 def load_gpt2(say: Callable[[str], None]) -> Gpt2Tokenizer:
-    """GPT-2's tokens from tiktoken's cache, else from its download, else from the merges that lie beside this file.
+    """Return GPT-2's tokeniser: from tiktoken's cache, else its download, else the merges beside this file.
 
-    All three are pinned to the same sha256, so they never differ; a network that does not answer costs seconds at most.
+    All three are pinned to the same sha256, so they never differ; an unreachable network costs a few seconds at most.
     """
     tokens = _from_tiktoken()
     if tokens is None:
@@ -200,13 +202,13 @@ def load_gpt2(say: Callable[[str], None]) -> Gpt2Tokenizer:
 
 
 def shipped_gpt2_tokens(path: Path = GPT2_MERGES) -> list[bytes]:
-    """The 50,257 tokens from vocab.bpe alone: the 256 bytes, then one token a merge, then the end of text."""
+    """Return the 50,257 tokens from vocab.bpe alone: the 256 bytes, then one token per merge, then the end of text."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise _damaged(f"{path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(raw).hexdigest() != GPT2_MERGES_SHA256:
-        raise _damaged(f"{path} is not the file that GPT-2 was published with (its sha256 differs)")
+        raise _damaged(f"{path} is not GPT-2's published file (its sha256 differs)")
     characters = printable_bytes()
     byte_of = {character: byte for byte, character in characters.items()}
     merges = raw.decode("utf-8").split("\n")[1:-1]
@@ -215,14 +217,14 @@ def shipped_gpt2_tokens(path: Path = GPT2_MERGES) -> list[bytes]:
 
 
 def printable_bytes() -> dict[int, str]:
-    """How GPT-2's files write every byte, in the order of ids: itself where that can be printed, else 256 and on."""
+    """Return how GPT-2's files write every byte, in the order of ids: as itself if printable, else from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
 
 
 def _from_tiktoken() -> list[bytes] | None:
-    """The tokens as tiktoken itself gets them; None when it cannot within a few seconds."""
+    """Return the tokens from tiktoken itself; None if it fails or takes more than a few seconds."""
     tiktoken = _tiktoken()
     found: list[bytes] = []
 
@@ -231,9 +233,9 @@ def _from_tiktoken() -> list[bytes] | None:
             encoding = tiktoken.get_encoding("gpt2")
             found.extend([*map(encoding.decode_single_token_bytes, range(GPT2_EOT_ID)), GPT2_EOT])
         except (OSError, ValueError, AssertionError, ImportError):
-            return  # Offline, or a damaged cache that could not be fetched again: the caller has another source.
+            return  # Offline, or a damaged cache that could not be downloaded again: the caller has another source.
 
-    # The cache answers at once. The download has no time limit of its own, so it runs where it can be left behind.
+    # The cache answers at once. The download has no time limit, so it runs in a thread that can be abandoned.
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     thread.join(_DOWNLOAD_S)
@@ -254,26 +256,26 @@ def _damaged(what: str) -> Refused:
 
 
 def vocabulary_json(name: str, tokens: Sequence[bytes]) -> dict[str, Any]:
-    """The content of vocab.json: the bytes of every token id, so that text can be made of ids without a tokeniser."""
+    """Return the content of vocab.json: the bytes of every token id, which turn ids into text without a tokeniser."""
     return {"v": 1, "name": name, "tokens_b64": [base64.b64encode(token).decode("ascii") for token in tokens]}
 
 
 def read_vocabulary(folder: Path) -> list[bytes]:
-    """The bytes of every token id, from a folder's vocab.json; Refused for anything else."""
+    """Return the bytes of every token id, from a folder's vocab.json; Refused for anything else."""
     path = folder / "vocab.json"
     try:
         return [base64.b64decode(token) for token in json.loads(path.read_bytes())["tokens_b64"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"{path} is no vocabulary: {type(error).__name__}: {error}"
+        what = f"{path} is not a vocabulary: {type(error).__name__}: {error}"
         hint = "Copy it from where the shards were made, or prepare the text again."
         raise Refused(what, code="data.bad_vocabulary", hint=hint) from None
 
 
 def cut_for_encoding(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
-    """Cut a long text where GPT-2's encoding cuts too, so that the tokens of the pieces are those of the whole.
+    """Split a long text where GPT-2's encoding splits too, so that the tokens of the pieces are those of the whole.
 
-    That is: before a line end that follows a visible character, or else before such a space. A text without any is cut
-    where it must be.
+    That is before a line end that follows a visible character, or else before such a space. A text without any is split
+    at the limit.
     """
     start = 0
     while len(text) - start > most_chars:
@@ -284,7 +286,7 @@ def cut_for_encoding(text: str, most_chars: int = PIECE_CHARS) -> Iterator[str]:
 
 
 def _last_gap(text: str, low: int, high: int) -> int:
-    """The last place in (low, high] after a visible character and before a line end or else a space, else `high`."""
+    """Return the last place in (low, high] after a visible character and before a line end, else a space, or `high`."""
     for gap in "\n ":
         place = text.rfind(gap, low + 1, high + 1)
         while place > low and text[place - 1].isspace():

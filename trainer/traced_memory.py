@@ -1,9 +1,9 @@
-"""The memory that a recipe's step takes on one card, traced without a card: `python -m trainer.traced_memory`.
+"""The memory that a recipe's step needs on one GPU, traced without a GPU: `python -m trainer.traced_memory`.
 
-torch's MemTracker follows the real step on fake tensors, which have a shape and hold nothing. They say that they are on
-the CPU; what a card does otherwise is chosen as on a card: the fused AdamW, and flash attention, which on a CPU has no
-dropout. With `--recipe FILE --micro-batch 1 --micro-batch 16` it prints one JSON line: how many parameters the model
-has, and the most bytes of tensors at each micro-batch, of a step in two portions. Nothing is compiled.
+torch's MemTracker follows the real step on fake tensors, which have a shape but no content. They claim to be on
+the CPU; where a GPU behaves differently, the GPU's choice is made: the fused AdamW, and flash attention, which on a CPU
+has no dropout. With `--recipe FILE --micro-batch 1 --micro-batch 16` it prints one JSON line: the model's parameter
+count, and the most bytes of tensors at each micro-batch, for a step in two portions. Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def traced_step(
     share: Callable[[nn.Module], ParallelStrategy] = SingleProcess,
     on_card: bool = True,
 ) -> tuple[int, int]:
-    """Return the model's parameters, and the most bytes that the tensors of one process take in a step of the recipe.
+    """Return the model's parameter count, and the most bytes of tensors in one process during a step of the recipe.
 
-    `share` is how `processes` share the model; nothing travels between them.
+    `share` is how `processes` share the model; no data is sent between them.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
@@ -60,13 +60,13 @@ def traced_step(
         if on_card:
             stack.enter_context(_as_on_a_card())
         setup, state, io = _run(recipe, vocab_size, precision, processes or Processes(), share)
-        # In the first step the optimiser's state is made, and the layouts of parts are tried on whole tensors.
+        # The first step creates the optimiser's state, and tries the layouts of parts on whole tensors.
         take_step(setup, state, io)
         state.step += 1
         tracker = MemTracker()
         tracker.track_external(setup.model, setup.optimizer)
         begin = setup.parallel.before_micro_step
-        # The tracker takes a module's second forward for an error, unless it is told that a new pass begins.
+        # The tracker treats a module's second forward as an error, unless a new pass is announced.
         setup.parallel.before_micro_step = lambda last: (tracker.reset_mod_stats(), begin(last))  # type: ignore
         with tracker:
             take_step(setup, state, io)
@@ -81,7 +81,7 @@ class _Tokens:
         self._config, self.train_samples = config, self
 
     def read(self, first: int, count: int) -> tuple[Tensor, ...]:
-        """Return inputs and targets (count, context), int64; of a parallel text source, target, labels and weight."""
+        """Return inputs and targets (count, context), int64; for a parallel text source, target, labels and weight."""
         in_pairs = self._config.preset == "encoder-decoder"
         ids = [torch.zeros(count, self._config.context, dtype=torch.int64) for _ in range(2 + in_pairs)]
         return (*ids, torch.ones(())) if in_pairs else tuple(ids)
@@ -119,18 +119,18 @@ def _fused(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The kernel that a card takes: flash attention or, where a mask says what may be read, the one with a bias."""
+    """Return the result of the GPU's kernel: flash attention or, with a mask, the kernel with a bias."""
     kernels = torch.ops.aten
     if attn_mask is None:
         return kernels._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
-    # A mask's yes and no become numbers first, of as many places as it has; every head reads the same ones.
+    # A boolean mask is first converted to numbers, of its own size; every head reads the same ones.
     bias = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
     bias = bias.expand(*q.shape[:3], k.shape[2])
     return kernels._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p, False)[0]
 
 
 def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """The kernel of a card, which keeps one byte a value."""
+    """Return the result of the GPU's kernel, which keeps one byte per value."""
     return torch.native_dropout(x, p, training)[0] if p and training else x
 
 
@@ -150,7 +150,7 @@ class _Arrived:
 
 @contextlib.contextmanager
 def _with_nothing_in_it() -> Iterator[None]:
-    """Let the step read its numbers, and send them, where there are none."""
+    """Let the step read and send numbers of tensors without content."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     with (
@@ -161,7 +161,7 @@ def _with_nothing_in_it() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what was traced as one JSON line; return 0, or 2 where the recipe is refused."""
+    """Print the traced figures as one JSON line; return 0, or 2 if the recipe is refused."""
     parser = argparse.ArgumentParser(prog="python -m trainer.traced_memory", description="Trace a step's memory.")
     add_recipe_words(parser)
     parser.add_argument("--vocab-size", type=int, default=0, help="the tokeniser's, for a model that leaves it open")

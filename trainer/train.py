@@ -1,14 +1,14 @@
 """Trains a GPT, or a translator: `python -m trainer.train --recipe recipes/mini-gpt.toml --data data --out out`.
 
-On several cards: `python -m trainer.launch --processes 8 …`; on several machines `python -m torch.distributed.run
---nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=… -m trainer.train …`. The command goes on from the newest
+On several GPUs: `python -m trainer.launch --processes 8 …`; on several machines `python -m torch.distributed.run
+--nproc-per-node=8 --nnodes=2 --node-rank=0 --master-addr=… -m trainer.train …`. The command resumes from the newest
 checkpoint in the out folder (of the first machine). Exit codes: 0 done, or stopped by SIGTERM after a save; 2 recipe or
-data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 6 trainer/launch.py is to start
-it again; 1 anything else.
+data refused; 3 NaN or infinity; 4 out of memory; 5 stopped at a spike, after a save; 6 trainer/launch.py should restart
+it; 1 anything else.
 
-The loop, from top to bottom: `train` takes the steps; after each comes what is due, a line, an evaluation, a checkpoint
-with samples, or the end. `main` is the command, and trainer/run.py has the three parts that every function here takes:
-the setup, the state, and what leads outside.
+The loop, from top to bottom: `train` takes the steps; after each it does what is due: a line, an evaluation, a
+checkpoint with samples, or the end. `main` is the command, and trainer/run.py has the three parts that every function
+here takes: the setup, the state, and the input and output.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from trainer.start import open_run
 __all__ = ["main", "train"]
 
 LEAST_PATIENCE_S = 120.0
-"""How long a step may take, at least, before the trainer is taken for stuck."""
+"""The shortest limit for a step before the trainer counts as stuck."""
 LONGEST_SAMPLES_S = COLLECTIVE_LIMIT_S / 4
-"""How long the others may wait while the first process alone answers the prompts."""
+"""How long the others may wait while only the first process answers the prompts."""
 
 
 def train(setup: Setup, state: State, io: RunIO) -> str:
@@ -67,13 +67,13 @@ def train(setup: Setup, state: State, io: RunIO) -> str:
         io.finish_saving()
         raise
     except torch.OutOfMemoryError as error:
-        # Said before the last checkpoint is waited for: other processes wait for this one meanwhile.
+        # Reported before waiting for the last checkpoint, because other processes wait for this one meanwhile.
         full = ending(setup, state, io)
         with contextlib.suppress(Exception):
             io.finish_saving()
         raise full from error
     except BaseException:
-        # A checkpoint that is being written gets to the disk; why the loop ended is more than why that failed.
+        # Let a checkpoint under way reach the disk; the reason why the loop ended matters more than a failure of that.
         with contextlib.suppress(Exception):
             io.finish_saving()
         raise
@@ -84,8 +84,8 @@ def train(setup: Setup, state: State, io: RunIO) -> str:
 
 
 def take_steps(setup: Setup, state: State, io: RunIO) -> str:
-    """Take all steps that are left, and after each do what is due; return why they ended."""
-    # The first step compiles, perhaps for minutes: a person who asked for an end before it pays for no such step.
+    """Take all remaining steps, and after each do what is due; return why they ended."""
+    # The first step may compile for minutes: a person who requested a stop before it should not pay for that.
     if setup.processes.any(io.stop_requested.is_set(), setup.device.torch):
         return "signal"
     steps = own_steps
@@ -99,7 +99,7 @@ def take_steps(setup: Setup, state: State, io: RunIO) -> str:
 
 
 def own_steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, None]:
-    """Take a step whenever the next one is asked for, until all are taken."""
+    """Take a step whenever the next one is requested, until all are taken."""
     first, last = state.step, setup.recipe.train.steps
     if first < last:
         setup.parallel.warm_up(setup.task.train_samples.read(0, state.plan.micro_batch), setup.device)
@@ -109,7 +109,7 @@ def own_steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, No
             figures, stop_requested = take_step(setup, state, io)
             step_s = time.perf_counter() - began
             if state.step == first:
-                # All is built: the garbage collector is neither to look at it again nor to stop a step.
+                # Everything is built: the garbage collector must neither scan it again nor interrupt a step.
                 gc.collect()
                 gc.freeze()
                 gc.disable()
@@ -126,7 +126,7 @@ def own_steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, No
 def take_step(setup: Setup, state: State, io: RunIO) -> tuple[dict[str, float], bool]:
     """Take one step: accumulate the gradient of the whole batch, clip it, judge it, move the weights.
 
-    Return its loss, rate and norm before clipping, and whether a process was told to stop; equal in all processes.
+    Return its loss, rate and norm before clipping, and whether a process was asked to stop; equal in all processes.
     Before anything has moved, raise NonFinite if the loss or the gradient is NaN or infinite, Spiked if they jumped
     and the recipe stops then, OutOfMemory if there is no smaller micro-batch.
     """
@@ -141,14 +141,14 @@ def take_step(setup: Setup, state: State, io: RunIO) -> tuple[dict[str, float], 
 
 
 def gradient(setup: Setup, state: State, io: RunIO) -> tuple[float, float, float]:
-    """Compute the batch's clipped gradient; return (loss, processes told to stop, norm before clipping)."""
+    """Compute the batch's clipped gradient; return (loss, processes asked to stop, norm before clipping)."""
     loss_sum = retried(setup, state, io, lambda: accumulate(setup, state, io))
-    # Filled on the card: a tensor made here would be copied there, and the copy waits for the whole backward.
+    # Filled on the GPU: a tensor made here would be copied there, and the copy would wait for the whole backward.
     stop_flag = torch.full_like(loss_sum, float(io.stop_requested.is_set()))
     totals = setup.processes.summed(torch.stack([loss_sum / setup.processes.count, stop_flag]))
     state.scale.unscale(setup.model.parameters())
     norm = setup.parallel.clip(setup.recipe.optim.grad_clip or math.inf)
-    # The one place where the step waits for the card.
+    # The only place where the step waits for the GPU.
     loss, stops, grad_norm = torch.cat([totals, norm.double().view(1)]).tolist()
     return loss, stops, grad_norm
 
@@ -164,7 +164,7 @@ def accumulate(setup: Setup, state: State, io: RunIO) -> Tensor:
     for index in range(plan.accumulation):
         inputs = next(io.feed)
         if recipe.model.dropout:
-            # Its masks depend on the position alone: there is no random state to save, and resuming is exact.
+            # The masks depend only on the position: there is no random state to save, and resuming is exact.
             micro = index * processes.count + processes.rank
             torch.manual_seed(position_seed(recipe.train.seed, state.step, micro))
         loss = setup.parallel.loss(inputs, setup.device, is_last=index == plan.accumulation - 1) / plan.accumulation
@@ -192,7 +192,7 @@ def should_step(setup: Setup, state: State, io: RunIO, loss: float, norm: float)
 def finish_step(setup: Setup, state: State, io: RunIO, result: StepResult) -> bool:
     """Count a step that was taken and do what is due; return whether all must end because of a signal.
 
-    A person who asks for a stop may not wait long: then there is neither evaluation nor sample.
+    A person who requests a stop must not wait long: then there is neither an evaluation nor a sample.
     """
     io.durations.append(result.seconds)
     io.reporter.beat(max(LEAST_PATIENCE_S, 5 * result.seconds))
@@ -217,17 +217,17 @@ def finish_step(setup: Setup, state: State, io: RunIO, result: StepResult) -> bo
 
 
 def checkpoint_is_due(setup: Setup, state: State) -> bool:
-    """Tell whether a checkpoint with samples is due after the step that was taken last."""
+    """Return whether a checkpoint with samples is due after the last step."""
     return state.step == setup.recipe.train.steps or state.step % setup.recipe.train.checkpoint_every == 0
 
 
 def evaluation_is_due(setup: Setup, state: State) -> bool:
-    """Tell whether an evaluation is: a checkpoint is judged when it is made, so that the best one is known."""
+    """Return whether an evaluation is due: a checkpoint is evaluated when it is made, so that the best one is known."""
     return checkpoint_is_due(setup, state) or state.step % setup.recipe.eval.every == 0
 
 
 def report_step(setup: Setup, state: State, io: RunIO) -> None:
-    """Report the step that was taken last, unless that has been done: a checkpoint is always of a reported step."""
+    """Report the last step, unless that was done: a checkpoint is always of a reported step."""
     if not io.unreported:
         return
     step_s, batch_tokens = statistics.median(io.durations), setup.recipe.train.batch_tokens
@@ -242,10 +242,10 @@ def report_step(setup: Setup, state: State, io: RunIO) -> None:
     io.unreported = {}
 
 
-# What is compiled is so for the shapes of training; torch has no types for this.
+# Compiled code is for the shapes of training; torch has no types for this decorator.
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def evaluate(setup: Setup, state: State, io: RunIO) -> bool:
-    """Evaluate, note and report; False if a stop was asked for before the end: what was found until then stays."""
+    """Evaluate, record and report; return False if a stop was requested before the end."""
     io.reporter.beat(UNKNOWN_S)
     began, task, right = time.perf_counter(), setup.task, None
     device, processes, stopping = setup.device, setup.processes, io.stop_requested.is_set
@@ -270,7 +270,7 @@ def evaluate(setup: Setup, state: State, io: RunIO) -> bool:
 
 
 def save(setup: Setup, state: State, io: RunIO) -> None:
-    """Start to save a checkpoint, unless this step's is already there; all processes take part."""
+    """Start to save a checkpoint, unless this step's exists already; all processes take part."""
     if io.saved_step == state.step:
         return
     io.reporter.beat(UNKNOWN_S)
@@ -299,7 +299,7 @@ def write_samples(setup: Setup, state: State, io: RunIO) -> None:
         return io.stop_requested.is_set() or time.monotonic() > until_s
 
     samples: list[tuple[str, str]] = []
-    at_once = max(1, state.plan.micro_batch // sample.beams)  # No more rows than the memory is known to hold.
+    at_once = max(1, state.plan.micro_batch // sample.beams)  # No more rows than are known to fit into memory.
     setup.model.eval()
     for first in range(0, len(prompts), at_once):
         io.reporter.beat(UNKNOWN_S)
@@ -308,20 +308,20 @@ def write_samples(setup: Setup, state: State, io: RunIO) -> None:
         some = prompts[first : first + at_once]
         seeds = [position_seed(setup.recipe.train.seed, state.step, first + index) for index in range(len(some))]
         with setup.device.autocast():
-            # A forward that needs them all goes on until all have agreed to stop.
+            # A forward that needs all processes continues until all have agreed to stop.
             texts = setup.task.answers(setup.model, some, sample, seeds, (lambda: False) if together else is_over)
         samples += zip((prompt.text for prompt in some), texts, strict=True)
     setup.model.train()
     if io.writer is not None and samples:
         io.writer.write_samples(state.step, samples)
     if time.monotonic() > until_s:
-        answered = f"{len(samples)} of {len(prompts)} prompts were answered, the last ones perhaps in part"
-        message = f"samples took longer than {LONGEST_SAMPLES_S:.0f} s, for which the other processes wait: {answered}"
+        answered = f"{len(samples)} of {len(prompts)} prompts were answered, some of them possibly in part"
+        message = f"samples took longer than {LONGEST_SAMPLES_S:.0f} s, while the other processes waited: {answered}"
         io.reporter.warning(state.step, "sample.time", message)
 
 
 def catch_up_after_resume(setup: Setup, state: State, io: RunIO) -> None:
-    """Evaluate the checkpoint resumed from and make its samples, where its process was ended before they were due."""
+    """Evaluate the checkpoint resumed from and make its samples, if its process ended before they were due."""
     step, store = state.step, io.writer.store() if io.writer is not None else None
     is_here = store is not None and store.latest == step
     if step and evaluation_is_due(setup, state) and state.val_loss is None:
@@ -338,7 +338,7 @@ def catch_up_after_resume(setup: Setup, state: State, io: RunIO) -> None:
 
 @torch.compiler.set_stance("force_eager")  # type: ignore[untyped-decorator]
 def score_core(setup: Setup, state: State, io: RunIO) -> None:
-    """Answer CORE's tasks after the last step; a stop before their end is a warning."""
+    """Answer CORE's tasks after the last step; a stop before their end causes a warning."""
     from trainer.core_score import FILE, as_record, core_score
 
     began = time.perf_counter()
@@ -349,7 +349,7 @@ def score_core(setup: Setup, state: State, io: RunIO) -> None:
     if found is not None:
         io.reporter.core(state.step, as_record(*found) | {"eval_s": time.perf_counter() - began})
         return
-    message = "a stop was asked for before CORE's tasks were answered; the checkpoint can still be scored"
+    message = "a stop was requested before CORE's tasks were answered; the checkpoint can still be scored"
     io.reporter.warning(state.step, "core.stopped", message)
 
 
@@ -360,7 +360,7 @@ def _run(arguments: argparse.Namespace, processes: Processes, reporter: Reporter
     recipe = as_planned(recipe, arguments.micro_batch, arguments.parallel)
     device = choose_device(recipe.train.precision, processes.local_rank, processes.local_count)
     if recipe.hardware.on_cpu != "as_written" and not device.is_cuda:
-        # A rented card that torch cannot see would be paid for while the processor crawls.
+        # A rented GPU that torch cannot see would be paid for while the processor crawls.
         raise Refused(f'hardware.on_cpu is "{recipe.hardware.on_cpu}": this form needs CUDA, and torch finds none')
     with joined(processes, device.torch):
         run = open_run(
@@ -382,9 +382,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_recipe_words(parser)
     parser.add_argument("--data", type=Path, required=True, help="the folder with the shards and data.json")
     parser.add_argument("--out", type=Path, required=True, help="the folder for events, checkpoints and samples")
-    room = "sequences at once that the card has room for, where the recipe's train.micro_batch asks for more"
+    room = "sequences at once that fit on the GPU, if the recipe's train.micro_batch is larger"
     parser.add_argument("--micro-batch", type=int, metavar="N", help=room)
-    sharing = "how processes hold the model, where the recipe's train.parallel leaves it open"
+    sharing = "how processes hold the model, if the recipe's train.parallel leaves it open"
     parser.add_argument("--parallel", choices=("ddp", "fsdp"), help=sharing)
     arguments = parser.parse_args(argv)
     prepare_allocator()
@@ -394,17 +394,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(arguments, processes, reporter, state)
         return 0
     except TrainerError as error:
-        # What the recipe, the data or the loss is to one process, it is to all.
+        # An error of the recipe, the data or the loss is the same in all processes.
         alone = not isinstance(error, Refused | NonFinite | Spiked)
         code, reason, message = error.exit_code, error.reason, str(error)
-    except Exception as error:  # noqa: BLE001  told by the event, the traceback and the exit code
+    except Exception as error:  # noqa: BLE001  reported by the event, the traceback and the exit code
         traceback.print_exc()
         alone = True
         code, reason, message = 1, "error", f"{type(error).__name__}: {error}"
     if is_restarting(arguments.out):
-        # No end, nor is what a process met when it lost one without memory a cause of anything.
+        # This is not the end, nor are the errors of a process that lost a peer without memory a cause.
         return Restart.exit_code
-    with contextlib.suppress(OSError):  # a full disk does not change the exit code
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
         reporter.stop(state.step, reason, message, reporter.train_s(), state.loss, alone=alone)
     return code
 

@@ -1,1 +1,1 @@
-"""The ground floor: errors, records, money, time, paths, settings and secrets. It imports no other room."""
+"""The lowest floor: errors, records, money, time, paths, settings and secrets. It imports no other room."""

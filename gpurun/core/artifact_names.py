@@ -1,8 +1,8 @@
-"""The names of what a run leaves: percent-encoded in every record, byte for byte on the disk where that can hold them.
+"""The names of a run's outputs: percent-encoded in every record, and the original bytes on disk where that is possible.
 
-A file that this computer's file system cannot hold under its name (a twin in capitals, a letter that it refuses, a path
-that is too long) lies at `renamed/DIGEST-END`: the first 16 hex digits of the sha256 of its name, and the end of that
-in plain letters. `outputs.names.json` beside it has which is where.
+Some names cannot be used on this computer's file system (a twin that differs only in capitals, a refused letter, a path
+that is too long). Such a file is stored at `renamed/DIGEST-END`: the first 16 hex digits of the sha256 of its name, and
+the end of the name in plain letters. `outputs.names.json` in the same folder maps the names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpurun.core.paths import make_private, write_atomic
 from gpurun.core.untrusted import read_object, safe_line
 
 ANY_NAME = ("outputs", "home", "workspace")
-"""The folders of a manifest below which a name may be whatever Linux allows; elsewhere it is plain."""
+"""The folders of a manifest in which a name may be whatever Linux allows; elsewhere names are plain."""
 RENAMED, MAPPING = "renamed", "outputs.names.json"
 PLAIN = "/=+@,"
 MOST_PART_BYTES, MOST_PATH_BYTES = 255, 4096
@@ -33,7 +33,7 @@ _HARD = (b"a:b", b"\xff", b"a\nb", b'a"b', b"a\\b", b"a ", b"aux", b"a.", b"\x01
 
 
 def raw_name(name: str) -> bytes:
-    """Return the bytes of a name as it stands in a record; ValueError for one that no file below a folder can have."""
+    """Return the bytes of a name from a record; ValueError if no file inside a folder can have this name."""
     if _SIMPLE.fullmatch(name) and "/." not in name and name[0] != "." and len(name) <= MOST_PART_BYTES:
         return name.encode("ascii")
     raw = unquote_to_bytes(name)
@@ -46,17 +46,17 @@ def raw_name(name: str) -> bytes:
 
 
 def shown(name: str) -> str:
-    """A name for the screen: as people write it, and harmless."""
+    """Return a name for the screen: readable, and without control characters."""
     return name if _SIMPLE.fullmatch(name) else safe_line(unquote_to_bytes(name).replace(b"\n", b" "))
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Where a file of that name lies below a folder; ValueError as `raw_name`."""
+    """Return where the file with this name lies below a folder; ValueError as in `raw_name`."""
     return folder / (renamed(name) if name in _renamed_in(folder) else os.fsdecode(raw_name(name)))
 
 
 def renamed(name: str) -> str:
-    """Where a file lies whose name the file system cannot hold."""
+    """Return the path for a file whose own name the file system cannot hold."""
     raw = raw_name(name)
     end = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[0][-60:])
     suffix = re.sub(rb"[^A-Za-z0-9_-]+", b"_", raw.rpartition(b"/")[2].rpartition(b".")[2][-20:])
@@ -64,7 +64,7 @@ def renamed(name: str) -> str:
 
 
 def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
-    """Note which files of a whole list are renamed below a folder; asked again with more, it adds to that."""
+    """Record which files of a complete list are renamed below a folder; a second call adds to the mapping."""
     known, wanted = _renamed_in(folder), set(names)
     try:
         make_private(folder)
@@ -74,20 +74,20 @@ def make_room_for_names(folder: Path, names: Iterable[str]) -> None:
                 bad |= {name for name in wanted if _is_odd(name) and not trial.holds(name)}
             if trial.folds:
                 bad |= _twins(sorted(wanted))
-    except OSError:  # A disk that is full holds none of them; it is tried again with the next list.
+    except OSError:  # A full disk: the next list tries again.
         return
     if bad - known:
-        told = {"v": 1, "names": {name: renamed(name) for name in sorted(bad | known)}}
-        write_atomic(folder / MAPPING, json.dumps(told, indent=1).encode())
+        mapping = {"v": 1, "names": {name: renamed(name) for name in sorted(bad | known)}}
+        write_atomic(folder / MAPPING, json.dumps(mapping, indent=1).encode())
 
 
 def _is_odd(name: str) -> bool:
-    """Whether a file system may refuse a name."""
+    """Return whether a file system may refuse a name."""
     return not _SIMPLE.fullmatch(name) or bool(_DEVICE.search(name))
 
 
 def _twins(names: list[str]) -> set[str]:
-    """The names that a file system which folds letters takes for another one, or for the folder of another one."""
+    """Return the names that a case-folding file system confuses with another name or with its folder."""
     folded = {name: _folded(name) for name in names}
     folders = {above for place in set(folded.values()) for above in _above(place)}
     seen, twins = set[str](), set[str]()
@@ -105,7 +105,7 @@ def _folded(name: str) -> str:
 
 
 def _above(place: str) -> Iterable[str]:
-    """The folders above a place."""
+    """Yield the folders above a path."""
     end = place.rfind("/")
     while end > 0:
         yield place[:end]
@@ -113,7 +113,7 @@ def _above(place: str) -> Iterable[str]:
 
 
 class _Trial:
-    """What the file system of a folder can hold: tried out in a folder of its own there, and not guessed."""
+    """Finds out what the file system of a folder can hold, by trying it in a temporary folder there."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -134,12 +134,12 @@ class _Trial:
         self._room.cleanup()
 
     def is_too_long(self, name: str) -> bool:
-        """Whether the path, or a part of it, is longer than this file system has room for."""
+        """Return whether the path, or one part of it, is longer than this file system allows."""
         raw = raw_name(name)
         return len(raw) > self._path_bytes or any(len(part) > self._part_bytes for part in raw.split(b"/"))
 
     def holds(self, name: str) -> bool:
-        """Whether each part of a name comes out of this file system as it went in."""
+        """Return whether the file system gives each part of a name back unchanged."""
         return self.is_open or all(self._takes(part) for part in raw_name(name).split(b"/"))
 
     def _takes(self, part: bytes) -> bool:
@@ -155,7 +155,7 @@ class _Trial:
 
 
 def _renamed_in(folder: Path) -> frozenset[str]:
-    """The names that are renamed below a folder."""
+    """Return the names that are renamed below a folder."""
     try:
         facts = os.stat(folder / MAPPING, follow_symlinks=False)
     except OSError:
@@ -165,7 +165,7 @@ def _renamed_in(folder: Path) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _mapping(path: Path, mtime_ns: int, size: int) -> frozenset[str]:
-    """The names in a mapping; where each is follows from it. The time and size say which state of the file it was."""
+    """Return the names in a mapping. Its time and size identify the state of the file, for the cache."""
     try:
         return frozenset(map(str, read_object(path)["names"]))
     except (OSError, ValueError, TypeError, KeyError):

@@ -1,7 +1,7 @@
-"""boto3's credentials under a time limit, for all that is asked of AWS.
+"""boto3's credentials with a time limit, for every request to AWS.
 
-The SDK may run a program for them (`credential_process`) or ask a server, at any request and without an end, and the
-supervisor that must destroy a machine at its deadline would wait for it.
+To get credentials the SDK may run a program (`credential_process`) or ask a server, on any request and without a time
+limit. The supervisor would wait for it, although it must destroy a machine at its deadline.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpurun.core.errors import SetupError
 
 LIMIT_S = 20.0
 AGAIN_S = 60.0
-"""Credentials that hung are asked for again no sooner: each try may leave a program that hangs."""
+"""After credentials hung, the pause before the next try: each try may leave a hanging program behind."""
 
 
 class AwsSession:
-    """A boto3 session as the SDK's own settings have it. Any number of threads may use it."""
+    """A boto3 session with the SDK's own settings. Several threads may use it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class AwsSession:
         self._hung: tuple[float, SetupError] | None = None
 
     def boto(self) -> Any:
-        """The boto3 session; no credentials are looked for yet. It raises what the SDK does."""
+        """Return the boto3 session without looking for credentials yet; raise what the SDK raises."""
         with self._lock:
             if self._boto is None:
                 import boto3  # type: ignore[import-untyped]
@@ -39,10 +39,10 @@ class AwsSession:
             return self._boto
 
     def keyed(self) -> Any:
-        """The boto3 session with credentials that are good for now, if it finds any.
+        """Return the boto3 session with credentials that are valid now, if it finds any.
 
-        SetupError where they are not there within LIMIT_S; the session is another one after that. Else what the SDK
-        raises.
+        Raise SetupError if they do not arrive within LIMIT_S; after that a new session is used. Otherwise raise what
+        the SDK raises.
         """
         with self._lock:
             if self._hung is not None and self._clock.monotonic() < self._hung[0]:
@@ -53,11 +53,11 @@ class AwsSession:
         if asking.wait(LIMIT_S):
             return asking.result()
         with self._lock:
-            told = _hangs(self._boto)
-            if self._asking is asking:  # The thread that hangs holds locks of this session.
+            error = _hangs(self._boto)
+            if self._asking is asking:  # The hanging thread holds locks of this session.
                 self._asking = self._boto = None
-                self._hung = self._clock.monotonic() + AGAIN_S, told
-        raise told
+                self._hung = self._clock.monotonic() + AGAIN_S, error
+        raise error
 
     def _renewed(self) -> Any:
         boto = self.boto()
@@ -68,14 +68,14 @@ class AwsSession:
 
 
 def _hangs(boto: Any) -> SetupError:
-    """What to do about credentials that do not come, with the profile and the program that they should come from."""
+    """Return what to do about credentials that do not arrive, with their profile and program."""
     profile, program = str(getattr(boto, "profile_name", None) or "default"), ""
-    with suppress(Exception):  # The words must not stand in the way of what they are about.
+    with suppress(Exception):  # A failure here must not hide the real problem.
         settings = boto._session.full_config.get("profiles", {}).get(profile, {})
         program = str(settings.get("credential_process") or "").partition(" ")[0]
     where = f"the profile {profile}" + (f", whose credential_process is {program}" if program else "")
     return SetupError(
         "auth.aws",
-        f"The AWS SDK has found no credentials within {LIMIT_S:.0f} s: {where}, does not answer.",
+        f"The AWS SDK found no credentials within {LIMIT_S:.0f} s: {where} does not answer.",
         hint="Check that the profile works (aws sts get-caller-identity), or set AWS_PROFILE to another.",
     )

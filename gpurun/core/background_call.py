@@ -1,4 +1,4 @@
-"""A call whose answer is waited for a little at a time, so that the caller can attend to something else meanwhile."""
+"""A call whose result is polled in short waits, so that the caller can do other work meanwhile."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Task(Protocol[T_co]):
-    """A call that was begun."""
+    """A call that has been started."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, so long at most; whether it has ended."""
+        """Wait at most `seconds` for the call to end, and return whether it has ended."""
         ...
 
     def result(self) -> T_co:
-        """What it returned once it has ended; what it raised is raised."""
+        """Return the result of a call that has ended, or raise what it raised."""
         ...
 
 
 Begin = Callable[[Callable[[], Any]], Task[Any]]
-"""Starts a call that may hang: one of the two below."""
+"""Starts a call that may hang: one of the two classes below."""
 
 
 class Inline(Generic[T]):
-    """A call that has ended once it was begun: for time that is simulated, in which threads would have no order."""
+    """A call that runs at once, for simulated time, where threads would have no fixed order."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -48,12 +48,12 @@ class Inline(Generic[T]):
     def _work(self) -> None:
         try:
             self._answer = self._call()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for.
+        except BaseException as error:  # noqa: BLE001 - `result` raises it.
             self._error = error
 
 
 class Background(Inline[T]):
-    """A call on a thread of its own, which nobody has to wait for: not even the end of this process does."""
+    """A call on a daemon thread: it may be abandoned, and it does not keep this process alive."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._ended = threading.Event()

@@ -1,6 +1,6 @@
-"""A module of a trainer run as a program of its own: no key in its environment, bounded memory, bounded time.
+"""A module of a trainer run as a separate program: no key in its environment, bounded memory, bounded time.
 
-What it reads came from a machine, or it is itself a user's changed code; what it prints is foreign text.
+It reads files that came from a machine, or is code that the user changed. Its output is untrusted text.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class ProgramResult:
 
     @property
     def last_lines(self) -> str:
-        """The end of what it printed as errors, made harmless."""
+        """Return the end of its standard error, made safe to print."""
         return safe_line(" ".join(self.err.strip().splitlines()[-3:])) or "it printed no error"
 
     @property
     def refusal(self) -> str:
-        """What the trainer refused, without its full stop; "" where it refused nothing."""
+        """Return what the trainer refused, without its full stop; "" if it refused nothing."""
         last = (self.err.strip().splitlines() or [""])[-1]
         return safe_line(last).rstrip(".").partition("refused: ")[2] if self.code == REFUSED else ""
 
@@ -44,12 +44,12 @@ class ProgramResult:
 def run_module(
     module: str, arguments: Sequence[str], *, trainer: Path | None = None, most_bytes: int, limit_s: float
 ) -> ProgramResult:
-    """Run `python -m MODULE` of the bundled trainer, or of the changed one whose modules lie in `trainer`.
+    """Run `python -m MODULE` of the bundled trainer, or of the changed trainer in the folder `trainer`.
 
-    Raises subprocess.TimeoutExpired, once it has been ended. Only Linux bounds the memory.
+    Raise subprocess.TimeoutExpired after the program has been killed. Memory is bounded on Linux only.
     """
     with tempfile.TemporaryDirectory(prefix="gpurun-") as own:
-        root = bundle_root()  # Not the person's folder: a `trainer` that lies there would be run instead of ours.
+        root = bundle_root()  # Not the user's folder: a `trainer` in it would run instead of ours.
         if trainer is not None:
             root = Path(own)
             (root / "trainer").symlink_to(trainer.absolute(), target_is_directory=True)

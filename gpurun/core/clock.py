@@ -1,7 +1,7 @@
-"""The only room that reads time or sleeps.
+"""The only module that reads the time or sleeps.
 
-Durations come from a clock that keeps counting while a laptop sleeps (CLOCK_BOOTTIME where the kernel has it); wall
-time is for people, for provider stamps and for absolute deadlines.
+Durations come from a clock that also counts while a laptop sleeps (CLOCK_BOOTTIME where the kernel has it). Wall
+time is for people, for timestamps of providers and for absolute deadlines.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Protocol
 
 from gpurun.core.secrets import child_environment
 
-_LEAST_S = 1e-6  # Less than what is left of a sum of rounded seconds; a sleep of less may not move a clock at all.
+_LEAST_S = 1e-6  # Below the rounding error of summed seconds; a shorter sleep may not advance a clock.
 
 
 class Clock(Protocol):
-    """Wall seconds since the epoch, monotonic seconds, and a way to wait."""
+    """Wall-clock seconds since the epoch, monotonic seconds, and a way to wait."""
 
     def wall(self) -> float: ...
 
@@ -33,7 +33,7 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
-# On macOS it is the plain one that goes on while the machine sleeps, unlike time.monotonic().
+# On macOS, CLOCK_MONOTONIC also counts while the machine sleeps; time.monotonic() does not.
 _COUNTS_SLEEP: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -41,21 +41,21 @@ class SystemClock:
     """This machine's clock."""
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never run backwards and count sleep where the kernel can."""
+        """Return seconds that never run backwards, and that count sleep where the kernel can."""
         return time.clock_gettime(_COUNTS_SLEEP)
 
     def sleep(self, seconds: float) -> None:
-        """Wait; a wait of nothing returns at once."""
+        """Wait; return at once for zero or less."""
         if seconds > 0:
             time.sleep(seconds)
 
 
 class VirtualClock:
-    """A clock that moves only when somebody sleeps: for simulations and tests."""
+    """A clock that advances only when `sleep` is called: for simulations and tests."""
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
         self._start = start
@@ -63,24 +63,24 @@ class VirtualClock:
         self._skew = 0.0
 
     def wall(self) -> float:
-        """Virtual seconds since the epoch, with any jump added."""
+        """Return virtual seconds since the epoch, with any jump added."""
         return self._start + self._elapsed + self._skew
 
     def monotonic(self) -> float:
-        """Virtual seconds since the clock was made."""
+        """Return virtual seconds since the clock was made."""
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Move time on."""
+        """Advance the time."""
         self._elapsed += max(0.0, seconds)
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back without time passing."""
+        """Set the wall clock forward or back without advancing the time."""
         self._skew += seconds
 
 
 def boot_id() -> str:
-    """A name for this boot of this machine, so that monotonic stamps are compared only within one boot."""
+    """Return a name for this boot of this machine, because monotonic timestamps compare only within one boot."""
     path = Path("/proc/sys/kernel/random/boot_id")
     try:
         return path.read_text().strip()
@@ -91,12 +91,12 @@ def boot_id() -> str:
 
 
 def machine_id() -> str:
-    """A name for this machine, the same after a boot, that tells nothing else of it."""
+    """Return a name for this machine that survives a boot and reveals nothing else about it."""
     try:
         known = Path("/etc/machine-id").read_text().strip()
     except OSError:
         known = ""
-    if not known:  # A Mac's network card is another one for each process of some versions of Python.
+    if not known:  # On a Mac, some versions of Python report another network card in each process.
         of_a_mac = re.search(r'"IOPlatformUUID" = "([^"]+)"', _printed("ioreg", "-rd1", "-c", "IOPlatformExpertDevice"))
         known = of_a_mac[1] if of_a_mac else f"{uuid.getnode():012x}"
     return hashlib.sha256(known.encode()).hexdigest()[:16]
@@ -104,7 +104,7 @@ def machine_id() -> str:
 
 @cache
 def _printed(*command: str) -> str:
-    """What a program of macOS prints; empty where there is none."""
+    """Return what a macOS program prints; "" if the program does not exist."""
     import subprocess
 
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"
@@ -115,7 +115,7 @@ def _printed(*command: str) -> str:
 
 
 def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:
-    """Yield elapsed seconds at once, then every period; the last tick is at the limit."""
+    """Yield the elapsed seconds at once, then every period; the last tick is at the limit."""
     start = clock.monotonic()
     while True:
         elapsed = clock.monotonic() - start
@@ -127,18 +127,18 @@ def ticks(clock: Clock, period_s: float, limit_s: float) -> Iterator[float]:
 
 
 def utc(wall: float) -> str:
-    """An ISO-8601 UTC stamp with milliseconds, as JSON carries it."""
+    """Return an ISO-8601 UTC timestamp with milliseconds, as used in JSON."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def local_minute(wall: float, *, now: float) -> str:
-    """The local time of a deadline for people: the minute by whose beginning it has passed."""
+    """Return a deadline in local time for people, rounded up to the minute: at its start the deadline has passed."""
     whole = ceil(wall / 60) * 60.0
     shown = local_time(whole, now=now)
     return shown[:-3] if shown.count(":") == 2 else shown
 
 
 def local_time(wall: float, *, now: float) -> str:
-    """A local clock time for people, with the date when it is not today."""
+    """Return a local clock time for people, with the date when it is not today."""
     then, today = datetime.fromtimestamp(wall), datetime.fromtimestamp(now)
     return then.strftime("%H:%M:%S") if then.date() == today.date() else then.strftime("%Y-%m-%d %H:%M")

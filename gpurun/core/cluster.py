@@ -1,7 +1,7 @@
-"""A Slurm cluster as the user file describes it, in a table `[slurm.NAME]`, and the way to run a command there.
+"""A Slurm cluster as a table `[slurm.NAME]` of the user file describes it, and the interface to run a command there.
 
-Each value ends up in a command line on the login node or in a batch script, so one that could be read there as more
-than a value is refused where it was written.
+Each value becomes part of a command line on the login node or of a batch script. A value that the shell could
+interpret is therefore refused where it was written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpurun.core.money import Micros, parse_usd
 
 _FREE = Micros(0)
 LOCAL = "local"
-"""The `host` of a cluster whose sbatch is on this machine."""
+"""The `host` of a cluster that has sbatch on this machine."""
 
 FORBIDDEN = ("--time", "--export", "--wrap", "--job-name", "--array", "--wait")
 _SHORT = ("-t", "-J", "-a", "-W")
@@ -27,7 +27,7 @@ _EXAMPLE = '[slurm.lab] host = "login.example.org", user = "me", workdir = "/scr
 
 @dataclass(frozen=True)
 class LoginNodeResult:
-    """How a command on a login node ended."""
+    """The result of a command on a login node."""
 
     exit_code: int
     stdout: str
@@ -35,7 +35,7 @@ class LoginNodeResult:
 
 
 class NoAnswer(Exception):
-    """The login node did not answer: what was asked may have been done. `hint` is what to do about a known reason."""
+    """The login node did not answer: the command may have run. `hint` says what to do about a known cause."""
 
     def __init__(self, what: str, *, hint: str = "") -> None:
         super().__init__(what)
@@ -43,22 +43,22 @@ class NoAnswer(Exception):
 
 
 class LoginNode(Protocol):
-    """Where a cluster's commands are run."""
+    """Where the commands of a cluster run."""
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
-        """Run a command and wait for its end. NoAnswer where that is not known; a SetupError where none can be run."""
+        """Run a command and wait for its end. NoAnswer if the end is unknown; SetupError if no command can run."""
         ...
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One table `[slurm.NAME]`: how its login node is reached, and what each job there is to have.
+    """One table `[slurm.NAME]`: how to reach the login node, and what each job gets.
 
-    `transport` is `openssh` where `host` is an entry of ~/.ssh/config, which the user's own ssh reaches.
-    `workdir` is a folder that login node and compute nodes share; `gres` is the request for one GPU, to which the
-    number is added; `setup` is a line of shell that comes first in the job; `container` is the image in which the job's
-    own words run: a file there, or an address such as docker://; `extra` are further options of sbatch.
-    `price_per_gpu_hour` is what the cluster bills, 0 where it bills nothing; a node without GPUs pays as one.
+    `transport` is `openssh` if `host` is an entry of ~/.ssh/config, which the user's own ssh then reaches. `workdir` is
+    a folder that login node and compute nodes share. `gres` is the request for one GPU; the number is appended. `setup`
+    is a shell line that runs first in the job. `container` is the image in which the user's command runs: a file there,
+    or an address such as docker://. `extra` has further options of sbatch. `price_per_gpu_hour` is what the cluster
+    bills, 0 if it bills nothing; a node without GPUs is billed as one GPU.
     """
 
     name: str
@@ -82,12 +82,12 @@ class Cluster:
 
     @property
     def is_here(self) -> bool:
-        """Whether its commands are on this machine."""
+        """Return whether its commands run on this machine."""
         return self.host == LOCAL
 
     @property
     def is_pulled(self) -> bool:
-        """Whether a job has to fetch its image first."""
+        """Return whether a job must pull its image first."""
         return "://" in self.container
 
 
@@ -97,9 +97,9 @@ _KEYS = tuple(key for key in Cluster.__dataclass_fields__ if key != "name")
 def clusters_in(
     tables: Mapping[str, Any], place: str, broken: dict[str, UsageError] | None = None
 ) -> dict[str, Cluster]:
-    """The clusters of the `slurm` table of a file, each value checked; UsageError names the key and the place.
+    """Return the clusters of the `slurm` table of a file, with each value checked; UsageError names key and place.
 
-    With `broken` such an error is put there, and the other tables count: what runs in their clusters must be found.
+    With `broken`, such an error is stored there and the other tables still count, so that their jobs can be found.
     """
     found = dict[str, Cluster]()
     for name, table in tables.items():
@@ -113,7 +113,7 @@ def clusters_in(
 
 
 def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, container: str) -> Cluster:
-    """Return the cluster with what was typed for one run in the place of its table's; "" leaves that as it is."""
+    """Return the cluster with the options of one run in place of its table's; "" keeps the table's value."""
     changed = replace(
         cluster,
         partition=partition or cluster.partition,
@@ -121,17 +121,17 @@ def with_flags(cluster: Cluster, *, partition: str, account: str, qos: str, cont
         qos=qos or cluster.qos,
         container=container or cluster.container,
     )
-    _check(changed, "")  # Those of the table were checked where it was read.
+    _check(changed, "")  # The table's own values were checked when it was read.
     return changed
 
 
 def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:
-    """The cluster of that name, or without one the only one; a UsageError says which there are."""
+    """Return the cluster with that name, or the only cluster if no name is given; a UsageError lists the known ones."""
     if name is None and len(clusters) == 1:
         return next(iter(clusters.values()))
     if not clusters:
         hint = f"Add a table to config.toml: {_EXAMPLE} (docs/SLURM.md)."
-        raise UsageError("slurm.none", "No Slurm cluster is described in config.toml.", hint=hint)
+        raise UsageError("slurm.none", "config.toml describes no Slurm cluster.", hint=hint)
     known = ", ".join(clusters)
     if name is None:
         hint = f"Name one: --provider slurm:{next(iter(clusters))}"
@@ -145,7 +145,7 @@ def cluster_of(clusters: Mapping[str, Cluster], name: str | None) -> Cluster:
 def _cluster(name: str, table: Any, place: str) -> Cluster:
     where = f"slurm.{name} in the {place}"
     if not _NAME.fullmatch(name) or not isinstance(table, dict):
-        raise _wrong(f"{where} is no table of a cluster", "A name has small letters, digits, - and _.")
+        raise _wrong(f"{where} is not a table that describes a cluster", "A name has small letters, digits, - and _.")
     for key in table:
         if key not in _KEYS:
             hint = did_you_mean(key, _KEYS, otherwise=f"Known keys: {', '.join(_KEYS)}.")
@@ -158,30 +158,30 @@ def _cluster(name: str, table: Any, place: str) -> Cluster:
             raise _wrong(f"{key} of {where} is {value!r}", f"Write it as {_KINDS[kind]}.")
         for part in list(value) if isinstance(value, list) else [value]:
             if kind is list and not isinstance(part, str):
-                raise _wrong(f"{key} of {where} has {part!r}", "Write a list of texts.")
+                raise _wrong(f"{key} of {where} has {part!r}", "Write a list of strings.")
             if _UNSAFE.search(str(part).replace("\\", "") if key == "user" else str(part)):  # LAB\you of an AD.
                 raise _wrong(f"{key} of {where} has a quote, a backslash or a line break", "Leave it out.")
     for key in ("host", "workdir"):
         if not table.get(key):
             raise _wrong(f"{where} has no {key}", f"For instance {_EXAMPLE}.")
-    told = table | {"extra": tuple(table.get("extra", ())), _PRICE: _price(table.get(_PRICE, 0), where)}
-    found = Cluster(name=name, **told)
+    fields = table | {"extra": tuple(table.get("extra", ())), _PRICE: _price(table.get(_PRICE, 0), where)}
+    found = Cluster(name=name, **fields)
     _check(found, where)
     return found
 
 
-def _price(told: Any, where: str) -> Micros:
-    """The price of a GPU-hour, rounded up; 0 is none."""
-    if isinstance(told, bool) or not isinstance(told, int | float):
-        raise _wrong(f"{_PRICE} of {where} is {told!r}", _PRICE_HINT)
+def _price(value: Any, where: str) -> Micros:
+    """Return the price of a GPU-hour, rounded up; 0 means that nothing is billed."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(f"{_PRICE} of {where} is {value!r}", _PRICE_HINT)
     try:
-        return parse_usd(str(told), is_limit=False) if told else _FREE
+        return parse_usd(str(value), is_limit=False) if value else _FREE
     except UsageError:
-        raise _wrong(f"{_PRICE} of {where} is {told!r}", _PRICE_HINT) from None
+        raise _wrong(f"{_PRICE} of {where} is {value!r}", _PRICE_HINT) from None
 
 
-_PRICE, _PRICE_HINT = "price_per_gpu_hour", "Write the dollars that a GPU takes an hour: 1.25."
-_KINDS: Mapping[type, str] = {str: "a text", int: "a number", list: "a list of texts"}
+_PRICE, _PRICE_HINT = "price_per_gpu_hour", "Write the dollars per GPU-hour, for example 1.25."
+_KINDS: Mapping[type, str] = {str: "a string", int: "a number", list: "a list of strings"}
 _SHAPES = {
     "host": r"[A-Za-z0-9][A-Za-z0-9.:-]*",
     "user": r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*",
@@ -195,28 +195,28 @@ _SHAPES = {
     "container": r"[a-z][a-z-]*://[\w./:@+-]+|/[\w./+@-]+",
 }
 
-_HINTS = {"container": "An image is the whole path of a file there, or an address: docker://HOST/NAME:TAG."}
+_HINTS = {"container": "Give the absolute path of an image file there, or an address: docker://HOST/NAME:TAG."}
 
 
 def _check(cluster: Cluster, where: str) -> None:
-    """Refuse what sbatch, the shell or the way there would take for something else."""
+    """Refuse values that sbatch, the shell or ssh would misread."""
     for key, shape in _SHAPES.items():
         value = getattr(cluster, key)
         if value and not re.fullmatch(shape, value, re.ASCII):
             name = f"{key} of {where}" if where else "--image" if key == "container" else f"--{key}"
-            raise _wrong(f"{name} is {value!r}", _HINTS.get(key, "docs/SLURM.md says what each key may be."))
+            raise _wrong(f"{name} is {value!r}", _HINTS.get(key, "docs/SLURM.md describes each key."))
     if ".." in cluster.workdir.split("/"):
-        raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the whole path of a shared folder.")
+        raise _wrong(f"workdir of {where} is {cluster.workdir!r}", "Write the absolute path of a shared folder.")
     if not 1 <= cluster.port <= 65535:
-        raise _wrong(f"port of {where} is {cluster.port}", "A port is a number from 1 to 65535.")
+        raise _wrong(f"port of {where} is {cluster.port}", "Write a number from 1 to 65535.")
     if not (cluster.is_here or cluster.user or cluster.transport):
-        raise _wrong(f"{where} has no user", "Write who logs in there.")
+        raise _wrong(f"{where} has no user", "Write the name of the user who logs in there.")
     for option in cluster.extra:
         word = option.partition("=")[0]
-        # getopt takes every beginning of a long option that is not another's.
+        # getopt accepts any unambiguous beginning of a long option.
         is_begun = len(word) > len("--") and word.startswith("--") and any(f.startswith(word) for f in FORBIDDEN)
         if not option.startswith("-") or is_begun or word.startswith(FORBIDDEN) or option.startswith(_SHORT):
-            hint = f"It may not set {', '.join(FORBIDDEN)}, which are gpurun's; write others as --option=value."
+            hint = f"gpurun itself sets {', '.join(FORBIDDEN)}. Write other options as --option=value."
             raise _wrong(f"extra of {where} has {option!r}", hint)
 
 

@@ -1,6 +1,6 @@
-"""What journal and receipt have of the files that came home, and of those that did not, and their lists read back.
+"""What journal and receipt record of the files that came home and those that did not, and how to read the full lists.
 
-Of very many files the record has the first, and one digest over a list of all that lies in the run's folder.
+If there are very many files, the record has only the first of them, and the digest of a full list in the run's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpurun.core.paths import RunFolder, read_regular
 HERE, MISSING = "collected.list", "missing.list"
 MOST_BYTES = 512 << 20
 NAMED = 20
-"""So many of those that are missing are named in a receipt, which has the number of all."""
+"""How many missing files a receipt names; it always has the number of all."""
 
 
 class FileAtHome(TypedDict):
@@ -30,7 +30,7 @@ class FileAtHome(TypedDict):
 
 
 class FileListTold(TypedDict):
-    """How many files a list in the run's folder has, and its digest."""
+    """The length of a file list in the run's folder, and its digest."""
 
     files: int
     bytes: NotRequired[int]
@@ -38,9 +38,9 @@ class FileListTold(TypedDict):
 
 
 class CheckpointTold(TypedDict):
-    """The step of the latest checkpoint, step and loss of the best, what came home, and the names of what did not.
+    """Latest step, step and loss of the best checkpoint, the files that came home, and the names of missing ones.
 
-    Of very many files the first stand here, and `listed`, `missing_files` are about the lists of all.
+    If there are very many files, only the first are here; `listed` and `missing_files` describe the full lists.
     """
 
     latest: Any
@@ -54,7 +54,7 @@ class CheckpointTold(TypedDict):
 def read_stated_files(
     folder: RunFolder, files: Sequence[Mapping[str, Any]], listed: FileListTold | None
 ) -> list[dict[str, Any]]:
-    """Return every file that a record or receipt states; ValueError where their list is not there as it was written."""
+    """Return every file that a record or receipt states; ValueError if the full list is missing or was changed."""
     if not listed:
         return [dict(file) for file in files]
     lines = _read(folder, HERE, str(listed["sha256"])).decode("ascii").splitlines()
@@ -64,7 +64,7 @@ def read_stated_files(
 
 
 def missing_of(folder: RunFolder, missing: Sequence[str], listed: FileListTold | None) -> list[str]:
-    """Return the name of each file that did not come home; ValueError as `read_stated_files`."""
+    """Return the name of each file that did not come home; ValueError as in `read_stated_files`."""
     if not listed:
         return list(missing)
     return _read(folder, MISSING, str(listed["sha256"])).decode("ascii").splitlines()
@@ -76,5 +76,5 @@ def _read(folder: RunFolder, name: str, sha256: str) -> bytes:
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from error
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise ValueError(f"{name} is not the list that was written")
+        raise ValueError(f"{name} is not the list that was recorded")
     return content

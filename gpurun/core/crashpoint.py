@@ -1,9 +1,10 @@
 """Named places at which a test may kill the process; free in production.
 
-A crash point stands before and after every journal record and every call that leaves the process. The environment may
-ask the process to kill itself with SIGKILL: `GPURUN_CRASH_AT=7` at the seventh that it passes; a path of names, as in
-`GPURUN_CRASH_AT="after train.started > before far.poll > before far.poll"`, at the end of that path, each name passed
-after the one before it. With `GPURUN_CRASH_LOG=FILE` each name is appended to a file, so that a test can count them.
+A crash point stands before and after every journal record and every call that leaves the process. The environment can
+make the process kill itself with SIGKILL. `GPURUN_CRASH_AT=7` does so at the seventh point that it passes. A path of
+names such as `GPURUN_CRASH_AT="after train.started > before far.poll > before far.poll"` does so at the end of that
+path, where each name must be passed after the one before it. `GPURUN_CRASH_LOG=FILE` appends each name to a file, for
+counting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _passed: list[str] = []
 
 
 def crashpoint(name: str) -> None:
-    """Pass a crash point, or die at it if the environment asks for that."""
+    """Pass a crash point, or die there if the environment requests it."""
     crash_at, log = os.environ.get("GPURUN_CRASH_AT"), os.environ.get("GPURUN_CRASH_LOG")
     if crash_at is None and log is None:
         return

@@ -1,6 +1,6 @@
-"""Where a provider's key is looked for: the environment, the system's keyring, a private file; and where it is kept.
+"""Where a provider's key is looked up (the environment, the system's keyring, a private file), and where it is stored.
 
-A key is never an argument, never printed and never in a run folder. AWS is not here: its own SDK finds its credentials.
+A key is never an argument, never printed and never in a run folder. AWS is not here: its SDK finds its own credentials.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from gpurun.core.paths import Home, make_private, write_atomic
 from gpurun.core.secrets import Secret
 
 VARIABLES: Mapping[str, str] = {"runpod": "RUNPOD_API_KEY", "lambda": "LAMBDA_API_KEY"}
-"""The variable of the environment that holds a provider's key."""
+"""The environment variable that holds a provider's key."""
 
 KEYS = (*VARIABLES, "lambda-guard")
-"""What a key can be stored for: the providers, and the key that `--lambda-guard` puts on the machine."""
+"""The names that a key can be stored under: the providers, and the key that `--lambda-guard` puts on the machine."""
 
 SERVICE = "gpurun"
 
 LONGEST_KEY = 1024
 
-# What may stand behind "Bearer" (RFC 6750): a paste with quotes, blanks or NAME= in it is none.
+# What may follow "Bearer" (RFC 6750): a paste with quotes, blanks or NAME= in it is not a key.
 _KEY = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 _AWS_VARIABLES = (
@@ -39,7 +39,7 @@ _AWS_VARIABLES = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN")
-# A file that only sets a region holds no credentials.
+# A file that only sets a region has no credentials.
 _AWS_KEYS = re.compile(
     r"^\s*(aws_access_key_id|credential_process|credential_source|login_session|role_arn|sso_session|sso_start_url"
     r"|web_identity_token_file)\s*=",
@@ -49,27 +49,27 @@ _AWS_KEYS = re.compile(
 
 @dataclass(frozen=True)
 class Credential:
-    """A key, and where it was found, in words."""
+    """A key, and a description of where it was found."""
 
     secret: Secret
     source: str
 
 
 def clean_key(text: str) -> Secret:
-    """A key as it was typed or pasted, without the blanks around it; what is no key is a UsageError without it."""
+    """Return a typed or pasted key without surrounding blanks; UsageError, which does not quote it, if it is no key."""
     key = text.strip()
     if not key:
         raise UsageError("auth.empty_key", "No key was given.", hint="Paste the key at the prompt, or pipe it in.")
     if len(key.split()) > 1 or len(key) > LONGEST_KEY or not _KEY.fullmatch(key):
-        why = "it has blanks or several lines" if len(key.split()) > 1 else "it has characters that no key has"
+        why = "it has blanks or several lines" if len(key.split()) > 1 else "it has characters that a key cannot have"
         why = "it is too long" if len(key) > LONGEST_KEY else why
-        hint = "Give the key alone: one word, without quotes and without NAME= before it."
+        hint = "Give only the key: one word, without quotes and without NAME= before it."
         raise UsageError("auth.malformed_key", f"That is not a key: {why}.", hint=hint)
     return Secret(key)
 
 
 def find_credential(name: str, home: Home) -> Credential | None:
-    """The key for a name of KEYS: environment, then keyring, then file; a readable-by-others file is a SetupError."""
+    """Return the key for a name of KEYS: environment, keyring, then file; SetupError if others can read the file."""
     variable = VARIABLES.get(name, "")
     given = os.environ.get(variable, "").strip() if variable else ""
     if given:
@@ -83,7 +83,7 @@ def find_credential(name: str, home: Home) -> Credential | None:
 
 
 def require_credential(name: str, home: Home) -> Credential:
-    """The key for a name, or a SetupError that says how to give one."""
+    """Return the key for a name, or raise a SetupError that says how to set one."""
     found = find_credential(name, home)
     if found is None:
         variable = VARIABLES.get(name)
@@ -93,29 +93,29 @@ def require_credential(name: str, home: Home) -> Credential:
 
 
 def require_secret(name: str) -> Secret:
-    """What --secret names: in the environment, or in the system's keyring as `secret:NAME`; else a SetupError."""
+    """Return the secret that --secret names, from environment or keyring (`secret:NAME`); SetupError if it is unset."""
     value = os.environ.get(name, "") or _from_keyring(f"secret:{name}")
     if not value:
         hint = f"Set it in this shell, or keep it: keyring set {SERVICE} secret:{name}"
-        raise SetupError("secret.missing", f"--secret {name}: it is neither set here nor in the keyring.", hint=hint)
+        raise SetupError("secret.missing", f"--secret {name}: neither this shell nor the keyring has it.", hint=hint)
     return Secret(value)
 
 
 def secrets_at_hand(names: Iterable[str]) -> dict[str, str]:
-    """The values of these names, and of the providers' keys, that the environment or the keyring has now."""
+    """Return the values of these names, and of the providers' keys, that the environment or the keyring has now."""
     values = {name: os.environ.get(name, "") or _from_keyring(f"secret:{name}") or "" for name in names}
     values |= {name: os.environ.get(name, "") for name in (*VARIABLES.values(), *_SECRET_VARIABLES)}
     return {name: value for name, value in values.items() if value}
 
 
 def store_credential(name: str, secret: Secret, home: Home) -> str:
-    """Keep a key in the system's keyring, or else in a file that only its owner reads, in one copy; say where."""
+    """Store a key in the keyring, or in a file that only its owner can read if there is none; return where it is."""
     path = file_of(name, home)
     ring = keyring()
     if ring is not None:
         with suppress(_keyring_error()):
             ring.set_password(SERVICE, name, secret.reveal())
-            path.unlink(missing_ok=True)  # An old key there would come back with a keyring that does not open.
+            path.unlink(missing_ok=True)  # Otherwise an old key would be used when the keyring does not open.
             return "system keyring"
     make_private(home.prepare().keys)
     write_atomic(path, secret.reveal().encode() + b"\n")
@@ -123,9 +123,9 @@ def store_credential(name: str, secret: Secret, home: Home) -> str:
 
 
 def forget_credential(name: str, home: Home) -> list[str]:
-    """Remove a kept key wherever it is; the places it was in. The environment is the user's own.
+    """Remove a stored key wherever it is, and return those places. The environment is left alone.
 
-    SetupError when a keyring that may hold it does not let go of it.
+    Raise SetupError if a keyring that may hold the key cannot be opened.
     """
     places = []
     path = file_of(name, home)
@@ -140,18 +140,18 @@ def forget_credential(name: str, home: Home) -> list[str]:
             ring.delete_password(SERVICE, name)
             places.append("system keyring")
     except _keyring_error() as error:
-        what = f"The system's keyring does not open, so the key for {name} may still be in it: {type(error).__name__}."
+        what = f"The system's keyring does not open, so it may still hold the key for {name}: {type(error).__name__}."
         raise SetupError("auth.keyring", what, hint="Unlock the keyring and run the command again.") from None
     return places
 
 
 def file_of(name: str, home: Home) -> Path:
-    """Where a key is kept if there is no keyring."""
+    """Return where a key is stored if there is no keyring."""
     return home.keys / f"{name}.key"
 
 
 def keyring() -> Any | None:
-    """The keyring package with a working backend, or None: it is an extra, and a server has none."""
+    """Return the keyring package if it has a working backend, else None: it is an extra, and servers often lack it."""
     try:
         import keyring as package
         from keyring.backends import fail, null
@@ -162,14 +162,14 @@ def keyring() -> Any | None:
 
 
 def _keyring_error() -> type[Exception]:
-    """What a keyring raises; asked for only where there is one."""
+    """Return the error class of the keyring package; called only if that is installed."""
     from keyring.errors import KeyringError
 
     return KeyringError
 
 
 def _from_keyring(name: str) -> str:
-    """The key in the system's keyring; one that is locked or broken has none, and the file is asked next."""
+    """Return the key in the system's keyring; "" if it is locked or broken, so that the file is read next."""
     ring = keyring()
     if ring is None:
         return ""
@@ -179,23 +179,23 @@ def _from_keyring(name: str) -> str:
 
 
 def _from_file(path: Path) -> str:
-    """The key in a private file; "" when there is none."""
+    """Return the key in a private file; "" if there is none."""
     try:
         with path.open(encoding="utf-8") as content:
             if stat.S_IMODE(os.fstat(content.fileno()).st_mode) & 0o077:
-                hint = f"chmod 600 {path}; better: make a new key and set that."
-                raise SetupError("auth.open_file", f"{path} can be read by others.", hint=hint)
+                hint = f"Run chmod 600 {path}; better, make a new key and set that one."
+                raise SetupError("auth.open_file", f"Other users can read {path}.", hint=hint)
             return content.read(LONGEST_KEY + 2).strip()
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        hint = f"Remove it, and set the key again: gpurun auth set {path.stem}"
+        hint = f"Remove it and set the key again: gpurun auth set {path.stem}"
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SetupError("auth.unreadable_file", f"{path} cannot be read: {why}.", hint=hint) from None
 
 
 def aws_source() -> str | None:
-    """Where the AWS SDK will find credentials, judged without importing it or asking anybody; None when nowhere."""
+    """Return where the AWS SDK will find credentials, without importing it or any request; None if nowhere."""
     for variable in _AWS_VARIABLES:
         if os.environ.get(variable):
             return f"environment {variable}"

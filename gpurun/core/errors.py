@@ -1,4 +1,4 @@
-"""Every way in which gpurun fails, each with an exit code that is frozen by a test.
+"""Every error of gpurun, each with an exit code that a test freezes.
 
     GpurunError                 1   a bug in gpurun
     ├── UsageError              2   wrong input, or an answer was needed and input is off
@@ -6,13 +6,13 @@
     ├── SetupError              4   credentials, configuration, a missing extra
     ├── NoOffer                 5   no offer under the cap, no capacity
     ├── TrainingFailed          6   training failed; destroyed; receipt written
-    ├── BudgetStop              7   stopped by cap or lease; what existed was collected
+    ├── BudgetStop              7   stopped by cap or lease; the existing files were collected
     ├── MayBeBilling            9   an instance may still be billing; outranks every other code
-    ├── VerificationFailed     10   an audit or a digest of ours does not hold
+    ├── VerificationFailed     10   an audit failed, or one of our digests does not match
     ├── CollectFailed          11   collected data failed its digest or could not be stored
-    │   └── StoreFull          11   nothing can be stored here just now; the instance is kept to its lease meanwhile
+    │   └── StoreFull          11   nothing can be stored here now; the instance is kept until its lease ends
     ├── RunHeld                12   another gpurun holds this run
-    └── Interrupted           130   Ctrl-C where nothing had begun
+    └── Interrupted           130   Ctrl-C before anything had begun
 
 An error says what happened, why, and what to do next; nothing else.
 """
@@ -45,9 +45,9 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """What a script may rely on. Only 9 needs a test of its own: it outranks all others.
+    """The exit codes that a script may rely on. Only 9 needs a test of its own: it outranks all others.
 
-    INTERRUPTED and TERMINATED say which signal stopped a run short; a shell says the same of a command without a run.
+    INTERRUPTED and TERMINATED are for a run that a signal stopped early; a shell reports other commands the same way.
     """
 
     DONE = 0
@@ -68,14 +68,14 @@ class ExitCode(IntEnum):
 
 
 def as_exit_code(number: int) -> ExitCode:
-    """Return the exit code of this number; one that a newer gpurun wrote is that of a failure without a code."""
+    """Return the exit code with this number; an unknown number, from a newer gpurun, becomes the general failure."""
     return ExitCode(number) if number in set(ExitCode) else ExitCode.BUG
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: float = 0.6) -> str:
-    """A hint that names the one or two known words nearest to a mistyped one, or says something else without any.
+    """Return a hint with the one or two known words nearest to a mistyped word, or `otherwise` if none is near.
 
-    A word that is begun is nearer than one that looks alike.
+    A known word that begins with the typed one is nearer than one that looks similar.
     """
     words = list(known)
     begin = word.lower().replace("-", "")
@@ -85,7 +85,7 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str, cutoff: flo
 
 
 class GpurunError(Exception):
-    """An error for people: `what` happened (and why), a `hint` that says what to do, and a stable dotted `code`."""
+    """An error for people: `what` happened (and why), a `hint` with what to do, and a stable dotted `code`."""
 
     exit_code: ExitCode = ExitCode.BUG
 
@@ -98,22 +98,22 @@ class GpurunError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """An error in a worker process reaches the one that it works for."""
+        """Let the error travel from a worker process to its parent."""
         return partial(type(self), hint=self.hint), (self.code, self.what)
 
     def as_record(self) -> dict[str, str]:
-        """The error as it stands in the JSON envelope and in the journal."""
+        """Return the error as the JSON envelope and the journal hold it."""
         return {"code": self.code, "message": self.what, "hint": self.hint}
 
 
 class UsageError(GpurunError):
-    """What was asked for cannot be understood or does not fit together."""
+    """The request cannot be understood, or its parts do not fit together."""
 
     exit_code = ExitCode.USAGE
 
 
 class Declined(GpurunError):
-    """The person said no; nothing was spent."""
+    """The user declined; nothing was spent."""
 
     exit_code = ExitCode.DECLINED
 
@@ -125,19 +125,19 @@ class SetupError(GpurunError):
 
 
 class NoOffer(GpurunError):
-    """Nothing on offer fits the recipe and the cap."""
+    """No offer fits the recipe and the cap."""
 
     exit_code = ExitCode.NO_OFFER
 
 
 class TrainingFailed(GpurunError):
-    """The trainer ended badly; the instance is destroyed all the same."""
+    """Training failed; the instance is destroyed anyway."""
 
     exit_code = ExitCode.TRAINING_FAILED
 
 
 class BudgetStop(GpurunError):
-    """The cap or the lease ended the run: a kept promise."""
+    """The cap or the lease ended the run, as promised."""
 
     exit_code = ExitCode.BUDGET_STOP
 
@@ -155,27 +155,27 @@ class VerificationFailed(GpurunError):
 
 
 class CollectFailed(GpurunError):
-    """What came home is not what the instance announced, or could not be stored."""
+    """A file that came home differs from what the instance announced, or could not be stored."""
 
     exit_code = ExitCode.COLLECT_FAILED
 
 
 class StoreFull(CollectFailed):
-    """This machine's disk is full, or away: what exists elsewhere waits there until that ends or the lease is over."""
+    """This machine's disk is full or missing; the files elsewhere wait there until that changes or the lease ends."""
 
 
 class RunHeld(GpurunError):
-    """Another gpurun process owns this run."""
+    """Another gpurun process holds this run."""
 
     exit_code = ExitCode.RUN_HELD
 
 
 class Interrupted(GpurunError):
-    """Ctrl-C, where no run had begun that would answer it."""
+    """Ctrl-C, before a run had begun that could handle it."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
-def clauses(said: Iterable[object]) -> str:
-    """Several sentences as the clauses of one, without their full stops, each once."""
-    return "; ".join(dict.fromkeys(str(one).rstrip(".") for one in said))
+def clauses(sentences: Iterable[object]) -> str:
+    """Join several sentences into one as clauses, without their full stops and without repeats."""
+    return "; ".join(dict.fromkeys(str(sentence).rstrip(".") for sentence in sentences))

@@ -1,4 +1,4 @@
-"""One process at a time where several would read and then write the same file."""
+"""Locks, so that only one process at a time reads and then writes a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ LOOK_S = 0.1
 
 @contextmanager
 def exclusive(path: Path, meanwhile: Callable[[], object] | None = None) -> Iterator[None]:
-    """Wait for the kernel lock of a file and hold it; a holder's death frees it. OSError where that cannot be.
+    """Wait for the kernel lock of a file and hold it; a holder's death releases it. OSError if it cannot be opened.
 
-    Where another may hold it for long, `meanwhile` is called again and again; what it raises ends the waiting.
+    While another process holds it, `meanwhile` is called repeatedly; an exception from it ends the wait.
     """
     descriptor = open_lock(path)
     try:
@@ -33,14 +33,14 @@ def exclusive(path: Path, meanwhile: Callable[[], object] | None = None) -> Iter
 
 
 def open_lock(path: Path) -> int:
-    """Open a file for its lock, and make it where there is none; OSError where that cannot be."""
+    """Open a file for locking, and create it if necessary; OSError if that fails."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def take_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Take the kernel lock of an open file if nobody else has it; whether it is held here now.
+    """Try to take the kernel lock of an open file, and return whether it is held now.
 
-    A `shared` one only looks whether somebody has it.
+    A `shared` lock only checks whether another process holds it.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

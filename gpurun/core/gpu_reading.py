@@ -1,4 +1,4 @@
-"""What the machine's cards do now: a small file in the run folder for who watches; never durable, never evidence."""
+"""What the machine's GPUs do now: a small file in the run folder for viewers; never durable, never evidence."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from gpurun.core.paths import RunFolder
 from gpurun.core.untrusted import read_object, whole
 
-# What was not written again for so long tells of a machine that is not heard any more.
+# A file that is older than this is from a machine that no longer answers.
 STALE_S = 30.0
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """All cards of a machine at `wall`, by this machine's clock; None for what none of them tells.
+    """All GPUs of a machine at `wall`, by this machine's clock; a value is None if no GPU reports it.
 
-    `use_percent` is the mean; `memory_mib` and `celsius` are of the card that has most, `watts` is the sum.
+    `use_percent` is the mean; `memory_mib` and `celsius` are the highest of any GPU, `watts` is the sum.
     """
 
     wall: float
@@ -33,18 +33,18 @@ class GpuReading:
 
 
 def write_gpus(folder: RunFolder, wall: float, cards: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what the agent said last."""
+    """Write what the agent reported last."""
     half = folder.gpus.with_suffix(".tmp")
-    with suppress(OSError):  # A full disk ends no watch for the sake of a picture.
+    with suppress(OSError):  # A full disk must not end the watch for a picture.
         half.write_text(json.dumps({"wall": wall, "cards": list(cards)}))
         os.replace(half, folder.gpus)
 
 
 def read_gpus(folder: RunFolder, now_wall: float) -> GpuReading | None:
-    """What the cards do, if that is known and not old."""
+    """Return what the GPUs do, if that is known and recent."""
     try:
-        told = read_object(folder.gpus)
-        wall, cards = float(told["wall"]), list(told["cards"])
+        content = read_object(folder.gpus)
+        wall, cards = float(content["wall"]), list(content["cards"])
         if not cards or abs(now_wall - wall) >= STALE_S:
             return None
         figures = {key: [figure for card in cards if (figure := whole(card[key])) is not None] for key in _OF_ALL}

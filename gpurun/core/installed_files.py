@@ -1,7 +1,7 @@
-"""Where trainer, recipes and the pages of docs/ lie: at the root of a checkout, or inside the installed package.
+"""Where trainer, recipes and the pages of docs/ are: at the root of a checkout, or inside the installed package.
 
-`from gpurun.core.installed_files import recipe` gives the trainer's module of that name: what needs no torch of trainer
-is used here, too, and there is no other way to it.
+`from gpurun.core.installed_files import recipe` imports the trainer's module with that name. gpurun uses the modules of
+the trainer that need no torch, and only this way.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from trainer import tokenizer as tokenizer
 
 SHARED = ("cards", "errors", "items", "pair_tokenizer", "recipe", "recipe_file", "recipe_rules", "shards", "tokenizer")
-"""The trainer's modules that gpurun uses: they need numpy and tiktoken at most, and one another."""
+"""The trainer's modules that gpurun uses: they need at most numpy, tiktoken and one another."""
 
 
 def bundle_root() -> Path:
-    """The folder that holds `trainer/` and `recipes/`; a SetupError when this installation has neither."""
+    """Return the folder with `trainer/` and `recipes/`; SetupError if this installation has neither."""
     package = Path(gpurun.__file__).resolve().parent
     for root in (package / "_bundle", package.parent):
         if (root / "trainer" / "__init__.py").is_file() and (root / "recipes").is_dir():
@@ -45,14 +45,14 @@ def bundle_root() -> Path:
 
 
 def has_other_gpurun() -> bool:
-    """Return whether the package index's `gpurun` is installed in this environment, too: somebody else's tool."""
+    """Return whether the unrelated package `gpurun` from the package index is installed in this environment too."""
     return any(
         (place / "METADATA").is_file() for path in sys.path for place in Path(path or ".").glob("gpurun-*.dist-info")
     )
 
 
 def broken_installation(fault: ImportError) -> SetupError:
-    """Return why something of this installation cannot be imported, and what mends it."""
+    """Return why a part of this installation cannot be imported, and how to repair it."""
     if has_other_gpurun():
         what = f"Another package that is called gpurun is installed here and shares this one's files: {fault}."
         hint = "pip uninstall gpurun gpurun-cap; then install gpurun-cap alone, from the clone: pip install ."
@@ -62,7 +62,7 @@ def broken_installation(fault: ImportError) -> SetupError:
 
 
 def install_line(extra: str) -> str:
-    """Return what installs an extra beside this installation: an editable one stays, and a tool's own pip is named."""
+    """Return the command that installs an extra here: it keeps an editable install, and uses a tool's own pip."""
     package, prefix = Path(gpurun.__file__).resolve().parent, Path(sys.prefix)
     if (package.parent / "pyproject.toml").is_file():
         return f"pip install -e '{package.parent}[{extra}]'"
@@ -74,12 +74,12 @@ def install_line(extra: str) -> str:
 
 
 def page(name: str) -> Path:
-    """A page of docs/, where a person who has no checkout can open it, too."""
+    """Return where to open a page of docs/, also for users who have no checkout."""
     return bundle_root() / "docs" / name
 
 
 def _trainer_module(name: str) -> ModuleType:
-    """One of the trainer's modules, from where this installation has it, whatever else is called `trainer` here."""
+    """Return one of the trainer's modules from this installation, even if another `trainer` can be imported."""
     if name not in SHARED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if "trainer" not in sys.modules:

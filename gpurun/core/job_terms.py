@@ -1,4 +1,4 @@
-"""What a kind of job calls its things, and which of them it has: the one place where a view asks what ran."""
+"""The words for the parts of a kind of job, and which parts it has: views ask this module and no other what ran."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 class JobTerms:
     """The words for one kind of job.
 
-    `verb` is the verb of gpurun that begins it, `label` names what was asked for, `worker` does the `work`, which is
-    `doing` while it lasts, and `files` come home. `whole` are the kinds of file that one checkpoint has. `has_model`:
-    its recipe is known here. So parameters, tokens and an estimate can be told, its time is divided by its own events,
-    and a loss belongs to a checkpoint.
+    `verb` is the gpurun verb that starts it, `label` names what was requested, `worker` is what does the `work`,
+    `doing` describes the work under way, and `files` come home. `whole` are the kinds of file that make up a
+    checkpoint. `has_model`: gpurun knows its recipe. So there are parameters, tokens and an estimate, its time is
+    divided by its own events, and a loss belongs to a checkpoint.
     """
 
     verb: str
@@ -69,14 +69,14 @@ SWEEP = JobTerms(
 )
 
 TERMS: dict[str, JobTerms] = {"trainer": TRAINER, "command": COMMAND, "dev_box": DEV_BOX, "sweep": SWEEP}
-"""By the kind of job; every other kind puts its own here when it is made."""
+"""By kind of job; a kind that is not here adds its own when its class is defined."""
 
 
 def terms_in(stated: Mapping[str, Any]) -> JobTerms:
-    """Return the words for what ran by a receipt's predicate, or by the record that opened a run.
+    """Return the words for what ran, from a receipt's predicate or from the record that opened the run.
 
-    Of a kind of job that is not known here it is said what may be said of a command.
+    An unknown kind of job gets the words of a command.
     """
-    asked = stated.get("asked", stated)
-    kind = str(asked.get("job") or ("command" if asked.get("command") is not None else "trainer"))
+    request = stated.get("asked", stated)
+    kind = str(request.get("job") or ("command" if request.get("command") is not None else "trainer"))
     return TERMS.get(kind, COMMAND)

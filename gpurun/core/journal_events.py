@@ -1,11 +1,11 @@
-"""The journal's events: a frozen class each, with what stands under `data` of its lines (docs/JOURNAL.md).
+"""The journal's events: a frozen class each, for the content of `data` in its lines (docs/JOURNAL.md).
 
-Whoever writes a journal builds one of these, and whoever reads one gets the same (`Record.typed`). A field without a
-default must be there, or the run's journal is damaged from that line on; so it is where one that bears on money is not
-of its type. Any other that is not is read as if it were not there, and a key that no class has is a newer gpurun's: it
-stays in the line, and is left alone. A default of None also stands for what an older gpurun did not write.
+A writer of a journal builds one of these, and a reader gets the same object (`Record.typed`). A required field that is
+missing damages the journal from that line on; so does a field that concerns money and has the wrong type. Any other
+field of a wrong type is treated as missing. A key that no class has was written by a newer gpurun: it stays in the
+line and is ignored. A default of None also stands for what an older gpurun did not write.
 
-Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
+Names contain units: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from gpurun.core.run_plan import Lease
 
 Json = dict[str, Any]
 Number = int | float
-"""A figure as it is written: a whole one stays whole, since receipts quote it."""
+"""A figure as it was written: an integer stays an integer, because receipts quote it."""
 EndCode = Annotated[ExitCode | int, Field(union_mode="left_to_right")]
-"""An exit code; one that only a newer gpurun has is a number."""
+"""An exit code; a code that only a newer gpurun has is a plain number."""
 Seconds = Annotated[int, Field(gt=-1e11, lt=1e11)] | Annotated[float, Field(gt=-1e11, lt=1e11)]
-"""A time or a duration that a clock can have told."""
+"""A time or a duration within the range of a clock."""
 
 
 class Event(StrEnum):
@@ -73,29 +73,29 @@ class Event(StrEnum):
 
 
 class SeenMachine(Instance):
-    """What a provider says of a machine, once it said a price or that it tells none."""
+    """A provider's description of a machine, after it has reported a price or that it has none."""
 
     rate_micros_per_hour: Micros | None
 
     @classmethod
     def of(cls, instance: Instance) -> SeenMachine:
-        """The same instance, to be put on record."""
+        """Return the same instance in the form for the journal."""
         return cls.model_validate(instance.model_dump(mode="json"))
 
 
 class AgreedLease(Lease):
-    """A lease, with how long the machine may live on once its end was asked for."""
+    """A lease, with how long the machine may still live after its end was requested."""
 
     kill_allowance_s: int
 
     @classmethod
     def of(cls, lease: Lease) -> AgreedLease:
-        """The same lease, to be put on record."""
+        """Return the same lease in the form for the journal."""
         return cls.model_validate(lease.model_dump())
 
 
 class FileBrought(TypedDict):
-    """A file that came home, by its digest."""
+    """A file that came home, with its digest."""
 
     name: str
     bytes: int
@@ -105,7 +105,7 @@ class FileBrought(TypedDict):
 
 
 class JournalEvent(Frozen):
-    """What one line of a journal tells. Whatever its event is, a machine in it is its provider's last word of it."""
+    """The content of one journal line. A machine in any event is the provider's latest description of it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
     event: ClassVar[Event]
@@ -114,7 +114,7 @@ class JournalEvent(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _writable(cls, values: Any, info: ValidationInfo) -> Any:
-        """Half a surrogate pair, from a file with an odd name, becomes a question mark: no journal can hold it."""
+        """Replace half a surrogate pair (from a file with an odd name) by "?", because a journal cannot hold it."""
         if info.mode == "json" or not isinstance(values, Mapping):
             return values
         return {
@@ -123,22 +123,22 @@ class JournalEvent(Frozen):
         }
 
     def as_data(self) -> Json:
-        """What stands in the journal: every field that was given, whole."""
+        """Return the data for the journal: every field that was given."""
         given = self.model_fields_set
         return {key: value for key, value in self.model_dump(mode="json").items() if key in given}
 
 
 class NewerEvent(JournalEvent):
-    """An event that a newer gpurun wrote: of that only a machine is understood."""
+    """An event that a newer gpurun wrote: only a machine in it is understood."""
 
 
 class RunOpened(JournalEvent):
-    """The run begins. What an older gpurun did not write yet is None, and tells its age.
+    """The run begins. A field that an older gpurun did not write yet is None.
 
-    `rules` are those by which its receipt follows from it; None are the first. `endpoint` was asked in place of the
-    provider's own address, `challenge` made the seed. `job` is a kind of job that neither trains a recipe nor runs a
-    command. `imported` is what a notebook told of itself. `legs`: on how many machines it may be, one after the other,
-    where it continues on another one when one is taken away or lost; 0 where it does not.
+    `rules` is the version of the rules by which its receipt is made; None is the first. `endpoint` was used instead of
+    the provider's own address, `challenge` gave the seed. `job` is a kind of job that neither trains a recipe nor runs
+    a command. `imported` is what a notebook reported about itself. `legs`: on how many machines the run may be, one
+    after the other, if it continues on another one when one is taken away or lost; 0 if it does not.
     """
 
     event = Event.RUN_OPENED
@@ -174,12 +174,12 @@ class RunOpened(JournalEvent):
 
     @property
     def has_model(self) -> bool:
-        """Whether what runs trains a model whose recipe is known here."""
+        """Return whether the job trains a model whose recipe is known here."""
         return terms_in(self.as_data()).has_model
 
 
 class StageIntended(JournalEvent):
-    """What is worth a place in the bucket is put there before anything is rented."""
+    """The files that are worth it are put into the bucket before anything is rented."""
 
     event = Event.STAGE_INTENDED
     url: str = ""
@@ -188,7 +188,7 @@ class StageIntended(JournalEvent):
 
 
 class StageObserved(JournalEvent):
-    """It lies there; `there_*` did before."""
+    """The files are in the bucket; `there_*` were there before."""
 
     event = Event.STAGE_OBSERVED
     url: str | None = None
@@ -202,11 +202,11 @@ class StageObserved(JournalEvent):
 
 
 class CreateIntended(JournalEvent):
-    """A machine is going to be asked for: on disk before the request leaves, with all that money is reckoned by.
+    """A create request is about to be sent: on disk before the request, with every figure that its cost depends on.
 
-    `account` is a mark of whose key asks, `deadline_wall` by this machine's clock. `offer` is as it was approved.
-    `spent_micros`: what earlier askings have cost of the same sum, where that is anything. `sends_itself`: the job may
-    send what nobody here counts. `hold_s`: how long it may be held for what is not at home.
+    `account` identifies whose key is used, `deadline_wall` is by this machine's clock, `offer` is as it was approved.
+    `spent_micros`: what earlier attempts have cost of the same cap, if anything. `sends_itself`: the job may send data
+    that gpurun does not count. `hold_s`: how long the machine may be held for files that are not at home.
     """
 
     event = Event.CREATE_INTENDED
@@ -230,7 +230,7 @@ class CreateIntended(JournalEvent):
 
 
 class CreateObserved(JournalEvent):
-    """The machine exists; `adopted`: found by its token after an answer was lost."""
+    """The machine exists; `adopted`: it was found by its token after the reply was lost."""
 
     event = Event.CREATE_OBSERVED
     token: str
@@ -239,7 +239,7 @@ class CreateObserved(JournalEvent):
 
 
 class CreateRefused(JournalEvent):
-    """Certainly nothing was made."""
+    """Nothing was created, with certainty."""
 
     event = Event.CREATE_REFUSED
     token: str = ""
@@ -248,7 +248,7 @@ class CreateRefused(JournalEvent):
 
 
 class CreateUnknown(JournalEvent):
-    """Something may have been made: it is looked for by its token."""
+    """A machine may have been created: gpurun looks for its token."""
 
     event = Event.CREATE_UNKNOWN
     token: str = ""
@@ -256,10 +256,10 @@ class CreateUnknown(JournalEvent):
 
 
 class ReadyObserved(JournalEvent):
-    """The machine answers. `facts` are its agent's own.
+    """The machine answers. `facts` are reported by its agent.
 
-    `armed` is the deadline, in whole seconds, that its own timer was read back to go by; None where it has none. An
-    older gpurun did not write it (0), and is believed. `sent_bytes` went there while a job waited in its queue.
+    `armed` is the deadline, in whole seconds, that was read back from the machine's own timer; None if it has no timer.
+    An older gpurun did not write it (0), and is trusted. `sent_bytes` were sent while a job waited in its queue.
     """
 
     event = Event.READY_OBSERVED
@@ -276,7 +276,7 @@ class ReadyObserved(JournalEvent):
 
 
 class ShipIntended(JournalEvent):
-    """Code and data are sent."""
+    """The upload of code and data begins."""
 
     event = Event.SHIP_INTENDED
     files: int | None = None
@@ -284,7 +284,7 @@ class ShipIntended(JournalEvent):
 
 
 class ShipObserved(JournalEvent):
-    """They are there, verified. `pulled_*` came from the bucket, `public_bytes` by the machine's own download."""
+    """Code and data are there, verified. `pulled_*` came from the bucket, `public_bytes` by its own download."""
 
     event = Event.SHIP_OBSERVED
     manifest_sha256: str
@@ -300,7 +300,7 @@ class ShipObserved(JournalEvent):
 
 
 class TrainIntended(JournalEvent):
-    """The trainer is started; it waits `linger_s` for a client at its end. `pushed` is its folder in the bucket."""
+    """The trainer is started; at its end it waits `linger_s` for a client. `pushed` is its folder in the bucket."""
 
     event = Event.TRAIN_INTENDED
     job_sha256: str = ""
@@ -312,7 +312,7 @@ class TrainIntended(JournalEvent):
 
 
 class TrainStarted(JournalEvent):
-    """The trainer runs; `already`: it did before it was asked."""
+    """The trainer runs; `already`: it was running before the start request."""
 
     event = Event.TRAIN_STARTED
     keeper_pid: int | None = None
@@ -322,9 +322,9 @@ class TrainStarted(JournalEvent):
 
 
 class RateObserved(JournalEvent):
-    """What the first steps showed. `needed_micros`: the worst case of a lease that would finish, where this does not.
+    """What the first steps showed. `needed_micros`: the worst case of a lease that would finish, if this one does not.
 
-    `tokens_per_s` is None of a command, whose tokens nobody knows; `limit_s` is what lease and cap leave.
+    `tokens_per_s` is None for a command, whose tokens are unknown; `limit_s` is the time that lease and cap leave.
     """
 
     event = Event.RATE_OBSERVED
@@ -344,7 +344,7 @@ class RateObserved(JournalEvent):
 
 
 class TrainObserved(JournalEvent):
-    """The work ended: "done", "stopped", "failed" or "lost". `drained_s` of fetching followed, which is collecting."""
+    """The work ended: "done", "stopped", "failed" or "lost". Downloads took `drained_s` more, counted as collecting."""
 
     event = Event.TRAIN_OBSERVED
     outcome: str
@@ -362,7 +362,7 @@ class TrainObserved(JournalEvent):
 
 
 class StopRequested(JournalEvent):
-    """Somebody, or the lease, wants it to stop; `signal` is the name of the one that asked."""
+    """The user or the lease requests a stop; `signal` names the signal that requested it, if one did."""
 
     event = Event.STOP_REQUESTED
     how: Literal["save", "now", "destroy"]
@@ -372,13 +372,13 @@ class StopRequested(JournalEvent):
 
 
 class CollectIntended(JournalEvent):
-    """What is finished is brought home."""
+    """The download of finished files begins."""
 
     event = Event.COLLECT_INTENDED
 
 
 class FilesBrought(JournalEvent):
-    """What is at home, and the names of what was wanted and did not come; of very many the first (`listed`)."""
+    """The files at home, and the names of expected files that are missing; only the first of very many (`listed`)."""
 
     files: list[FileBrought]
     missing: list[str]
@@ -390,10 +390,10 @@ class FilesBrought(JournalEvent):
 
 
 class CollectObserved(FilesBrought):
-    """It is at home; `remembered`: of a machine that is lost, by the last list that came home.
+    """The files are at home; `remembered`: the machine is lost, and its last list that came home is used.
 
-    `left` are names that nobody needed, `unpublished` what the machine could not list, which is missing too.
-    `left_bytes` are all that left the machine, `egress_micros` what that costs, where its provider charges for it.
+    `left` are names of unneeded files, `unpublished` are files that the machine could not list, which are missing too.
+    `left_bytes` is all that left the machine, `egress_micros` the cost of that, if its provider charges for it.
     """
 
     event = Event.COLLECT_OBSERVED
@@ -406,7 +406,7 @@ class CollectObserved(FilesBrought):
 
 
 class SalvageObserved(FilesBrought):
-    """The same of what a machine that is gone had left; `shared` says what became of its folder on a cluster."""
+    """The same for the files of a machine that is gone; `shared` is the state of its folder on a cluster."""
 
     event = Event.SALVAGE_OBSERVED
     brought: int | None = None
@@ -414,7 +414,7 @@ class SalvageObserved(FilesBrought):
 
 
 class HoldIntended(JournalEvent):
-    """The machine is held until then for what is not at home; `elsewhere` counts what no collect brings."""
+    """The machine is held until then for files that are not at home; `elsewhere` counts those no collect brings."""
 
     event = Event.HOLD_INTENDED
     until_wall: Number
@@ -426,7 +426,7 @@ class HoldIntended(JournalEvent):
 
 
 class HoldObserved(JournalEvent):
-    """It is held no longer: all came ("home"), its time is "over", or it runs no more ("gone")."""
+    """The hold is over: all files came ("home"), its time is "over", or the machine no longer runs ("gone")."""
 
     event = Event.HOLD_OBSERVED
     how: str
@@ -434,7 +434,7 @@ class HoldObserved(JournalEvent):
 
 
 class DestroyIntended(JournalEvent):
-    """The machine's end is asked for; `timer`: its provider ends it at a time limit of its own, whatever happens."""
+    """The destroy request is about to be sent; `timer`: the provider ends the machine at a time limit in any case."""
 
     event = Event.DESTROY_INTENDED
     id: str = ""
@@ -444,7 +444,7 @@ class DestroyIntended(JournalEvent):
 
 
 class DestroyAsked(JournalEvent):
-    """It was asked for; `taken`: by somebody. An older gpurun did not write that."""
+    """The destroy request was sent; `taken`: it was accepted. An older gpurun did not write that."""
 
     event = Event.DESTROY_ASKED
     id: str = ""
@@ -454,9 +454,10 @@ class DestroyAsked(JournalEvent):
 
 
 class DeathRead(JournalEvent):
-    """One reading of the machine. `ended_wall` and `ran_s` are its provider's; the others count back from here.
+    """One reading of the machine. `ended_wall` and `ran_s` are the provider's; the other times count back from now.
 
-    `alive_s_ago`: shown alive last; `up_s_ago`: as one that was not ending; `gone_s_ago`: gone without a break since.
+    `alive_s_ago`: last shown alive; `up_s_ago`: last shown alive and not ending; `gone_s_ago`: gone without a break
+    since.
     """
 
     event = Event.DEATH_READ
@@ -473,12 +474,12 @@ class DeathRead(JournalEvent):
 
     @property
     def tells_life(self) -> bool:
-        """Whether it says when the machine was alive; an older gpurun did not, and reckoned up to the proof."""
+        """Return whether it records when the machine was alive; an older gpurun did not, and billed up to the proof."""
         return "alive_s_ago" in self.model_fields_set
 
 
 class DeathProven(JournalEvent):
-    """The machine is gone, by so many readings over so many seconds."""
+    """The machine is gone, by this many readings over this many seconds."""
 
     event = Event.DEATH_PROVEN
     id: str
@@ -489,7 +490,7 @@ class DeathProven(JournalEvent):
 
 
 class BillObserved(JournalEvent):
-    """What its provider billed for a machine, by readings that gave the same amount."""
+    """What the provider billed for a machine, from readings that gave the same amount."""
 
     event = Event.BILL_OBSERVED
     token: str
@@ -500,14 +501,14 @@ class BillObserved(JournalEvent):
 
 
 class SalvageIntended(JournalEvent):
-    """What a machine that is gone has left is looked for in that folder; "" where only what is here is counted."""
+    """The files of a machine that is gone are looked for in that folder; "" if only the files here are counted."""
 
     event = Event.SALVAGE_INTENDED
     folder: str = ""
 
 
 class StepFailed(JournalEvent):
-    """A step failed, and what to do about it."""
+    """A step failed, with what to do about it."""
 
     event = Event.STEP_FAILED
     step: str
@@ -518,9 +519,10 @@ class StepFailed(JournalEvent):
 
 
 class Incident(JournalEvent):
-    """Something that should not have happened and was dealt with; some codes have a class of their own, with more.
+    """Something unexpected happened and was handled; some codes have a class of their own, with more fields.
 
-    `token` and `id` are of the machine that it is about, `billed` says that something beside one costs on.
+    `token` and `id` are those of the machine concerned; `billed` means that something beside a machine still costs
+    money.
     """
 
     event = Event.INCIDENT
@@ -533,12 +535,12 @@ class Incident(JournalEvent):
     at_s: Number | None = None
 
     def as_data(self) -> Json:
-        """The same, with the code of one that has a class of its own."""
+        """Return the data with the code, for a class that stands for one code."""
         return {"code": self.code, **super().as_data()}
 
 
 class PriceRose(Incident):
-    """The provider tells a dearer rate of a machine that runs, from then on."""
+    """The provider reports a higher price for a running machine, from that time on."""
 
     code: str = "price.rose"
     rate_micros_per_hour: int
@@ -546,27 +548,27 @@ class PriceRose(Incident):
 
 
 class MachineEndsItself(Incident):
-    """The machine was told over SSH to end itself, and does so then."""
+    """The machine was ordered over SSH to end itself, and ends at that time."""
 
     code: str = "machine.ends_itself"
     ends_wall: Seconds
 
 
 class AddressChanged(Incident):
-    """The machine runs at another address."""
+    """The machine now has another address."""
 
     code: str = "machine.moved"
     instance: SeenMachine
 
 
 class ExtraGone(Incident):
-    """A machine beside the run's own, or one that came late, is proven gone."""
+    """A machine beside the run's own, or one that appeared late, is proven gone."""
 
     id: str
 
 
 class MachineGone(Incident):
-    """The provider has shown the machine as gone for so long while it was waited for."""
+    """The provider has shown the machine as gone for this long while gpurun waited for it."""
 
     code: str = "machine.gone"
     gone_s_ago: Seconds
@@ -575,11 +577,11 @@ class MachineGone(Incident):
 class LegPlanned(JournalEvent):
     """The run continues on another machine: on the offers of that plan, from a checkpoint that is at home.
 
-    `token`, `provider` and `region` are of the machine that was lost, `why` is how it ended, in the provider's words;
-    they are empty where none was lost since the last plan, and only its offers could not be had. `files` are the
-    checkpoint of `step`; there are none where it starts again. `fruitless`: so many machines in a row brought no new
-    checkpoint. `spent_micros` is what all machines until now cost at most. `events_bytes` and `log_bytes` are how much
-    of the copies here is of earlier machines; `reached` is the last step that those tell of.
+    `token`, `provider` and `region` belong to the lost machine, `why` is how it ended, in the provider's words. They
+    are empty if no machine was lost since the last plan, and only its offers were unavailable. `files` are the
+    checkpoint of `step`; there are none if the run starts from the beginning. `fruitless`: how many machines in a row
+    brought no new checkpoint. `spent_micros` is the upper bound of the cost of all machines so far. `events_bytes` and
+    `log_bytes` are how much of the copies here came from earlier machines; `reached` is the last step in them.
     """
 
     event = Event.LEG_PLANNED
@@ -601,7 +603,7 @@ class LegPlanned(JournalEvent):
 
 
 class ReceiptObserved(JournalEvent):
-    """The receipt has its place in the chain."""
+    """The receipt is in the chain."""
 
     event = Event.RECEIPT_OBSERVED
     seq: int
@@ -609,7 +611,7 @@ class ReceiptObserved(JournalEvent):
 
 
 class RunClosed(JournalEvent):
-    """The run is closed; the journal adds `seal`, the digest of this line without it."""
+    """The run is closed; the journal adds `seal`, the digest of this line without the seal."""
 
     event = Event.RUN_CLOSED
     exit_code: EndCode
@@ -617,7 +619,7 @@ class RunClosed(JournalEvent):
 
 
 class JournalRepaired(JournalEvent):
-    """A torn last line was cut."""
+    """An incomplete last line was cut off."""
 
     event = Event.JOURNAL_REPAIRED
     cut_bytes: int
@@ -647,18 +649,18 @@ _OF_MONEY = frozenset({
     "instance", "rules", "core_bundle_sha256", "beside_micros_per_hour", "egress_micros", "sends_itself",
     "least_billed_s", "legs", "ended_wall", "ran_s", "alive_s_ago", "up_s_ago", "gone_s_ago",
 })  # fmt: skip
-"""Fields with a default that are damage where they are not of their type."""
+"""Fields with a default that count as damage if they have the wrong type."""
 
 
 def class_of(event: str, data: Mapping[str, Any]) -> type[JournalEvent]:
-    """Return the class of a line's event, by its code too."""
+    """Return the class for a line's event, which may depend on its code."""
     if event == Event.INCIDENT:
         return INCIDENTS.get(str(data.get("code")), Incident)
     return CLASSES[Event(event)] if event in CLASSES else NewerEvent
 
 
 def may_be_damage(event: str, data: Mapping[str, Any]) -> bool:
-    """Whether a line of this event can be damage by what stands under `data`: only then it is read to find out."""
+    """Return whether `data` of this event could be damage: only then is the line parsed to find out."""
     return "instance" in data or bool(_needed(class_of(event, data)))
 
 
@@ -668,7 +670,7 @@ def _needed(kind: type[JournalEvent]) -> frozenset[str]:
 
 
 def read_event(event: str, data: Mapping[str, Any]) -> JournalEvent:
-    """Return what a line tells, by JSON's own types: "5" is no number. ValidationError where it is not understood."""
+    """Return what a line holds, strict about JSON types ("5" is not a number); ValidationError if not understood."""
     kind, data = class_of(event, data), as_today(event, data)
     try:
         return kind.model_validate_json(_as_text(data), strict=True)
@@ -680,12 +682,12 @@ def read_event(event: str, data: Mapping[str, Any]) -> JournalEvent:
 
 
 def _as_text(data: Mapping[str, Any]) -> bytes:
-    """Return the data as JSON; half a surrogate pair, which no journal of ours has, is a question mark."""
+    """Return the data as JSON; half a surrogate pair, which our journals never have, becomes a question mark."""
     return json.dumps(data, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def as_today(event: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an older line's data as this gpurun writes them; what a default of its class says needs no word here."""
+    """Return an older line's data in today's form; fields that have a default in their class need no conversion."""
     if event == Event.DEATH_READ and "alive_s_ago" in data and "up_s_ago" not in data:
-        return {**data, "up_s_ago": data["alive_s_ago"]}  # It made no difference of a machine that was ending.
+        return {**data, "up_s_ago": data["alive_s_ago"]}  # It did not distinguish a machine that was ending.
     return data

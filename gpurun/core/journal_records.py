@@ -1,4 +1,4 @@
-"""How far a run has come: the journal's records, and the state that replaying them gives."""
+"""How far a run has come: the journal's records, and the state that results from replaying them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class Phase(StrEnum):
-    """How far a run has come, as its journal tells it."""
+    """How far a run has come, according to its journal."""
 
     OPENED = "opened"
     CREATING = "creating"
@@ -39,18 +39,18 @@ class Phase(StrEnum):
 
 
 PASSES_OVER = frozenset({"no_capacity", "offer_rejected"})
-"""The reasons of `create.refused` after which the next attempt is on the next approved offer."""
+"""The reasons of `create.refused` after which the next attempt uses the next approved offer."""
 
 
 ClockTime = Annotated[float, Field(gt=-1e11, lt=1e11)]
-"""What a clock can have shown, until beyond the year 5000: every sum of such can be told and compared."""
+"""Times that a clock can show, until beyond the year 5000: every sum of them can be shown and compared."""
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9._]{0,63}$")]
 
 
 class Record(Frozen):
     """One line of a journal. `prev` is the sha256 of the line before, byte for byte.
 
-    `event` is a plain word where a newer gpurun wrote what this one does not know: it is kept, and changes nothing.
+    An `event` that only a newer gpurun knows is a plain string: it is kept, and changes nothing.
     """
 
     seq: int
@@ -60,20 +60,20 @@ class Record(Frozen):
     boot_id: str
     event: Annotated[Event | Word, Field(union_mode="left_to_right")]
     data: dict[str, Any]
-    """As it stands in the line; what it tells is `typed`."""
+    """The data as it stands in the line; `typed` is its parsed form."""
 
     @cached_property
     def typed(self) -> JournalEvent:
-        """What the line tells, read when it is first asked for; ValidationError where it is not understood."""
+        """Return the parsed content of the line, parsed at first use; ValidationError if it is not understood."""
         return read_event(self.event, self.data)
 
     def us_since(self, before: Record) -> int:
-        """Microseconds since the record before: by wall time, or the monotonic one within a boot if that is more."""
+        """Return the microseconds since the record before: wall time, or monotonic within a boot if that is more."""
         ticked_us = microseconds(self.mono) - microseconds(before.mono) if self.boot_id == before.boot_id else 0
         return max(0, ticked_us, microseconds(self.wall) - microseconds(before.wall))
 
     def least_us_since(self, before: Record) -> int:
-        """Microseconds since the record before, by the clock that went less far; none from one boot to the next."""
+        """Return the microseconds since the record before, by the clock that advanced less; 0 across a reboot."""
         if self.boot_id != before.boot_id:
             return 0
         ticked_us = microseconds(self.mono) - microseconds(before.mono)
@@ -81,7 +81,7 @@ class Record(Frozen):
 
     @property
     def runs_us(self) -> int | None:
-        """For how many microseconds at most a machine that queued has run by then; None where that is not told."""
+        """Return the most microseconds that a queued machine has run by now; None if that is not recorded."""
         machine = self.typed.instance
         if machine is None or machine.started_wall is None:
             return None
@@ -92,44 +92,44 @@ T = TypeVar("T", bound=JournalEvent)
 
 
 def all_typed(records: Iterable[Record], kind: type[T]) -> Iterator[T]:
-    """Return what the records of a class tell, in their order."""
+    """Return the contents of all records of a class, in order."""
     for record in records:
         if record.event is kind.event and isinstance(typed := record.typed, kind):
             yield typed
 
 
 def last_typed(records: Sequence[Record], kind: type[T]) -> T | None:
-    """Return what the last record of a class tells; None where there is none."""
+    """Return the content of the last record of a class; None if there is none."""
     return next(all_typed(reversed(records), kind), None)
 
 
 def last_brought(records: Sequence[Record]) -> FilesBrought | None:
-    """Return what is on record as brought home, by a collect or after the machine's end; None before there was any."""
+    """Return the last recorded list of downloaded files, from a collect or a salvage; None if there is none."""
     homecoming = (
-        one.typed for one in reversed(records) if one.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
+        record.typed for record in reversed(records) if record.event in (Event.COLLECT_OBSERVED, Event.SALVAGE_OBSERVED)
     )
-    return next((one for one in homecoming if isinstance(one, FilesBrought)), None)
+    return next((record for record in homecoming if isinstance(record, FilesBrought)), None)
 
 
 def opened_of(records: Sequence[Record]) -> RunOpened:
-    """Return what a run was opened with: its journal's first record. ValueError where that is another."""
+    """Return how a run was opened, from its journal's first record. ValueError if that is another record."""
     if records and isinstance(opened := records[0].typed, RunOpened):
         return opened
     raise ValueError("its journal does not begin with run.opened")
 
 
 STAMPS_S = 2.0
-"""What a provider's own times, in whole seconds, may leave out at both ends."""
+"""How much a provider's own times, in whole seconds, may miss at both ends."""
 
 
 @lru_cache(maxsize=4096)
 def microseconds(seconds: float) -> int:
-    """Read a number of seconds to the microsecond, exactly as it is written."""
+    """Convert a number of seconds to microseconds, exactly as it is written."""
     return int((Decimal(str(seconds)) * 1_000_000).to_integral_value(ROUND_HALF_EVEN))
 
 
 class Moment(Frozen):
-    """When something was written down, by both clocks of this machine."""
+    """When something was recorded, by both clocks of this machine."""
 
     wall: float
     mono: float
@@ -137,20 +137,20 @@ class Moment(Frozen):
 
     @classmethod
     def of(cls, record: Record) -> Moment:
-        """When a record was written."""
+        """Return when a record was written."""
         return cls(wall=record.wall, mono=record.mono, boot_id=record.boot_id)
 
     def seconds_until(self, later: Moment) -> float:
-        """Seconds from this to a later moment, by whichever clock says more; never below zero."""
+        """Return the seconds from this to a later moment, by the clock that shows more; never below zero."""
         ticked_s = later.mono - self.mono if later.boot_id == self.boot_id else 0.0
         return max(0.0, ticked_s, later.wall - self.wall)
 
 
 class CreateAttempt(Frozen):
-    """One asking for a machine: what it costs an hour, what else beside it (disk, address), and what became of it.
+    """One request for a machine: its price per hour, the price of what comes with it (disk, address), and its outcome.
 
-    `answer` is "" until there was one, then "made" or "refused"; "unseen" where it was lost, and nothing was found.
-    `spent_micros` is what the askings before it have cost of the same sum.
+    `answer` is "" until there is one, then "made" or "refused"; "unseen" if the reply was lost and nothing was found.
+    `spent_micros` is what the attempts before it have cost of the same cap.
     `leg` is the leg of the run that it was for.
     """
 
@@ -175,51 +175,46 @@ class Extra(Frozen):
 
 
 class Dearer(Frozen):
-    """The price of the run's machine as its provider tells it, without what is beside it, from `since_wall` on."""
+    """The price of the run's machine as its provider reports it, without what comes with it, from `since_wall` on."""
 
     micros_per_hour: Micros
     since_wall: float
 
 
 class RunState(Frozen):
-    """A run's journal, replayed: where it is, what exists, what failed.
+    """A run's journal, replayed: its phase, what exists, what failed.
 
-    `account` is the mark of the account that was asked, where its provider has accounts.
-    `passed_over` counts the offers that could not be had: the next attempt is on the next one that was approved.
-    `asked_at` is when the machine was asked for, `heard_at` when the last word about that came: the request may have
-    left so late.
-    `extras` are the machines that were found beside the run's own, by id (a token of "" is an old journal's); `asked`
-    has every asking, by token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens
-    beside whose machine something is billed.
-    `shared` tells of the folder that a job on a cluster shares with its login node: "empty", "holds" what may not be
-    here, or "kept" where that did not come home; "" elsewhere.
-    `stage` is "wanted" until what is shipped lies in the bucket, then "done"; "" where no bucket was named. `pushed` is
-    the folder of the bucket that the machine pushes its checkpoints to, until all of them are known to be here.
-    `clock_ahead_s` is how far the machine's clock is ahead of this one's, where that is more than talking takes.
-    `start_asked` says that the trainer may run, whether an answer to its start was heard or not, and `hard_stop_wall`
-    until when by the machine's clock. `linger_s` is for how long after that the machine waits for a client where its
-    checkpoints are in the bucket, before it ends itself; 0 where it stays to its deadline.
-    `timer_shares_key` says whether that timer asks with the key that asked for the machine (None: it is not on record).
-    `armed` says that the machine's own timer was read back (an old journal does not say, and is believed); `ends_wall`
-    is when the machine ends itself, where that was brought forward by it.
-    `newer` is the first event that this gpurun does not know: nothing is rented on what it may have meant.
-    `unread`: the journal is damaged, and what follows the damage asked for a machine.
-    `moved`: the machine runs at another address than it had at first.
-    `imported`: it ran in a notebook that nothing here could see, and nothing was ever asked for.
-    `silent_since_wall` is when its job wrote last, while that is long ago and it runs.
-    `hold_s` is for how long at most the machine is held for what is not at home, 0 where its end takes nothing away;
+    `account` identifies the account that was used, if its provider has accounts. `passed_over` counts the unavailable
+    offers: the next attempt is on the next approved offer. `asked_at` is when the machine was requested, `heard_at`
+    when the last reply about that arrived: the request may have left as late as that. `extras` are the machines that
+    were found beside the run's own, by id (a token of "" is an old journal's); `asked` has every create attempt, by
+    token; `dearer` are the prices that its machine rose to while it ran. `leftover` has the tokens of machines that
+    left something behind that is billed. `shared` is the state of the folder that a job on a cluster shares with its
+    login node: "empty", "holds" for files that may not be here, or "kept" if those did not come home; "" elsewhere.
+    `stage` is "wanted" until the upload is in the bucket, then "done"; "" without a bucket. `pushed` is the folder of
+    the bucket to which the machine pushes its checkpoints, until all of them are known to be here. `clock_ahead_s` is
+    how far the machine's clock is ahead of this one's, if that is more than the round trip. `start_asked` means that
+    the trainer may run, whether or not a reply to its start arrived. `hard_stop_wall` is its latest end by the
+    machine's clock. `linger_s` is how long the machine then waits for a client if its checkpoints are in the bucket,
+    before it ends itself; 0 if it stays until its deadline. `timer_shares_key` means that the timer uses the key that
+    requested the machine (None: not recorded). `armed` means that the machine's own timer was read back (an old journal
+    does not say, and is trusted); `ends_wall` is when the machine ends itself, if it was ordered to do so earlier.
+    `newer` is the first event that this gpurun does not know: it rents nothing while that event's meaning is unknown.
+    `unread`: the journal is damaged, and a record after the damage requested a machine. `moved`: the address of the
+    machine has changed since it was created. `imported`: it ran in a notebook that gpurun could not see, and no machine
+    was ever requested. `silent_since_wall` is when its job wrote last, if that is long ago and it still runs. `hold_s`
+    is the longest time that the machine is held for files that are not at home, 0 if its end destroys nothing;
     `elsewhere` counts the results that no collect brings, `unpublished` has `files`, `bytes` and the `first` of those
-    that the machine could not list.
-    `held_at` is when the hold began, `hold_until_wall` until when it lasts, `hold_why` what it is for; `earlier` is the
-    failure from before the one of the collect step.
-    `moves_on` says in words that the machine was shown as gone before it was ready: once that is proven, and not much
-    later, the next offer is taken. `rated` says that the measured rate is on record, `was_gone` that the last reading
-    of the machine which is on record shows it as gone. `signal` names the signal that asked for the `stop`, if one did.
-    `legs`: on how many machines it may be one after the other (0: on one, whatever becomes of it), `leg` is the number
-    of this one. `leg_plan` is the file of its plan below the run's folder ("" for the first), `leg_at` when that was
-    written, `leg_step` the checkpoint that it started from, `fruitless` how many legs before it brought no new one,
-    `attempts_before` how many askings there were, `events_before` and `log_before` how many bytes of the copies here
-    are of earlier machines. `stays`: it was looked into whether it can continue on another machine, and it cannot.
+    that the machine could not list. `held_at` is when the hold began, `hold_until_wall` when it ends, `hold_why` its
+    reason; `earlier` is the failure that came before the failure of the collect step. `moves_on` states that the
+    machine was shown as gone before it was ready: if that is proven soon, the next offer is used. `rated` means that
+    the measured speed is on record, `was_gone` that the last recorded reading of the machine shows it as gone. `signal`
+    names the signal that requested the `stop`, if one did. `legs`: on how many machines it may run, one after the other
+    (0: on one, whatever happens to it); `leg` is the number of this one. `leg_plan` is the file of its plan below the
+    run's folder ("" for the first), `leg_at` when that was written, `leg_step` the checkpoint that it started from,
+    `fruitless` how many legs before it brought no new one, `attempts_before` how many create attempts there were before
+    it, `events_before` and `log_before` how many bytes of the copies here came from earlier machines. `stays`: gpurun
+    checked whether it can continue on another machine, and it cannot.
     """
 
     run: str
@@ -284,11 +279,11 @@ class RunState(Frozen):
 
     @property
     def late(self) -> dict[str, str]:
-        """The extra machines that are not proven gone, with their tokens."""
+        """Return the extra machines that are not proven gone, with their tokens."""
         return {name: extra.token for name, extra in self.extras.items() if extra.ended is None}
 
     @property
     def may_be_billing(self) -> bool:
-        """Something was asked for and is not proven gone, or what it left is billed, or nobody can read whether."""
-        asked = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
-        return asked or self.unread or bool(self.late or self.leftover)
+        """Return whether a machine or leftover may be billed: not proven gone, or the journal too damaged to tell."""
+        was_requested = bool(self.token) and self.phase not in (Phase.OPENED, Phase.GONE, Phase.SETTLED, Phase.CLOSED)
+        return was_requested or self.unread or bool(self.late or self.leftover)

@@ -1,8 +1,8 @@
-"""The host keys of boxes that the user has already, as they were seen at first use: `known_hosts.json` in the home.
+"""The host keys of the user's own boxes, as seen at first use: `known_hosts.json` in the home.
 
-A machine that gpurun rents never stands here: its key was made before it booted. The file is a table of
-`"[host]:port": "ssh-ed25519 AAAA…"`; what is reached by another host has that beside its own name. A file that cannot
-be read is an error, never an empty list: one who breaks it must not win a new "first use".
+A machine that gpurun rents is never here: its key was made before it booted. The file is a table of
+`"[host]:port": "ssh-ed25519 AAAA…"`; a box that is reached through another host has that host beside its own name. A
+file that cannot be read is an error, never an empty list: damaging it must not cause a new "first use".
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NAME = "known_hosts.json"
 
 
 def known_host(home: Home, host: str, port: int) -> str | None:
-    """The public key that a box showed at first use, as `type base64`; None for a box that was never used."""
+    """Return the public key that a box showed at first use, as `type base64`; None for a box that was never used."""
     return _read(home).get(_key(host, port))
 
 
 def remember_host(home: Home, host: str, port: int, public_line: str) -> None:
-    """Keep a box's public key (`type base64`, a comment is dropped) in the place of any earlier one."""
+    """Store a box's public key (`type base64`, without a comment) in place of any earlier one."""
     kind, encoded, *_ = public_line.split()
     with exclusive(home.prepare().root / f".{_NAME}.lock"):
         kept = {**_read(home), _key(host, port): f"{kind} {encoded}"}
@@ -39,18 +39,18 @@ def _read(home: Home) -> dict[str, str]:
     path = home.root / _NAME
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
-            why, hint = "can be written by others", f"Check what is in it, then: chmod 600 {path}"
+            why, hint = "can be changed by other users", f"Check its content, then run chmod 600 {path}"
             raise SetupError("known_hosts.open_file", f"{path} {why}.", hint=hint)
-        told = read_object(path)
+        content = read_object(path)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from None
-    if not all(isinstance(line, str) for line in told.values()):
+    if not all(isinstance(line, str) for line in content.values()):
         raise _damaged(path, "it is not a table of host keys")
-    return told
+    return content
 
 
 def _damaged(path: object, why: str) -> SetupError:
-    hint = "Put it back from a copy; or move it away, and compare each box's key again at its next use."
+    hint = "Restore it from a copy, or move it away and compare the key of each box again at its next use."
     return SetupError("known_hosts.damaged", f"{path} cannot be read: {why}.", hint=hint)

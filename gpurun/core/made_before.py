@@ -1,4 +1,4 @@
-"""What a request rests on that was made before it: the quote in a plan file, and the run that it continues."""
+"""Earlier work that a request builds on: the quote in a plan file, and the run that it continues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gpurun.core.records import Frozen
 
 
 class Quoted(Frozen):
-    """What a plan file says that its request was quoted when it was written."""
+    """The quote in a plan file: what its request was estimated to cost when the file was written."""
 
     wall: float
     recipe_sha256: str
@@ -18,10 +18,10 @@ class Quoted(Frozen):
 
 
 class Earlier(Frozen):
-    """The checkpoint of an earlier run that a run goes on from, and what that run cost at most, where that is known.
+    """The checkpoint of an earlier run from which a run continues, and the upper bound of that run's cost, if known.
 
-    `bytes` are those of its three files; `receipt_sha256` is the receipt that names them. `steps` are those that it was
-    planned for; this run may take more.
+    `bytes` is the size of its three files; `receipt_sha256` is the receipt that names them. `steps` is how many the
+    earlier run was planned for; this run may take more.
     """
 
     run: str

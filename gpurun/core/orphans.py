@@ -1,4 +1,4 @@
-"""What was found at a provider by its token: whose it is, what became of it."""
+"""Machines that were found at a provider by their tokens: who owns them, and what happened to them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpurun.core.records import Instance, Leftover
 Whose = Literal["supervisor", "here", "elsewhere", "unknown"]
 Fate = Literal["owned", "within lease", "no deadline", "closed here", "overdue", "destroyed", "not proven gone"]
 LONGEST_LEASE_S = 26 * 3600.0
-"""A name is believed up to 24 h of training and what is around it; of a longer lease its own home has the record."""
+"""A deadline in a token is trusted up to 24 h of training plus overhead; a longer lease is recorded in its own home."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a machine is: of a run that a living supervisor of this home drives, of this home, of another, or unknown.
+    """Who owns a machine: a run with a living supervisor in this home, this home, another home, or unknown.
 
-    `home` is the id in the token ("" where it has none), `run` the run of this home whose journal has the token.
+    `home` is the id in the token ("" if it has none), `run` the run of this home whose journal has the token.
     """
 
     whose: Whose
@@ -26,7 +26,7 @@ class Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this home's."""
+        """Return whether the machine belongs to this home."""
         return self.whose in ("supervisor", "here")
 
 
@@ -34,8 +34,8 @@ class Owner:
 class Orphan:
     """One instance that was found, with the deadline that counts, and what was done about it.
 
-    `owned`: a living supervisor here drives it; `no deadline`: nobody can tell when it should end; `closed here`: its
-    run here waits for it no more, as its end was believed. It `has_outlived` that where it was read alive just now.
+    `owned`: a living supervisor here drives it. `no deadline`: its deadline is unknown. `closed here`: its run in this
+    home no longer waits for it, because its end was believed. It `has_outlived` that if it was just read as alive.
     """
 
     instance: Instance
@@ -47,12 +47,12 @@ class Orphan:
 
     @property
     def may_be_billing(self) -> bool:
-        """Whether it should be gone and is not proven gone, or nobody knows until when it should live."""
+        """Return whether it should be gone and is not proven gone, or its deadline is unknown."""
         return self.fate in ("not proven gone", "no deadline", "closed here")
 
     @property
     def is_alarming(self) -> bool:
-        """Whether it may be billing, or will until somebody ends it."""
+        """Return whether it may be billing, or will be until someone ends it."""
         return self.may_be_billing or self.fate == "overdue"
 
 
@@ -66,5 +66,5 @@ class Stray:
 
     @property
     def is_alarming(self) -> bool:
-        """Whether it is there still, though it was to be removed."""
+        """Return whether it still exists although it should have been removed."""
         return self.fate == "not removed"

@@ -1,7 +1,7 @@
 """The receipt as a typed record: the ledger builds it, the view draws it, the audit reads it (docs/RECEIPTS.md).
 
-A key that is `NotRequired` stands only in the receipts that have something to say under it; an older gpurun did not
-write some of them. What a newer one adds is kept and passed over.
+A `NotRequired` key stands only in receipts that have content for it; an older gpurun did not write some of them.
+Keys that a newer gpurun adds are kept and ignored.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing_extensions import TypedDict
 from gpurun.core.collected_record import CheckpointTold
 
 Is = TypedDict("Is", {"is": str})
-"""What a group of figures rests on: measured, provider-reported, instance-reported, planned or unknown."""
+"""The basis of a group of figures: measured, provider-reported, instance-reported, planned or unknown."""
 Number = int | float
 UNKNOWN = "unknown"
 
 
 class Signature(StrEnum):
-    """What checking an envelope found."""
+    """The result of checking an envelope."""
 
     OK = "ok"
     UNSIGNED = "unsigned"
@@ -30,14 +30,14 @@ class Signature(StrEnum):
 
 
 class Basis(TypedDict):
-    """How many records of the journal a receipt rests on, and the sha256 of the last one's line."""
+    """How many records of the journal a receipt is based on, and the sha256 of the last one's line."""
 
     head: str
     records: int
 
 
 class Continues(TypedDict):
-    """The checkpoint that a run went on from."""
+    """The checkpoint that a run continued from."""
 
     run: str
     step: int
@@ -45,7 +45,7 @@ class Continues(TypedDict):
 
 
 class CommandTold(TypedDict):
-    """A command of the user's own: its words, and the names of its variables without a value."""
+    """A command of the user: its words, and the names of its variables without values."""
 
     argv: list[str]
     env: list[str]
@@ -53,11 +53,11 @@ class CommandTold(TypedDict):
 
 
 class ReceiptAsked(TypedDict):
-    """What was to be done; `trainer` is "official trainer 0.1.0" or "changed trainer".
+    """The request; `trainer` is "official trainer 0.1.0" or "changed trainer".
 
-    `job` is its kind where it is neither a recipe nor a command. `legs`: on how many machines it may have been.
+    `job` is its kind if it is neither a recipe nor a command. `legs`: the maximum number of machines.
 
-    `imported` has the platform of a notebook that ran where nothing here could see it, and its evidence's digests.
+    `imported` has the platform of a notebook that ran where gpurun could not see it, and the digests of its evidence.
     """
 
     mode: str
@@ -75,14 +75,14 @@ class ReceiptAsked(TypedDict):
 
 
 class Digested(TypedDict):
-    """A file's length and sha256; None and "unknown" where it is not there."""
+    """A file's length and sha256; None and "unknown" if the file is missing."""
 
     bytes: int | None
     sha256: str
 
 
 class ReceiptDigests(TypedDict):
-    """What went into a run, and what its trainer said."""
+    """The digests of a run's inputs, and of what its trainer wrote."""
 
     request: str
     plan: str
@@ -96,7 +96,7 @@ class ReceiptDigests(TypedDict):
 
 
 class Shipping(Is):
-    """Which bytes went which way, as sent."""
+    """The bytes that took each route, as sent."""
 
     by_ssh_bytes: int | None
     bucket: str | None
@@ -107,13 +107,13 @@ class Shipping(Is):
 
 
 class ReceiptFacts(Is):
-    """What the machine says of itself."""
+    """What the machine reports about itself."""
 
     hello: Any
 
 
 class ReceiptMachine(Is):
-    """The last machine; what the provider did not tell is named in `as_ordered`."""
+    """The last machine; `as_ordered` names the fields that the provider did not report."""
 
     provider: str
     id: str | None
@@ -131,7 +131,7 @@ class ReceiptMachine(Is):
 
 
 class Timeline(Is):
-    """When things were seen here, in UTC, or "unknown"."""
+    """When events were observed here, in UTC, or "unknown"."""
 
     asked: str
     exists: str
@@ -144,20 +144,20 @@ class Timeline(Is):
 
 
 class Division(Is):
-    """How the training phase divides, by the machine's word."""
+    """How the training phase divides, as reported by the machine."""
 
     seconds: dict[str, Number] | None
 
 
 class Planned(Is):
-    """What the plan allowed each phase at most, and how long it expected training to take: (least, most)."""
+    """The most time that the plan allowed each phase, and the expected training time: (least, most)."""
 
     limits_s: dict[str, Number]
     training_s: list[Number] | None
 
 
 class Runtime(Is):
-    """Seconds that may be billed, and where they went."""
+    """Seconds that may be billed, and how they were spent."""
 
     billable_s: Number | None
     phases_s: dict[str, Number]
@@ -182,7 +182,7 @@ class RisePaid(TypedDict):
 
 
 class RentalPaid(TypedDict):
-    """One rental in the costs; what only some rentals have is there only in those."""
+    """One rental in the costs; optional keys stand only in the rentals that have them."""
 
     attempt: int
     token: str
@@ -199,7 +199,7 @@ class RentalPaid(TypedDict):
 
 
 class LegTold(TypedDict):
-    """One machine of a run that continued on others: from which step, and how many of its steps were trained before.
+    """One machine of a run that continued on others: its first step, and how many of its steps were repeated.
 
     `again_micros` is what these steps had cost on the machine that was lost. `on_demand_micros` is what its share of an
     unbroken run would have cost on demand, where that price was known. `why` is how it ended, in its provider's words,
@@ -223,7 +223,7 @@ class LegTold(TypedDict):
 
 
 class Cost(Is):
-    """What the run cost at most; `says` is there where a beginning or an end was not seen, `gpu_hours` on a cluster."""
+    """The most that it cost; `says` explains a beginning or end that was not seen, `gpu_hours` is for a cluster."""
 
     upper_bound_micros: int | None
     billed_micros: int | None
@@ -243,7 +243,7 @@ class ReceiptMeasured(Is):
 
 
 class StartTold(Is):
-    """The trainer's first start event, or what a receipt has of it."""
+    """The trainer's first start event, or the part of it in a receipt."""
 
     event: dict[str, Any] | None
 
@@ -255,7 +255,7 @@ class LogTold(Is):
 
 
 class SessionsTold(Is):
-    """How people used a dev box: the terminals that were opened, and the seconds with one open, or in use."""
+    """How people used a dev box: the terminals that were opened, and the seconds with an open terminal, or in use."""
 
     terminals: int
     open_s: Number
@@ -263,9 +263,10 @@ class SessionsTold(Is):
 
 
 class ReceiptGpuUse(Is):
-    """How often the machine's agent looked at the cards while the job ran, and what it saw.
+    """How often the machine's agent sampled the GPUs while the job ran, and what it saw.
 
-    They were `busy` in so many looks, and in `own` of them a process of the job held one; with `most_mib` of memory.
+    `busy` counts the samples in which they were busy, `own` those of them in which a process of the job held a GPU;
+    `most_mib` is the most memory in use.
     """
 
     looks: int
@@ -277,7 +278,7 @@ class ReceiptGpuUse(Is):
 class TrialTold(TypedDict):
     """One trial of a sweep: its settings, how it ended, its result, and its share of the cost by its seconds.
 
-    One that was `restored` ran in an earlier run, and costs nothing in this one.
+    A `restored` trial ran in an earlier run, and costs nothing in this one.
     """
 
     trial: int
@@ -294,16 +295,16 @@ class TrialTold(TypedDict):
 
 
 class TrialsTold(Is):
-    """All trials of a sweep in their order, and the number of the best."""
+    """All trials of a sweep in order, and the number of the best."""
 
     best: int | None
     rows: list[TrialTold]
 
 
 class Training(TypedDict):
-    """What became of the training. `figures` are losses, steps and speed as the trainer reported them.
+    """The outcome of the training. `figures` are losses, steps and speed as the trainer reported them.
 
-    `warnings` are its first eight: what memory that ran out has lost, what jumped, what is not as the recipe hoped.
+    `warnings` are its first eight: effects of memory that ran out, loss spikes, deviations from the recipe.
     """
 
     outcome: str
@@ -323,7 +324,7 @@ class Training(TypedDict):
 
 
 class SampleTold(TypedDict):
-    """What the model wrote last."""
+    """The last text that the model wrote."""
 
     step: int | None
     prompt: str
@@ -331,7 +332,7 @@ class SampleTold(TypedDict):
 
 
 class Proof(TypedDict):
-    """The reads behind the end of one machine."""
+    """The readings that prove the end of one machine."""
 
     token: str
     teardown: str
@@ -343,15 +344,15 @@ class Proof(TypedDict):
 
 
 class TeardownTold(TypedDict("_Teardown", {"is": str | None})):
-    """How every machine that may have existed came to its end; None where none was made."""
+    """How every machine that may have existed ended; None if none was created."""
 
     evidence: list[Proof]
 
 
 class Verdict(Is):
-    """What the run may be called, the sentence that goes with it, and one of what it does not show (new with them).
+    """The run's verdict, the sentence that explains it, and a sentence on what it does not prove (added later).
 
-    Older receipts have `gpu` or `smoke`; ledger/log_facts.py has the words of today.
+    Older receipts have `gpu` or `smoke`; today's words are in ledger/log_facts.py.
     """
 
     says: str
@@ -359,12 +360,12 @@ class Verdict(Is):
 
 
 def on_gpu(verdict: Verdict) -> bool:
-    """Whether a verdict, of today or of an older receipt, calls the run one on a GPU."""
+    """Return whether a verdict, of today or of an older receipt, says that the run used a GPU."""
     return verdict["is"].partition(",")[0] == "gpu"
 
 
 class IncidentTold(TypedDict):
-    """What should not have happened, with when."""
+    """An unexpected event, with its time."""
 
     at: str
     code: str
@@ -372,13 +373,13 @@ class IncidentTold(TypedDict):
 
 
 class Signing(TypedDict):
-    """Whose key the receipt is signed with; None where it is unsigned."""
+    """The key that signed the receipt; None if it is unsigned."""
 
     keyid: str | None
 
 
 class ReceiptProgram(TypedDict):
-    """The gpurun that opened the run."""
+    """The gpurun version that opened the run."""
 
     version: str
 
@@ -386,7 +387,8 @@ class ReceiptProgram(TypedDict):
 class Predicate(TypedDict):
     """What is stated about a run. `prev` is the sha256 of the receipt before, `seq` the place in the chain.
 
-    `rules` say how it follows from the run folder (core/receipt_rules.py); the first had no such key.
+    `rules` is the version of the rules by which it follows from the run folder (core/receipt_rules.py); version 1 had
+    no such key.
     """
 
     v: int
@@ -432,7 +434,7 @@ class Statement(TypedDict):
 
 @dataclass(frozen=True)
 class Receipt:
-    """A receipt as it was read. `signature` is the answer of the check against this home's public keys."""
+    """A receipt as it was read. `signature` is the result of checking it against this home's public keys."""
 
     statement: Statement
     envelope: dict[str, Any]
@@ -441,5 +443,5 @@ class Receipt:
 
     @property
     def predicate(self) -> Predicate:
-        """What is stated about the run."""
+        """Return what is stated about the run."""
         return self.statement["predicate"]

@@ -1,6 +1,6 @@
-"""The records that flow from step to step. Frozen, typed, and refused when a key is unknown.
+"""The records that flow from step to step: frozen and typed; an unknown key is dropped.
 
-Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
+Names contain units: `_s` seconds, `_bytes`, `_micros` millionths of a dollar, `_wall` seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gpurun.core.untrusted import Malformed, parse_json
 
 
 class Frozen(BaseModel):
-    """A record: immutable; a key that a newer gpurun wrote beside is left out."""
+    """An immutable record; a key that a newer gpurun added is dropped."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     def to_json(self) -> str:
-        """The record as indented JSON with sorted keys, for a file that a person may open."""
+        """Return the record as indented JSON with sorted keys, for a file that people may open."""
         return json.dumps(self.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read what `to_json` wrote, or what a stranger made of it; ValidationError for whatever is no such record."""
+        """Read what `to_json` wrote, or an altered form of it; ValidationError if it is not such a record."""
         try:
             value = parse_json(text)
         except Malformed as error:
@@ -38,25 +38,25 @@ class Frozen(BaseModel):
             ) from None
         return cls.model_validate_json(
             json.dumps(value)
-        )  # Of JSON a list may be a tuple, which of Python's data none is.
+        )  # In JSON mode a list is accepted as a tuple; with Python data it is not.
 
 
 def canonical(data: Any) -> bytes:
-    """Return the one byte form of JSON data that digests are taken over: sorted keys, no spaces, UTF-8.
+    """Return the one byte form of JSON data for digests: sorted keys, no spaces, UTF-8.
 
-    Half of a surrogate pair, which a provider's answer can spell and UTF-8 cannot, stays JSON's escape of it.
+    Half a surrogate pair, which a provider's reply can contain and UTF-8 cannot, stays a JSON escape.
     """
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace")
 
 
 def digest_json(data: Any) -> str:
-    """The sha256 (hex) of JSON data in canonical form."""
+    """Return the sha256 (hex) of JSON data in canonical form."""
     return hashlib.sha256(canonical(data)).hexdigest()
 
 
 class InstanceState(StrEnum):
-    """What a provider says of an instance. STOPPED may still be billed; UNKNOWN proves nothing."""
+    """A provider's state of an instance. STOPPED may still be billed; UNKNOWN proves nothing."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
@@ -79,7 +79,7 @@ class Teardown(StrEnum):
 
 
 class GpuNeed(Frozen):
-    """What was asked for: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0.
+    """The requested GPUs: `8xA100-80GB` is count 8, name A100, memory_gb 80. `cpu` is a count of 0.
 
     The name `any` is for every card. The count is that of one node: `2x8xA100` is 2 nodes with 8 each. Where they need
     nothing of one another they are `jobs` instead, and each may begin as soon as there is room for it.
@@ -93,7 +93,7 @@ class GpuNeed(Frozen):
 
     @property
     def is_any(self) -> bool:
-        """Whether every card will do."""
+        """Return whether every GPU is accepted."""
         return self.name == "any"
 
     @property
@@ -116,7 +116,7 @@ class GpuNeed(Frozen):
 
 
 class Offer(Frozen):
-    """One thing that can be rented: a machine type at a price, as seen at a time.
+    """One thing that can be rented: a machine type at a price, as observed at a time.
 
     `memory_gb` is the machine's own where it has no GPU; 0: not known. `tier` is the provider's own word for what else
     is chosen with it (RunPod: secure or community); `spot` may be taken away at any time, and then
@@ -150,7 +150,7 @@ class Offer(Frozen):
 
     @property
     def processes_per_node(self) -> int:
-        """How many train on each node: one for each card, or one."""
+        """Return how many processes train on each node: one for each GPU, or one."""
         return max(1, self.gpus_per_node)
 
     @property
@@ -160,22 +160,22 @@ class Offer(Frozen):
 
     @property
     def label(self) -> str:
-        """`8×A100 80G`, `2×8×A100 80G`, or `cpu`; without the memory of a card that nobody told of."""
+        """Return `8×A100 80G`, `2×8×A100 80G`, or `cpu`; without memory if that of the GPU is unknown."""
         memory = f" {self.vram_gb}G" if self.vram_gb else ""
         cards = f"{self.gpus_per_node}×{self.gpu}{memory}" if self.gpu_count else "cpu"
         return f"{self.nodes * self.jobs}×{cards}" if self.nodes * self.jobs > 1 else cards
 
     @property
     def place(self) -> str:
-        """Where and how it is rented: `us-east-1`, `secure`, `EU-RO-1 community spot`."""
+        """Return where and how it is rented: `us-east-1`, `secure`, `EU-RO-1 community spot`."""
         words = (self.region if self.region != "any" else "", self.tier, "spot" if self.spot else "")
         return " ".join(filter(None, words)) or "any"
 
 
 class RunKeys(Frozen):
-    """The two key pairs of one run, in OpenSSH's form: who may log in, and whom to expect there.
+    """The two key pairs of one run, in OpenSSH's form: the client's, for login, and the host's, expected there.
 
-    The host's private key goes to the machine before it boots; the client's never leaves this one.
+    The host's private key is sent to the machine before it boots; the client's never leaves this computer.
     """
 
     client_public: str
@@ -184,10 +184,10 @@ class RunKeys(Frozen):
 
 
 class Order(Frozen):
-    """What a provider is asked to make. The token is its name, its tag and its idempotency key.
+    """A create request to a provider. The token is its name, its tag and its idempotency key.
 
-    `image` overrides the provider's own choice; `deadline_wall` is by the provider's clock, and `lease_s` is it again,
-    as seconds after create was sent (or after the start of what has to queue), for a machine whose clock is wrong. The
+    `image` overrides the provider's default. `deadline_wall` is by the provider's clock. `lease_s` is the same deadline
+    as seconds after create was sent (or after the start of a queued job), for a machine whose clock is wrong. The
     same order sent twice is the same request byte for byte.
     """
 
@@ -205,7 +205,7 @@ class Order(Frozen):
 class Address(Frozen):
     """How to reach an instance: a folder of this home (an older gpurun wrote its whole path), or a host over SSH.
 
-    A job of a cluster has a folder there, on the host where one logs in.
+    A job of a cluster has a folder on the login host.
     """
 
     kind: Literal["folder", "ssh"]
@@ -216,16 +216,16 @@ class Address(Frozen):
 
     @property
     def place(self) -> str:
-        """`host:port`, as in a message; an IPv6 address stands in brackets."""
+        """Return `host:port` for messages; an IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Instance(Frozen):
-    """What a provider says exists.
+    """A provider's description of what exists.
 
-    `type_id` is the machine type read back, to be held against the offer's; `said` is the provider's own word for the
-    state ("unhealthy", "preempted"); `ended_wall` its own time of the end, where it tells one. Of one that had to queue
-    `started_wall` is when it began to run, by our clock, and `ran_s`, once it is over, for how long it did.
+    `type_id` is the machine type read back, for comparison with the offer's. `said` is the provider's own word for the
+    state ("unhealthy", "preempted"). `ended_wall` is the provider's time of the end, if it reports one. For a queued
+    job `started_wall` is when it began to run, by our clock, and `ran_s` is how long it ran, once it is over.
     """
 
     id: str
@@ -250,8 +250,8 @@ class Instance(Frozen):
 class Leftover(Frozen):
     """A side resource that a rental leaves at a provider: a key, a firewall group, a volume, a schedule.
 
-    `deadline_wall` is its rental's, where the resource carries it: after that nobody needs it any more, unless it
-    `holds` what a training has finished.
+    `deadline_wall` is its rental's, if the resource carries it: after that it is no longer needed, unless it
+    `holds` finished results of a training.
     """
 
     provider: str
@@ -266,7 +266,7 @@ class Leftover(Frozen):
 
 
 class Charge(Frozen):
-    """What a provider says it billed for an instance; `settled` once it no longer changes."""
+    """The amount that a provider says it billed for an instance; `settled` once it no longer changes."""
 
     provider: str
     instance_id: str
@@ -275,10 +275,10 @@ class Charge(Frozen):
 
 
 class Account(Frozen):
-    """Whom a key belongs to, and which permissions it lacks.
+    """The owner of a key, and the permissions that the key lacks.
 
     `balance_micros` is what is left on a prepaid account, `clock_ahead_s` how far this machine's clock is ahead of the
-    provider's; None where it does not tell.
+    provider's; None if the provider does not report it.
     """
 
     provider: str

@@ -1,4 +1,4 @@
-"""The one way to try again: after pauses that grow and differ by chance, until nothing has come of it for a while."""
+"""The only way to try again: after growing, randomised pauses, until there has been no progress for a while."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ E = TypeVar("E", bound=Exception)
 
 
 class Retry:
-    """The pauses between the tries of one thing, by a clock that may be a virtual one.
+    """The pauses between the attempts at one thing, by a clock that may be a virtual one.
 
-    The first pause is `first_s`, each further one twice as long, up to `longest_s`; without that all are alike. By
-    chance each is longer by a share of up to `jitter`. Pauses end before `limit_s` is over, counted from the first try
-    or from the last time that something `moved`, and after so many `tries` more.
+    The first pause is `first_s`, and each further one is twice as long, up to `longest_s`; without that, all are equal.
+    A random share of up to `jitter` is added to each. Pauses stop before `limit_s` is over, counted from the first
+    attempt or from the last call of `moved`, and after `tries` further attempts.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Retry:
 
     @property
     def pause_s(self) -> float:
-        """How long the next pause is, without what chance adds."""
+        """Return how long the next pause is, without jitter."""
         return self._pause_s
 
     def moved(self) -> None:
-        """Something has come of the tries: the limits and the pauses begin again."""
+        """Record progress: the limits and the pauses begin again."""
         self._begun_mono, self._pause_s, self._tries_left = self._clock.monotonic(), self._first_s, self._tries
 
     def pauses(self, *, at_least_s: float = 0.0, most_s: float = float("inf")) -> bool:
-        """Pause before one more try, within these bounds; False, at once, where none is left."""
+        """Pause before one more attempt, within these bounds; return False at once if none is left."""
         pause_s = max(at_least_s, min(most_s, self._pause_s)) * (1.0 + self._jitter * random())
         if self._tries_left < 1 or self._clock.monotonic() - self._begun_mono + pause_s > self._limit_s:
             return False
@@ -53,7 +53,7 @@ class Retry:
         return True
 
     def wait(self, error: Exception, *, at_least_s: float = 0.0, most_s: float = float("inf")) -> None:
-        """Pause after a try that failed; its error is raised where none is left."""
+        """Pause after a failed attempt; raise its error if no attempt is left."""
         if not self.pauses(at_least_s=at_least_s, most_s=most_s):
             raise error
 
@@ -65,9 +65,10 @@ class Retry:
         before: Callable[[], object] = lambda: None,
         failed: Callable[[E], object] = lambda _: None,
     ) -> T:
-        """Return what the attempt answers in the end; it is made again after a `passing` error.
+        """Return the result of the attempt; it is repeated after a `passing` error.
 
-        What `before` raises, which is called before each try, or `failed`, after each that failed, ends it.
+        `before` is called before each attempt and `failed` after each failed one; an exception from either ends the
+        loop.
         """
         while True:
             before()

@@ -1,6 +1,6 @@
-"""What was asked for and what will be done: the request as typed, and the plan that was shown and agreed to.
+"""What was requested and what will be done: the request as typed, and the plan that was shown and approved.
 
-Units stand in the names: `_s` seconds, `_bytes`, `_micros` millionths of a dollar.
+Names contain units: `_s` seconds, `_bytes`, `_micros` millionths of a dollar.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from gpurun.core.sweep import Sweep
 from gpurun.core.uplink import Uplink
 
 MOST_LEGS = 5
-"""On how many machines a run may be one after the other, where its user has not said it."""
+"""The maximum number of machines of a run, one after the other, unless its user sets another."""
 HOLD_S = 900
-"""For how long a machine is held for what is not at home, unless its user says otherwise."""
+"""The longest time that a machine is held for files that are not at home, unless its user sets another."""
 
 
 class Mode(StrEnum):
-    """What kind of run this is: paid for, on this machine, the free rehearsal of a paid one, or a notebook's."""
+    """The kind of run: paid, on this machine, the free rehearsal of a paid one, or a notebook's."""
 
     PAID = "paid"
     LOCAL = "local"
@@ -44,22 +44,22 @@ class Mode(StrEnum):
 
 
 class Choices(Frozen):
-    """What the user chose about the renting itself; every part takes what concerns it.
+    """The user's options for the renting itself; each part of gpurun reads those that concern it.
 
-    `guard`: put a key there where only that arms its timer (Lambda). `weak_lease`: accept one that nothing on it ends.
-    `accept_cpu`: train without a CUDA device. `slow_network`: or however slow it is between nodes. `setup`: the text of
-    a script to run first, for `setup_limit_s` (0: the usual). `stage`: the bucket (s3://…) for shards and checkpoints.
-    `warm`: send earlier compile caches along. `accept_skipped`: train on a folder of which most is passed over.
-    `give_up_after_s`: how long a machine may be silent while it trains (0: to its lease). `log_to`: trackers of its
-    figures. `trainer`: a folder to ship as the trainer. `core_bundle`: a file or URL with CORE's tasks. `queue_s`: how
-    long it may wait. `max_gpu_hours`: the most for a job on a cluster, hours times GPUs or nodes. `limit_s`: the
-    longest that it may take from its start (0: not said). `partition`, `account`, `qos`: in the place of its table's.
-    `pass_env`: globs of its login's variables for the job. `idle_s`, `silent_s`: how long its job may be idle or
-    silent before it is ended (0: to its lease; None: not said). `hold_s`: for how long at most a machine is kept whose
-    end would take away what is not at home (0: not at all). `init`: the checkpoint of nanoGPT or minGPT whose
-    weights it starts from. `keep_going`: where its machine is taken away or lost, the run continues on another one, on
-    `legs` machines at most. No machine is waited for longer than `wait_s` (0: the usual), or past `until_wall` (0: not
-    said); none costs more an hour than `max_rate_micros`.
+    `guard`: put a key on the machine if its timer needs one (Lambda). `weak_lease`: accept a machine that cannot end
+    itself. `accept_cpu`: train without a CUDA device. `slow_network`: accept any speed between nodes. `setup`: the text
+    of a script to run first, for `setup_limit_s` (0: the default). `stage`: the bucket (s3://…) for shards and
+    checkpoints. `warm`: send earlier compile caches along. `accept_skipped`: train on a folder even if most of it is
+    skipped. `give_up_after_s`: how long a machine may be silent while it trains (0: until its lease ends). `log_to`:
+    experiment trackers for its figures. `trainer`: a folder to upload as the trainer. `core_bundle`: a file or URL with
+    CORE's tasks. `queue_s`: how long it may wait in a queue. `max_gpu_hours`: the limit for a job on a cluster, hours
+    times GPUs or nodes. `limit_s`: the longest time from its start (0: not set). `partition`, `account`, `qos`: used in
+    place of its table's. `pass_env`: globs of the login's variables for the job. `idle_s`, `silent_s`: how long its job
+    may be idle or silent before it is ended (0: until its lease ends; None: not set). `hold_s`: the longest time that a
+    machine is kept if its end would destroy files that are not at home (0: not kept). `init`: the checkpoint of nanoGPT
+    or minGPT with the initial weights. `keep_going`: if its machine is taken away or lost, the run continues on another
+    one, on at most `legs` machines. No machine is waited for longer than `wait_s` (0: the default), or past
+    `until_wall` (0: not set); none costs more than `max_rate_micros` an hour.
     """
 
     region: str | None = None
@@ -97,21 +97,21 @@ class Choices(Frozen):
 
     @property
     def of_cluster(self) -> dict[str, str]:
-        """Return what stands for this run in the place of a cluster's table, by the table's keys; "" leaves that."""
+        """Return the options that replace values of a cluster's table, by the table's keys; "" replaces nothing."""
         own = {name: getattr(self, name) for name in ("partition", "account", "qos")}
         return {**own, "container": self.image}
 
     def with_limits_of(self, earlier: Choices) -> Choices:
-        """Return the choices with the earlier limits of an idle and a silent job, where none is said now."""
+        """Return the choices, with the earlier limits for an idle and a silent job where none is set now."""
         names = [name for name in ("idle_s", "silent_s") if getattr(self, name) is None]
         return self.model_copy(update={name: getattr(earlier, name) for name in names})
 
 
 class Box(Frozen):
-    """A machine that the user has already: how to log in, which host key is expected, and why it is trusted.
+    """The user's own machine: how to log in, which host key is expected, and why it is trusted.
 
-    `entry` is the name in ~/.ssh/config by which the user's own ssh reaches it, `jump` the login of a host on the way
-    or that entry where it has a proxy, `python` the Python there that has torch; "" where nothing was said.
+    `entry` is the name in ~/.ssh/config by which the user's own ssh reaches it. `jump` is the login of a host on the
+    way, or that entry if it has a proxy. `python` is the Python there that has torch. Each is "" if not given.
     """
 
     target: str
@@ -125,14 +125,14 @@ class Box(Frozen):
 
 
 class Request(Frozen):
-    """What the user asked for, as typed but for a recipe's file, which has its whole path; nothing is decided yet."""
+    """The user's request as typed (but with the absolute path of a recipe's file); nothing is decided yet."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
     gpu: GpuNeed | None = None
     max_cost_micros: Micros | None = None
     cap_from: str = ""
-    """Where the cap was said: --max-cost, or the setting's place."""
+    """Where the cap was set: --max-cost, or the place of the setting."""
     providers: tuple[str, ...] = ()
     data: str | None = None
     hours: float | None = None
@@ -144,33 +144,33 @@ class Request(Frozen):
     jump: str = ""
     python: str = ""
     price_micros_per_hour: Micros | None = None
-    uplink_mbit: Annotated[float, Field(gt=0)] | None = None  # What this computer sends, as its user has set it.
+    uplink_mbit: Annotated[float, Field(gt=0)] | None = None  # The upload speed of this computer, as its user set it.
     continues: str = ""
-    """The earlier run whose newest checkpoint this one goes on from."""
+    """The earlier run whose newest checkpoint this one continues from."""
     quoted: Quoted | None = None
-    """Where the request came in a plan file."""
+    """The quote, if the request came in a plan file."""
     command: Command | None = None
-    """What is to run in the place of a recipe."""
+    """The command to run in place of a recipe."""
     sweep: Sweep | None = None
-    """Where the recipe or the command is to run again and again, with which settings."""
+    """The settings of a sweep, if the recipe or the command runs many times."""
 
     @property
     def recipe_word(self) -> str:
-        """The recipe as a command that is to be copied names it."""
+        """Return the recipe as a command to copy names it."""
         return shlex.quote(self.recipe)
 
     @property
     def mode(self) -> Mode:
-        """Return what kind of run is asked for: a rehearsal, one on this machine, or one elsewhere."""
+        """Return the requested kind of run: a rehearsal, one on this machine, or one elsewhere."""
         if self.dry_run:
             return Mode.REHEARSAL
         return Mode.LOCAL if place_kinds(self.providers) == {"here"} else Mode.PAID
 
 
 class Estimate(Frozen):
-    """What a recipe is expected to need on an offer; ranges are low to high, `basis` says what they rest on.
+    """The expected needs of a recipe on an offer; ranges are (low, high), `basis` names the source of the figures.
 
-    `expected_s` is the training time where something was published for such a machine, else None. `sharded`: its GPUs
+    `expected_s` is the training time if one was published for such a machine, else None. `sharded`: its GPUs
     share the weights (FSDP).
     """
 
@@ -185,7 +185,7 @@ class Estimate(Frozen):
 
     @property
     def likely_s(self) -> float | None:
-        """The training time to reckon with: the published one, or that at the middle of the estimated speeds."""
+        """Return the training time to plan with: the published one, or the middle of the estimated range."""
         if self.train_s is None or self.expected_s is not None:
             return self.expected_s
         low, high = self.train_s
@@ -193,11 +193,11 @@ class Estimate(Frozen):
 
 
 class Lease(Frozen):
-    """The longest that each part of a rental may take; the deadline is their sum after create is sent.
+    """The time limit of each part of a rental; the deadline is their sum after create is sent.
 
-    What boot, set-up and upload leave of their parts goes to training, unless `hours_s` (the user's --hours) says less.
-    Where nothing is to be set up `setup_s` is 0. `queue_s` is how long it may wait before it begins, which costs
-    nothing: the deadline is by so much later, and from its start on the machine has `total_s` as any other.
+    Time that boot, set-up and upload leave unused goes to training, unless `hours_s` (the user's --hours) is shorter.
+    `setup_s` is 0 without a set-up. `queue_s` is how long it may wait before it starts, which costs nothing: the
+    deadline moves back by that time, and from its start the machine has `total_s` like any other.
     """
 
     boot_s: int
@@ -212,18 +212,18 @@ class Lease(Frozen):
 
     @property
     def total_s(self) -> int:
-        """From create sent to destroy done; with a queue, from the start."""
+        """Return the seconds from create sent to destroy done; with a queue, from the start."""
         return self.boot_s + self.setup_s + self.ship_s + self.train_s + self.collect_s + self.destroy_s
 
     def ends_wall(self, deadline_wall: float, started_wall: float | None) -> float:
-        """Return the deadline; for what had to queue it comes forward to a whole lease after its start, once known."""
+        """Return the deadline; a queued job's moves forward to one whole lease after its start, once that is known."""
         if not self.queue_s or started_wall is None:
             return deadline_wall
         return min(deadline_wall, started_wall + self.total_s)
 
 
 class Reach(Frozen):
-    """How far a lease gets, which trains for `train_s`: the last step of `steps`, and the validation loss if known."""
+    """How far a lease gets that trains for `train_s`: the last step of `steps`, and the validation loss if known."""
 
     step: int
     steps: int
@@ -233,11 +233,11 @@ class Reach(Frozen):
 
 
 class Candidate(Frozen):
-    """An offer with what it would take and cost to finish there.
+    """An offer with the time and cost to finish on it.
 
-    `expected_micros` is for the whole run, or for the part that a lease holds where the user asked for so many hours;
+    `expected_micros` is for the whole run, or for the part that fits the lease if the user set --hours;
     `slow_micros` is the same at the slow end of the estimate, and never more than `worst_micros`.
-    `reach` is how far the cap, or the hours that were asked for, would get there; None where nothing is known.
+    `reach` is how far the cap, or --hours, would get there; None if unknown.
     """
 
     offer: Offer
@@ -252,7 +252,7 @@ class Candidate(Frozen):
 
 
 class PublicFile(Frozen):
-    """A public shard that the machine downloads itself: its name among the data, and what it must be."""
+    """A public shard that the machine downloads itself: its name among the data, and its expected content."""
 
     name: str
     url: str
@@ -261,12 +261,12 @@ class PublicFile(Frozen):
 
 
 class DataSummary(Frozen):
-    """The shards that a run trains on, in `folder`, or a command's data, which has no tokens that anybody counted.
+    """The shards that a run trains on, in `folder`, or a command's data, whose tokens are not counted.
 
-    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to nobody's run; else "".
-    `passed_over` is what of the text's folder is not in them, by reason: "2 binary, 1 in rows". `divided` says which of
-    its files are held out, where that is a matter of their names. `public` are those of the shards that are not in the
-    folder; `bytes` counts them too.
+    `beside` is a folder with data.json, vocab.json and prompts.json, for shards that belong to no run; else "".
+    `passed_over` lists what was skipped of the text's folder, by reason: "2 binary, 1 in rows". `divided` says which
+    files are held out, if that depends on their names. `public` are the shards that are not in the folder; `bytes`
+    includes them.
     """
 
     folder: str
@@ -283,23 +283,23 @@ class DataSummary(Frozen):
     divided: str = ""
     public: tuple[PublicFile, ...] = ()
     core_sha256: str = ""
-    """The digest of the bundle whose items of CORE lie beside them."""
+    """The digest of the bundle whose CORE items lie beside the shards."""
     public_origin: str = ""
-    """The hub that the user named in place of huggingface.co, which may be in a network of their own."""
+    """A hub that the user named in place of huggingface.co; it may be in a private network."""
 
     @property
     def public_bytes(self) -> int:
-        """What the machine downloads itself."""
+        """Return how many bytes the machine downloads itself."""
         return sum(file.bytes for file in self.public)
 
     @property
     def is_public(self) -> bool:
-        """Whether the machine downloads its shards itself; before they are asked for, their source's name tells."""
+        """Return whether the machine downloads its shards itself; before they are looked up, their source decides."""
         return bool(self.public) or (not self.folder and self.source.startswith("hf:"))
 
 
 class LegFile(Frozen):
-    """A file of the checkpoint that a leg starts from: its name below the run's artifacts, and what it must be."""
+    """A file of the checkpoint that a leg starts from: its name below the run's artifacts, and its expected content."""
 
     name: str
     bytes: int
@@ -309,7 +309,7 @@ class LegFile(Frozen):
 
 
 class Leg(Frozen):
-    """One machine of a run that moves from machine to machine: which one it is, and from where it continues.
+    """One machine of a run that moves from machine to machine: its number, and where it continues from.
 
     `files` are the checkpoint of `step`, which lie in `folder`; none where it starts from the beginning. `caches` lie
     there too: what was compiled on machines of the kinds `cached_on`. `spent_micros` is what the legs before it cost at
@@ -339,13 +339,12 @@ def machine_kind(offer: Offer) -> str:
 class Workload:
     """What a machine starts for a job, and what is uploaded for it.
 
-    `uploads` are files, folders or bytes by the place that they get there. `argv` runs in `cwd` with `env` beside the
-    machine's own variables, `{python}` standing for the Python with torch, or any where the job needs none, and
-    `{agent}` for the one that the agent runs by.
-    `has_runner` says that the first process is gpurun's own, which runs the job as its child. `allowed` are files that
-    may have the name or the content of a key, by their whole paths here. Of all kinds the agent, the driver and the
-    download know the same: the log on standard output, progress in out/events.jsonl, outputs in out/MANIFEST.json, an
-    end in the job's `save_s` after SIGTERM.
+    `uploads` are files, folders or bytes, by their place on the machine. `argv` runs in `cwd` with `env` added to the
+    machine's own variables. `{python}` stands for the Python with torch, or for any Python if the job needs no torch,
+    and `{agent}` for the Python that runs the agent. `has_runner` means that the first process is gpurun's own, which
+    runs the job as its child. `allowed` are files that may have the name or the content of a key, by their absolute
+    paths here. For every kind of job, agent, driver and download use the same interface: the log on standard output,
+    progress in out/events.jsonl, outputs in out/MANIFEST.json, and an end within the job's `save_s` after SIGTERM.
     """
 
     argv: tuple[str, ...]
@@ -359,17 +358,17 @@ class Workload:
 class Job(Frozen, ABC):
     """One job; a kind of job is a subclass in `gpurun.jobs.KIND`.
 
-    `recipe` is what lists call it, `recipe_sha256` the digest over all that was asked of it. `resolved` are its
-    settings as trackers log them, `parameters` those of its model, `trainer` says whose trainer it has; each is empty
-    where a kind has no such thing. `form` is the smaller one where only a rehearsal is trained.
+    `recipe` is its name in lists, `recipe_sha256` the digest of everything that was requested of it. `resolved` are its
+    settings as trackers log them, `parameters` the parameter count of its model, `trainer` says which trainer it has;
+    each is empty if the kind has no such thing. `form` is the smaller form if only a rehearsal is trained.
     """
 
     kind: ClassVar[str]
     terms: ClassVar[JobTerms]
     sends_itself: ClassVar[bool] = True
-    """Whether it may send something by itself, which nobody here counts."""
+    """Whether it may send data itself, which gpurun does not count."""
     is_attended: ClassVar[bool] = False
-    """Whether people log in and work there: what they do counts as work, and being idle is how it usually ends."""
+    """Whether people log in and work there: their work counts as activity, and being idle is its usual end."""
 
     recipe: str
     recipe_sha256: str
@@ -391,76 +390,76 @@ class Job(Frozen, ABC):
     @property
     @abstractmethod
     def disk_gb(self) -> int:
-        """Return the disk that it wants on the machine."""
+        """Return the disk space that it needs on the machine, in GB."""
 
     @property
     @abstractmethod
     def home_bytes(self) -> int:
-        """Return how much comes home at the end at most."""
+        """Return the most bytes that come home at the end."""
 
     @property
     @abstractmethod
     def save_s(self) -> int:
-        """Return how long it is given to save and end, from the stop signal on."""
+        """Return how many seconds it gets to save and end after the stop signal."""
 
     @abstractmethod
     def workload(self, plan: Plan, trainer: Path, cpus: int) -> Workload:
-        """Return what the plan's machine, which has so many cores, starts; `trainer` is the package that it is sent."""
+        """Return what the plan's machine, with `cpus` cores, starts; `trainer` is the package that is uploaded."""
 
     @abstractmethod
     def digest(self, plan: Plan, trainer: Path) -> str:
-        """Return one digest over the program that is uploaded: the trainer's modules, or the job's own folder."""
+        """Return one digest of the uploaded program: the trainer's modules, or the job's own folder."""
 
     def shipped(self, digest: str) -> Self:
-        """Return the job with what the digest of its program tells of it."""
+        """Return the job, with the facts that follow from the digest of its program."""
         return self
 
     @property
     def is_estimated(self) -> bool:
-        """Return whether its time is reckoned from a recipe before it is begun."""
+        """Return whether its time is estimated from a recipe before it starts."""
         return self.terms.has_model
 
     @property
     def steps(self) -> int:
-        """Return how many steps it is to take; 0 where nobody has said it."""
+        """Return how many steps it will take; 0 if unknown."""
         return 0
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Return what one checkpoint is counted to weigh: half of what comes home, as two are kept."""
+        """Return the assumed size of one checkpoint: half of what comes home, because two are kept."""
         return self.home_bytes // 2
 
     @property
     def more_kept(self) -> int:
-        """Return how many checkpoints are to come home beside the latest and the best."""
+        """Return how many checkpoints come home in addition to the latest and the best."""
         return 0
 
     def most_bytes(self, kind: str) -> int | None:
-        """Return the most that one of its files of a kind can weigh; None where nothing is known of it."""
+        """Return the largest size of one of its files of a kind; None if unknown."""
         return self.disk_gb << 30
 
     @property
     def can_resume(self) -> bool:
-        """Return whether it continues from its newest checkpoint on another machine."""
+        """Return whether it can continue from its newest checkpoint on another machine."""
         return False
 
     @property
     def checkpoint_every(self) -> int:
-        """Return after how many steps it saves a checkpoint; 0 where nobody has said it."""
+        """Return after how many steps it saves a checkpoint; 0 if unknown."""
         return 0
 
     def resumed(self, leg: Leg) -> Self:
-        """Return the job as it continues on the machine of a leg."""
+        """Return the job in the form that continues on the machine of a leg."""
         return self
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Return the names of the secrets that it is given."""
+        """Return the names of its secrets."""
         return ()
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Return the modules that a machine's Python must find, since they are not uploaded."""
+        """Return the modules that a machine's Python must be able to import, because they are not uploaded."""
         return ()
 
     @property
@@ -470,52 +469,52 @@ class Job(Frozen, ABC):
 
     @property
     def pip(self) -> tuple[str, ...]:
-        """Return the requirements that are installed into that Python first."""
+        """Return the requirements that are first installed into that Python."""
         return ()
 
     @property
     def env(self) -> dict[str, str]:
-        """Return the variables that its user gave it."""
+        """Return the variables that the user set for it."""
         return {}
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """Return the command as its user typed it; () where nobody typed one."""
+        """Return the command as the user typed it; () if there is none."""
         return ()
 
     @property
     def challenge(self) -> str:
-        """Return the challenge that it was given, as WORD:KEYID; "" where it has none."""
+        """Return its challenge, as WORD:KEYID; "" if it has none."""
         return ""
 
     def code(self, plan: Plan, beside: Path) -> list[tuple[str, str]]:
-        """Return where its user's own code lay, as names and texts; `beside` is where that folder of the plan is today.
+        """Return the names and texts of the user's own code; `beside` is where that folder of the plan is today.
 
-        Nothing is said of a copy that has changed since it was uploaded.
+        A copy that has changed since the upload is left out.
         """
         return []
 
     def opened(self) -> dict[str, Any]:
-        """Return what `run.opened` and the receipt say of it beside the facts that every kind has."""
+        """Return the fields of this kind of job in `run.opened` and in the receipt."""
         return {"job": self.kind}
 
     def headline(self) -> list[str]:
-        """Return what the plan says of it in a line: its name first."""
+        """Return the parts of the plan's line about it, its name first."""
         return [self.recipe]
 
     def cargo(self, plan: Plan) -> tuple[list[str], list[str]]:
-        """Return what the plan calls that which is sent, and the names of its digests."""
+        """Return what the plan calls the uploaded files, and the names of its digests."""
         return [], []
 
     def cures(self, message: str, log: str) -> Iterator[str]:
-        """Yield what would help after a failure, by its last words and the end of its log, which are claims."""
+        """Yield possible remedies after a failure, from its last message and the end of its log, both untrusted."""
         yield from ()
 
     def flat(self) -> dict[str, Any]:
-        """Return its part of plan.json, which `job_in` reads: what every kind has, and apart what this one has."""
-        told = self.model_dump(mode="json")
-        of_all = {key: told.pop(key) for key in Job.model_fields}
-        return {**of_all, "job": {"kind": self.kind, **told}}
+        """Return its part of plan.json, which `job_in` reads: the fields of every kind, and apart those of its kind."""
+        fields = self.model_dump(mode="json")
+        of_all = {key: fields.pop(key) for key in Job.model_fields}
+        return {**of_all, "job": {"kind": self.kind, **fields}}
 
 
 _KINDS: dict[str, type[Job]] = {}
@@ -528,30 +527,30 @@ def job_class(kind: str) -> type[Job]:
         try:
             import_module(f"gpurun.jobs.{kind}")
         except ModuleNotFoundError as error:
-            raise ValueError(f"this gpurun has no job of the kind {kind!r}") from error
+            raise ValueError(f"this gpurun has no job of kind {kind!r}") from error
     if kind not in _KINDS:
-        raise ValueError(f"this gpurun has no job of the kind {kind!r}")
+        raise ValueError(f"this gpurun has no job of kind {kind!r}")
     return _KINDS[kind]
 
 
 def job_in(plan: Mapping[str, Any]) -> Job:
-    """Return the job of a plan as its file has it.
+    """Return the job of a plan from the plan's file.
 
-    What trains and what runs a command are told flat, among the plan's own keys: so plan.json has always been.
+    The fields of training jobs and commands stand among the plan's own keys: plan.json has always had that form.
     """
-    told = plan.get("job")
-    if isinstance(told, Job):
-        return told
-    if isinstance(told, dict):
-        return job_class(str(told.get("kind"))).model_validate({**plan, **told})
+    stated = plan.get("job")
+    if isinstance(stated, Job):
+        return stated
+    if isinstance(stated, dict):
+        return job_class(str(stated.get("kind"))).model_validate({**plan, **stated})
     return job_class("command" if plan.get("command") else "trainer").model_validate(dict(plan))
 
 
 class Plan(Frozen):
-    """What will be done and what it may cost at most: shown, agreed to, and then not changed.
+    """What will be done and what it may cost at most: shown, approved, and then never changed.
 
-    It is a job on the candidate that was `chosen` for it. As JSON the parts of both stand beside the plan's, in the
-    place of `job` and `chosen`: so plan.json has always been.
+    It is a job on the candidate that was `chosen` for it. In JSON the fields of both stand beside the plan's, in
+    place of `job` and `chosen`: plan.json has always had that form.
     """
 
     v: Literal[1] = 1
@@ -577,19 +576,19 @@ class Plan(Frozen):
     continues: Earlier | None = None
     quoted_wall: float = 0.0
     mandate: str = ""
-    """The id of the mandate that it was approved under; "" where a person agreed to it."""
+    """The id of the mandate under which it was approved; "" if a person approved it."""
     leg: Leg | None = None
 
     @model_validator(mode="before")
     @classmethod
-    def _of_file(cls, told: Any) -> Any:
-        """Return the plan's parts from plan.json, where those of the job and of the chosen candidate stand beside."""
-        if not isinstance(told, dict):
-            return told
-        parts: dict[str, Any] = {"job": job_in(told)}
-        if "chosen" not in told:
-            parts["chosen"] = {"finishes": True, **{key: told[key] for key in _CHOSEN if key in told}}
-        return {key: told[key] for key in told if key not in _CHOSEN} | parts
+    def _of_file(cls, data: Any) -> Any:
+        """Return the plan's parts from plan.json, where the fields of job and candidate stand beside the plan's."""
+        if not isinstance(data, dict):
+            return data
+        parts: dict[str, Any] = {"job": job_in(data)}
+        if "chosen" not in data:
+            parts["chosen"] = {"finishes": True, **{key: data[key] for key in _CHOSEN if key in data}}
+        return {key: data[key] for key in data if key not in _CHOSEN} | parts
 
     @model_validator(mode="after")
     def _has_lease(self) -> Plan:
@@ -599,74 +598,76 @@ class Plan(Frozen):
 
     @model_serializer(mode="wrap")
     def _flat(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told: dict[str, Any] = plain(self)
-        if "job" in told:
-            del told["job"]
-            told = {**{key: told.pop(key) for key in ("v", "run", "mode") if key in told}, **self.job.flat(), **told}
-        if "chosen" in told:
-            parts = told.pop("chosen")
-            told |= {key: parts[key] for key in _CHOSEN}
-            told["expected_micros"] = self.expected_micros
-        if not told.get("mandate"):  # As plan.json was before there were mandates.
-            told.pop("mandate", None)
+        data: dict[str, Any] = plain(self)
+        if "job" in data:
+            del data["job"]
+            data = {**{key: data.pop(key) for key in ("v", "run", "mode") if key in data}, **self.job.flat(), **data}
+        if "chosen" in data:
+            parts = data.pop("chosen")
+            data |= {key: parts[key] for key in _CHOSEN}
+            data["expected_micros"] = self.expected_micros
+        if not data.get("mandate"):  # The form of plan.json before mandates existed.
+            data.pop("mandate", None)
         if self.leg is None:
-            told.pop("leg", None)
-        return told
+            data.pop("leg", None)
+        return data
 
     @property
     def offer(self) -> Offer:
-        """The offer that is rented, or the machine that there is."""
+        """Return the offer that is rented, or the machine that exists already."""
         return self.chosen.offer
 
     @property
     def estimate(self) -> Estimate:
-        """What the run is expected to need there."""
+        """Return the expected needs of the run there."""
         return self.chosen.estimate
 
     @property
     def enters_image(self) -> bool:
-        """Whether the job's own words run in an image there, and what is gpurun's outside of it."""
+        """Return whether the user's command runs in a container there, and gpurun's own programs outside it."""
         return bool(self.choices.image) and place_facts(self.offer.provider).enters_image
 
     @property
     def lease(self) -> Lease:
-        """The longest that it may take there."""
+        """Return the time limits of the lease there."""
         assert self.chosen.lease is not None
         return self.chosen.lease
 
     @property
     def expected_micros(self) -> Micros:
-        """What it is expected to cost there; 0 where nothing is known."""
+        """Return the expected cost there; 0 if unknown."""
         return self.chosen.expected_micros or Micros(0)
 
     @property
     def worst_micros(self) -> Micros:
-        """The most that it can cost there."""
+        """Return the most that it can cost there."""
         return self.chosen.worst_micros or Micros(0)
 
     @property
     def approved(self) -> tuple[Candidate, ...]:
-        """What may be rented, in this order: the offer that was chosen, then the others that the cap pays for."""
-        others = (one for one in self.candidates if one.lease is not None and one.offer != self.offer)
+        """Return what may be rented, in this order: the chosen offer, then the others that the cap pays for."""
+        others = (
+            candidate for candidate in self.candidates if candidate.lease is not None and candidate.offer != self.offer
+        )
         return (self.chosen, *others) if self.mode is Mode.PAID else (self.chosen,)
 
     @property
     def most_micros(self) -> Micros:
-        """The worst case of the dearest of the approved offers: what the user is asked to agree to."""
-        return max(one.worst_micros or Micros(0) for one in self.approved)
+        """Return the worst case of the most expensive approved offer: the amount that the user is asked to approve."""
+        return max(candidate.worst_micros or Micros(0) for candidate in self.approved)
 
     @property
     def cap_left_micros(self) -> Micros | None:
-        """The cap, less what the machines before this one cost at most."""
+        """Return the cap minus the upper bound of the cost of earlier machines."""
         return self.leg.left_micros if self.leg is not None else self.cap_micros
 
     def told(self, *notes: str, warnings: Iterable[str] = ()) -> Plan:
-        """The same plan with more to say: notes for information, and warnings of what may go against the user."""
+        """Return the same plan with more notes (information) and warnings (what may hurt the user)."""
         update = {"notes": (*self.notes, *notes), "warnings": (*self.warnings, *warnings)}
         return self.model_copy(update=update)
 
     def on(self, candidate: Candidate) -> Plan:
-        """The same plan on another of its approved offers."""
+        """Return the same plan on another of its approved offers."""
         if candidate.lease is None or candidate.worst_micros is None:
             raise ValueError(f"{candidate.offer.label} was not approved")
         processes = candidate.offer.gpu_count or self.processes

@@ -1,4 +1,4 @@
-"""Keys that must not be seen, and the environment that may be handed to a child."""
+"""Keys that must not be shown, and the environment that a child process may get."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# What a program needs to run at all. Everything else, cloud keys first of all, stays with the parent.
+# What a program needs to run at all. All other variables, above all cloud keys, stay with the parent.
 _PASSED_ON = (
     "PATH",
     "HOME",
@@ -27,7 +27,7 @@ _PASSED_ON = (
 
 
 class Secret:
-    """A string that never shows itself: `str` and `repr` print dots."""
+    """A string that never shows its value: `str` and `repr` print dots."""
 
     __slots__ = ("_value",)
 
@@ -35,7 +35,7 @@ class Secret:
         self._value = value
 
     def reveal(self) -> str:
-        """The value, for the one place that sends it."""
+        """Return the value, for the one place that sends it."""
         return self._value
 
     def __repr__(self) -> str:
@@ -54,14 +54,14 @@ class Secret:
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a child process: an allow-list of this one, plus what is named."""
+    """Return the environment for a child process: an allow-list of this one, plus `extra`."""
     kept = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     return {**kept, **(extra or {})}
 
 
 @contextmanager
 def only_for_children(*also: str) -> Iterator[None]:
-    """Make this process's own environment that of a child, while a library works that starts programs by itself.
+    """Reduce this process's environment to that of a child, while a library works that starts programs itself.
 
     `also` names variables that the library reads.
     """

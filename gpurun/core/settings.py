@@ -1,9 +1,9 @@
-"""Defaults a person may set once: flag > environment > project file > user file > built in.
+"""Defaults that a user may set once: flag > environment > project file > user file > built in.
 
 The user file is `config.toml` in the home, and may set every key. The project file is `gpurun.toml` in the working
-folder, which may be a stranger's: it sets PROJECT_KEYS alone, and lowers a cap but never raises or gives one; its
-tables [run.NAME] are named commands, which `jobs/commands/named_command.py` reads. Every value is returned with the
-place it came from, so that `gpurun config show` and the plan can say it.
+folder, which may be a stranger's: it may set only PROJECT_KEYS, and it can lower a cap but never raise or give one. Its
+tables [run.NAME] are named commands, which `jobs/commands/named_command.py` reads. Every value comes with its
+source, so that `gpurun config show` and the plan can show it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROJECT_FILE = "gpurun.toml"
 _OF_PROJECT = f"project file {PROJECT_FILE}"
 PROJECT_KEYS = ("recipe", "max_cost", "color")
 _METADATA = {"fd00:ec2::254", "100.100.100.200", "192.0.0.192"}
-"""Beside 169.254.169.254, which is link-local: of AWS over IPv6, Alibaba, Oracle."""
+"""Metadata addresses besides 169.254.169.254, which is link-local: AWS over IPv6, Alibaba, Oracle."""
 _CHOICES = {
     "color": ("auto", "always", "never"),
     "on_interrupt": ("ask", "detach", "stop"),
@@ -51,16 +51,16 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it came from."""
+    """A value and its source."""
 
     value: str
     source: str
 
 
 def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) -> dict[str, Setting]:
-    """All settings with their sources; what is written wrong is a UsageError with the place in it.
+    """Return all settings with their sources; UsageError for a malformed setting, with its place.
 
-    A file that cannot be read is a SetupError.
+    SetupError for a file that cannot be read.
     """
     found = {key: Setting(value, "built in") for key, value in DEFAULTS.items()}
     found |= _read(home.config, _USER_FILE)
@@ -68,8 +68,8 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
         _demand_own(home)
     for key, setting in _read(project / PROJECT_FILE, _OF_PROJECT).items():
         if key not in PROJECT_KEYS:
-            what = f"{key} stands in the {_OF_PROJECT}, which may set {', '.join(PROJECT_KEYS)} and no more."
-            raise UsageError("config.not_for_a_project", what, hint=f"Take it out, or set it in {home.config}.")
+            what = f"The {_OF_PROJECT} sets {key}, but it may only set {', '.join(PROJECT_KEYS)}."
+            raise UsageError("config.not_for_a_project", what, hint=f"Remove it, or set it in {home.config}.")
         found[key] = _lower(found[key], setting) if key == "max_cost" else setting
     for key in DEFAULTS:
         variable = variable_of(key)
@@ -79,64 +79,64 @@ def load_settings(home: Home, *, project: Path, environment: Mapping[str, str]) 
 
 
 def _demand_own(home: Home) -> None:
-    """SetupError where others may write the file that names a program to be run as its owner."""
+    """Raise SetupError if other users may write the file that names a program to run as its owner."""
     for path in (home.root, home.config):
         if stat.S_IMODE(path.stat().st_mode) & 0o022:
-            what = f"notify.exec in {home.config} is not run: {path} can be written by others."
-            raise SetupError("config.open_file", what, hint=f"Check what is in it, then: chmod go-w {path}")
+            what = f"notify.exec in {home.config} does not run: other users can change {path}."
+            raise SetupError("config.open_file", what, hint=f"Check its content, then run chmod go-w {path}")
 
 
 def variable_of(key: str) -> str:
-    """The variable of the environment that sets a key."""
+    """Return the environment variable that sets a key."""
     return f"GPURUN_{key.upper().replace('.', '_')}"
 
 
 def _lower(own: Setting, of_project: Setting) -> Setting:
-    """The smaller of two caps; none where the user has none, since a stranger's folder has no money to spend."""
+    """Return the smaller of two caps; no cap if the user has none, because a stranger's folder must not provide one."""
     if not own.value:
-        return Setting("", f"built in; the {of_project.source} can only lower a cap of yours")
+        return Setting("", f"built in; the {of_project.source} can only lower your own cap")
     return min(of_project, own, key=lambda one: parse_usd(one.value))
 
 
 def check_setting(key: str, value: str, source: str) -> Setting:
-    """A setting; one that no verb could take is refused where it was written and not where it is used."""
+    """Return a checked setting: a value that no verb accepts is refused here, where its place is known."""
     place = f"{key} in the {source}"
     if key in ("max_cost", "budget.month") and value:
         parse_usd(value, name=place, example=f"{key} = 25")
     if key == "uplink" and value and not _is_line(value):
-        what = f"{place} is {value!r}, which is no speed of a line: a number of Mbit/s from 0.1 to 100000."
-        raise UsageError("usage.uplink", what, hint="Write for instance uplink = 48, or leave it out: then it is what "
-                         "earlier uploads have shown.")  # fmt: skip
+        what = f"{place} is {value!r}, which is not an upload speed: a number of Mbit/s from 0.1 to 100000."
+        raise UsageError("usage.uplink", what, hint="Write for example uplink = 48, or leave it out: then gpurun uses "
+                "the speed of earlier uploads.")  # fmt: skip
     if key == "notify.url" and value:
         _demand_for_notices(place, value)
     choices = _CHOICES.get(key, ())
     if choices and value not in choices:
         what = f"{place} is {value!r}, which is not one of {', '.join(choices)}."
-        raise UsageError(f"usage.{key}", what, hint="Leave it out, or choose one of them.")
+        raise UsageError(f"usage.{key}", what, hint="Choose one of them, or leave it out.")
     return Setting(value, source)
 
 
 def _demand_for_notices(place: str, text: str) -> None:
-    """UsageError for an address that no notice may be sent to: it is encrypted or this machine's, and holds no key."""
-    hint = 'Write for instance url = "https://ntfy.sh/my-runs".'
+    """Raise UsageError for an address that must not get notices: it must be encrypted or local, and contain no key."""
+    hint = 'Write for example url = "https://ntfy.sh/my-runs".'
     try:
         parts = urlsplit(text)
         host, is_known = parts.hostname or "", "@" in parts.netloc
     except ValueError:
         host, is_known = "", False
-    shown = "" if is_known else f" is {text!r}"  # It has a password in it.
+    shown = "" if is_known else f" is {text!r}"  # It may contain a password.
     if not host or (parts.scheme != "https" and (parts.scheme, host) != ("http", "127.0.0.1")):
-        what = f"{place}{shown}: a notice goes to an address that begins with https://."
+        what = f"{place}{shown}: notices need an address that begins with https://."
         raise UsageError("usage.notify", what, hint=hint)
     if is_known:
-        what = f"{place} has a name or a password in it, which stands in logs and in lists of processes."
-        raise UsageError("usage.notify", what, hint=f"{hint} A secret topic is as good.")
+        what = f"{place} contains a name or a password, which would show up in logs and process lists."
+        raise UsageError("usage.notify", what, hint=f"{hint} A secret topic protects it as well.")
     if is_of_the_link(host):
-        raise UsageError("usage.notify", f"{place} is {text!r}: a cloud's machines have their keys there.", hint=hint)
+        raise UsageError("usage.notify", f"{place} is {text!r}: machines of a cloud get keys there.", hint=hint)
 
 
 def is_of_the_link(host: str) -> bool:
-    """Whether an address is link-local, or one at which a cloud tells a machine its keys; False for a name."""
+    """Return whether an address is link-local, or a cloud's metadata address, which hands out keys; no name is."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -146,7 +146,7 @@ def is_of_the_link(host: str) -> bool:
 
 
 def _is_line(text: str) -> bool:
-    """Whether a text is a speed of a line that there is, in Mbit/s."""
+    """Return whether a text is a possible line speed in Mbit/s."""
     try:
         return 0.1 <= float(text) <= 100_000
     except ValueError:
@@ -154,12 +154,12 @@ def _is_line(text: str) -> bool:
 
 
 def load_clusters(home: Home, broken: dict[str, UsageError] | None = None) -> dict[str, Cluster]:
-    """The Slurm clusters of the user file, by name; a table that cannot be used is a UsageError, or put in `broken`."""
+    """Return the Slurm clusters of the user file, by name; UsageError for an invalid table, or put in `broken`."""
     return _clusters(_table(home.config).get("slurm", {}), broken)
 
 
 def find_cluster(home: Home, name: str | None) -> Cluster:
-    """The cluster of that name, or the only one; a fault in another's table does not matter. UsageError."""
+    """Return the cluster with that name, or the only one; UsageError. An error in another table does not matter."""
     from gpurun.core.cluster import cluster_of
 
     broken = dict[str, UsageError]()
@@ -170,7 +170,7 @@ def find_cluster(home: Home, name: str | None) -> Cluster:
 
 
 def project_runs(project: Path) -> dict[str, Any]:
-    """The tables [run.NAME] of a folder's gpurun.toml by name, unchecked; none where there is no such file."""
+    """Return the tables [run.NAME] of a folder's gpurun.toml by name, unchecked; {} if there is no such file."""
     tables = _table(project / PROJECT_FILE).get("run", {})
     return tables if isinstance(tables, dict) else {}
 
@@ -182,14 +182,14 @@ def _clusters(tables: object, broken: dict[str, UsageError] | None = None) -> di
 
 
 def _read(path: Path, source: str) -> dict[str, Setting]:
-    """One file's settings, each checked; a file that is not there has none."""
+    """Return one file's settings, each checked; {} if the file does not exist."""
     table = _table(path)
     if source == _USER_FILE and "slurm" in table:
-        _clusters(table.pop("slurm"))  # What is wrong there is said here; `load_clusters` has the rest.
+        _clusters(table.pop("slurm"))  # Reports its errors; `load_clusters` returns the tables.
     if source == _OF_PROJECT and isinstance(table.get("run"), dict):
-        table.pop("run")  # `project_runs` has it.
+        table.pop("run")  # `project_runs` reads it.
     for name, value in list(table.items()):
-        if isinstance(value, dict):  # A key with a point in it is a table.
+        if isinstance(value, dict):  # TOML turns a key with a dot into a table.
             table |= {f"{name}.{key}": inner for key, inner in table.pop(name).items()}
     for key in table:
         if key not in DEFAULTS:
@@ -200,24 +200,24 @@ def _read(path: Path, source: str) -> dict[str, Setting]:
 
 
 def _as_text(value: object) -> str:
-    """Return a value of TOML as the environment would have it."""
+    """Return a TOML value as the environment would contain it."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """What a file says; nothing where it is not there."""
+    """Return the content of a TOML file; {} if it does not exist."""
     try:
         return recipe_file.parse_toml(read_regular(path).decode("utf-8-sig"))
     except FileNotFoundError:
         return {}
     except OSError as error:
-        hint = "Make it a file that you can read, or move it away. Another home: --home DIR or GPURUN_HOME."
+        hint = "Make it a file that you can read, or move it away. To use another home: --home DIR or GPURUN_HOME."
         raise SetupError("config.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from None
     except ValueError as error:
         raise UsageError(
             "config.malformed",
             f"{path} is not valid TOML: {error}.",
-            hint="Mend the line it names, or move the file away.",
+            hint="Fix that line, or move the file away.",
         ) from None

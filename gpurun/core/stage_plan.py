@@ -1,4 +1,4 @@
-"""The bucket that shards go by, as a plan has it."""
+"""The bucket that shards are staged in, as recorded in a plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gpurun.core.records import Frozen, Offer
 
 
 class StagePlan(Frozen):
-    """The bucket that shards go by, and how many of the files that are worth it were there when the plan was made.
+    """The bucket for staging, and how many of the files that are worth staging were there when the plan was made.
 
-    `upload_s` is what the others take before anything is rented, `saves_s` what sending all of them to the machine from
-    here would take longer; both by the rates that plans count with.
+    `upload_s` is the time to upload the missing ones before anything is rented. `saves_s` is how much longer it would
+    take to send all of them from here to the machine. Both use the transfer rates that plans assume.
     """
 
     url: str
@@ -27,9 +27,9 @@ class StagePlan(Frozen):
 
     @property
     def is_of_aws(self) -> bool:
-        """Whether AWS itself keeps the bucket, and bills what leaves its region."""
+        """Return whether the bucket is AWS's own, so that AWS bills what leaves its region."""
         return (urlsplit(self.endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
     def is_beside(self, offer: Offer) -> bool:
-        """Whether machine and bucket are both AWS's and in one region, within which nothing is charged."""
+        """Return whether machine and bucket are both AWS's and in one region, where transfers are free."""
         return self.is_of_aws and place_facts(offer.provider).store == AWS and offer.region == self.region

@@ -1,4 +1,4 @@
-"""What the user wants of a running supervisor: one small file that only gets stronger."""
+"""The user's request to a running supervisor to stop: one small file, which can only become stronger."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STRENGTH: dict[str, int] = {"": 0, "save": 1, "now": 2, "destroy": 3}
 
 @dataclass(frozen=True)
 class StopRequest:
-    """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; and who asks why.
+    """How to stop: `save` first, `now` without a checkpoint, or `destroy` without collecting; by whom, and why.
 
-    `same_account`: the user states that the key used now is of the account that rented the machine. `signal` names
-    the one that it answers ("SIGINT", "SIGTERM"), if it does. `leaves`: the user was told what does not come home, and
-    gives it up.
+    `same_account`: the user confirms that the key used now belongs to the account that rented the machine. `signal`
+    names the signal behind the request ("SIGINT", "SIGTERM"), if any. `leaves`: the user was told which files do not
+    come home, and gives them up.
     """
 
     how: How
@@ -34,23 +34,23 @@ class StopRequest:
 
 
 def read_stop_request(folder: RunFolder) -> StopRequest | None:
-    """The request that stands, if any. A file that cannot be read is the mildest one: somebody wanted a stop."""
+    """Return the current request, if any. An unreadable file counts as the mildest request, because there is one."""
     try:
-        said = json.loads(read_regular(folder.control))
-        how, same_account = _HOW[said["how"]], said.get("same_account") is True
+        content = json.loads(read_regular(folder.control))
+        how, same_account = _HOW[content["how"]], content.get("same_account") is True
         return StopRequest(
             how,
-            by=str(said["by"]),
-            reason=str(said["reason"]),
+            by=str(content["by"]),
+            reason=str(content["reason"]),
             same_account=same_account,
-            signal=str(said.get("signal", "")),
-            leaves=said.get("leaves") is True,
+            signal=str(content.get("signal", "")),
+            leaves=content.get("leaves") is True,
         )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError):
         return StopRequest("save", by="user", reason=f"{folder.control.name} cannot be understood")
-    except OSError as error:  # Another user's, say: `sudo gpurun stop`. Whether it is there can be seen all the same.
+    except OSError as error:  # For example from `sudo gpurun stop`: only its existence can be seen.
         unread = StopRequest("save", by="user", reason=f"{folder.control.name} cannot be read: {error.strerror}")
         return unread if os.path.exists(folder.control) else None
 
@@ -59,21 +59,21 @@ def ask_to_stop(
     folder: RunFolder, how: How, *, by: str, reason: str, same_account: bool = False, signal: str = "",
     leaves: bool = False,
 ) -> None:  # fmt: skip
-    """Ask the supervisor to stop the run; a weaker request than the one that stands changes nothing.
+    """Ask the supervisor to stop the run; a weaker request than the current one changes nothing.
 
-    A folder that does not take it is a SetupError: nobody was asked.
+    SetupError if the folder cannot be written: then the supervisor was not asked.
     """
-    wanted = StopRequest(how, by=by, reason=reason, same_account=same_account, signal=signal, leaves=leaves)
+    request = StopRequest(how, by=by, reason=reason, same_account=same_account, signal=signal, leaves=leaves)
     try:
         with exclusive(folder.path / ".control.lock"):  # Two terminals may ask at the same moment.
             standing = read_stop_request(folder)
-            if standing is None or _strength(wanted) > _strength(standing):
-                write_atomic(folder.control, json.dumps(asdict(wanted)).encode())
+            if standing is None or _strength(request) > _strength(standing):
+                write_atomic(folder.control, json.dumps(asdict(request)).encode())
     except OSError as error:
         raise SetupError(
             "control.unwritable",
             f"{folder.control} cannot be written: {error.strerror}.",
-            hint=f"Make room or give yourself access, and try again; `gpurun destroy {folder.name}` does without.",
+            hint=f"Free disk space or give yourself access, then try again; `gpurun destroy {folder.name}` also works.",
         ) from error
 
 

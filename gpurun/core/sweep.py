@@ -1,4 +1,4 @@
-"""What a sweep tries: the settings with their values, how many trials of them, and which of the results are kept."""
+"""What a sweep tries: the settings with their values, the number of trials, and which results are kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EARLIER = "earlier_sweep"
 END_S = 15
 """What the sweep itself needs to end, after its trials."""
 LOG_FROM = 10
-"""Between two numbers of which one is so many times the other, a value is drawn by its logarithm."""
+"""If the ends of a range differ by at least this factor, values are drawn on a logarithmic scale."""
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 class Range(Frozen):
-    """Every number between two, both included; a `whole` one where both are written without a point."""
+    """All numbers between two, both included; `whole` means integers: both ends are written without a decimal point."""
 
     low: float
     high: float
@@ -41,8 +41,8 @@ class Range(Frozen):
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Return both as a trial is given them."""
-        low, high = ((int(one) if self.whole else one) for one in (self.low, self.high))
+        """Return both ends in the form that a trial gets them."""
+        low, high = ((int(end) if self.whole else end) for end in (self.low, self.high))
         return f"{low:.4g}" if not self.whole else str(low), f"{high:.4g}" if not self.whole else str(high)
 
 
@@ -52,8 +52,8 @@ Axis = tuple[str, ...] | Range
 class Sweep(Frozen):
     """The trials of one job: `space` has each setting with its values, by name.
 
-    `at_once` is how many trials share a card (0: as many as the plan finds room for; of a command one). The files of
-    the `keep` best come home.
+    `at_once` is how many trials share a GPU (0: as many as the plan finds room for; for a command, one). The files of
+    the `keep` best trials come home.
     """
 
     space: dict[str, Axis]
@@ -66,14 +66,14 @@ class Sweep(Frozen):
 
     @property
     def combinations(self) -> int | None:
-        """Return how many different trials there can be; None where a setting has a range."""
+        """Return how many different trials are possible; None if a setting has a range."""
         listed = [len(axis) for axis in self.space.values() if isinstance(axis, tuple)]
         return prod(listed) if len(listed) == len(self.space) else None
 
     def corners(self) -> Iterator[dict[str, str]]:
-        """Yield combinations to look at beforehand: all of a small grid, of a range its ends.
+        """Yield combinations to check beforehand: all of a small grid; of a range, its ends.
 
-        Of more than can be looked at each value once, and then the least and the greatest of all with one another.
+        If there are too many, yield each value once, then the combinations of the smallest and the largest values.
         """
         values = [axis.ends if isinstance(axis, Range) else axis for axis in self.space.values()]
         first = [listed[0] for listed in values]
@@ -85,12 +85,12 @@ class Sweep(Frozen):
             yield dict(zip(self.space, combination, strict=True))
 
     def words(self) -> list[str]:
-        """Return the settings as a person reads them."""
+        """Return the settings in readable form."""
         return [f"{name} {_axis_words(axis)}" for name, axis in self.space.items()]
 
 
 def _extremes(values: Sequence[str]) -> tuple[str, str]:
-    """Return the least and the greatest of values that are numbers; of others the first and the last."""
+    """Return the smallest and the largest of numeric values; of other values the first and the last."""
     try:
         return min(values, key=float), max(values, key=float)
     except ValueError:
@@ -102,16 +102,16 @@ def _axis_words(axis: Axis) -> str:
 
 
 def parse_axis(text: str) -> tuple[str, Axis]:
-    """Read `lr=1e-3,3e-4`, or a range as in `lr=1e-4..1e-2`; UsageError for anything else."""
+    """Parse `lr=1e-3,3e-4`, or a range such as `lr=1e-4..1e-2`; UsageError for anything else."""
     name, sign, values = (part.strip() for part in text.partition("="))
     if not (sign and values and _NAME.fullmatch(name)):
         what = f"--set {text!r} is not of the form NAME=VALUE,VALUE."
-        raise UsageError("sweep.set", what, hint="Write for instance --set lr=1e-3,3e-4, or --set lr=1e-4..1e-2")
+        raise UsageError("sweep.set", what, hint="Write for example --set lr=1e-3,3e-4, or --set lr=1e-4..1e-2")
     return name, axis_of(name, _divided(values))
 
 
 def axis_of(name: str, values: Sequence[str]) -> Axis:
-    """Return the values of one setting, each once; UsageError for a range that has no inside."""
+    """Return the values of one setting without repeats; UsageError for an empty range."""
     found = tuple(dict.fromkeys(values))
     bounds = _RANGE.fullmatch(found[0]) if len(found) == 1 else None
     if bounds is None:
@@ -121,9 +121,9 @@ def axis_of(name: str, values: Sequence[str]) -> Axis:
     low, high = float(bounds[1]), float(bounds[2])
     if not low < high:
         if low == high:
-            what = f"--set {name}={found[0]} is one number, and no range."
+            what = f"--set {name}={found[0]} is one number, not a range."
             raise UsageError("sweep.set", what, hint="Give two different numbers, or the one value alone.")
-        what = f"--set {name}={found[0]} goes from {bounds[1]} to {bounds[2]}, which is no range."
+        what = f"--set {name}={found[0]} goes from {bounds[1]} down to {bounds[2]}."
         raise UsageError(
             "sweep.set", what, hint=f"Write the smaller number first: --set {name}={bounds[2]}..{bounds[1]}"
         )
@@ -132,7 +132,7 @@ def axis_of(name: str, values: Sequence[str]) -> Axis:
 
 
 def _divided(text: str) -> list[str]:
-    """Divide at commas that stand in no brackets and no quotes: a value may be a list."""
+    """Split at commas outside brackets and quotes, because a value may be a list."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if letter == "," and not depth and not quote:
@@ -149,10 +149,10 @@ def _divided(text: str) -> list[str]:
 
 
 def make_sweep(space: Mapping[str, Axis], options: Mapping[str, Any]) -> Sweep:
-    """Return the sweep of these settings by the options that were given; UsageError where they do not go together."""
+    """Return the sweep of these settings and options; UsageError if they do not fit together."""
     varied = {name: axis for name, axis in space.items() if isinstance(axis, Range) or len(axis) > 1}
     if not varied:
-        hint = "Give one several values: --set lr=1e-3,3e-4; of a command, as {lr} among its words."
+        hint = "Give a setting several values: --set lr=1e-3,3e-4; a command also needs {lr} among its words."
         raise UsageError("sweep.nothing", "No setting has more than one value, so there is nothing to try.", hint=hint)
     listed = Sweep(space=dict(space), trials=1, sampler="grid").combinations
     trials, sampler, prune = options.get("trials") or 0, options.get("sampler") or "", options.get("prune") or ""
@@ -163,31 +163,31 @@ def make_sweep(space: Mapping[str, Axis], options: Mapping[str, Any]) -> Sweep:
     sampler = sampler or ("grid" if listed is not None and trials in (0, listed) else "random")
     if sampler == "grid" and listed is None:
         ranges = [name for name, axis in space.items() if isinstance(axis, Range)]
-        what = f"A grid takes every combination, and {ranges[0]} is a range."
-        raise UsageError("sweep.grid", what, hint="List its values, or take --sampler random or tpe.")
+        what = f"A grid tries every combination, but {ranges[0]} is a range."
+        raise UsageError("sweep.grid", what, hint="List its values, or use --sampler random or tpe.")
     trials = trials or listed or USUAL_TRIALS
     if listed is not None and trials > listed:
-        what = f"There are {listed} combinations, and {trials} trials would try some twice."
+        what = f"There are only {listed} combinations, so {trials} trials would repeat some."
         raise UsageError(
-            "sweep.repeats", what, hint=f"Leave --trials out, or give more values; --trials {listed} at most."
+            "sweep.repeats", what, hint=f"Leave --trials out, give more values, or use at most --trials {listed}."
         )
     if sampler == "grid" and trials != listed:
-        what = f"A grid takes all {listed} combinations, and --trials says {trials}."
-        raise UsageError("sweep.grid", what, hint="Leave --trials out, or take --sampler random.")
+        what = f"A grid tries all {listed} combinations, but --trials is {trials}."
+        raise UsageError("sweep.grid", what, hint="Leave --trials out, or use --sampler random.")
     if trials > MOST_TRIALS:
-        what = f"{trials:,} trials are more than the {MOST_TRIALS:,} that one sweep takes."
-        raise UsageError("sweep.many", what, hint="Give fewer values, or draw some: --sampler random --trials 100")
+        what = f"{trials:,} trials are more than the limit of {MOST_TRIALS:,} for one sweep."
+        raise UsageError("sweep.many", what, hint="Give fewer values, or draw a sample: --sampler random --trials 100")
     few = {name: options[name] for name in ("keep", "at_once", "seed") if options.get(name)}
-    told = {"space": dict(sorted(space.items())), "trials": trials, "sampler": sampler, "prune": prune, **few}
-    return Sweep.model_validate(told)
+    fields = {"space": dict(sorted(space.items())), "trials": trials, "sampler": sampler, "prune": prune, **few}
+    return Sweep.model_validate(fields)
 
 
 def demand_filled(argv: Sequence[str], space: Mapping[str, Axis]) -> None:
-    """UsageError for a placeholder that no setting fills, and for a setting without a place in the command."""
+    """Raise UsageError for a placeholder that no setting fills, and for a setting without a placeholder."""
     named = {name for word in argv for name in _PLACEHOLDER.findall(word)}
     if unknown := sorted(named - set(space)):
-        what = f"{{{unknown[0]}}} in the command is filled by no --set."
-        raise UsageError("sweep.placeholder", what, hint=f"Add --set {unknown[0]}=VALUE,VALUE; or take it out.")
+        what = f"No --set fills {{{unknown[0]}}} in the command."
+        raise UsageError("sweep.placeholder", what, hint=f"Add --set {unknown[0]}=VALUE,VALUE, or take it out.")
     if unused := [name for name in space if name not in named]:
-        what = f"--set {unused[0]} has no place in the command, so all its trials would be the same."
+        what = f"--set {unused[0]} is not used in the command, so all trials would be the same."
         raise UsageError("sweep.placeholder", what, hint=f"Write {{{unused[0]}}} where its value belongs.")

@@ -1,6 +1,6 @@
-"""Reads the header of a safetensors file that a stranger may have written: which tensors it has, and where.
+"""Reads the header of an untrusted safetensors file: which tensors it has, and where they are.
 
-The form is 8 bytes with the length of the header (little-endian), the header {name: {dtype, shape, data_offsets}} in
+The format is 8 bytes with the length of the header (little-endian), the header {name: {dtype, shape, data_offsets}} in
 JSON, then the tensors end to end. No tensor is read.
 """
 
@@ -26,7 +26,7 @@ _WIDTHS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """The shape of a tensor, and its first byte in the file and the one after its last."""
+    """The shape of a tensor, its first byte in the file, and the byte after its last."""
 
     shape: list[int]
     start: int
@@ -34,14 +34,14 @@ class TensorPlace:
 
 
 def read_tensor_places(path: Path) -> dict[str, TensorPlace]:
-    """Return the place of each tensor by its name; Malformed where the file is not a whole and valid one."""
+    """Return the place of each tensor by its name; Malformed if the file is incomplete or invalid."""
     with open_regular(path) as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise Malformed(f"its first 8 bytes promise a header of {length:,} bytes, and the file has {size:,}")
+            raise Malformed(f"its first 8 bytes announce a header of {length:,} bytes, but the file has {size:,}")
         if length > _MOST_HEADER_BYTES:
-            raise Malformed(f"its header has {length:,} bytes, and at most {_MOST_HEADER_BYTES:,} are read")
+            raise Malformed(f"its header has {length:,} bytes, more than the limit of {_MOST_HEADER_BYTES:,}")
         try:
             header = parse_object(file.read(length))
         except Malformed as error:
@@ -55,7 +55,7 @@ def read_tensor_places(path: Path) -> dict[str, TensorPlace]:
             raise Malformed(f"its tensor {plain_line(name, 80)} {how}")
         end = place.stop
     if end != size:
-        raise Malformed(f"its tensors end at byte {end:,}, and the file has {size:,}")
+        raise Malformed(f"its tensors end at byte {end:,}, but the file has {size:,}")
     return places
 
 

@@ -1,4 +1,4 @@
-"""What this machine itself has."""
+"""The hardware of this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from gpurun.core.secrets import child_environment
 
 @dataclass(frozen=True)
 class CardHere:
-    """A card as the NVIDIA driver here names it."""
+    """A GPU as the NVIDIA driver here names it."""
 
     name: str
     memory_mib: int
 
 
 def cards_here() -> tuple[CardHere, ...]:
-    """Return the cards that an NVIDIA driver shows; torch is the trainer's to import, not ours."""
+    """Return the GPUs that an NVIDIA driver shows; only the trainer imports torch."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -31,5 +31,5 @@ def cards_here() -> tuple[CardHere, ...]:
 
 
 def has_cuda() -> bool:
-    """Return whether an NVIDIA driver shows a card."""
+    """Return whether an NVIDIA driver shows a GPU."""
     return bool(cards_here())

@@ -1,7 +1,7 @@
-"""The trainer's events, one record a line of events.jsonl: the only reader of them (docs/FORMATS.md has every key).
+"""Parses the trainer's events, one record per line of events.jsonl; nothing else does (docs/FORMATS.md has every key).
 
-All of it is the machine's word and may be false. Every field is checked here: a figure can be computed with or is None,
-a word is one harmless line, a text has no control character but its line ends and tabs, and all are of bounded length.
+All of it comes from the machine and may be false. Every field is checked here: a figure is a finite number or None,
+a word is one harmless line, a text has no control characters except line ends and tabs, and all lengths are bounded.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from gpurun.core.untrusted import LINE_BYTES, Malformed, lines_of, number, parse_object, plain_line, whole
 
 _LONGEST_S = 1e12
-_LATEST_WALL = 32_503_680_000.0  # The year 3000: what calendars can format.
+_LATEST_WALL = 32_503_680_000.0  # The year 3000, which calendars can format.
 _MOST_CHARS = 16 << 10
 _MOST_NAMED, _NAME_CHARS = 20, 400
-# What a terminal would obey: C0 but for tab and line ends, DEL, C1, what turns the direction of text, halves of pairs.
+# Characters that a terminal obeys: C0 except tab and line ends, DEL, C1, changes of text direction, surrogate halves.
 _COMMANDS = re.compile("[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class TrainerEvent:
-    """What every event has; one of a kind that has no record of its own is this alone.
+    """The fields of every event; an event of an unknown kind has only these.
 
-    `wall` is seconds since the epoch, `elapsed_s` seconds since the trainer's process started. `said` is the line as it
-    came, for those who pass it on unread.
+    `wall` is seconds since the epoch, `elapsed_s` seconds since the trainer's process started. `said` is the raw line,
+    for readers that pass it on unparsed.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class TrainerEvent:
 
 @dataclass(frozen=True)
 class StartEvent(TrainerEvent):
-    """A process of the trainer has begun; `resumed_from` is the step of the checkpoint that it goes on from."""
+    """A process of the trainer has started; `resumed_from` is the step of the checkpoint that it resumes from."""
 
     device: str | None
     cuda_name: str | None
@@ -57,9 +57,9 @@ class StartEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class StepEvent(TrainerEvent):
-    """An optimiser step: `step_s` is the median since the line before, `tokens` were seen in all, `mfu` is 0..1.
+    """An optimiser step: `step_s` is the median since the line before, `tokens` is the total so far, `mfu` is 0..1.
 
-    `steps` are how many there will be, where only the lines of a command tell it.
+    `steps` is the total number of steps, if it is only known from the lines of a command.
     """
 
     loss: float | None
@@ -75,7 +75,7 @@ class StepEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class EvaluationEvent(TrainerEvent):
-    """A validation loss, what it took, and the figures beside it; `hellaswag` is the share of its items solved."""
+    """A validation loss, its duration, and related figures; `hellaswag` is the share of its items solved."""
 
     val_loss: float | None
     bits_per_byte: float | None
@@ -86,7 +86,7 @@ class EvaluationEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class CoreScoreEvent(TrainerEvent):
-    """CORE after the last step, over so many items of the bundle of that digest."""
+    """The CORE score after the last step, over `items` items of the bundle with that digest."""
 
     core: float | None
     core_items: int | None
@@ -95,7 +95,7 @@ class CoreScoreEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class SampleEvent(TrainerEvent):
-    """What the model wrote after a prompt; `text` is None where the line has none."""
+    """The text that the model wrote for a prompt; `text` is None if the line has none."""
 
     prompt: str
     text: str | None
@@ -103,7 +103,7 @@ class SampleEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class CheckpointEvent(TrainerEvent):
-    """A checkpoint is on the machine's disk; training stood still for `stall_s`."""
+    """A checkpoint is on the machine's disk; training paused for `stall_s`."""
 
     bytes: int | None
     stall_s: float | None
@@ -119,7 +119,7 @@ class AlertEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class StopEvent(TrainerEvent):
-    """Why training ended, as the trainer itself says."""
+    """Why training ended, according to the trainer."""
 
     reason: str
     message: str
@@ -128,10 +128,10 @@ class StopEvent(TrainerEvent):
 
 @dataclass(frozen=True)
 class TrialEvent(TrainerEvent):
-    """One trial of a sweep as it is now: it is `running`, done, pruned, failed, stopped, or lost its loss (nan).
+    """The current state of one trial of a sweep: `running`, done, pruned, failed, stopped, or its loss became nan.
 
-    `result` is the figure by which trials are ranked, `why` says how one failed. One that `is_restored` ran in an
-    earlier run.
+    `result` is the figure that ranks the trials, `why` says how a failed one failed. A trial that `is_restored` ran in
+    an earlier run.
     """
 
     trial: int | None
@@ -148,17 +148,17 @@ class TrialEvent(TrainerEvent):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it says no more than how far its trial is."""
+        """Return whether the event only reports how far its trial is."""
         return self.state == "running" and self.step is not None
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it has a result that may be the best."""
+        """Return whether it has a result that may be the best."""
         return self.result is not None and self.state in ("done", "stopped")
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """What orders trials, the best first, as the machine keeps them: a finished one comes before a stopped one."""
+        """Return the sort key of trials, best first, in the machine's order: finished ones come before stopped ones."""
         return not self.is_ranked, self.state != "done", self.result if self.result is not None else 0.0
 
 
@@ -175,31 +175,31 @@ def later_of_trial(before: TrialEvent | None, event: TrialEvent) -> TrialEvent:
 
 @dataclass(frozen=True)
 class FilesLeft:
-    """Files that stay where they are: how many, their bytes, and the first of them by name with bytes each."""
+    """Files that stay on the machine: their number, their bytes, and the first of them by name with their sizes."""
 
     files: int
     bytes: int
     first: tuple[tuple[str, int], ...] = ()
 
     def ending_in(self, suffixes: tuple[str, ...]) -> FilesLeft:
-        """Return those of the named ones that end so."""
+        """Return the named files whose names end with one of the suffixes."""
         first = tuple((name, size) for name, size in self.first if name.lower().endswith(suffixes))
         return FilesLeft(len(first), sum(size for _, size in first), first)
 
     @property
     def record(self) -> dict[str, Any]:
-        """The same as data."""
+        """Return the same as JSON data."""
         first = [{"name": name, "bytes": size} for name, size in self.first]
         return {"files": self.files, "bytes": self.bytes, "first": first}
 
 
 @dataclass(frozen=True)
 class OutputsEvent(TrainerEvent):
-    """What a command has left when it ended, in files and bytes; where nothing of a kind is there, it is empty.
+    """The files that a command had left when it ended, as counts and bytes; a kind without files is empty.
 
-    `published` come home. `unpublished` are finished and could not be listed, `left_behind` stay by rule, `elsewhere`
-    lie outside of what comes home. `unmatched` are the flags whose globs no new file matches, `still_working` the
-    processes that were at work when it ended.
+    `published` files come home. `unpublished` files are finished but could not be listed, `left_behind` files stay by
+    rule, `elsewhere` files are outside the folder that comes home. `unmatched` are the flags whose globs match no new
+    file, `still_working` the processes that were still busy when the command ended.
     """
 
     published: FilesLeft
@@ -212,7 +212,7 @@ class OutputsEvent(TrainerEvent):
 
     @property
     def record(self) -> dict[str, Any]:
-        """The same as data, for the journal: only what is not empty, but for what was published."""
+        """Return the same as data for the journal: `published`, and the rest only if not empty."""
         kinds = {name: getattr(self, name) for name in ("unpublished", "left_behind", "elsewhere")}
         words = {name: list(getattr(self, name)) for name in ("unmatched", "still_working")}
         return {
@@ -220,12 +220,12 @@ class OutputsEvent(TrainerEvent):
             "bytes": self.published.bytes,
             "matched": dict(self.matched),
             **{name: left.record for name, left in kinds.items() if left.files},
-            **{name: told for name, told in words.items() if told},
+            **{name: value for name, value in words.items() if value},
         }
 
 
 def parse_event(line: bytes | str) -> TrainerEvent | None:
-    """The event of a line; None for whatever is not an object with a `kind`. Never raises."""
+    """Parse one line into its event; None for anything but an object with a `kind`. Never raises."""
     if not line or len(line) > LINE_BYTES:
         return None
     try:
@@ -234,29 +234,29 @@ def parse_event(line: bytes | str) -> TrainerEvent | None:
         return None
 
 
-def make_event(told: Mapping[str, Any]) -> TrainerEvent | None:
-    """The event of a line's object; None where it has no `kind`."""
-    kind = told.get("kind")
+def make_event(data: Mapping[str, Any]) -> TrainerEvent | None:
+    """Return the event of a line's object; None if it has no `kind`."""
+    kind = data.get("kind")
     if not isinstance(kind, str):
         return None
     record, readers = _KINDS.get(kind, (TrainerEvent, {}))
-    fields = {name: read(told.get(name)) for name, read in {**_EVERY, **readers}.items()}
-    return record(kind=plain_line(kind), said=told, **fields)
+    fields = {name: read(data.get(name)) for name, read in {**_EVERY, **readers}.items()}
+    return record(kind=plain_line(kind), said=data, **fields)
 
 
 def events_of(path: Path) -> Iterator[TrainerEvent]:
-    """The events of a file, which may be huge or hostile; a line that is none is passed over. None if no file."""
+    """Yield the events of a file, which may be huge or hostile; invalid lines are skipped. None if there is no file."""
     return (event for line in lines_of(path) if (event := parse_event(line)) is not None)
 
 
 class EventLines:
-    """Cuts what comes piece by piece into events: half a line waits for the rest of it."""
+    """Splits an arriving stream into events: an incomplete line waits for its rest."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def take(self, piece: bytes) -> list[TrainerEvent]:
-        """The events that are whole now."""
+        """Return the events that are complete now."""
         *lines, rest = (self._rest + piece).split(b"\n")
         self._rest = rest[: LINE_BYTES + 1]
         return [event for line in lines if (event := parse_event(line)) is not None]
@@ -291,25 +291,25 @@ def _text(value: Any) -> str:
 
 
 def _left(value: Any) -> FilesLeft:
-    """Files that stay; what is not such an object is none, and a count is never below what is named."""
-    told = value if isinstance(value, dict) else {}
-    named = [one for one in _some(told.get("first")) if isinstance(one, dict) and isinstance(one.get("name"), str)]
-    first = tuple((plain_line(one["name"], _NAME_CHARS), whole(one.get("bytes")) or 0) for one in named)
-    return FilesLeft(max(whole(told.get("files")) or 0, len(first)), whole(told.get("bytes")) or 0, first)
+    """Return files that stay; an invalid value means none, and the count is at least the number of named files."""
+    data = value if isinstance(value, dict) else {}
+    named = [file for file in _some(data.get("first")) if isinstance(file, dict) and isinstance(file.get("name"), str)]
+    first = tuple((plain_line(file["name"], _NAME_CHARS), whole(file.get("bytes")) or 0) for file in named)
+    return FilesLeft(max(whole(data.get("files")) or 0, len(first)), whole(data.get("bytes")) or 0, first)
 
 
 def _matched(value: Any) -> dict[str, int]:
-    told = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
-    return {plain_line(str(glob), _NAME_CHARS): whole(count) or 0 for glob, count in told}
+    items = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
+    return {plain_line(str(glob), _NAME_CHARS): whole(count) or 0 for glob, count in items}
 
 
 def _params(value: Any) -> dict[str, str]:
-    told = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
-    return {plain_line(str(name)): plain_line(str(text)) for name, text in told}
+    items = list(value.items())[:_MOST_NAMED] if isinstance(value, dict) else []
+    return {plain_line(str(name)): plain_line(str(text)) for name, text in items}
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    return tuple(plain_line(one, _NAME_CHARS) for one in _some(value) if isinstance(one, str))
+    return tuple(plain_line(word, _NAME_CHARS) for word in _some(value) if isinstance(word, str))
 
 
 def _some(value: Any) -> list[Any]:

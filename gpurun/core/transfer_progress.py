@@ -1,4 +1,4 @@
-"""How far a transfer or a set-up is: a small file in the run folder for who watches; never durable, never evidence."""
+"""The progress of a transfer or a set-up: a small file in the run folder for viewers; never durable, never evidence."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpurun.core.untrusted import read_object
 
 What = Literal["stage", "boot", "setup", "look", "ship", "collect", "wait"]
 PERIOD_S = 1.0
-# What was not written again for so long tells of a supervisor that is gone.
+# A file that is older than this is from a supervisor that no longer runs.
 STALE_S = 30.0
 
 
 @dataclass(frozen=True)
 class Moving:
-    """A transfer that goes on: what of it is there at `wall`, and what was at `begun_wall`, when this try began.
+    """A transfer under way: how much is done at `wall`, counted in this attempt from `begun_wall` on.
 
-    It is told in bytes; a boot, a set-up and a look around in the seconds so far, of those that it may take, with last
-    `words`.
+    The unit is bytes. A boot, a set-up and a check are in seconds elapsed of the seconds allowed, with their last
+    output in `words`.
     """
 
     what: What
@@ -37,27 +37,27 @@ class Moving:
 
     @property
     def seconds(self) -> float:
-        """How long this try takes so far."""
+        """Return how long this attempt has taken so far."""
         return self.wall - self.begun_wall
 
     @property
     def bytes_per_s(self) -> float | None:
-        """The rate of this try; None before there is one."""
+        """Return the rate of this attempt; None before there is one."""
         fresh = self.done - self.begun
         return fresh / self.seconds if self.seconds > 0 and fresh > 0 else None
 
 
 class Tell(Protocol):
-    """Takes how far it is, as often as one likes."""
+    """Receives the progress, as often as the caller likes."""
 
     def __call__(self, done: int, words: str = "") -> None:
-        """So far it is by now."""
+        """Report the amount done so far."""
         ...
 
 
 @contextmanager
 def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[Tell]:
-    """A transfer; what it yields is told how much of it is there. Its end removes the file."""
+    """Record a transfer: yield a function that takes the amount done; the file is removed at the end."""
     begun: tuple[int, float] | None = None
     due_mono = clock.monotonic()
 
@@ -69,7 +69,7 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
         due_mono = clock.monotonic() + PERIOD_S
         now = Moving(what, done, total, clock.wall(), *begun, words)
         half = folder.moving.with_suffix(".tmp")
-        with suppress(OSError):  # A full disk ends no transfer for the sake of a bar.
+        with suppress(OSError):  # A full disk must not end a transfer for a progress bar.
             half.write_text(json.dumps(asdict(now)))
             os.replace(half, folder.moving)
 
@@ -81,10 +81,10 @@ def moving(folder: RunFolder, clock: Clock, what: What, total: int) -> Iterator[
 
 
 def read_moving(folder: RunFolder, now_wall: float) -> Moving | None:
-    """The transfer that goes on in a run, if there is one."""
+    """Return the transfer that is under way in a run, if any."""
     try:
-        told = Moving(**read_object(folder.moving))
-        is_fresh = abs(now_wall - told.wall) < STALE_S and told.total > 0
+        progress = Moving(**read_object(folder.moving))
+        is_fresh = abs(now_wall - progress.wall) < STALE_S and progress.total > 0
     except (OSError, ValueError, TypeError):
         return None
-    return told if is_fresh else None
+    return progress if is_fresh else None

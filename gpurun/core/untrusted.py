@@ -1,10 +1,10 @@
-"""Makes foreign bytes harmless: what an instance, a provider or a file that somebody may have edited says.
+"""Makes untrusted bytes harmless: the output of an instance, a provider's reply, or a file that anyone may have edited.
 
-`plain_*` is for records: every control character is written as its escape, and which those are is written out here, not
-taken from Python's Unicode tables, because a receipt has to come out the same, byte for byte, under another Python.
+`plain_*` is for records: every control character is written as its escape. The list of them stands here, not in
+Python's Unicode tables, because a receipt must come out the same, byte for byte, under another Python version.
 `safe_*` is for screens: escape sequences that move the cursor, set the clipboard (OSC 52) or retitle the window, C1
-controls, bidirectional overrides and invisible characters vanish. Either result is of bounded length. Square brackets
-pass as they are: nothing here reads markup.
+controls, bidirectional overrides and invisible characters are removed. Both results have a bounded length. Square
+brackets pass unchanged: no markup is parsed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from gpurun.core.paths import MOST_RECORD_BYTES, open_regular, read_regular
 LINE_CHARS = 400
 TEXT_CHARS = 4_000
 LINE_BYTES = 64 << 10
-"""A longer line of the trainer's files is none of its own."""
+"""No valid line of the trainer's files is longer."""
 MAX_LINE_BYTES = 4096
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_ITEMS, _MOST_DEPTH, _MOST_CHARS = 64, 6, 16 << 10
 _DEEPEST, _MOST_MEMBERS = 100, 2_000_000
-_LARGEST = 1e100  # No loss, rate or size comes near; sums and differences of larger ones may be infinite.
+_LARGEST = 1e100  # Far above any loss, rate or size; arithmetic on larger numbers may become infinite.
 
-# C0, DEL, C1; marks that are invisible or turn the direction of text; halves of pairs; tags; what is no character.
+# C0, DEL, C1; invisible marks and changes of text direction; surrogate halves; tags; noncharacters.
 _CONTROLS = re.compile(
     "[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufeff\ufff0-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
@@ -49,35 +49,35 @@ _TAG = re.compile(r"<[!/A-Za-z][^<>]{0,500}>")
 
 
 def plain_line(text: str, limit: int = LINE_CHARS) -> str:
-    """One line of at most `limit` characters; every control character is written as its escape."""
+    """Return one line of at most `limit` characters; every control character is written as its escape."""
     shown = _CONTROLS.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def plain_text(text: str, limit: int = TEXT_CHARS) -> str:
-    """Several lines of at most `limit` characters together; line ends stay, tabs become spaces."""
+    """Return several lines of at most `limit` characters together; line ends stay, tabs become spaces."""
     return "\n".join(plain_line(line, limit) for line in text[:limit].replace("\t", "    ").split("\n"))[:limit]
 
 
-def last_words(said: str | bytes, limit: int = 300) -> str:
-    """The end of what was said, as a part of another sentence: on one line and without its full stop."""
-    text = said[-4 * limit :].decode("utf-8", "replace") if isinstance(said, bytes) else said
+def last_words(output: str | bytes, limit: int = 300) -> str:
+    """Return the end of a text for use within a sentence: on one line and without its full stop."""
+    text = output[-4 * limit :].decode("utf-8", "replace") if isinstance(output, bytes) else output
     return " ".join(_CONTROLS.sub(" ", text[-limit:]).split()).rstrip(".")
 
 
-def answer_words(said: str) -> str:
-    """A server's words on one line, without the tags of a page that stands in for its answer."""
-    return " ".join(_TAG.sub(" ", said).split())
+def answer_words(answer: str) -> str:
+    """Return a server's error text on one line, without the tags if it sent an HTML page."""
+    return " ".join(_TAG.sub(" ", answer).split())
 
 
 def error_words(error: BaseException) -> str:
-    """The last words of an error that quotes the far side; its name where it has none."""
+    """Return the end of an error's text, which quotes the remote side, or the name of its class if it has no text."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return last_words(text) or type(error).__name__
 
 
 def plain_data(value: Any) -> Any:
-    """JSON data of bounded size; a part that does not fit or is no number becomes null, and so does too much of it."""
+    """Return JSON data of bounded size; a part that does not fit, or an invalid number, becomes null."""
     plain = _plain(value, 0)
     return plain if len(json.dumps(plain)) <= _MOST_CHARS else None
 
@@ -92,15 +92,15 @@ def _plain(value: Any, depth: int) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if depth < _MOST_DEPTH and isinstance(value, dict):
-        kept = sorted(((str(key), one) for key, one in value.items()), key=lambda pair: pair[0])[:_MOST_ITEMS]
-        return {plain_line(key, 80): _plain(one, depth + 1) for key, one in kept}
+        kept = sorted(((str(key), item) for key, item in value.items()), key=lambda pair: pair[0])[:_MOST_ITEMS]
+        return {plain_line(key, 80): _plain(item, depth + 1) for key, item in kept}
     if depth < _MOST_DEPTH and isinstance(value, list | tuple):
-        return [_plain(one, depth + 1) for one in value[:_MOST_ITEMS]]
+        return [_plain(item, depth + 1) for item in value[:_MOST_ITEMS]]
     return None
 
 
 class Malformed(ValueError):
-    """Why foreign JSON cannot be used, in words without their full stop."""
+    """The reason why untrusted JSON cannot be used, without a full stop."""
 
 
 def _finite(text: str) -> float | None:
@@ -120,10 +120,10 @@ AS_WRITTEN: Numbers = (float, int)
 def parse_json(
     content: bytes | str, most_bytes: int = MOST_RECORD_BYTES, *, numbers: Numbers = (_finite, _fitting)
 ) -> Any:
-    """Return the value of foreign JSON; Malformed where it is none, too large or nested too deep.
+    """Return the value of untrusted JSON; Malformed if it is invalid, too large or nested too deeply.
 
-    A number that is not finite, or that 64 bits do not hold, is null: the reader of that field sees that it has none.
-    With `numbers` AS_WRITTEN they are read as Python does.
+    A number that is not finite, or does not fit 64 bits, becomes null, so that its reader sees a missing value.
+    With `numbers` AS_WRITTEN, numbers are read as Python reads them.
     """
     if len(content) > most_bytes:
         raise Malformed(f"it has more than {most_bytes:,} bytes")
@@ -134,22 +134,22 @@ def parse_json(
     except Malformed:
         raise
     except RecursionError:
-        raise Malformed("it is nested too deep") from None
+        raise Malformed("it is nested too deeply") from None
     except UnicodeDecodeError:
-        raise Malformed("it is not text in UTF-8") from None
+        raise Malformed("it is not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise Malformed(f"it is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    except ValueError:  # Python reads no whole number of more than 4,300 digits.
+    except ValueError:  # Python refuses integers of more than 4,300 digits.
         raise Malformed("it has a number that is too long") from None
     if text.count("[") + text.count("{") > _DEEPEST and _is_deep(value):
-        raise Malformed("it is nested too deep")
+        raise Malformed("it is nested too deeply")
     return value
 
 
 def demand_few_members(text: str) -> None:
-    """Raise Malformed for JSON of too many members: each takes up to a hundred times the bytes that it is written with.
+    """Raise Malformed for JSON with too many members: each takes up to a hundred times its written size in memory.
 
-    A comma or bracket within a string is none of its own.
+    A comma or bracket within a string does not count.
     """
     if sum(map(text.count, ",[{")) <= _MOST_MEMBERS:
         return
@@ -164,7 +164,7 @@ def demand_few_members(text: str) -> None:
 def parse_object(
     content: bytes | str, most_bytes: int = MOST_RECORD_BYTES, *, numbers: Numbers = (_finite, _fitting)
 ) -> dict[str, Any]:
-    """Return the members of a foreign JSON object; Malformed for any other value too."""
+    """Return the members of an untrusted JSON object; Malformed for any other value too."""
     value = parse_json(content, most_bytes, numbers=numbers)
     if not isinstance(value, dict):
         raise Malformed("it is not a JSON object")
@@ -172,15 +172,15 @@ def parse_object(
 
 
 def read_object(path: Path, most_bytes: int = MOST_RECORD_BYTES) -> dict[str, Any]:
-    """Return the members of the JSON object in a file; OSError where it cannot be read, Malformed where it is none."""
+    """Return the members of the JSON object in a file; OSError if it cannot be read, Malformed if it is not one."""
     return parse_object(read_regular(path, most_bytes), most_bytes)
 
 
 def _is_deep(value: Any) -> bool:
     level = [value]
     for _ in range(_DEEPEST):
-        inner = (one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer))
-        level = [one for one in inner if isinstance(one, dict | list)]
+        inner = (child for outer in level for child in (outer.values() if isinstance(outer, dict) else outer))
+        level = [child for child in inner if isinstance(child, dict | list)]
         if not level:
             return False
     return True
@@ -188,35 +188,35 @@ def _is_deep(value: Any) -> bool:
 
 @contextmanager
 def finding(found: Callable[[str], object], what: str) -> Iterator[None]:
-    """Make whatever a foreign item raises a finding of that item, so that those after it are looked at too."""
+    """Turn any exception about an untrusted item into a finding, so that the items after it are checked too."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - What a stranger made can raise anything; it is told, not hidden.
+    except Exception as error:  # noqa: BLE001 - Untrusted data can raise anything; it is reported, not hidden.
         found(f"{what}: {fault_words(error)}")
 
 
 def fault_words(error: Exception) -> str:
-    """Say what was raised, on one line and without a full stop; an error that is not ours with its kind."""
-    told = plain_line(str(error)).rstrip(".")
+    """Return the text of an exception, on one line and without a full stop; prefixed by its class if it is not ours."""
+    words = plain_line(str(error)).rstrip(".")
     if isinstance(error, GpurunError | Malformed):
-        return told
-    return f"{type(error).__name__} {told}".rstrip()
+        return words
+    return f"{type(error).__name__} {words}".rstrip()
 
 
 def number(value: Any) -> float | None:
-    """A figure that can be computed with, or None."""
+    """Return a finite number of moderate size, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _LARGEST:
         return None
     return float(value)
 
 
 def whole(value: Any) -> int | None:
-    """A whole number that is not negative and that every reader of JSON holds exactly, or None."""
+    """Return a non-negative integer that every JSON reader holds exactly, or None."""
     return value if type(value) is int and 0 <= value < 1 << 53 else None
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a file that may be huge or hostile: the beginning of each, whatever its bytes; none if no file."""
+    """Yield the lines of a file that may be huge or hostile, each cut to its beginning; nothing if there is no file."""
     if not path.is_file():
         return
     with open_regular(path) as content:
@@ -228,9 +228,9 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def safe_line(line: bytes | str) -> str:
-    """One line, harmless: at most 4 KiB of what came, and a mark with the true size when there was more.
+    """Return one harmless line: at most 4 KiB of the input, and a mark with the true size if it was longer.
 
-    Escape sequences vanish whole; a progress bar that rewrites itself with carriage returns shows its last state.
+    Escape sequences are removed whole; a progress bar that rewrites itself with carriage returns shows its last state.
     """
     size = len(line)
     head = line[:MAX_LINE_BYTES]
@@ -247,7 +247,7 @@ def safe_line(line: bytes | str) -> str:
 
 
 def safe_text(text: bytes | str, *, most_lines: int = 40) -> list[str]:
-    """Several lines, each harmless; what lies beyond `most_lines` is left out and counted in a last line."""
+    """Return several harmless lines; lines beyond `most_lines` are left out and counted in a last line."""
     head = text[: MAX_LINE_BYTES * most_lines]
     broken = head.split(b"\n") if isinstance(head, bytes) else head.split("\n")
     lines = [safe_line(line) for line in broken[:most_lines]]
@@ -257,7 +257,7 @@ def safe_text(text: bytes | str, *, most_lines: int = 40) -> list[str]:
 
 
 def harmless(text: str) -> str:
-    """The same text without anything that does not print; separators become spaces, oddities U+FFFD. Any length."""
+    """Return the text without characters that do not print; separators become spaces, others U+FFFD. Any length."""
     if text.isascii() and text.isprintable():
         return text
     kept: list[str] = []

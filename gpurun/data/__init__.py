@@ -1,1 +1,1 @@
-"""The data of a run: text made into shards here, or shards that a person brings."""
+"""The data of a run: text that is turned into shards here, or shards that the user provides."""

@@ -1,4 +1,4 @@
-"""Shards that another program made, described by a folder that refers to them: `gpurun data adopt` (docs/DATA.md)."""
+"""Shards that another program made, described by a folder that links to them: `gpurun data adopt` (docs/DATA.md)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ ENDS = ("before", "after", "none")
 
 
 def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -> tuple[DataSummary, dict[str, Any]]:
-    """Make the new folder `out`: data.json, vocab.json, and for each shard of `folder` a link to it; nothing is copied.
+    """Create the folder `out` with data.json, vocab.json, and a link to each shard of `folder`; nothing is copied.
 
-    `eot` is where the end-of-text token stands, "" where its maker puts it. The summary and manifest, every byte
-    checked; UsageError, with nothing left behind, for what the trainer would refuse.
+    `eot` says where the end-of-text token stands; "" means where its maker puts it. Return the summary and the
+    manifest, with every byte checked. UsageError for anything that the trainer would refuse; then nothing is left
+    behind.
     """
     found = _shards(folder)
     maker = next(iter(found.values()))
     vocabulary = _vocabulary(folder, tokenizer, maker, say)
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UsageError("data.out_in_use", f"{out} is there already.", hint="Name a new folder with --out.")
+        raise UsageError("data.out_in_use", f"{out} exists already.", hint="Name a new folder with --out.")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(folder)):
-        what = f"{out} lies within {folder}, where nothing is written."
-        raise UsageError("data.out_in_source", what, hint="Name a folder elsewhere with --out.")
-    say(f"{len(found):,} shards of {maker}, {sum(path.stat().st_size for path in found) / 1e9:,.2f} GB, are read")
+        what = f"{out} is inside {folder}, where gpurun writes nothing."
+        raise UsageError("data.out_in_source", what, hint="Name a folder outside it with --out.")
+    say(f"reading {len(found):,} shards of {maker}, {sum(path.stat().st_size for path in found) / 1e9:,.2f} GB")
     try:
         with translate_refusals("Nothing was left behind."):
             out.mkdir(parents=True, exist_ok=True)
@@ -58,41 +59,41 @@ def adopt(folder: Path, tokenizer: str, out: Path, say: Say, *, eot: str = "") -
 
 
 def _shards(folder: Path) -> dict[Path, str]:
-    """The shards of a folder, all by one maker and each for one split; UsageError for a folder without."""
+    """Return the shards of a folder, all by one maker and each for one split; UsageError if there are none."""
     if not folder.is_dir():
-        raise UsageError("data.missing", f"There is no folder {folder}.", hint="Name the folder that has the shards.")
+        raise UsageError("data.missing", f"There is no folder {folder}.", hint="Name the folder with the shards.")
     found = foreign_shards(folder)
     makers = sorted(set(found.values()))
     for maker in makers:
         if "uint32" in maker or (folder / "data.json").is_file():
             raise to_adopt(folder, maker)
     if len(makers) != 1:
-        what = f"{folder} has shards of {' and of '.join(makers) or 'no program that is known here'}."
-        hint = "Known are nanoGPT's train.bin and val.bin, and llm.c's .bin or .npy with train or val in their names."
-        raise UsageError("data.no_foreign_shards", what, hint=f"{hint} Name the folder that holds those of one.")
+        what = f"{folder} has shards of {' and of '.join(makers) or 'no known program'}."
+        hint = "Known are nanoGPT's train.bin and val.bin, and llm.c's .bin or .npy with train or val in the name."
+        raise UsageError("data.no_foreign_shards", what, hint=f"{hint} Name a folder with the shards of one program.")
     for path in found:
         if not split_of(path):
-            hint = "Give it such a name, or take it out of the folder."
-            raise UsageError("data.no_split", f"{path} says neither train nor val in its name, or both.", hint=hint)
+            hint = "Rename it to contain one of them, or remove it from the folder."
+            raise UsageError("data.no_split", f"The name of {path} contains neither train nor val, or both.", hint=hint)
     if missing := {"train", "val"} - {split_of(path) for path in found}:
         what = f"{folder} has no shard with {missing.pop()} in its name; both are needed, to train and to evaluate on."
-        hint = "Have the program that made them hold some out, or, of several, give one shard the other name."
+        hint = "Make the shards again with held-out data; or, if there are several, rename one of them."
         raise UsageError("data.no_held_out", what, hint=hint)
     return found
 
 
 def _vocabulary(folder: Path, tokenizer: str, maker: str, say: Say) -> tokenizers.TextTokenizer:
-    """The tokeniser that was named; UsageError where what lies beside the shards says another one."""
+    """Return the named tokeniser; UsageError if the files beside the shards show that another one was used."""
     is_char = maker == "nanoGPT" and (folder / META).is_file()
     if is_char != (tokenizer == "char"):
-        told = f"{folder} has {'a' if is_char else 'no'} {META}, where nanoGPT keeps its characters"
-        hint = f"Say --tokenizer {'char' if is_char else 'gpt2'}."
-        raise UsageError("data.other_tokenizer", f"{told}; the tokeniser {tokenizer} was named.", hint=hint)
+        fact = f"{folder} has {'a' if is_char else 'no'} {META}, where nanoGPT keeps its characters"
+        hint = f"Use --tokenizer {'char' if is_char else 'gpt2'}."
+        raise UsageError("data.other_tokenizer", f"{fact}, but --tokenizer is {tokenizer}.", hint=hint)
     return tokenizers.CharTokenizer(characters_of(folder / META)) if is_char else tokenizers.load_gpt2(say)
 
 
 def _refer(found: Mapping[Path, str], split: str, out: Path) -> list[dict[str, Any]]:
-    """Link the shards of a split into `out` under the names that shards have here; their entries in data.json."""
+    """Link the shards of a split into `out` under gpurun's names for shards; return their entries in data.json."""
     entries: list[dict[str, Any]] = []
     for path in (path for path in found if split_of(path) == split):
         link = out / f"{split}_{len(entries) + (split == 'train'):06d}{path.suffix}"
@@ -104,42 +105,42 @@ def _refer(found: Mapping[Path, str], split: str, out: Path) -> list[dict[str, A
 
 
 def _twice(out: Path, entries: Sequence[Mapping[str, Any]]) -> UsageError:
-    """The refusal of two shards with one content: what is trained on twice, or also held out, tells nothing."""
+    """Return the refusal of two identical shards: training twice on one, or on held-out data, spoils the result."""
     first: dict[str, str] = {}
-    again = next(one for one in entries if first.setdefault(one["sha256"], one["name"]) != one["name"])
+    again = next(entry for entry in entries if first.setdefault(entry["sha256"], entry["name"]) != entry["name"])
     places = [(out / name).readlink() for name in (first[again["sha256"]], again["name"])]
     what = f"{places[0]} and {places[1].name} hold the same tokens."
-    return UsageError("data.same_shard", what, hint="Take one of them out; what is held out is not trained on.")
+    return UsageError("data.same_shard", what, hint="Remove one of them; held-out data must not be trained on.")
 
 
 def _tokens(path: Path, maker: str) -> int:
-    """How many tokens a shard says that it has; whether they are there is for inspect_data."""
+    """Return the number of tokens that a shard declares; inspect_data checks whether they are there."""
     import numpy as np
 
     if maker == "nanoGPT":
         if path.stat().st_size % 2:
-            what = f"{path} has an odd number of bytes, and a token has two."
-            raise UsageError("data.truncated", what, hint="Copy it again from where it was made.")
+            what = f"{path} has an odd number of bytes, but a token has two."
+            raise UsageError("data.truncated", what, hint="Copy it again from its source.")
         return path.stat().st_size // 2
     if maker == "npy":
         try:
             row = npy_row(path)
         except (ValueError, OSError) as error:
-            hint = "Copy it again from where it was made."
-            raise UsageError("data.npy", f"{path} is not a sound .npy file: {error}.", hint=hint) from None
+            hint = "Copy it again from its source."
+            raise UsageError("data.npy", f"{path} is not a valid .npy file: {error}.", hint=hint) from None
         if row.dtype != np.dtype("<u2") or row.ndim != 1:
-            what = f"{path} holds {row.dtype} of the shape {row.shape}, not one row of uint16."
-            raise UsageError("data.npy", what, hint="Write it so: numpy.save(FILE, tokens.astype(numpy.uint16)).")
+            what = f"{path} holds {row.dtype} of shape {row.shape}, not one row of uint16."
+            raise UsageError("data.npy", what, hint="Write it with numpy.save(FILE, tokens.astype(numpy.uint16)).")
         return len(row)
     header = np.fromfile(path, dtype="<i4", count=HEADER_BYTES // 4)
     if len(header) < HEADER_BYTES // 4 or header[1] != 1:
-        what = f"{path} is no shard of llm.c's version 1."
-        raise UsageError("data.magic", what, hint="Copy it again from where it was made, or make it again.")
+        what = f"{path} is not a shard in version 1 of llm.c's format."
+        raise UsageError("data.magic", what, hint="Copy it again from its source, or make it again.")
     return int(header[2])
 
 
 def _eot(maker: str, eot_id: int | None, train: list[Path]) -> str:
-    """Where a maker puts the end of text; nanoGPT behind each document, if its text has several."""
+    """Return where a maker puts the end-of-text token; nanoGPT puts it after each document, if there are several."""
     if eot_id is None:
         return "none"
     if maker != "nanoGPT":

@@ -1,7 +1,7 @@
-"""The files in a zip or tar archive, which are read where they lie: nothing is unpacked to the disk.
+"""The files in a zip or tar archive, which are read in place: nothing is unpacked to the disk.
 
-A member's path is the archive's with its own name behind it. What tells of the members is bounded as they are: so many
-names, and no header of a tar that would be read into memory whole.
+A member's path is the archive's path followed by its own name. The list of members is bounded like the members: a
+maximum number of names, and no tar header that would be read into memory as a whole if it is large.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpurun.data.packing import BLOCK_BYTES, MAGIC_BYTES, cut_short, naming_faul
 from gpurun.data.refusals import MOST_ROW_BYTES
 
 ARCHIVE_SUFFIXES = (".zip", ".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".tzst")
-"""How an archive is called, with or without a packed file's suffix: in a folder others are not opened."""
+"""The names of archives, with or without the suffix of a packed file: other files in a folder are not opened."""
 MOST_MEMBERS = 1_000_000
 _MOST_DIRECTORY_BYTES = 128 << 20
-"""The list of a zip archive's files is in memory whole."""
+"""The limit for a zip archive's list of files, which is held in memory."""
 _MOST_HEADER_BYTES = 1 << 20
 _ZIP_END, _ZIP_END_BYTES, _MOST_COMMENT_BYTES = b"PK\5\6", 22, 1 << 16
 _ZIP64_END, _ZIP64_BYTES = b"PK\6\6", 56 + 20
@@ -33,14 +33,14 @@ _ZIP_PACKED = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2}
 
 
 class Member(NamedTuple):
-    """A file in an archive: its bytes unpacked, and where they begin in a tar's content, or its name in a zip."""
+    """A file in an archive: its unpacked size, and its offset in a tar's content or its name in a zip."""
 
     bytes: int
     place: int | str
 
 
 class Archive(NamedTuple):
-    """The regular files of an archive in their order, and how many things in it are none."""
+    """The regular files of an archive in order, and how many of its entries are not regular files."""
 
     kind: str
     packing: str
@@ -49,13 +49,13 @@ class Archive(NamedTuple):
 
 
 def members_of(path: Path) -> Archive | None:
-    """Return what an archive holds; None for another file. UsageError for one that is damaged or cannot be read so."""
+    """Return the content of an archive; None for another file. UsageError if it is damaged or unreadable in place."""
     about = path.stat()
     return _listed(path, about.st_size, about.st_mtime_ns)
 
 
 def member_of(path: Path) -> tuple[Path, Member]:
-    """Return the archive in which a path leads to a file, and that; NotADirectoryError where there is none."""
+    """Split a path into its archive and the member in it; NotADirectoryError if there is no such member."""
     archive = next((parent for parent in path.parents if parent.is_file()), None)
     found = members_of(archive) if archive is not None else None
     name = path.relative_to(archive).as_posix() if archive is not None else ""
@@ -65,7 +65,7 @@ def member_of(path: Path) -> tuple[Path, Member]:
 
 
 def opened_member(path: Path) -> BinaryIO:
-    """Open a file in an archive, by its path behind the archive's."""
+    """Open a file in an archive by its path, which continues the archive's."""
     archive, member = member_of(path)
     if isinstance(member.place, str):
         about = archive.stat()
@@ -92,9 +92,9 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> Archive:
         if info.is_dir():
             continue
         if info.flag_bits & 1 or info.compress_type not in _ZIP_PACKED:
-            how = "is encrypted" if info.flag_bits & 1 else "is packed by none of stored, deflate and bzip2"
-            what = f"{path} cannot be read as it lies there: {plain_line(info.filename, 80)} in it {how}."
-            raise UsageError("data.archive", what, hint="Unpack it, and name the folder.")
+            how = "is encrypted" if info.flag_bits & 1 else "uses a compression other than stored, deflate and bzip2"
+            what = f"{path} cannot be read in place: {plain_line(info.filename, 80)} in it {how}."
+            raise UsageError("data.archive", what, hint="Unpack it, then name the folder.")
         name = _name(info.filename)
         if not name or stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             others += 1
@@ -105,7 +105,7 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> Archive:
 
 @lru_cache(maxsize=2)
 def _zip(path: Path, size: int, modified_ns: int) -> zipfile.ZipFile:
-    """Open a zip archive, whose list of files is bounded before it is read."""
+    """Open a zip archive after checking the size of its list of files."""
     with open(path, "rb") as file:
         file.seek(max(0, size - _MOST_COMMENT_BYTES - _ZIP_END_BYTES - _ZIP64_BYTES))
         tail = file.read()
@@ -129,7 +129,7 @@ def _of_tar(stream: BinaryIO, how: str, path: Path) -> Archive | None:
     try:
         with tarfile.open(fileobj=cast(BinaryIO, file), mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members = []  # type: ignore[attr-defined]  # It would keep all of them.
+                archive.members = []  # type: ignore[attr-defined]  # tarfile would keep all of them.
                 name = _name(info.name)
                 if info.isreg() and not info.issparse() and name:
                     members[name] = Member(info.size, info.offset_data)
@@ -139,24 +139,24 @@ def _of_tar(stream: BinaryIO, how: str, path: Path) -> Archive | None:
                     raise _too_many(path)
     except tarfile.TarError as error:
         raise cut_short(path, str(error)) from None
-    if not file.last or file.last.strip(b"\0"):  # tarfile takes a damaged header for the end.
-        raise cut_short(path, f"its list of files breaks off behind the first {len(members):,}")
+    if not file.last or file.last.strip(b"\0"):  # tarfile treats a damaged header as the end.
+        raise cut_short(path, f"its list of files ends abruptly after the first {len(members):,}")
     return Archive("tar", how, members, others)
 
 
 def _name(name: str) -> str:
-    """Return a member's name below the archive; "" for one that leads out of it."""
+    """Return a member's path inside the archive; "" for a name that leads out of it."""
     path = PurePosixPath(name.lstrip("/"))
     return "" if ".." in path.parts else path.as_posix()
 
 
 def _too_many(path: Path) -> UsageError:
-    what = f"{path} holds more than {MOST_MEMBERS:,} files, which is the most of an archive."
-    return UsageError("data.archive", what, hint="Unpack it, and name the folder.")
+    what = f"{path} holds more than {MOST_MEMBERS:,} files, the limit for an archive."
+    return UsageError("data.archive", what, hint="Unpack it, then name the folder.")
 
 
 class _Headers:
-    """A tar's content for tarfile, which walks from header to header; none is read that claims more than 1 MB."""
+    """A tar's content for tarfile, which moves from header to header; a header over 1 MB is refused."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._at = stream, 0
@@ -182,7 +182,7 @@ class _Headers:
 
 
 class _Cursor:
-    """Where a packed tar is being read in this process: its members are read in their order, some of them twice."""
+    """The position in a packed tar that this process reads: members are read in order, some of them twice."""
 
     def __init__(self) -> None:
         self._key: tuple[Path, int, int] | None = None
@@ -191,7 +191,7 @@ class _Cursor:
         self._at, self._held = 0, (-1, b"")
 
     def opened(self, archive: Path, place: int, size: int) -> Any:
-        """Return a member's bytes as a stream that is to be buffered; a small one's are held in memory."""
+        """Return a member's bytes as an unbuffered stream; a small member is held in memory."""
         about, found, closing = archive.stat(), members_of(archive), contextlib.ExitStack()
         how = found.packing if found is not None else ""
         if not how:
@@ -209,7 +209,7 @@ class _Cursor:
         if key != self._key or place < self._at:
             self._closing.close()
             self._stream, self._at = _from(key[0], how, 0, self._closing), 0
-        self._key = None  # Unless all goes well.
+        self._key = None  # Set again only on success.
         _skip(self._stream, place - self._at)
         self._held, self._at = (place, self._stream.read(size)), place + size
         self._key = key
@@ -231,7 +231,7 @@ def _skip(stream: BinaryIO, size: int) -> None:
 
 
 class _Part(io.RawIOBase):
-    """So many bytes of a stream from where it stands; one that ends before them is cut short."""
+    """The next `size` bytes of a stream; a stream that ends earlier was cut short."""
 
     def __init__(self, stream: BinaryIO, size: int, closing: contextlib.ExitStack) -> None:
         self._stream, self._left, self._closing = stream, size, closing

@@ -1,4 +1,4 @@
-"""Rows of one JSON array and of a table, one after the other: none is in memory beyond MOST_ROW_BYTES."""
+"""Reads the rows of a JSON array or a table one by one: no row uses more memory than MOST_ROW_BYTES."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gpurun.data.refusals import MOST_ROW_BYTES, bad_row, not_utf8, too_long
 
 _MOST_CELLS = 2_000_000
 _CUT_CHARS, _MOST_BLOCK_BYTES = 32, 16 << 20
-"""So near to the end of what was read an error may only say that the rest is missing; and how much more is read."""
+"""So close to the buffer's end an error may only mean missing input; also the size of the next read."""
 _SPACE = " \t\r\n"
 
 
 class TableLines:
-    """The lines of a table for `csv`, which joins those that a quoted cell has; UsageError where a row is too long."""
+    """The lines of a table for `csv`, which joins the lines of a quoted cell; UsageError if a row is too long."""
 
     def __init__(self, text: TextIO, path: Path, delimiter: str) -> None:
         self._text, self._path, self._delimiter = text, path, delimiter
         self._number = self._chars = self._cells = 0
 
     def begin_row(self) -> None:
-        """What is read from here on is the next row."""
+        """Start a new row at the current line."""
         self._chars = self._cells = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -45,7 +45,7 @@ class TableLines:
 
 
 class _Text:
-    """The decoded beginning of what is left of a stream; `at` is where in it the reader stands."""
+    """The decoded beginning of the rest of a stream; `at` is the reader's position in it."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream, self._path, self._place = stream, path, 0
@@ -53,7 +53,7 @@ class _Text:
         self.text, self.at, self.is_whole = "", 0, False
 
     def more(self) -> None:
-        """Read on: as much again as is held, so that a long row is not parsed again for each block of it."""
+        """Read as much again as is held, so that a long row is not parsed again for each block."""
         block = self._stream.read(min(max(BLOCK_BYTES, len(self.text) - self.at), _MOST_BLOCK_BYTES))
         before = len(self._decoder.getstate()[0])
         try:
@@ -63,7 +63,7 @@ class _Text:
         self._place, self.is_whole = self._place + len(block), not block
 
     def next(self) -> str:
-        """The next character that is no white space, which stays; "" at the end."""
+        """Return the next character that is not white space, without consuming it; "" at the end."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in _SPACE:
                 self.at += 1
@@ -73,7 +73,7 @@ class _Text:
 
 
 def members_of_array(stream: BinaryIO, path: Path) -> Iterator[Any]:
-    """The values in an array, parsed one by one; UsageError names the one that is none, or too long."""
+    """Yield the values of an array, parsed one by one; UsageError names a value that is invalid or too long."""
     text, number = _Text(stream, path), 0
     if text.next() != "[":
         raise bad_row(path, "its array", "it does not begin with [")
@@ -86,11 +86,11 @@ def members_of_array(stream: BinaryIO, path: Path) -> Iterator[Any]:
         if sign == "]":
             break
         if sign != ",":
-            raise bad_row(path, f"after object {number - 1}", "it is not JSON: a comma or the end of the array is due")
+            raise bad_row(path, f"after object {number - 1}", "it is not JSON: a comma or the array's end is missing")
     else:
         text.at += 1
     if text.next():
-        raise bad_row(path, "behind its array", "it is not JSON: more follows")
+        raise bad_row(path, "after its array", "it is not JSON: more text follows")
 
 
 def _value(text: _Text, path: Path, number: int) -> Any:
@@ -109,7 +109,7 @@ def _value(text: _Text, path: Path, number: int) -> Any:
             if text.is_whole or not is_cut:
                 raise bad_row(path, where, f"it is not JSON: {error.msg}") from None
         except RecursionError:
-            raise bad_row(path, where, "it is nested too deep") from None
+            raise bad_row(path, where, "it is nested too deeply") from None
         except ValueError:  # A number of thousands of digits.
             raise bad_row(path, where, "it has a number that is too long") from None
         if len(text.text) - text.at > MOST_ROW_BYTES:

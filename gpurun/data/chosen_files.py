@@ -1,4 +1,4 @@
-"""Which files of a source are trained on and which are held out: by globs, by --val, by what they are called."""
+"""Which files of a source are trained on and which are held out: by globs, by --val, or by their names."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _FORM_WORDS = {
 
 @dataclass(frozen=True)
 class Chosen:
-    """The names of files to train on, and of those that are held out, which may lie elsewhere; what else there is.
+    """The names of files to train on, and of held-out files, which may be elsewhere, and the remaining files.
 
-    `says` is a sentence about what was divided by names; "" where the texts decide what is held out.
+    `says` is a sentence about the division by names; "" if the texts decide what is held out.
     """
 
     train: list[str]
@@ -42,7 +42,7 @@ class Chosen:
 
 
 def choose_files(found: FoundFiles, layout: Layout, say: Say) -> Chosen:
-    """Choose the files; UsageError for a glob that no name fits, and for names that contradict one another."""
+    """Choose the files; UsageError for a glob that matches no name, and for contradictory names."""
     passed = Counter(found.passed)
     names = _globbed(found.names, layout, passed)
     is_divisible = found.kind not in ("file", STDLIB) and layout.val != AS_TEXT
@@ -60,22 +60,22 @@ def choose_files(found: FoundFiles, layout: Layout, say: Say) -> Chosen:
     left = Counter(splits[name] for name in names if splits and os.path.realpath(found.root / name) not in held)
     for split, reason in (("test", "test"), ("val", "validation"), ("", "beside train and test")):
         passed[reason] += left[split]
-    says = f"held out is {_few(apart)}, by {'--val' if layout.val else 'its name'}" if apart else ""
+    says = f"held out: {_few(apart)}, by {'--val' if layout.val else 'its name'}" if apart else ""
     if tests:
-        says += f"{'; ' if says else ''}test is left alone: {_few(tests)}"
+        says += f"{'; ' if says else ''}test data is not used: {_few(tests)}"
     return Chosen(train, apart, root, +passed, says)
 
 
 def _globbed(names: Sequence[str], layout: Layout, passed: Counter[str]) -> list[str]:
-    """Return the names that --include takes and --exclude leaves, and count the others."""
+    """Return the names that --include selects and --exclude does not, and count the others."""
     kept = list(names)
     for flag, globs in (("include", layout.include), ("exclude", layout.exclude)):
         if not globs:
             continue
         for glob in globs:
             if not _fits(glob, names):
-                what = f"--{flag} {glob!r} fits none of the {len(names):,} files."
-                hint = f"Globs are as in .gitignore, of names such as {next(iter(names), 'a/b.txt')}."
+                what = f"--{flag} {glob!r} matches none of the {len(names):,} files."
+                hint = f"Write globs as in .gitignore; a name here is {next(iter(names), 'a/b.txt')}."
                 raise UsageError(f"usage.{flag}", what, hint=hint)
         fitting = set(GitIgnoreSpec.from_lines(globs).match_files(kept))
         chosen = [name for name in kept if (name in fitting) == (flag == "include")]
@@ -96,7 +96,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def demand_used(layout: Layout, files: Sequence[SourceFile]) -> None:
-    """Refuse a flag that no file is read by: what it was meant for would be learned otherwise, in silence."""
+    """Refuse a flag that applies to no file: otherwise its intended effect would be missing without notice."""
     forms = {file.form for file in files}
     tables, rows = "table" in forms, bool(forms & {*ROWS})
     unused = {
@@ -108,13 +108,13 @@ def demand_used(layout: Layout, files: Sequence[SourceFile]) -> None:
     }
     for flag, is_unused in unused.items():
         if is_unused:
-            wanted = "rows with named cells" if flag in ("--text-column", "--template") else "a table"
+            expected = "rows with named columns" if flag in ("--text-column", "--template") else "a table"
             cure = "a table in doubt: --delimiter CHAR"
             if flag == "--per-line":
-                wanted, cure = "a text", "a table that is a text: --delimiter none"
-            what = f"{flag} is not used: no file of the source is read as {wanted}."
+                expected, cure = "a text", "a table that is a text: --delimiter none"
+            what = f"{flag} has no effect: no file of the source is read as {expected}."
             read = ", ".join(sorted({_FORM_WORDS.get(form, "text") for form in forms}))
-            raise UsageError("usage.unused", what, hint=f"Leave it out; what is read is {read} ({cure}).")
+            raise UsageError("usage.unused", what, hint=f"Leave it out; the source is {read} ({cure}).")
     if layout.val_fraction is not None and any(file.held_out for file in files):
-        what = "--val-fraction is not used: what is held out are whole files."
-        raise UsageError("usage.unused", what, hint="Leave it out, or hold out by chance from all files: --val none.")
+        what = "--val-fraction has no effect: whole files are held out."
+        raise UsageError("usage.unused", what, hint="Leave it out, or hold out a random part of all files: --val none.")

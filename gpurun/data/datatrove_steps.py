@@ -1,4 +1,4 @@
-"""Our ends of a datatrove pipeline, for a corpus that is larger than a machine: a reader of tasks, and what is done.
+"""The ends of a datatrove pipeline, for a corpus that is larger than one machine: a reader of tasks, and the work.
 
     order = Order("/shared/texts", "gpt2", Path("/shared/out"))
     begun = begin(order, print)                                        # looks at the source, once
@@ -6,8 +6,8 @@
     SlurmPipelineExecutor(steps, tasks=len(begun.left), time="04:00:00", partition="cpu", logging_dir="/logs").run()
     finish(order, begin(order, print), print)                          # when all of them have ended
 
-Filters of datatrove's own go between the two. A task's documents become the same shards on every executor; one that was
-done is not done again. The folder must be the same one for all machines (docs/DATA.md shows it whole).
+datatrove's own filters go between the two. A task's documents become the same shards on every executor; a finished
+task is not repeated. All machines must use the same folder (docs/DATA.md shows the whole program).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ except ImportError as missing:
     raise SetupError(
         "prepare.not_installed",
         f"--executor datatrove needs {missing.name}.",
-        hint=f"{install_line('data')}; or leave --executor away.",
+        hint=f"{install_line('data')}; or leave --executor out.",
     ) from None
 
 _RAY_GB = 1.0
 
 
 class TaskReader(PipelineStep):
-    """Reads one task a rank."""
+    """Reads one task per rank."""
 
     type, name = "📖 - READER", "gpurun's sources"
 
@@ -61,7 +61,7 @@ class TaskReader(PipelineStep):
 
 
 class Doing(PipelineStep):
-    """Does a work with each rank's documents; nothing comes after it."""
+    """The last step: does the work with each rank's documents."""
 
     type, name = "💽 - WRITER", "gpurun's shards"
 
@@ -70,7 +70,7 @@ class Doing(PipelineStep):
         self.work, self.indexes = work, [index for index, _ in tasks]
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> None:
-        """Take the rank's documents."""
+        """Process the rank's documents."""
         with self.track_time(unit="task"):
             self.work.do(self.indexes[rank], map(_document, data), lambda count: None)
 
@@ -87,7 +87,7 @@ def _document(passed: Passed) -> Document:
 
 
 def run_datatrove(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, executor: str) -> None:
-    """Do the work with tasks on datatrove's executor for this machine, or on Ray (RAY_ADDRESS names the cluster)."""
+    """Run the tasks on datatrove's executor for this machine, or on Ray (RAY_ADDRESS names the cluster)."""
     if not tasks:
         return
     steps = [TaskReader(tasks, work.layout), Doing(work, tasks)]
@@ -105,7 +105,7 @@ def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
         import ray
         from datatrove.executor.ray import RayPipelineExecutor
     except ImportError as error:
-        hint = f"{install_line('ray')}; or leave --executor away."
+        hint = f"{install_line('ray')}; or leave --executor out."
         raise SetupError("prepare.not_installed", f"--executor ray needs {error.name}.", hint=hint) from None
     if not ray.is_initialized():
         root = str(Path(__file__).resolve().parents[2])
@@ -116,7 +116,7 @@ def _ray_executor(steps: list[PipelineStep], settings: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def _errors_into(log: Path) -> Iterator[None]:
-    """Let standard error, of the processes that are started meanwhile too, go into a file beside the logs."""
+    """Redirect standard error, including that of processes started meanwhile, to a file beside the logs."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:

@@ -1,7 +1,7 @@
-"""The documents of a source, whichever form its files have.
+"""The documents of a source, whatever form its files have.
 
-A file of text is one document, or documents with `<|endoftext|>` between them; a larger one without is cut into pieces,
-each of which can be held out, and none of which must be in memory with the others. A row is a document in itself.
+A text file is one document, or several with `<|endoftext|>` between them. A larger file without such marks is cut into
+pieces; each can be held out, and they need not be in memory together. A row is a document.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpurun.data.streams import size_and_time
 
 
 def documents_of(spans: Iterable[FileSpan], layout: Layout) -> Iterator[Document]:
-    """The documents of some spans in order, but blank ones. UsageError for whatever a source can have wrong with it."""
+    """Yield the non-blank documents of some spans in order. UsageError for anything wrong with the source."""
     for span in spans:
         _demand_unchanged(span.file)
         for document in _documents(span, layout):
@@ -47,12 +47,12 @@ def _demand_unchanged(file: SourceFile) -> None:
     except OSError as error:
         raise UsageError(
             "data.vanished",
-            f"{file.path} was there when preparing began and is not any more: {error.strerror}.",
-            hint="Bring it back as it was, its time too (cp -p); the same command then goes on where it stood.",
+            f"{file.path} existed when preparing began, and is gone now: {error.strerror}.",
+            hint="Restore it unchanged, with its time (cp -p); then the same command resumes.",
         ) from None
     if (size, modified_ns) != (file.bytes, file.modified_ns):
         raise UsageError(
             "data.changed",
-            f"{file.path} changed while it was being prepared: {file.bytes:,} bytes were there, now {size:,}.",
-            hint="Prepare again into another folder once nothing writes to it, or from a copy.",
+            f"{file.path} changed while it was being prepared: from {file.bytes:,} bytes to {size:,}.",
+            hint="Prepare into another folder when nothing writes to the file any more, or use a copy.",
         )

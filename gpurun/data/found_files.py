@@ -1,4 +1,4 @@
-"""The files that a source names: those beneath a folder, in an archive, in a data set of the hub; or one."""
+"""The files that a source names: one file, or those in a folder, in an archive or in a data set of the hub."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gpurun.data.source_names import HUB, STDLIB
 from gpurun.data.streams import plain_name
 
 _NOT_PROSE = {"site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "__pycache__"}
-"""Of the standard library, folders with other people's code, with tests (not installed everywhere) and with tables."""
+"""Folders of the standard library with third-party code, with tests (not always installed) and with tables."""
 
 
 @dataclass(frozen=True)
 class FoundFiles:
     """What a source names: its kind ("stdlib", "file", "folder", "archive", "hub"), and its files below a root.
 
-    `names` are in the order of reading; `passed` counts what is no file of it, by reason.
+    `names` are in the order of reading; `passed` counts the files that do not belong to it, by reason.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class FoundFiles:
 
 
 def find_files(source: str, say: Say) -> FoundFiles:
-    """Find the files of a source; UsageError where there is none of that name, or it is no text."""
+    """Find the files of a source; UsageError if it does not exist or is not text."""
     if source.startswith(HUB):
         return FoundFiles("hub", *hub.download_files(source.removeprefix(HUB), say), Counter())
     if source == STDLIB:
@@ -46,7 +46,7 @@ def find_files(source: str, say: Say) -> FoundFiles:
         return FoundFiles(STDLIB, root, [n for n in names if n.endswith(".py") and "_sysconfigdata" not in n], passed)
     path = Path(source).expanduser()
     if not path.exists():
-        hint = f"Check the path, or use the text that is always there: {STDLIB}."
+        hint = f"Check the path, or use the text that is always available: {STDLIB}."
         raise UsageError("data.missing", f"There is no file or folder {source}.", hint=hint)
     demand_whole(path)
     if path.is_file():
@@ -54,18 +54,18 @@ def find_files(source: str, say: Say) -> FoundFiles:
         return _with_members(replace(found, kind="archive")) if _is_archive(path) else found
     if not path.is_dir():
         what = f"{source} is neither a file nor a folder."
-        raise UsageError("data.not_a_file", what, hint="Name a text file, or a folder of some.")
+        raise UsageError("data.not_a_file", what, hint="Name a text file, or a folder of text files.")
     if (path / "data.json").is_file():
         raise UsageError(
             "data.already_prepared",
-            f"{source} holds shards that are prepared already (it has a data.json).",
-            hint="Hand that folder over as it is, or name the folder of texts that it was made from.",
+            f"{source} contains prepared shards (it has a data.json).",
+            hint="Pass that folder with --data, or name the folder of texts that it was made from.",
         )
     return _with_members(FoundFiles("folder", path, *_walk(path, set())))
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether a file holds others that are to be read; not where it is a document of an office program, or a model."""
+    """Return whether a file is an archive whose files are read; not if it is an office document or a model."""
     try:
         found = members_of(path)
     except OSError as error:
@@ -74,7 +74,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _with_members(found: FoundFiles) -> FoundFiles:
-    """Put the files of each archive in its place, in their order."""
+    """Replace each archive by its files, in order."""
     names, passed = [], Counter(found.passed)
     for name in found.names:
         path = found.root / name
@@ -83,22 +83,24 @@ def _with_members(found: FoundFiles) -> FoundFiles:
         if archive is None:
             names.append(name)
             continue
-        seen = [one for one in archive.members if not any(p[0] == "." or p == "__MACOSX" for p in one.split("/"))]
-        passed.update({"hidden": len(archive.members) - len(seen), "links": archive.others})
-        names += [f"{name}/{one}" for one in seen]
+        visible = [
+            member for member in archive.members if not any(p[0] == "." or p == "__MACOSX" for p in member.split("/"))
+        ]
+        passed.update({"hidden": len(archive.members) - len(visible), "links": archive.others})
+        names += [f"{name}/{member}" for member in visible]
     return replace(found, names=names, passed=+passed)
 
 
 def _walk(root: Path, without: set[str]) -> tuple[list[str], Counter[str]]:
-    """Every regular file beneath a folder, by name; hidden ones are left out.
+    """Return every regular file below a folder, by name, without hidden files; and the counts of the others.
 
-    A link is followed to a file within the folder. A snapshot in the hub's cache is of links into the blobs beside it;
-    its Markdown is the cards of a data set, as little its text as where it is named by hf:.
+    A link is followed if it leads to a file within the folder. A snapshot in the hub's cache consists of links to the
+    blobs beside it; its Markdown files are cards of the data set and not part of the text, as with hf: names.
     """
     files, passed = [], Counter[str]()
     real = Path(os.path.realpath(root))
-    blobs = [one.with_name("blobs") for one in real.parents if one.name == "snapshots"][:1]
-    inside = [real, *(one for one in blobs if one.is_dir())]
+    blobs = [parent.with_name("blobs") for parent in real.parents if parent.name == "snapshots"][:1]
+    inside = [real, *(parent for parent in blobs if parent.is_dir())]
 
     def refuse(error: OSError) -> None:
         raise unreadable(Path(error.filename or root), error)
@@ -120,5 +122,5 @@ def _walk(root: Path, without: set[str]) -> tuple[list[str], Counter[str]]:
 
 
 def _lies_in(link: Path, folders: Sequence[Path]) -> bool:
-    """Whether what a link leads to lies in one of some folders."""
+    """Return whether the target of a link is in one of some folders."""
     return any(map(Path(os.path.realpath(link)).is_relative_to, folders))

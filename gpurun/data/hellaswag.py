@@ -1,6 +1,6 @@
 """HellaSwag's questions, tokenised with the shards' own tokeniser, beside the shards: `hellaswag.jsonl` (FORMATS.md).
 
-The questions are as its authors publish them, one JSON object a line: `ctx`, four `endings`, `label`. An ending is
+The questions are in their authors' format, one JSON object per line: `ctx`, four `endings`, `label`. An ending is
 tokenised with a space before it, as it would follow the context; so the figures compare with those of GPT-2.
 """
 
@@ -23,39 +23,40 @@ _MOST_LINE_CHARS = 1 << 20
 
 
 def write_items(questions: Path, shards: Path, say: Say) -> tuple[Path, int]:
-    """Write the questions of a file as items beside finished shards; the file, there whole or not at all, and how many.
+    """Write the questions of a file as items beside finished shards; return the file and the number of items.
 
-    Raises UsageError for a file that cannot be read, and names the line that is no question with its answer.
+    The file appears complete or not at all. UsageError if the input cannot be read; it names a line that is not a
+    question with its answer.
     """
     lines, written = [], shards / question_items.FILE
     with translate_refusals("Nothing was left behind."):
         tokenizer = tokenizer_of_shards(shards, say)
         for context, endings, label in _questions(questions):
-            first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {one}" for one in endings)]))
+            first, *rest = (ids.tolist() for ids in tokenizer.encode([context, *(f" {ending}" for ending in endings)]))
             lines.append(json.dumps({"context": first, "endings": rest, "label": label}) + "\n")
         if not lines:
-            raise UsageError("data.empty", f"{questions} holds no question.", hint="Take hellaswag_val.jsonl.")
+            raise UsageError("data.empty", f"{questions} holds no questions.", hint="Use hellaswag_val.jsonl.")
         write_atomic(written, "".join(lines).encode())
     return written, len(lines)
 
 
 def tokenizer_of_shards(shards: Path, say: Say) -> tokenizers.TextTokenizer:
-    """The tokeniser that the shards were made with."""
+    """Return the tokeniser with which the shards were made."""
     try:
         name = read_object(shards / "data.json")["tokenizer"]["name"]
     except (OSError, ValueError, KeyError, TypeError):
-        what = f"{shards} is no folder of finished shards."
-        raise UsageError("data.bad_manifest", what, hint="Make one first: gpurun data prepare.") from None
+        what = f"{shards} is not a folder of finished shards."
+        raise UsageError("data.bad_manifest", what, hint="Make them first: gpurun data prepare.") from None
     if name == "gpt2":
         return tokenizers.load_gpt2(say)
     if not (shards / "vocab.json").is_file():
-        what = f"{shards} has no vocab.json, and only GPT-2's vocabulary is known without one."
+        what = f"{shards} has no vocab.json; only GPT-2's vocabulary is known without it."
         raise UsageError("data.no_vocabulary", what, hint="Copy it from where the shards were made.")
     return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(shards))
 
 
 def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
-    """Context, endings and label of each line."""
+    """Yield context, endings and label of each line."""
     number = 0
     try:
         with path.open(encoding="utf-8") as lines:
@@ -68,8 +69,8 @@ def _questions(path: Path) -> Iterator[tuple[str, list[str], int]]:
             "data.unreadable", f"{path} cannot be read: {error.strerror}.", hint="Check the path."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        what = f"Line {max(1, number)} of {path} is no question of HellaSwag with its answer: {error!r}."
-        hint = "Take hellaswag_val.jsonl as its authors publish it; the test set has no answers."
+        what = f"Line {max(1, number)} of {path} is not a HellaSwag question with its answer: {error!r}."
+        hint = "Use hellaswag_val.jsonl as its authors publish it; the test set has no answers."
         raise UsageError("data.no_question", what, hint=hint) from None
 
 
@@ -77,8 +78,8 @@ def _question(record: Any) -> tuple[str, list[str], int]:
     context, endings, label = record["ctx"], record["endings"], record["label"]
     texts = [context, *endings]
     if len(endings) != ENDINGS or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError("a context and four endings are wanted")
+        raise ValueError("it must have a context and four endings")
     label = int(label) if isinstance(label, str) and label.isdecimal() else label  # The hub's copy has strings.
     if type(label) is not int or not 0 <= label < ENDINGS:
-        raise ValueError("a label of 0 to 3 is wanted")
+        raise ValueError("its label must be 0 to 3")
     return context, list(endings), label

@@ -1,8 +1,8 @@
 """Data sets of the Hugging Face hub, by their Parquet or JSON Lines files, downloaded once into the hub's own cache.
 
-`OWNER/NAME`, with `/FOLDER` or a pattern (`/shard_00*`) for some of its files and `@REVISION` for another than the
-newest. huggingface_hub resumes a download and verifies it; HF_HOME says where the cache is, HF_TOKEN opens data sets
-that need it.
+The name is `OWNER/NAME`, with `/FOLDER` or a pattern (`/shard_00*`) for some of its files and `@REVISION` for a
+revision other than the newest. huggingface_hub resumes a download and verifies it; HF_HOME is the cache's place,
+HF_TOKEN gives access to gated data sets.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json.gz", ".json
 
 
 def download_files(name: str, say: Callable[[str], None]) -> tuple[Path, list[str]]:
-    """(root, names below it) of a data set's files, downloaded if they must be; GpurunError where they cannot."""
+    """Return (root, names below it) of a data set's files, downloaded if necessary; GpurunError if that fails."""
     place, _, revision = name.partition("@")
     owner, _, rest = place.partition("/")
     dataset, _, folder = rest.partition("/")
     if not owner or not dataset:
         raise _no_name(name)
     root = _download(_huggingface_hub(), f"{owner}/{dataset}", folder.rstrip("/"), revision or None, say)
-    # A download of another part of the same set may lie beside it in the cache.
+    # The cache may also hold a download of another part of the same set.
     found = root.glob(folder) if _is_pattern(folder) else (root / folder).rglob("*")
     paths = sorted(path for path in found if path.name.endswith(_SUFFIXES))
     if not paths:
         raise UsageError(
             "data.empty",
             f"hf:{name} has no Parquet or JSON Lines files{f' in {folder}' if folder else ''}.",
-            hint="Look at the data set's files on the hub, and name one of its folders.",
+            hint="Check the data set's files on the hub, and name one of its folders.",
         )
     return root, [path.relative_to(root).as_posix() for path in paths]
 
@@ -48,49 +48,49 @@ def _is_pattern(folder: str) -> bool:
 
 
 def _download(hub: ModuleType, dataset: str, folder: str, revision: str | None, say: Callable[[str], None]) -> Path:
-    """The folder of the data set in the hub's cache: as the hub has it, or as it was downloaded before."""
+    """Return the folder of the data set in the hub's cache: as the hub has it now, or as it was downloaded before."""
     patterns = [f"{folder}/**/*{suffix}" if folder else f"**/*{suffix}" for suffix in _SUFFIXES]
     patterns += [f"{folder}/*{suffix}" if folder else f"*{suffix}" for suffix in _SUFFIXES]
     patterns = [folder] if _is_pattern(folder) else patterns
-    wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
+    options: dict[str, Any] = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns}
     say(f"asking the hub for {dataset}")
-    # The last are httpx's own, whatever its name is in this version: a line that breaks is one of them.
+    # The last are httpx's own, whatever its name is in this version: a broken connection is one of them.
     broken = (hub.errors.LocalEntryNotFoundError, OSError, *hub.errors.HfHubHTTPError.__bases__)
     try:
-        missing = [file for file in hub.snapshot_download(dataset, **wanted, dry_run=True) if file.will_download]
+        missing = [file for file in hub.snapshot_download(dataset, **options, dry_run=True) if file.will_download]
     except hub.errors.HFValidationError as error:
         raise _no_name(dataset) from error
     except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError) as error:
         raise UsageError(
             "data.hub_missing",
-            f"The hub has no data set {dataset}" + (f" at {revision}." if revision else ", or it is not open to you."),
-            hint="Check its name on huggingface.co; a gated one needs HF_TOKEN.",
+            f"The hub has no data set {dataset}" + (f" at {revision}." if revision else ", or not for you."),
+            hint="Check its name on huggingface.co; a gated data set needs HF_TOKEN.",
         ) from error
     except broken as error:
-        return _as_downloaded(hub, dataset, wanted, error, say)
+        return _as_downloaded(hub, dataset, options, error, say)
     cache = Path(hub.constants.HF_HUB_CACHE)
     _check_room(sum(file.file_size or 0 for file in missing), len(missing), cache, say)
     try:
-        return Path(hub.snapshot_download(dataset, **wanted))
+        return Path(hub.snapshot_download(dataset, **options))
     except broken as error:
-        # What the cache has now is a part of it, which nobody asked for.
+        # The cache now holds an incomplete part that must not be used.
         raise _broken_off(dataset, cache, error) from None
 
 
 def _as_downloaded(
-    hub: ModuleType, dataset: str, wanted: dict[str, Any], error: Exception, say: Callable[[str], None]
+    hub: ModuleType, dataset: str, options: dict[str, Any], error: Exception, say: Callable[[str], None]
 ) -> Path:
-    """What the cache has of a data set, where the hub does not answer."""
+    """Return the folder of a data set in the cache, for when the hub does not answer."""
     try:
-        root = Path(hub.snapshot_download(dataset, **wanted, local_files_only=True))
+        root = Path(hub.snapshot_download(dataset, **options, local_files_only=True))
     except (hub.errors.LocalEntryNotFoundError, OSError):
         what = " ".join(str(error).split())[:120]
         raise UsageError(
             "data.hub_unreachable",
             f"{dataset} is not in the hub's cache, and the hub cannot be reached: {what} …",
-            hint="Prepare it where there is a network, or copy its Parquet files here and name their folder.",
+            hint="Prepare it on a computer with a network, or copy its Parquet files here and name their folder.",
         ) from None
-    say(f"the hub cannot be reached; taking what of {dataset} was downloaded before, which may not be all of it")
+    say(f"the hub cannot be reached; using the earlier download of {dataset}, which may be incomplete")
     return root
 
 
@@ -98,21 +98,21 @@ def _no_name(name: str) -> UsageError:
     return UsageError(
         "usage.hub_name",
         f"hf:{name} does not name a data set of the hub.",
-        hint="Write hf:OWNER/NAME, for instance hf:HuggingFaceFW/fineweb-edu/sample/10BT.",
+        hint="Write hf:OWNER/NAME, for example hf:HuggingFaceFW/fineweb-edu/sample/10BT.",
     )
 
 
 def _broken_off(dataset: str, cache: Path, error: Exception) -> GpurunError:
     what = " ".join(str(error).split())[:120]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "Make room, or name a cache on another disk: HF_HOME=DIR."
-        return SetupError("disk.full", f"The disk of {cache} is full; a part of {dataset} was downloaded.", hint=hint)
-    hint = "What was downloaded stays: the same command goes on with the rest."
+        hint = "Free disk space, or name a cache on another disk: HF_HOME=DIR."
+        return SetupError("disk.full", f"The disk of {cache} is full; only a part of {dataset} is there.", hint=hint)
+    hint = "The downloaded files are kept: the same command resumes the download."
     return UsageError("data.hub_unreachable", f"The download of {dataset} broke off: {what} …", hint=hint)
 
 
 def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) -> None:
-    """Say what will be downloaded; raise SetupError where the cache's disk has no room for it."""
+    """Report what will be downloaded; SetupError if the cache's disk has too little space."""
     if not count:
         return
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
@@ -121,8 +121,8 @@ def _check_room(need: int, count: int, cache: Path, say: Callable[[str], None]) 
     if need > free:
         raise SetupError(
             "disk.too_small",
-            f"{need / 1e9:,.2f} GB are to come into {cache}, {ceil((need - free) / 1e6):,} MB more than are free.",
-            hint="Make room, or name a cache on another disk: HF_HOME=DIR.",
+            f"Downloading {need / 1e9:,.2f} GB into {cache} needs {ceil((need - free) / 1e6):,} MB more space.",
+            hint="Free disk space, or name a cache on another disk: HF_HOME=DIR.",
         )
 
 
@@ -133,7 +133,7 @@ def _huggingface_hub() -> ModuleType:
     except ImportError:
         raise UsageError(
             "data.no_hub",
-            "Data sets of the hub are downloaded with huggingface_hub, which is not installed here.",
+            "Downloading data sets of the hub needs huggingface_hub, which is not installed here.",
             hint=install_line("data"),
         ) from None
     return huggingface_hub

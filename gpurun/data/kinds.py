@@ -1,6 +1,6 @@
-"""What a file holds, told by its first bytes: documents in one of the forms that are read, or what it is instead.
+"""What a file holds, recognised by its first bytes: documents in one of the readable forms, or something else.
 
-A name alone tells nothing: what is not text, and is learned as text, trains without any error.
+A name alone proves nothing, and binary data that is read as text would train without any error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpurun.data.refusals import refuse_utf16
 from gpurun.data.streams import open_content, open_raw
 
 Kind = Literal["text", "lines", "array", "strings", "parquet"]
-"""Text, a table among it; JSON Lines; one JSON array of objects, or of strings; rows of Parquet."""
+"""Text, which includes tables; JSON Lines; one JSON array of objects, or of strings; rows of Parquet."""
 
 HEAD_BYTES = 64 << 10
 _NAMED = {
@@ -45,20 +45,20 @@ _HTML = re.compile(
     rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL
 )
 _TAG = re.compile(rb"</?[a-z][a-z0-9]*[\s>/]", re.IGNORECASE)
-_PANDOC = "Take its text out first (pandoc): pandoc -f {form} -t plain --wrap=none {file} -o {text}"
-_OFFICE = 'Take its text out first (LibreOffice): soffice --headless --convert-to "txt:Text (encoded):UTF8" {file}'
-_UNPACK = "Unpack it, and name the folder."
+_PANDOC = "Extract its text first (pandoc): pandoc -f {form} -t plain --wrap=none {file} -o {text}"
+_OFFICE = 'Extract its text first (LibreOffice): soffice --headless --convert-to "txt:Text (encoded):UTF8" {file}'
+_UNPACK = "Unpack it, then name the folder."
 _HINTS = {
-    "git-lfs pointer": "The file itself is not here: git lfs pull.",
+    "git-lfs pointer": "The file itself is not here; run git lfs pull.",
     "zip archive": _UNPACK,
     "tar archive": _UNPACK,
     "rar archive": _UNPACK,
     "7z archive": _UNPACK,
-    "JSON object": "Documents stand one object a line (JSON Lines), or in one array of objects: "
-    "jq -c '.KEY[]' {file} > {rows} takes the rows under one of its keys.",
-    "JSON array of arrays": "Say which member is the text: jq -c '.[] | {{text: .[0]}}' {file} > {rows}",
-    "PDF": "Take its text out first (poppler): pdftotext {file} {text}",
-    "HTML": _PANDOC.replace("{form}", "html") + "; to learn it with its tags: jq -Rsc '{{text: .}}' {file} > {rows}",
+    "JSON object": "Documents must be one object per line (JSON Lines), or in one array of objects: "
+    "jq -c '.KEY[]' {file} > {rows} extracts the rows under one of its keys.",
+    "JSON array of arrays": "Choose the member with the text: jq -c '.[] | {{text: .[0]}}' {file} > {rows}",
+    "PDF": "Extract its text first (poppler): pdftotext {file} {text}",
+    "HTML": _PANDOC.replace("{form}", "html") + "; to train on it with its tags: jq -Rsc '{{text: .}}' {file} > {rows}",
     "RTF": _OFFICE,
     "Word document (docx)": _PANDOC.replace("{form}", "docx"),
     "OpenDocument text (odt)": _PANDOC.replace("{form}", "odt"),
@@ -66,7 +66,7 @@ _HINTS = {
     "old Office file (doc, xls)": _OFFICE,
 }
 CONVERTED = frozenset(_HINTS) - {"git-lfs pointer", "zip archive", "tar archive"}
-"""Kinds of which a command makes text."""
+"""Kinds that a command can convert to text."""
 
 
 def hint_for(kind: str, path: Path) -> str:
@@ -77,7 +77,7 @@ def hint_for(kind: str, path: Path) -> str:
 
 
 def recognise(path: Path) -> tuple[Kind | None, str]:
-    """The kind of a file's documents, or None and what it is instead. UsageError for what is unreadable, or UTF-16."""
+    """Return the kind of a file's documents, or None and what it is instead. UsageError if unreadable, or UTF-16."""
     with open_raw(path) as raw:
         beginning = raw.read(4)
     if beginning == b"PAR1":
@@ -98,7 +98,7 @@ def recognise(path: Path) -> tuple[Kind | None, str]:
 
 
 def kind_of_zip(path: Path) -> str:
-    """Return what a zip archive is called: many formats are one."""
+    """Return the name for a zip archive, which may be one of many formats."""
     try:
         found = members_of(path) if path.is_file() else None
     except UsageError:
@@ -116,7 +116,7 @@ def kind_of_zip(path: Path) -> str:
 
 
 def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, str]:
-    """The kind of what is text to the eye."""
+    """Return the kind of a file that looks like text."""
     start = head.lstrip()
     if _HTML.match(head) or (path.suffix.lower() in (".html", ".htm", ".xhtml") and _TAG.search(head)):
         return None, "HTML"
@@ -129,7 +129,7 @@ def _of_text(path: Path, head: bytes, *, is_whole: bool) -> tuple[Kind | None, s
 
 
 def _of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
-    """The kind of what begins as an array does: by its first members, where it is JSON."""
+    """Return the kind of a file that begins like an array: by its first members, if it is JSON."""
     if start[1:].lstrip().startswith(b"{"):
         return "array", ""
     try:
@@ -146,6 +146,6 @@ def _of_array(path: Path, start: bytes) -> tuple[Kind | None, str]:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line.decode("utf-8", "replace")), dict)  # Reading it says what is not UTF-8.
+        return isinstance(json.loads(line.decode("utf-8", "replace")), dict)  # Reading it reports invalid UTF-8.
     except (ValueError, RecursionError):
         return False

@@ -1,4 +1,4 @@
-"""How the files of a source are to be read, as far as a person says it; the files themselves decide the rest."""
+"""How to read the files of a source, as far as the user specifies it; the files themselves decide the rest."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, ClassVar
 from gpurun.core.errors import UsageError
 
 AS_TEXT = "none"
-"""As a delimiter: what looks like a table is text. As what is held out: names of files mean nothing."""
+"""As a delimiter: tables are read as text. As held-out data: names of files have no meaning."""
 _DELIMITERS = {"tab": "\t", r"\t": "\t"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What was said about a source's files; a field that is empty was not said.
+    """The user's options about a source's files; an empty field was not given.
 
-    `column`: where a row has its text, else "text". `template`: a row's text made of several columns, `{a} {b}`.
-    `delimiter`: between the cells of a table, or AS_TEXT. `has_head`: False where a table's columns are 1, 2, …
-    `per_line`: each line of a text is a document. `include`, `exclude`: globs of names, as .gitignore has them.
-    `val`: a file or folder that is held out, or AS_TEXT. `val_fraction`: the share to hold out.
+    `column`: the column with a row's text, else "text". `template`: a row's text composed of several columns, `{a}
+    {b}`. `delimiter`: between the cells of a table, or AS_TEXT. `has_head`: False if a table's columns are 1, 2, …
+    `per_line`: each line of a text is a document. `include`, `exclude`: globs of names, as in .gitignore. `val`: a file
+    or folder that is held out, or AS_TEXT. `val_fraction`: the share to hold out.
     """
 
     column: str = ""
@@ -38,7 +38,7 @@ class Layout:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        """The columns that a row's text is made of."""
+        """Return the columns that make up a row's text."""
         named = [name for _, name in self._parts if name is not None]
         return tuple(dict.fromkeys(named)) if self.template else (self.column or ("text" if self.has_head else "1"),)
 
@@ -48,7 +48,7 @@ class Layout:
         return [(literal, name) for literal, name, _, _ in string.Formatter().parse(self.template)]
 
     def text_of(self, cells: Mapping[str, str]) -> str:
-        """Return a row's text; "" where every column that it is made of is empty."""
+        """Return a row's text; "" if all its columns are empty."""
         if not self.template:
             return cells[self.columns[0]]
         if not any(cells[name] for name in self.columns):
@@ -57,8 +57,8 @@ class Layout:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What was said that decides the bytes, by the names of the flags."""
-        told = {
+        """Return the given options that affect the output bytes, by the names of the flags."""
+        options = {
             "text-column": self.column or "text",
             "template": self.template,
             "delimiter": self.delimiter,
@@ -68,24 +68,24 @@ class Layout:
             "exclude": list(self.exclude),
             "val": "named" if self.val and self.val != AS_TEXT else self.val,
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in options.items() if value}
 
 
 AS_FOUND = Layout()
-"""Where nothing was said."""
+"""The layout without any options."""
 
 
 def parse_layout(**fields: Any) -> Layout:
-    """Return the layout of what was typed; UsageError for a template or delimiter that cannot be.
+    """Return the layout of the typed options; UsageError for an impossible template or delimiter.
 
-    In a template and a delimiter `\\n` and `\\t` are written as a shell takes them.
+    In a template and a delimiter, `\\n` and `\\t` are written as a shell passes them.
     """
     template, delimiter, fraction = fields.get("template", ""), fields.get("delimiter", ""), fields.get("val_fraction")
     if fraction is not None and not 0.0 < fraction < 1.0:
         what = f"A --val-fraction of {fraction} is not between 0 and 1."
         raise UsageError("usage.val_fraction", what, hint="Try 0.005.")
     if template and fields.get("column"):
-        what = "--template says where a row has its text, and so does --text-column."
+        what = "--template and --text-column both define a row's text."
         raise UsageError("usage.template", what, hint="Leave one of them out.")
     template = template.replace(r"\n", "\n").replace(r"\t", "\t")
     try:
@@ -94,14 +94,14 @@ def parse_layout(**fields: Any) -> Layout:
         parts = [("", str(error), None)]
     named = [name for name, *_ in parts if name is not None]
     if template and (not all(named) or not named or any(spec or turned for _, spec, turned in parts)):
-        what = f"--template {template[:80]!r} does not name the columns that a text is made of."
-        hint = r"Write each in braces: --template '{instruction}\n{output}'; a brace of the text is doubled."
+        what = f"--template {template[:80]!r} does not name the columns of a text."
+        hint = r"Write each in braces: --template '{instruction}\n{output}'; double a brace that belongs to the text."
         raise UsageError("usage.template", what, hint=hint)
     delimiter = _DELIMITERS.get(delimiter, delimiter)
     if delimiter and delimiter != AS_TEXT and (len(delimiter) != 1 or delimiter in '"\r\n'):
         what = f"--delimiter {delimiter!r} is not one character."
-        raise UsageError("usage.delimiter", what, hint="Write one, for instance ';', or tab; or none: it is text.")
+        raise UsageError("usage.delimiter", what, hint="Write one, for example ';', or tab; none means text.")
     if delimiter == AS_TEXT and not fields.get("has_head", True):
-        what = "--delimiter none reads a table as text, and --no-header is of a table."
+        what = "--delimiter none reads a table as text, but --no-header is for tables."
         raise UsageError("usage.delimiter", what, hint="Leave one of them out.")
     return Layout(**{**fields, "template": template, "delimiter": delimiter})

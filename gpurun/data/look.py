@@ -1,4 +1,4 @@
-"""Looking at the files of a source, each once before any work: what form it has, or why it is passed over."""
+"""Inspects the files of a source once, before any work: which form each has, or why it is skipped."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from gpurun.data.tables import is_called_table, table_of
 from gpurun.data.texts import look_through
 
 Known = Mapping[tuple[str, int, int], SourceFile]
-"""Files that were looked at by an earlier call, by name, size and time."""
+"""Files that an earlier call inspected, by name, size and time."""
 
 
 class SourceLook:
-    """Looks at the files of a source, each once; remembers what is passed over, by reason, and the first of each."""
+    """Inspects the files of a source once; remembers what is skipped, by reason, and the first of each kind."""
 
     def __init__(self, kind: str, layout: Layout, known: Known) -> None:
         self._kind, self._layout, self._known = kind, layout, known
         self.passed, self.first = Counter[str](), dict[str, Path]()
         self.passed_bytes, self.is_limited = 0, False
         self.refusal: UsageError | None = None
-        """What the first of the rows lack that have none of the columns."""
+        """The missing columns of the first file of rows that has none of the requested columns."""
 
     @property
     def hint(self) -> str:
-        """What makes text of the first file that is passed over and for which there is a way, as more of a hint."""
+        """Return how to convert the first skipped file that can be converted to text, as an addition to a hint."""
         known = ((reason, path) for reason, path in self.first.items() if reason in CONVERTED)
         return next((f" Of {path.name}: {hint_for(reason, path)}" for reason, path in known), "")
 
     def at_files(self, root: Path, names: Sequence[str], limit_bytes: int) -> list[SourceFile]:
-        """Return the files that hold documents; with a limit so many of them, by the hashes of their names."""
+        """Return the files that hold documents; with a limit, a selection by the hashes of their names."""
         files: list[SourceFile] = []
         taken = 0
         for name in _some_of(names, root, limit_bytes) if limit_bytes else names:
@@ -61,7 +61,7 @@ class SourceLook:
         return sorted(files, key=lambda file: places[file.name])
 
     def _look(self, name: str, root: Path) -> tuple[SourceFile | None, str, int]:
-        """What there is to know of a file; None, why it is passed over, and its size, where it is no text."""
+        """Return the facts about a file; or None, why it is skipped, and its size, if it is not text."""
         path, kind = root / name, self._kind
         try:
             size, modified_ns = size_and_time(path)
@@ -73,10 +73,10 @@ class SourceLook:
         is_text = found == "text" or (found in ("lines", "strings") and is_called_table(path))
         if found is None and not (other == "JSON object" and is_called_table(path)):
             if kind == "file" or other == "git-lfs pointer":
-                raise UsageError("data.no_text", f"{path} is no text: it is {other}.", hint=hint_for(other, path))
+                raise UsageError("data.no_text", f"{path} is not text: it is {other}.", hint=hint_for(other, path))
             return None, other, size
         if kind == STDLIB and found != "text":
-            return None, "no Python", size
+            return None, "not Python", size
         before = self._known.get((name, size, modified_ns))
         if before is not None:
             return replace(before, root=root, held_out=False), "", 0
@@ -84,7 +84,7 @@ class SourceLook:
             form, weights, table = self._form_of(path, "text" if is_text or found is None else found)
         except UsageError as error:
             if kind == STDLIB and error.code in ("data.not_utf8", "data.nul_byte"):
-                return None, "not UTF-8", size  # Python's own library is not the user's to mend.
+                return None, "not UTF-8", size  # Users cannot fix Python's own library.
             if error.code != "data.no_text_column" or kind == "file" or found == "parquet":
                 raise
             self.refusal = self.refusal or error
@@ -93,7 +93,7 @@ class SourceLook:
         return SourceFile(name, root, form, size, modified_ns, weights, table=table), "", 0
 
     def _form_of(self, path: Path, found: Kind) -> tuple[Form, tuple[int, ...], Table | None]:
-        """Return a file's form, the bytes of text that it has, and how it is written as a table."""
+        """Return a file's form, its bytes of text, and how it is written if it is a table."""
         layout, is_alone = self._layout, self._kind == "file"
         if found == "parquet":
             return "parquet", parquet.group_bytes(path, layout.columns), None
@@ -111,7 +111,7 @@ class SourceLook:
 
 
 def _some_of(names: Sequence[str], root: Path, limit_bytes: int) -> list[str]:
-    """Return names by their hashes; of an archive a part in its own order: a packed one is read from its beginning."""
+    """Return names in the order of their hashes; of an archive its beginning, because packed ones are read in order."""
     hashed, sizes = sorted(names, key=_name_hash), 0
     chosen: list[str] = []
     for name in hashed:
@@ -124,7 +124,7 @@ def _some_of(names: Sequence[str], root: Path, limit_bytes: int) -> list[str]:
 
 
 def _shortened(file: SourceFile, most: int) -> SourceFile:
-    """A file of which about so many bytes of text are taken; what cannot be divided is taken whole."""
+    """Return a file limited to about `most` bytes of text; a file that cannot be divided is used whole."""
     if file.form == "parquet":
         count = 1
         while sum(file.weights[:count]) < most:

@@ -1,6 +1,6 @@
-"""Which files are for training, validation and test, where their names say it: `wiki.{train,valid,test}.raw`.
+"""Which files are for training, validation and test, according to their names: `wiki.{train,valid,test}.raw`.
 
-Names are believed only where they agree: one file is called train and another is not.
+Names count only if they form a split: one file is called train and another is not.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _PROGRAMS = re.compile(
     r"\.(py|pyi|ipynb|sh|m?js|tsx?|jsx|[ch]|cc|[ch]pp|cu|go|rs|java|kt|rb|php|lua|jl|r|m|sql|md|rst|html|css|ya?ml|toml"
     r"|cfg|ini|lock)"
 )
-"""What is called train.py or test.js is a program, and no part of a corpus."""
+"""A file called train.py or test.js is a program, not part of a corpus."""
 _CUT = re.compile(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])")
 
 
 def named_splits(names: Sequence[str]) -> dict[str, str]:
-    """Return "train", "val", "test" or "" (it is beside them) for each name; {} where names do not divide the files.
+    """Return "train", "val", "test" or "" (undecided) for each name; {} if the names do not divide the files.
 
-    UsageError where they contradict one another.
+    UsageError if they contradict one another.
     """
     called = {name: _words_of(name) for name in names}
     splits = {name: next(iter(words), "") for name, words in called.items()}
@@ -35,7 +35,7 @@ def named_splits(names: Sequence[str]) -> dict[str, str]:
     if "train" not in kinds:
         rows = [name for name, split in splits.items() if split and _suffix(name) in _ROWS]
         same = {_suffix(name) for name in rows} & {_suffix(name) for name, split in splits.items() if not split}
-        # Rows beside others that have no such name, which are what is trained on.
+        # Rows beside other files without such names: the others are not trained on.
         return {name: splits[name] if name in rows else "train" for name in names} if same else {}
     if kinds == {"train"}:
         return {}
@@ -46,14 +46,14 @@ def named_splits(names: Sequence[str]) -> dict[str, str]:
         raise UsageError(
             "data.split_in_doubt",
             f"{what} (and {len(doubtful) - 1:,} more)." if len(doubtful) > 1 else f"{what}.",
-            hint="Say it, of gpurun data prepare: --exclude GLOB leaves it out, --val FILE or DIR is what is held out, "
-            "--val none takes all files and holds out by chance.",
+            hint="Use flags of gpurun data prepare: --exclude GLOB leaves it out, --val FILE or DIR is held out, "
+            "--val none uses all files and holds out a random part.",
         )
     return splits
 
 
 def _words_of(name: str) -> set[str]:
-    """Return the splits that a name's parts name, but for those of a program."""
+    """Return the splits that the parts of a name mention, except for programs."""
     path = PurePosixPath(name)
     if _PROGRAMS.fullmatch(_suffix(name)):
         return set()

@@ -1,4 +1,4 @@
-"""The characters of nanoGPT's character level, out of its meta.pkl: a pickle is a program, and nothing of it is run."""
+"""The characters of nanoGPT's character-level tokeniser, from its meta.pkl, without running the pickle's code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_BYTES = 1 << 20
 
 
 def characters_of(path: Path) -> list[bytes]:
-    """The UTF-8 of every token id, in the order of ids; UsageError for what is no such file."""
+    """Return the UTF-8 of every token id, in order; UsageError if it is not such a file."""
     with reading(path), open(path, "rb") as file:
         raw = file.read(_MOST_BYTES + 1)
     try:
@@ -22,17 +22,17 @@ def characters_of(path: Path) -> list[bytes]:
             raise ValueError(f"it is larger than {_MOST_BYTES:,} bytes")
         itos = _Plain(io.BytesIO(raw)).load()["itos"]
         characters = [itos[number] for number in range(len(itos))]
-        if not characters or len(set(characters)) != len(itos) or {len(one) for one in characters} != {1}:
-            raise ValueError("itos is not one character an id, each another one")
+        if not characters or len(set(characters)) != len(itos) or {len(char) for char in characters} != {1}:
+            raise ValueError("itos does not map each id to a different character")
         return [character.encode() for character in characters]
-    # Whatever a damaged pickle raises, and that is much.
+    # A damaged pickle can raise almost anything.
     except Exception as error:  # noqa: BLE001
         what = f"{path} is not the meta.pkl of nanoGPT's character level: {str(error)[:200] or type(error).__name__}."
         raise UsageError("data.bad_meta", what, hint="Make it again with nanoGPT's prepare.py.") from None
 
 
 class _Plain(pickle.Unpickler):
-    """Reads dicts, strings and numbers; what would import anything ends it."""
+    """Unpickles dicts, strings and numbers; an attempt to import anything ends it."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse."""

@@ -1,4 +1,4 @@
-"""A `.npy` file of tokens, mapped once its header is one that numpy may be given."""
+"""A `.npy` file of tokens, memory-mapped after checking that numpy can safely parse its header."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _MOST_HEADER_BYTES = 10_000
 
 
 def npy_row(path: Path) -> Any:
-    """Return the array of a file, mapped and not read; ValueError or OSError for what is no sound .npy file.
+    """Return the array of a file, mapped and not read; ValueError or OSError if it is not a valid .npy file.
 
-    numpy reads as much of a header as its length says, which may be 4 GB of a hole, and evaluates it.
+    numpy reads as many bytes of a header as its length field says (up to 4 GB of a hole) and evaluates them.
     """
     import numpy as np
 
@@ -22,10 +22,10 @@ def npy_row(path: Path) -> Any:
         head = file.read(12)
     length = int.from_bytes(head[8:10] if head[6:7] == b"\x01" else head[8:12], "little")
     if not head.startswith(_MAGIC) or length > _MOST_HEADER_BYTES:
-        raise ValueError("its header is none" if head.startswith(_MAGIC) else "it does not begin like one")
+        raise ValueError("its header is invalid" if head.startswith(_MAGIC) else "it does not begin like one")
     try:
         return np.load(path, mmap_mode="r")
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - It is evaluated: whatever Python's parser can raise.
+    except Exception as error:  # noqa: BLE001 - Evaluating it can raise anything.
         raise ValueError(plain_line(f"{type(error).__name__} {error}", 120)) from None

@@ -1,4 +1,4 @@
-"""What unpacks a file as it is read (gzip, bzip2, xz, zstd): one that is cut short is refused, never a shorter file."""
+"""Unpacks a file while it is read (gzip, bzip2, xz, zstd); a truncated file is refused, never read as a shorter one."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from gpurun.data.refusals import unreadable
 BLOCK_BYTES = 1 << 20
 MAGIC_BYTES = 6
 _PACKED_BLOCK_BYTES = 1 << 10
-"""What is unpacked at once: a block can grow thirty thousandfold."""
+"""The bytes that are unpacked at once: a block can grow thirty-thousandfold."""
 _MOST_WINDOW_BYTES = 160 << 20
-"""What unpacking xz may hold in memory: its largest usual window is 64 MB."""
+"""The memory limit for unpacking xz: its largest usual window is 64 MB."""
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz"}
 SUFFIXES = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
-"""How a packed file is usually called: behind it stands the name of what is in it."""
+"""The usual suffixes of packed files, which follow the name of the content."""
 
 
 def packing_of(head: bytes) -> str:
-    """Return how a file is packed, by its first bytes: a value of SUFFIXES, or ""."""
-    if head[:3] == b"BZh" and head[3:4].isdigit():  # Then the first block, which a text does not have by chance.
+    """Return how a file is packed, from its first bytes: a value of SUFFIXES, or ""."""
+    if head[:3] == b"BZh" and head[3:4].isdigit():  # Then the first block, which text does not contain by chance.
         return "bzip2" if head[4:6] in (b"1A", b"\x17r") else ""
     return next((how for magic, how in _MAGIC.items() if head.startswith(magic)), "")
 
 
 @contextlib.contextmanager
 def unpacked(raw: BinaryIO, how: str) -> Iterator[BinaryIO]:
-    """Yield the content of what is packed so, or the file itself; `naming_faults` says what its errors mean."""
+    """Yield the unpacked content, or the file itself; `naming_faults` translates its errors."""
     if not how:
         yield raw
     elif how == "gzip":
@@ -50,7 +50,7 @@ def unpacked(raw: BinaryIO, how: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def naming_faults(path: Path) -> Iterator[None]:
-    """Within it what a packed file has wrong with it is a UsageError that names it."""
+    """Turn errors of a packed file into a UsageError that names the file."""
     try:
         yield
     except gzip.BadGzipFile as error:
@@ -70,12 +70,12 @@ def naming_faults(path: Path) -> Iterator[None]:
 
 
 def cut_short(path: Path, why: str) -> UsageError:
-    """Return the refusal of a file that is damaged, or was not copied to its end."""
-    size = f" ({path.stat().st_size:,} bytes are there)" if path.is_file() else ""
+    """Return the refusal of a damaged or truncated file."""
+    size = f" ({path.stat().st_size:,} bytes)" if path.is_file() else ""
     return UsageError(
         "data.cut_short",
         f"{path} is damaged or cut short: {why.rstrip('.')}{size}.",
-        hint="Download or copy that file again, and compare its size with the original's.",
+        hint="Download or copy the file again, and compare its size with the original's.",
     )
 
 
@@ -83,8 +83,8 @@ def _bytes_behind(path: Path, how: str) -> UsageError:
     tool = {"gzip": "gunzip", "bzip2": "bunzip2"}.get(how, f"un{how}")
     return UsageError(
         "data.bytes_behind",
-        f"{path} has other bytes behind the end of its {how} content.",
-        hint=f"Two files may have been joined, or a download went on: unpack it with {tool}, which names the place.",
+        f"{path} has other bytes after the end of its {how} content.",
+        hint=f"Two files may have been joined, or a download resumed wrongly: unpack it with {tool} to find the place.",
     )
 
 
@@ -101,15 +101,15 @@ def _too_wide(path: Path, how: str) -> UsageError:
 
 
 class _BytesBehind(Exception):
-    """Other bytes behind the end of a packed file's content; its words are how it is packed."""
+    """Other bytes follow the content of a packed file; the text of the error is the packing."""
 
 
 class _TooWide(Exception):
-    """Unpacking would hold too much in memory; its words are how it is packed."""
+    """Unpacking would use too much memory; the text of the error is the packing."""
 
 
 class _Format(NamedTuple):
-    """What unpacks one stream or frame of a packed file, the error of its library, and what may stand between two."""
+    """The decompressor for one stream or frame, its library's error, and what may stand between two streams."""
 
     name: str
     new: Callable[[], Any]
@@ -129,7 +129,7 @@ def _format_of(how: str) -> _Format:
 
 
 class _Unpacked(io.RawIOBase):
-    """Streams of one format, one after the other, as one. The libraries' own take a cut file for a shorter one."""
+    """Streams of one format, joined. The libraries' own readers accept a truncated file as a shorter one."""
 
     def __init__(self, file: BinaryIO, form: _Format) -> None:
         self._file, self._format = file, form

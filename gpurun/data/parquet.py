@@ -1,4 +1,4 @@
-"""Parquet, row group by row group, by pyarrow: only the columns that are needed."""
+"""Reads Parquet by row groups with pyarrow: only the needed columns."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpurun.data.parquet_pages import MOST_PAGE_BYTES, largest_page
 from gpurun.data.refusals import MOST_ROW_BYTES, no_column, too_long, unreadable
 
 _ROWS = 1024
-"""What is taken of a row group at once; pyarrow holds the pages that they lie on."""
+"""How much of a row group is read at once; pyarrow also holds the pages around it."""
 
 
 def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
-    """The bytes of text in each row group. UsageError for a damaged file and for one without such columns."""
+    """Return the bytes of text in each row group. UsageError for a damaged file and for one without these columns."""
     with _opened(path) as file:
         for column in columns:
             _demand_text(path, file.schema_arrow, column)
@@ -28,7 +28,7 @@ def group_bytes(path: Path, columns: Sequence[str]) -> tuple[int, ...]:
 
 
 def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str], str]]:
-    """(row group and number, text by column, url or "") of each row of some groups; a null is no text."""
+    """Yield (row group and number, text by column, url or "") for each row of some groups; a null is "" ."""
     with _opened(path) as file:
         named = [*columns, *(["url"] if "url" in file.schema_arrow.names and "url" not in columns else [])]
         for group in groups:
@@ -44,14 +44,14 @@ def rows(path: Path, groups: Iterable[int], columns: Sequence[str]) -> Iterator[
 
 
 def _rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
-    """How many rows are taken at once: none is longer than the largest pages; a dictionary repeats it at no cost."""
+    """Return how many rows to read at once: a row is no longer than the largest pages, unless a dictionary repeats."""
     leaves = [file.schema.column(place).path for place in range(len(file.schema))]
     chunks = [file.metadata.row_group(group).column(leaves.index(column)) for column in columns if column in leaves]
     return max(1, min(_ROWS, MOST_PAGE_BYTES // sum(largest_page(path, chunk) for chunk in chunks)))
 
 
 def _strings(column: Any) -> Iterator[str]:
-    """A column's texts, "" for null and for what is none; its writer may leave what is not UTF-8 in a string."""
+    """Yield a column's texts, "" for null and for non-text; some writers put invalid UTF-8 into strings."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -80,8 +80,8 @@ def _demand_text(path: Path, schema: Any, column: str) -> None:
     if not _is_text(kind.value_type if pyarrow.types.is_dictionary(kind) else kind):
         raise UsageError(
             "data.no_text_column",
-            f"{path} has {kind} in its column {column!r}, which is no text.",
-            hint="Name the one that holds the documents: gpurun data prepare RECIPE --text-column NAME.",
+            f"{path} has {kind} in its column {column!r}, which is not text.",
+            hint="Name the column with the documents: gpurun data prepare RECIPE --text-column NAME.",
         )
 
 
@@ -92,13 +92,13 @@ def _opened(path: Path) -> Iterator[Any]:
         import pyarrow.parquet
     except ImportError:
         raise UsageError(
-            "data.no_pyarrow", "Parquet files are read with pyarrow, which is not installed here.",
+            "data.no_pyarrow", "Reading Parquet files needs pyarrow, which is not installed here.",
             hint=install_line("data"),
         ) from None  # fmt: skip
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             yield file
-    except pyarrow.ArrowMemoryError:  # It is an ArrowException too, and no damage of the file.
+    except pyarrow.ArrowMemoryError:  # Also an ArrowException, but the file is not damaged.
         raise
     except (pyarrow.ArrowException, OSError, EOFError) as error:
         if isinstance(error, FileNotFoundError | PermissionError):
@@ -106,6 +106,6 @@ def _opened(path: Path) -> Iterator[Any]:
         what = " ".join(str(error).split())[:200].rstrip(".")
         raise UsageError(
             "data.cut_short",
-            f"{path} is no Parquet file, damaged or cut short: {what} ({path.stat().st_size:,} bytes are there).",
-            hint="Download or copy that file again, and compare its size with the original's.",
+            f"{path} is not a Parquet file, or is damaged or cut short: {what} ({path.stat().st_size:,} bytes).",
+            hint="Download or copy the file again, and compare its size with the original's.",
         ) from None

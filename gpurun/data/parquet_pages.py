@@ -1,7 +1,7 @@
-"""The pages of a Parquet column by their headers, before pyarrow makes room for what those declare.
+"""Reads the page headers of a Parquet column, before pyarrow allocates the memory that they declare.
 
-A header is a struct in Thrift's compact protocol (parquet.thrift, PageHeader): field 2 is the size of the page once it
-is unpacked, field 3 as it lies there, and the struct of its kind (5, 7 or 8) begins with the number of its values.
+A header is a struct in Thrift's compact protocol (parquet.thrift, PageHeader): field 2 is the unpacked size of the
+page, field 3 its size in the file, and the struct of its kind (5, 7 or 8) begins with its number of values.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 from gpurun.core.errors import UsageError
 
 MOST_PAGE_BYTES = 256 << 20
-"""Writers make pages of about 1 MB; a page is in memory whole."""
+"""Writers make pages of about 1 MB; a whole page is held in memory."""
 _MOST_VALUES = 16 << 20
 _HEAD_BYTES = (64 << 10, 16 << 20)
-"""Of a header nearly all; with statistics of long texts, as much as pyarrow reads."""
+"""Enough for nearly every header; with statistics of long texts, as much as pyarrow reads."""
 _BOOLS, _INTS, _BYTE, _DOUBLE, _BINARY, _LISTS, _STRUCT = (1, 2), (4, 5, 6), 3, 7, 8, (9, 10), 12
 _KINDS = (5, 7, 8)
 _MOST_DEPTH = 8
@@ -26,7 +26,7 @@ _MOST_DEPTH = 8
 
 @dataclass(frozen=True)
 class _Page:
-    """Sizes in bytes; `head_bytes` is the header's own."""
+    """Sizes in bytes; `head_bytes` is the size of the header itself."""
 
     unpacked_bytes: int
     packed_bytes: int
@@ -35,16 +35,16 @@ class _Page:
 
 
 def largest_page(path: Path, chunk: Any) -> int:
-    """Return the most bytes that a page of a column chunk unpacks to; UsageError for one beyond MOST_PAGE_BYTES.
+    """Return the largest unpacked page size of a column chunk; UsageError above MOST_PAGE_BYTES.
 
-    Where a header cannot be followed the walk ends: pyarrow says what is wrong with it.
+    The walk ends at a header that cannot be parsed: pyarrow will report what is wrong with it.
     """
     largest = 1
     with path.open("rb") as file:
         for page in _pages(file, chunk):
             if not 0 <= page.unpacked_bytes <= MOST_PAGE_BYTES or page.values > _MOST_VALUES:
                 what = f"{path} has a page of {page.unpacked_bytes:,} bytes and {page.values:,} values, "
-                what += f"and one may have {MOST_PAGE_BYTES:,} and {_MOST_VALUES:,}."
+                what += f"but the limits are {MOST_PAGE_BYTES:,} and {_MOST_VALUES:,}."
                 hint = "Write the file again with smaller pages (pyarrow's data_page_size), or leave it out."
                 raise UsageError("data.page_too_large", what, hint=hint)
             largest = max(largest, page.unpacked_bytes)
@@ -78,9 +78,9 @@ def _page(raw: bytes) -> _Page:
 
 
 def _struct(raw: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """The numbers and structs in a struct, by the ids of their fields, and where it ends."""
+    """Return the numbers and structs in a struct, by field id, and the offset of its end."""
     if depth > _MOST_DEPTH:
-        raise ValueError("nested too deep")
+        raise ValueError("nested too deeply")
     fields: dict[int, Any] = {}
     number = 0
     while head := raw[at]:
@@ -128,6 +128,6 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _int(raw: bytes, at: int) -> tuple[int, int]:
-    """A number in zigzag form."""
+    """Return a number in zigzag form."""
     value, at = _varint(raw, at)
     return (value >> 1) ^ -(value & 1), at

@@ -1,8 +1,8 @@
-"""From a source of any size to a finished data folder: divided, deduplicated, split, tokenised by all cores.
+"""Turns a source of any size into a finished data folder: divided, deduplicated, split, tokenised by all cores.
 
-`gpurun train --data TEXT` and `gpurun data prepare` come here. The folder itself is the state: `prepare.json` says what
-was asked for, `task-*.json` which tasks are done. A killed prepare goes on when it is asked for again; asking for
-something else is refused. `data.json` is written last and ends it.
+`gpurun train --data TEXT` and `gpurun data prepare` use this module. The folder itself is the state: `prepare.json`
+records the request, `task-*.json` the finished tasks. The same request resumes a killed prepare; a different one is
+refused. `data.json` is written last and completes the folder.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ from gpurun.data.vocabulary import make_vocabulary
 from gpurun.data.workers import work_through
 
 FORMAT = 7
-"""Counts up whenever the same source would be prepared into other bytes, so that no older work is gone on with."""
+"""Increased whenever the same source would be prepared into other bytes, so that older work is not resumed."""
 SHARD_TOKENS = 100_000_000
 BYTES_PER_TOKEN = 4
-"""Of English text with GPT-2's tokens, rounded down: so that a shard has about as many tokens as were asked for."""
+"""For English text with GPT-2's tokens, rounded down, so that a shard has about the requested number of tokens."""
 _FEW_BYTES = 64 << 20
-"""Of so much text all documents are looked at before it is decided which are held out."""
+"""Up to this size, all documents are read before deciding which are held out."""
 _SAMPLE_BYTES = 256 << 10
 _ALLOWANCE = 1.1
-"""What a sample of a corpus may be wrong by."""
+"""The allowance for the error of a sample of a corpus."""
 
 Progress = Callable[[dict[str, int]], None]
-"""Hears {"done_bytes", "total_bytes", "tokens", "tasks", "total_tasks"}."""
+"""Receives {"done_bytes", "total_bytes", "tokens", "tasks", "total_tasks"}."""
 
 
 @dataclass(frozen=True)
 class PrepareOrder:
-    """What to prepare: the bytes depend on all of it but the last line (docs/DATA.md).
+    """What to prepare: the output bytes depend on all fields except those in the last line (docs/DATA.md).
 
-    `vocab_size` is that of a tokeniser that is made of the corpus, `limit_bytes` how much text is taken; 0: its own
-    choice, and all.
+    `vocab_size` is for a tokeniser that is trained on the corpus, `limit_bytes` how much text is used; 0 means its
+    default, or all text.
     """
 
     source: str
@@ -89,7 +89,7 @@ class PrepareOrder:
     accept_skipped: bool = False
 
     def asked(self, source: TextSource) -> dict[str, Any]:
-        """Everything that the bytes depend on, by the names under which a difference is told."""
+        """Return everything that the output bytes depend on, by the names that a message about a difference uses."""
         return {
             "format": FORMAT,
             "source": source.digest,
@@ -105,7 +105,7 @@ class PrepareOrder:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished folder: its data.json, what of the source is not in it by reason, and whether it was made just now."""
+    """A finished folder: its data.json, what was skipped by reason, and whether it was made in this call."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -115,7 +115,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Writer:
-    """The work that makes shards of a task, with the tokeniser whose vocabulary lies in the folder."""
+    """The work that makes the shards of a task, with the tokeniser whose vocabulary is in the folder."""
 
     folder: Path
     tokenizer: str
@@ -123,10 +123,10 @@ class Writer:
     identity: str
     layout: Layout
     duplicates: Path | None = None
-    """Where it is written which documents go."""
+    """The folder with the lists of dropped documents."""
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
-        """Make the shards of a task, unless they are there."""
+        """Make the shards of a task, unless they exist."""
         if self.record(index) is None:
             drop = drop_filter(self.duplicates, index) if self.duplicates else None
             tokenizer, identity = _tokenizer(self), self.identity
@@ -135,19 +135,19 @@ class Writer:
             )
 
     def record(self, index: int, *, verified: bool = True) -> dict[str, Any] | None:
-        """The record of a task that is done, once its shards hold to its digests."""
+        """Return the record of a finished task, if its shards match their digests."""
         return read_record(self.folder, index, self.identity, verified=verified)
 
 
 @lru_cache(maxsize=1)
 def _tokenizer(writer: Writer) -> tokenizers.TextTokenizer:
-    """The tokeniser, loaded once a process; its identity names the vocabulary."""
+    """Return the tokeniser, loaded once per process; its identity names the vocabulary."""
     return tokenizers.tokenizer_of(writer.tokenizer, tokenizers.read_vocabulary(writer.folder), threads=1)
 
 
 @dataclass(frozen=True)
 class BegunPreparation:
-    """What was found out before work: the source, what is asked for, all tasks, and how each is done."""
+    """The findings before the work: the source, the request, all tasks, and how to do each."""
 
     source: TextSource
     asked: dict[str, Any]
@@ -156,12 +156,12 @@ class BegunPreparation:
 
     @cached_property
     def done(self) -> dict[int, dict[str, Any]]:
-        """The records of the tasks that are done, each verified once."""
+        """Return the records of the finished tasks, each verified once."""
         return {index: record for index in range(len(self.tasks)) if (record := self.writer.record(index))}
 
     @property
     def left(self) -> list[tuple[int, Task]]:
-        """The tasks that are not done yet, (index, task) each."""
+        """Return the unfinished tasks, as (index, task)."""
         return [(index, task) for index, task in enumerate(self.tasks) if index not in self.done]
 
 
@@ -173,12 +173,12 @@ def prepare(
     workers: int = 1,
     executor: str = "processes",
 ) -> Prepared:
-    """Make `order.out` a data folder (docs/FORMATS.md), or go on where an earlier call was ended.
+    """Make `order.out` a data folder (docs/FORMATS.md), or resume where an earlier call ended.
 
-    UsageError for what cannot be prepared, SetupError for what cannot be written; what is finished stays either way,
-    for the same order again.
+    UsageError for a source that cannot be prepared, SetupError for output that cannot be written; either way, finished
+    work is kept for the same order.
     """
-    with translate_refusals("What is finished stays; the same command goes on with it."), held(order.out):
+    with translate_refusals("Finished work is kept; the same command resumes it."), held(order.out):
         begun = begin_preparing(order, say)
         if isinstance(begun, Prepared):
             return begun
@@ -196,12 +196,12 @@ def prepare(
 
 
 def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepared:
-    """Look at the source, write down what is asked for, and make the vocabulary; or what is finished already."""
+    """Inspect the source, record the request, and make the vocabulary; or return what is finished already."""
     if Path(os.path.realpath(order.out)).is_relative_to(os.path.realpath(order.source)):
         raise UsageError(
             "data.out_in_source",
-            f"{order.out} lies within {order.source}: the shards would be part of the text that they are made of.",
-            hint="Name a folder elsewhere with --out.",
+            f"{order.out} is inside {order.source}: the shards would become part of their own source.",
+            hint="Name a folder outside it with --out.",
         )
     order.out.mkdir(parents=True, exist_ok=True)
     source = open_source(
@@ -213,36 +213,36 @@ def begin_preparing(order: PrepareOrder, say: Say) -> BegunPreparation | Prepare
         accept_skipped=order.accept_skipped,
         known=known_files(order.out, order.layout),
     )
-    asked = order.asked(source)
+    request = order.asked(source)
     if (order.out / "data.json").exists():
-        return _already(order, source, asked, say)
+        return _already(order, source, request, say)
     bytes_per_token = 1 if order.tokenizer == "char" else BYTES_PER_TOKEN
     tasks = tuple(divide(source.files, order.shard_tokens, bytes_per_token))
-    write_down(order.out, asked, source)
+    write_down(order.out, request, source)
     remove_paths(order.out.glob(f"{UNFINISHED}*"))
-    told = [_counted(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
-    say(", ".join([*told, _counted(len(tasks), "part")]))
+    facts = [_counted(len(source.files), "file"), f"{source.text_bytes / 1e6:,.1f} MB of text"]
+    say(", ".join([*facts, _counted(len(tasks), "part")]))
     if groups := [weight for file in source.files if file.form == "parquet" for weight in file.weights]:
-        say(f"the largest row group has {max(groups) / 1e6:,.1f} MB of text: about so much memory for each process")
+        say(f"the largest row group has {max(groups) / 1e6:,.1f} MB of text: each process needs about that much memory")
     bound = _bound(order, source, tasks)
     tokenizer = make_vocabulary(order.out, order.tokenizer, order.vocab_size, tasks, order.layout, say)
-    named = {**asked, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
+    named = {**request, "vocabulary": tokenizers.sha256_of_tokens(tokenizer.tokens), "bound": bound}
     identity = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
     duplicates = order.out / DUPLICATES if order.dedupe else None
     begun = BegunPreparation(
-        source, asked, tasks, Writer(order.out, order.tokenizer, bound, identity, order.layout, duplicates)
+        source, request, tasks, Writer(order.out, order.tokenizer, bound, identity, order.layout, duplicates)
     )
     if begun.done:
-        say(f"going on: {len(begun.done)} of {len(tasks)} parts are done and sound")
+        say(f"resuming: {len(begun.done)} of {len(tasks)} parts are done and intact")
     _check_room(order.out, [task for _, task in begun.left], tokenizer, order.layout, say)
     return begun
 
 
 def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> Prepared:
-    """Write data.json over the shards of all tasks, and remove what was only needed to go on."""
+    """Write data.json over the shards of all tasks, and remove the files that only a resume needs."""
     if begun.left:
-        what = f"Part {begun.left[0][0]} of {len(begun.tasks)} has no sound shards in {order.out}."
-        raise UsageError("prepare.task_failed", what, hint="The same command goes on with what is finished.")
+        what = f"Part {begun.left[0][0]} of {len(begun.tasks)} has no intact shards in {order.out}."
+        raise UsageError("prepare.task_failed", what, hint="The same command resumes from the finished parts.")
     done = [begun.done[index] for index in range(len(begun.tasks))]
     entries = {split: [entry for record in done for entry in record[split]] for split in ("train", "val")}
     for split, least in (("train", order.least_train_tokens), ("val", order.least_val_tokens)):
@@ -252,9 +252,9 @@ def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> 
             remove_work(order.out)
             raise UsageError(
                 "data.too_small",
-                f"{order.source} gives {found:,} tokens to {split}; the recipe needs at least {least:,}.",
-                hint="Take more text, another share to hold out, or a recipe with a smaller batch or context: "
-                "course-lab takes 230 characters.",
+                f"{order.source} gives {found:,} tokens for {split}; the recipe needs at least {least:,}.",
+                hint="Use more text, hold out another share, or choose a recipe with a smaller batch or context: "
+                "course-lab needs only 230 characters.",
             )
     sums = {name: sum(record[name] for record in done) for name in ("documents", "dropped", "bytes")}
     digest = hashlib.sha256("".join(record["digest"] for record in done).encode()).hexdigest()
@@ -269,13 +269,15 @@ def finish_preparing(order: PrepareOrder, begun: BegunPreparation, say: Say) -> 
 
 
 def _bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> int:
-    """Below which key a document is held out: of few documents so that some are, and not all; none where files are."""
+    """Return the bound of held-out keys: of few documents some but not all; 0 if whole files are held out."""
     if source.is_divided:
         return 0
     if source.text_bytes > _FEW_BYTES:
         return bound_for(order.val_fraction)
     found = (
-        (hash_text(one.text), len(one.text.encode())) for task in tasks for one in documents_of(task, order.layout)
+        (hash_text(document.text), len(document.text.encode()))
+        for task in tasks
+        for document in documents_of(task, order.layout)
     )
     return bound_for_few(found, order.val_fraction, order.source, once=order.dedupe is not None)
 
@@ -283,7 +285,7 @@ def _bound(order: PrepareOrder, source: TextSource, tasks: Sequence[Task]) -> in
 def _mark_duplicates(
     order: PrepareOrder, begun: BegunPreparation, workers: int, executor: str, meter: _Meter, say: Say
 ) -> None:
-    """Write down which documents go, before anything is written of the others; or take what an earlier call found."""
+    """Record which documents are dropped, before shards are written from the others; or use an earlier result."""
     assert order.dedupe is not None
     folder = order.out / DUPLICATES
     folder.mkdir(exist_ok=True)
@@ -300,7 +302,7 @@ def _mark_duplicates(
 
 
 class _Meter:
-    """Tells how far a prepare is; a byte that is signed counts as one that is tokenised."""
+    """Reports the progress of a prepare; a byte counts the same for signing and for tokenising."""
 
     def __init__(self, begun: BegunPreparation, progress: Progress, signs: bool) -> None:
         self._figures = {
@@ -314,13 +316,13 @@ class _Meter:
         progress(self._figures)
 
     def read(self, count: int) -> None:
-        """So many more bytes were read."""
+        """Count `count` more bytes as read."""
         figures = self._figures
         figures["done_bytes"] = min(figures["done_bytes"] + count, figures["total_bytes"])
         self._progress(figures)
 
     def finished(self, record: dict[str, Any]) -> None:
-        """A task's shards are there."""
+        """Count a task's shards as finished."""
         self._figures["tasks"] += 1
         self._figures["tokens"] += _tokens(record)
         self._progress(self._figures)
@@ -330,23 +332,23 @@ def _tokens(record: dict[str, Any]) -> int:
     return sum(entry["tokens"] for split in ("train", "val") for entry in record[split])
 
 
-def _already(order: PrepareOrder, source: TextSource, asked: dict[str, Any], say: Say) -> Prepared:
-    """What a finished folder holds, if it was made of this; else a UsageError."""
+def _already(order: PrepareOrder, source: TextSource, request: dict[str, Any], say: Say) -> Prepared:
+    """Return the content of a finished folder, if it was made from this request; else raise UsageError."""
     path = order.out / "data.json"
     manifest: dict[str, Any] = {}
     found = None
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # It may be another program's.
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # The file may be another program's.
         manifest = read_object(path)
         found = manifest["source"]["asked"]
     newer = any(file.modified_ns > path.stat().st_mtime_ns for file in source.files)
-    if newer or found != lasting_digest(asked, source):
+    if newer or found != lasting_digest(request, source):
         raise UsageError(
             "data.out_in_use",
             f"{order.out} holds data that was prepared from something else, with other options, or by another gpurun.",
             hint="Name another folder with --out, or delete that one.",
         )
     remove_state(order.out)
-    say(f"{order.out} was prepared from this already")
+    say(f"{order.out} was already prepared from this")
     return Prepared(order.out, manifest, dict(source.passed_over), made=False)
 
 
@@ -357,7 +359,7 @@ def _counted(count: int, what: str) -> str:
 def _check_room(
     folder: Path, tasks: Sequence[Task], tokenizer: tokenizers.TextTokenizer, layout: Layout, say: Say
 ) -> None:
-    """Say what the shards of these tasks will take, by a sample of their texts; SetupError if there is no room."""
+    """Report the disk space for the shards of these tasks, from a sample of their texts; SetupError if too little."""
     text_bytes = sum(span.text_bytes for task in tasks for span in task)
     size = tokens = 0
     for task in {place: tasks[place] for place in (0, len(tasks) // 2, len(tasks) - 1)}.values() if tasks else ():

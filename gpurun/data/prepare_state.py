@@ -1,4 +1,4 @@
-"""How a prepare goes on where it was ended: what was asked for stands in its folder, nothing else is mixed in."""
+"""How a prepare is resumed: its folder records the request, and nothing else is mixed in."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _ASKED, DUPLICATES = "prepare.json", "dedupe"
 
 
 def known_files(folder: Path, layout: Layout) -> Known:
-    """What an earlier call found out about the files of its source, where they are read as they were."""
+    """Return what an earlier call found out about the files of its source, if they are read in the same way."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         state = read_object(folder / _ASKED)
-        asked = state["asked"]
-        said = {name: asked[name] for name in asked if name in (*Layout.FLAGS,)}
-        if said == layout.said and not asked["limit-bytes"]:
+        request = state["asked"]
+        options = {name: request[name] for name in request if name in (*Layout.FLAGS,)}
+        if options == layout.said and not request["limit-bytes"]:
             files = [_known_file(fields) for fields in state["files"]]
             return {(file.name, file.bytes, file.modified_ns): file for file in files}
     return {}
@@ -43,10 +43,11 @@ def _known_file(fields: dict[str, Any]) -> SourceFile:
     return SourceFile(**{**fields, "root": Path(), "weights": tuple(fields["weights"]), "table": table})
 
 
-def write_down(folder: Path, asked: dict[str, Any], source: TextSource) -> None:
-    """Write down what was asked for, or see that it is what was asked for before; UsageError if it is not.
+def write_down(folder: Path, request: dict[str, Any], source: TextSource) -> None:
+    """Record the request, or check that it equals the recorded one; UsageError if it does not.
 
-    Where nothing was done yet, as after a refusal, there is nothing to go on with: what is asked for now is begun.
+    If nothing was done yet, for example after a refusal, there is nothing to resume: the new request replaces the old
+    one.
     """
     try:
         before = read_object(folder / _ASKED)["asked"]
@@ -54,53 +55,53 @@ def write_down(folder: Path, asked: dict[str, Any], source: TextSource) -> None:
         if any(not path.name.startswith(f".{_ASKED}") for path in folder.iterdir()):
             raise UsageError(
                 "data.out_in_use",
-                f"{folder} holds other files; prepared data would lie among them.",
+                f"{folder} contains other files; prepared data would be mixed with them.",
                 hint="Name an empty or a new folder with --out.",
             ) from None
         files = [{**asdict(replace(file, root=Path())), "root": ""} for file in source.files]
-        shard_files.write_json(folder / _ASKED, {"v": 1, "asked": asked, "files": files})
+        shard_files.write_json(folder / _ASKED, {"v": 1, "asked": request, "files": files})
         return
     except (OSError, ValueError, KeyError, TypeError):
         before = {}
-    if before == asked:
+    if before == request:
         return
     if not before or any(any(folder.glob(done)) for done in ("task-*.json", "*.bin", f"{DUPLICATES}/[!.]*")):
         words = {"source": "the source's files differ", "format": "another version of gpurun began it"}
-        differing = [key for key in asked if before.get(key) != asked[key]]
-        each = [words.get(key, f"--{key} was {before.get(key)}, now {asked[key]}") for key in differing]
+        differing = [key for key in request if before.get(key) != request[key]]
+        each = [words.get(key, f"--{key} was {before.get(key)}, now {request[key]}") for key in differing]
         raise UsageError(
             "prepare.other",
             f"{folder} holds an unfinished prepare of something else: {'; '.join(each)}.",
-            hint="Ask for the same again to go on with it, name another --out, or delete that folder to begin again.",
+            hint="Make the same request again to resume it, name another --out, or delete that folder to start over.",
         )
     remove_work(folder)
-    write_down(folder, asked, source)
+    write_down(folder, request, source)
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether a prepare that was not ended can go on here."""
+    """Return whether an unfinished prepare can be resumed here."""
     return (folder / _ASKED).exists()
 
 
-def lasting_digest(asked: dict[str, Any], source: TextSource) -> str:
-    """What was asked for, without the times of files: the same on every machine that has them."""
+def lasting_digest(request: dict[str, Any], source: TextSource) -> str:
+    """Return the digest of the request without the times of files: the same on every machine that has the files."""
     files = [[file.name, file.form, file.bytes, file.table, file.held_out] for file in source.files]
-    return hashlib.sha256(json.dumps([{**asked, "source": ""}, files], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([{**request, "source": ""}, files], sort_keys=True).encode()).hexdigest()
 
 
 def remove_state(folder: Path) -> None:
-    """Remove what a finished folder has no use for."""
+    """Remove the files that a finished folder does not need."""
     remove_paths([*folder.glob("task-*.json"), *folder.glob(f"{UNFINISHED}*"), folder / DUPLICATES, folder / _ASKED])
 
 
 def remove_work(folder: Path) -> None:
-    """Remove all that a prepare has made in a folder, and nothing else that may lie there."""
+    """Remove everything that a prepare has made in a folder, and no other file."""
     remove_paths([*folder.glob("train_*.bin"), *folder.glob("val_*.bin"), folder / "vocab.json"])
     remove_state(folder)
 
 
 def remove_paths(paths: Iterable[Path]) -> None:
-    """Remove files and folders; those that are not there are no error."""
+    """Remove files and folders; missing ones are not an error."""
     for path in list(paths):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -110,26 +111,26 @@ def remove_paths(paths: Iterable[Path]) -> None:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone, made if it must be, and removed at the end if nothing is in it."""
+    """Hold a folder for this process alone; it is created if necessary, and removed at the end if it is empty."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        what = f"{folder} is no folder, and cannot be made one: {error.strerror}."
-        hint = "Name another folder with --out, where you may write."
+        what = f"{folder} is not a folder, and cannot be created: {error.strerror}."
+        hint = "Name another folder with --out that you can write to."
         raise UsageError("data.out_unusable", what, hint=hint) from None
     try:
         if not take_lock(descriptor):
             raise UsageError(
                 "prepare.busy",
-                f"Another prepare is writing into {folder}.",
+                f"Another prepare is writing to {folder}.",
                 hint="Wait for it to end, or name another folder with --out.",
             )
         try:
             yield
-        finally:  # Never of a folder that another one holds, which may be empty still.
+        finally:  # Never a folder that another process holds, which may still be empty.
             with contextlib.suppress(OSError):
                 folder.rmdir()
     finally:

@@ -1,7 +1,7 @@
-"""Ready shards that are public, on the Hugging Face hub or in a list of addresses: the machine downloads them itself.
+"""Public ready-made shards, on the Hugging Face hub or in a list of addresses: the machine downloads them itself.
 
-Here only their names, sizes and digests are asked for, and the first bytes of one shard. No key is sent: a set that
-needs one could not be downloaded by a rented machine, on which there never is one.
+This computer only requests their names, sizes and digests, and the first bytes of one shard. No key is sent: a rented
+machine never has a key, so it could not download a set that needs one.
 """
 
 from __future__ import annotations
@@ -45,52 +45,52 @@ _DOWNLOADED = "Download it here, then: --data FOLDER --stage s3://BUCKET/PREFIX.
 
 @dataclass(frozen=True)
 class _Set:
-    """A public set: its name with its revision, its files under their own names, and the hub that a user named."""
+    """A public set: its name with its revision, its files under their own names, and the hub that the user named."""
 
     name: str
     files: tuple[PublicFile, ...]
     origin: str = ""
 
     def shards(self, split: str) -> list[PublicFile]:
-        """The shards of a split in the order of their names, under the names that shards have among a run's data."""
-        found = sorted((one for one in self.files if split_of(Path(one.name)) == split), key=lambda one: one.name)
+        """Return the shards of a split in the order of their names, under their names in a run's data."""
+        found = sorted((file for file in self.files if split_of(Path(file.name)) == split), key=lambda file: file.name)
         numbered = enumerate(found, 1 if split == "train" else 0)
-        return [one.model_copy(update={"name": f"{split}_{number:06d}.bin"}) for number, one in numbered]
+        return [file.model_copy(update={"name": f"{split}_{number:06d}.bin"}) for number, file in numbered]
 
 
 def downloaded_by_the_machine(
     data: str, resolved: Mapping[str, Any], into: Path, say: Callable[[str], None]
 ) -> DataSummary:
-    """What the machine will download of a public set for a resolved recipe: no more shards than its steps read.
+    """Return the part of a public set that the machine will download: only as many shards as the recipe's steps read.
 
-    `into` gets data.json and vocab.json. UsageError for a set that is not there, needs a key, or has no shards of
-    llm.c's kind.
+    `into` gets data.json and vocab.json. UsageError for a set that does not exist, needs a key, or has no shards in
+    llm.c's format.
     """
     name, train = resolved["data"]["tokenizer"], resolved["train"]
     if name != "gpt2":
         what = f"The recipe's tokeniser is {name}; shards of {data} have GPT-2's tokens."
-        raise UsageError("data.other_tokenizer", what, hint="Take a recipe with GPT-2's tokens, or data of your own.")
+        raise UsageError("data.other_tokenizer", what, hint="Use a recipe with GPT-2's tokens, or your own data.")
     found = _hub_set(data.removeprefix(HUB), say) if data.startswith(HUB) else _listed_set(Path(data).expanduser())
     shards = {split: found.shards(split) for split in ("train", "val")}
     if missing := [split for split, files in shards.items() if not files]:
-        what = f"{data} has no shards of llm.c (.bin) with {' or '.join(missing)} in their names."
-        hint = f"Of a set of texts make shards first: gpurun data prepare RECIPE --source {shlex.quote(data)}"
+        what = f"{data} has no llm.c shards (.bin) with {' or '.join(missing)} in their names."
+        hint = f"If it is a set of texts, make shards first: gpurun data prepare RECIPE --source {shlex.quote(data)}"
         raise UsageError("data.no_public_shards", what, hint=hint)
     shards["train"] = _enough(shards["train"], train["steps"] * train["batch_tokens"])
     files = [*shards["train"], *shards["val"]]
-    if len({one.sha256 for one in files}) < len(files):
-        what = f"Two shards of {data} hold the same tokens: what is trained on twice, or held out too, tells nothing."
-        raise UsageError("data.same_shard", what, hint="Take another set, or another revision of it.")
+    if len({file.sha256 for file in files}) < len(files):
+        what = f"Two shards of {data} hold the same tokens: training on both, or holding out one, spoils the result."
+        raise UsageError("data.same_shard", what, hint="Use another set, or another revision of it.")
     _demand_kind(files[-1])
     tokenizer = tokenizers.load_gpt2(say)
-    entries = {split: [_entry(one) for one in some] for split, some in shards.items()}
-    digest = hashlib.sha256("".join(one.sha256 for one in files).encode()).hexdigest()
+    entries = {split: [_entry(file) for file in some] for split, some in shards.items()}
+    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     source = {"kind": "public", "name": found.name, "digest": digest}
     manifest = shard_files.manifest_of(name, tokenizer.tokens, tokenizer.eot_id, source, entries)
     into.mkdir(parents=True)
     shard_files.write_json(into / "vocab.json", tokenizers.vocabulary_json(name, tokenizer.tokens))
     shard_files.write_json(into / "data.json", manifest)
-    size = sum(one.bytes for one in files)
+    size = sum(file.bytes for file in files)
     say(f"the machine will download {len(files)} shards of {found.name} itself, {size / 1e9:,.2f} GB")
     return DataSummary(
         folder=str(into),
@@ -116,7 +116,7 @@ def _entry(file: PublicFile) -> dict[str, Any]:
 
 
 def _enough(train: list[PublicFile], tokens: int) -> list[PublicFile]:
-    """The first shards that have more than so many tokens together; all of them where they have fewer."""
+    """Return the first shards that together have more than `tokens` tokens; all of them if they have fewer."""
     kept, total = list[PublicFile](), 0
     for file in train:
         if total <= tokens:
@@ -126,17 +126,17 @@ def _enough(train: list[PublicFile], tokens: int) -> list[PublicFile]:
 
 
 def _demand_kind(file: PublicFile) -> None:
-    """Refuse what is no shard of llm.c, by the header of one; whether all tokens are there only the digest tells."""
-    wanted = _LLM_C + _tokens_in(file).to_bytes(4, "little")
-    if _asked(file.url, {"Range": f"bytes=0-{len(wanted) - 1}"})[0][: len(wanted)] != wanted:
-        what = f"{file.url} is no shard of llm.c with {_tokens_in(file):,} tokens."
-        raise UsageError("data.no_public_shards", what, hint=f"Only those can be trained on as they are. {_DOWNLOADED}")
+    """Refuse a file whose header is not an llm.c shard's; only the digest shows later whether it has all its tokens."""
+    expected = _LLM_C + _tokens_in(file).to_bytes(4, "little")
+    if _asked(file.url, {"Range": f"bytes=0-{len(expected) - 1}"})[0][: len(expected)] != expected:
+        what = f"{file.url} is not an llm.c shard with {_tokens_in(file):,} tokens."
+        raise UsageError("data.no_public_shards", what, hint=f"Only such shards can be used as they are. {_DOWNLOADED}")
 
 
 def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataSummary:
-    """All files of a data set, or of a folder of it, for a command that reads them by itself.
+    """Return all files of a data set, or of a folder in it, for a command that reads them itself.
 
-    What the hub knows by its digest (LFS) the machine downloads; the others are small, and come into `into` now.
+    The machine downloads the files whose digest the hub knows (LFS); the others are small and are put into `into` now.
     """
     found = _listing(data.removeprefix(HUB), say)
     public, size = list[PublicFile](), 0
@@ -150,13 +150,13 @@ def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataS
             target.write_bytes(_asked(found.url(entry), {})[0])
             size += target.stat().st_size
     if not found.entries:
-        raise UsageError("data.hub_missing", f"There is no file in {data}.", hint="Check its name on huggingface.co.")
+        raise UsageError("data.hub_missing", f"{data} contains no file.", hint="Check its name on huggingface.co.")
     into.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(json.dumps(sorted((one.name, one.sha256) for one in public)).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(sorted((file.name, file.sha256) for file in public)).encode()).hexdigest()
     say(f"the machine will download {len(public)} files of {found.name} itself")
     return DataSummary(
         folder=str(into),
-        bytes=size + sum(one.bytes for one in public),
+        bytes=size + sum(file.bytes for file in public),
         sha256=digest,
         source=found.name,
         public=tuple(public),
@@ -166,7 +166,7 @@ def files_of_the_hub(data: str, into: Path, say: Callable[[str], None]) -> DataS
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a set, or a folder of it, has at one commit: the hub's entries by their paths below that folder."""
+    """The content of a set, or of a folder in it, at one commit: the hub's entries by their paths below that folder."""
 
     name: str
     origin: str
@@ -174,12 +174,12 @@ class _Listing:
     entries: Mapping[str, Any]
 
     def url(self, entry: Mapping[str, Any]) -> str:
-        """Where a file is."""
+        """Return the address of a file."""
         return f"{self.resolve}/{quote(entry['path'])}"
 
 
 def _listing(name: str, say: Callable[[str], None]) -> _Listing:
-    """What a data set has at the commit that its revision means now, which is then the plan's."""
+    """Return the content of a data set at the commit that its revision means now; the plan then uses that commit."""
     place, _, revision = name.partition("@")
     dataset, folder = "/".join(place.split("/")[:2]), place.split("/")[2:]
     origin = (os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
@@ -188,45 +188,45 @@ def _listing(name: str, say: Callable[[str], None]) -> _Listing:
     try:
         about = parse_object(_asked(f"{api}/revision/{at}", {}, name)[0])
         if about.get("gated") or about.get("private"):
-            what = f"hf:{name} needs HF_TOKEN and its owner's leave, and no rented machine is given a key."
+            what = f"hf:{name} needs HF_TOKEN and its owner's permission, but a rented machine never gets a key."
             raise UsageError("data.gated", what, hint=_DOWNLOADED)
         commit = str(about["sha"])
         tree = _tree("/".join([f"{api}/tree/{commit}", *map(quote, folder)]), name)
-        paths = {PurePosixPath(one["path"]): one for one in tree if one["type"] == "file"}
-        entries = {str(path.relative_to("/".join(folder))): one for path, one in paths.items() if _is_inside(path)}
+        paths = {PurePosixPath(entry["path"]): entry for entry in tree if entry["type"] == "file"}
+        entries = {str(path.relative_to("/".join(folder))): entry for path, entry in paths.items() if _is_inside(path)}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"The hub's answer about hf:{name} is not understood: {type(error).__name__}."
+        what = f"The hub's answer about hf:{name} cannot be understood: {type(error).__name__}."
         raise UsageError("data.hub_unreachable", what, hint="Try again later, or prepare shards here.") from error
     return _Listing(f"hf:{place}@{commit}", origin, f"{origin}/datasets/{dataset}/resolve/{commit}", entries)
 
 
 def _is_inside(path: PurePosixPath) -> bool:
-    """Whether a path of the hub stays below the folder that it is put into."""
+    """Return whether a path of the hub stays inside the target folder."""
     return not path.is_absolute() and ".." not in path.parts
 
 
 def _hub_set(name: str, say: Callable[[str], None]) -> _Set:
-    """The shards of a data set of the hub."""
+    """Return the shards of a data set of the hub."""
     found = _listing(name, say)
     try:
         files = [
             PublicFile(
-                name=PurePosixPath(one["path"]).name,
-                url=found.url(one),
-                bytes=one["lfs"]["size"],
-                sha256=one["lfs"]["oid"],
+                name=PurePosixPath(entry["path"]).name,
+                url=found.url(entry),
+                bytes=entry["lfs"]["size"],
+                sha256=entry["lfs"]["oid"],
             )
-            for one in found.entries.values()
-            if one["path"].endswith(".bin") and _SHA256.fullmatch(str((one.get("lfs") or {}).get("oid")))
+            for entry in found.entries.values()
+            if entry["path"].endswith(".bin") and _SHA256.fullmatch(str((entry.get("lfs") or {}).get("oid")))
         ]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"The hub's answer about hf:{name} is not understood: {type(error).__name__}."
+        what = f"The hub's answer about hf:{name} cannot be understood: {type(error).__name__}."
         raise UsageError("data.hub_unreachable", what, hint="Try again later, or prepare shards here.") from error
     return _Set(found.name, tuple(files), found.origin if found.origin != _HUB else "")
 
 
 def _tree(url: str, name: str) -> Iterator[Any]:
-    """The files below a folder of the hub, which tells them in pages."""
+    """Yield the files below a folder of the hub, which lists them in pages."""
     page = f"{url}?recursive=true"
     while page:
         raw, headers = _asked(page, {}, name)
@@ -236,37 +236,42 @@ def _tree(url: str, name: str) -> Iterator[Any]:
 
 
 def _asked(url: str, headers: Mapping[str, str], name: str = "") -> tuple[bytes, http.client.HTTPMessage]:
-    """What an address answers; UsageError says why it does not, and what to do."""
-    hint = "Check the name and your network. `gpurun data prepare` makes shards here, of what is here."
+    """Return the reply of an address; UsageError says why there is none, and what to do."""
+    hint = "Check the name and your network. `gpurun data prepare` makes shards from files on this computer."
     try:
         request = urllib.request.Request(url, headers={**headers, "User-Agent": "gpurun"})
         with urllib.request.urlopen(request, timeout=_TALK_S) as answer:
             return answer.read(_MOST_BYTES), answer.headers
     except urllib.error.HTTPError as error:
         if error.code in (401, 403, 404) and name:
-            what = f"The hub has no data set hf:{name} that is open to everybody ({error.code})."
+            what = f"The hub has no public data set hf:{name} ({error.code})."
             hint = (
-                f"Check its name on huggingface.co. One that needs HF_TOKEN is not for a rented machine. {_DOWNLOADED}"
+                f"Check its name on huggingface.co. A rented machine cannot use sets that need HF_TOKEN. {_DOWNLOADED}"
             )
             raise UsageError("data.hub_missing", what, hint=hint) from None
         raise UsageError("data.hub_unreachable", f"{url} answered {error.code}.", hint=hint) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        what = f"{urlsplit(url).netloc} cannot be asked: {getattr(error, 'reason', error)}."
+        what = f"{urlsplit(url).netloc} cannot be reached: {getattr(error, 'reason', error)}."
         raise UsageError("data.hub_unreachable", what, hint=hint) from None
 
 
 def _listed_set(path: Path) -> _Set:
-    """The shards of a list: tables `train` and `val` of `url`, `bytes` and `sha256`."""
+    """Return the shards of a list: tables `train` and `val` of `url`, `bytes` and `sha256`."""
     try:
-        told = recipe_files.parse_toml(path.read_text(encoding="utf-8"))
-        listed = [{**one, "name": PurePosixPath(urlsplit(one["url"]).path).name} for one in told["train"] + told["val"]]
+        content = recipe_files.parse_toml(path.read_text(encoding="utf-8"))
+        listed = [
+            {**entry, "name": PurePosixPath(urlsplit(entry["url"]).path).name}
+            for entry in content["train"] + content["val"]
+        ]
         files = TypeAdapter(tuple[PublicFile, ...]).validate_python(listed)
-        wrong = [one.url for one in files if not one.url.startswith("https://") or not _SHA256.fullmatch(one.sha256)]
+        wrong = [
+            entry.url for entry in files if not entry.url.startswith("https://") or not _SHA256.fullmatch(entry.sha256)
+        ]
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         wrong = [" ".join(str(error).split())[:120]]
         files = ()
     if wrong:
-        what = f"{path} is no list of public shards: {wrong[0]}."
-        hint = "It has [[train]] and [[val]] tables, each with url (https), bytes and sha256."
+        what = f"{path} is not a list of public shards: {wrong[0]}."
+        hint = "It must have [[train]] and [[val]] tables, each with url (https), bytes and sha256."
         raise UsageError("data.bad_list", what, hint=hint)
     return _Set(path.name, files)

@@ -1,4 +1,4 @@
-"""The sentences in which a source is refused, wherever it is met."""
+"""The sentences that refuse a source, shared by all its readers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpurun.core.installed_files import errors as trainer_errors
 from gpurun.core.untrusted import plain_line
 
 Say = Callable[[str], None]
-"""Hears what is found out on the way, a line each time."""
+"""Receives findings along the way, one line each."""
 MOST_NAMES = 20
-"""Of what a file has, a sentence tells so many: a vocabulary in JSON has fifty thousand keys."""
+"""How many names a sentence lists: a vocabulary in JSON has fifty thousand keys."""
 MOST_ROW_BYTES = 64 << 20
-"""Of a row, and of a text between marks, which are in memory whole; a file may be made to unpack to any size."""
+"""The limit for a row, and for a text between marks, which are held in memory; a small file may unpack to any size."""
 _NAME_CHARS = 60
 _SNIFF_BYTES = 8192
 _AROUND_BYTES, _FEW_LETTERS, _FEW_ENCODINGS = 16 << 10, 4, 3
@@ -29,15 +29,15 @@ _ENCODINGS = (
     "iso8859-4", "iso8859-5", "iso8859-6", "iso8859-7", "iso8859-8", "iso8859-9", "iso8859-10", "iso8859-11",
     "iso8859-12", "iso8859-13", "iso8859-14", "iso8859-15", "iso8859-16",
 )  # fmt: skip
-"""The encodings that texts have, as iconv calls them; of two that read a text alike the first."""
+"""The likely encodings of a text, by iconv's names; of two that decode a text alike, the first is used."""
 _CENTRAL_EUROPEAN = {"Polish", "Czech", "Slovak", "Slovene", "Hungarian", "Croatian", "Romanian"}
 
 
 @contextmanager
 def translate_refusals(left: str) -> Iterator[None]:
-    """Within it a refusal of the trainer's is a UsageError, and what cannot be written a SetupError.
+    """Turn a refusal of the trainer into a UsageError, and a failed write into a SetupError.
 
-    `left` says what a failed write leaves behind. What reading raises is a UsageError already.
+    `left` says what a failed write leaves behind. Failures of reading are UsageErrors already.
     """
     try:
         yield
@@ -48,21 +48,21 @@ def translate_refusals(left: str) -> Iterator[None]:
         where = f"{error.filename} " if error.filename else "The data "
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"{where}could not be written: the disk is full. {left}"
-            raise SetupError("disk.full", what, hint="Free some space, or name a folder on another disk.") from None
+            raise SetupError("disk.full", what, hint="Free disk space, or name a folder on another disk.") from None
         what = f"{where}could not be written: {error.strerror or error}. {left}"
-        hint = "Check that the folder is yours and the disk is sound."
+        hint = "Check the folder's owner and the state of the disk."
         raise SetupError("disk.write_failed", what, hint=hint) from None
 
 
 def unreadable(path: Path, error: OSError) -> UsageError:
-    """A file or folder that the operating system does not let us read."""
+    """Return the refusal of a file or folder that the operating system does not let us read."""
     what = f"{path} cannot be read: {error.strerror or error}."
     return UsageError("data.unreadable", what, hint="Give yourself read access, or leave it out.")
 
 
 @contextmanager
 def reading(place: Path) -> Iterator[None]:
-    """Within it what the operating system does not let us read is a UsageError that names it."""
+    """Turn an OSError of reading into a UsageError that names the file."""
     try:
         yield
     except OSError as error:
@@ -70,31 +70,35 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def not_utf8(path: Path, raw: bytes, start: int, offset: int) -> UsageError:
-    """Return the refusal of a text for `raw[start]`, which UTF-8 does not have there, at `offset` of the content.
+    """Return the refusal of a text with the invalid byte `raw[start]`, at `offset` of the content.
 
-    Around it the encoding is looked for; a wrong one would turn letters into others without any error.
+    Its surroundings are used to guess the encoding; a wrong guess would replace letters by others without any error.
     """
     found = _encodings_of(raw[max(0, start - _AROUND_BYTES) : start + _AROUND_BYTES])
     what = f"{path} is not UTF-8: byte 0x{raw[start]:02x} at offset {offset}."
-    hint = "Ask who made it which encoding it has, then convert it, and look at the letters: "
+    hint = "Find out which encoding it has, then convert it and check the letters: "
     if found:
         shown = " or ".join(f"{name.upper()}{f' ({word})' if word else ''}" for name, word in found.items())
-        what, hint = f"{what[:-1]}; its letters read as {shown}.", "Convert it first, and look at the letters: "
+        what, hint = f"{what[:-1]}; its letters read as {shown}.", "Convert it first and check the letters: "
     hint += _conversion(next(iter(found), "ENCODING"), path, path.suffix or ".txt")
     return UsageError("data.not_utf8", what, hint=hint)
 
 
 def _encodings_of(raw: bytes) -> dict[str, str]:
-    """Return the encodings that a text may have, as iconv calls them, the likeliest first; none where it is not clear.
+    """Return the possible encodings of a text by iconv's names, likeliest first; none if the evidence is unclear.
 
-    Of several each has a word that it alone reads so.
+    Each comes with a word that differs from its reading in the other encodings.
     """
     from charset_normalizer import from_bytes
 
     if sum(byte > 127 for byte in raw) < _FEW_LETTERS:
         return {}
     matches = list(from_bytes(raw))
-    alike = [one for one in matches if (one.chaos, one.coherence) == (matches[0].chaos, matches[0].coherence)]
+    alike = [
+        candidate
+        for candidate in matches
+        if (candidate.chaos, candidate.coherence) == (matches[0].chaos, matches[0].coherence)
+    ]
     order = ("cp1250", *_ENCODINGS) if alike and alike[0].language in _CENTRAL_EUROPEAN else _ENCODINGS
     names: dict[str, str] = {}
     for match in alike:
@@ -111,13 +115,13 @@ def _encodings_of(raw: bytes) -> dict[str, str]:
 
 
 def has_nul(path: Path, offset: int) -> UsageError:
-    """A text with a NUL byte, which no text has: a file that was cut by a crash, or another kind of file."""
-    hint = f"Look at that place; to drop the bytes: tr -d '\\0' < {shlex.quote(path.name)} > OTHER.txt"
+    """Return the refusal of a text with a NUL byte, which means a file damaged by a crash, or another kind of file."""
+    hint = f"Check that place. To remove the bytes: tr -d '\\0' < {shlex.quote(path.name)} > OTHER.txt"
     return UsageError("data.nul_byte", f"{path} has a NUL byte at offset {offset:,}.", hint=hint)
 
 
 def refuse_utf16(head: bytes, path: Path) -> None:
-    """Refuse a text that begins as Windows writes "Unicode"; its zeros would pass for those of a binary file."""
+    """Refuse UTF-16 text ("Unicode" on Windows), whose zero bytes would look like a binary file's."""
     head = head[: _SNIFF_BYTES // 2 * 2]
     marked = "utf-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ""
     for encoding in (marked,) if marked else ("utf-16-le", "utf-16-be"):
@@ -126,46 +130,46 @@ def refuse_utf16(head: bytes, path: Path) -> None:
         except UnicodeDecodeError:
             continue
         printable = all(char.isprintable() or char in "\t\n\r\f" for char in beginning)
-        # Without a mark, spaces and line ends say that it is a text and how its bytes are paired.
+        # Without a byte-order mark, spaces and line ends show that it is text and how its bytes are paired.
         if printable and (marked or any(char in " \n" for char in beginning)):
             hint = f"Convert it first: {_conversion(encoding.replace('16-', '16'), path, path.suffix)}"
             raise UsageError("data.not_utf8", f"{path} is {encoding.upper()}, not UTF-8.", hint=hint)
 
 
 def no_column(path: Path, column: str, there: Sequence[str], kind: str = "column") -> UsageError:
-    """Return the refusal of rows without the column that is asked for, with the names that they have."""
-    hint = "Name the one that holds the documents: gpurun data prepare RECIPE --text-column NAME, or several in "
-    hint += "--template '{a} {b}'; what is no corpus: --exclude GLOB."
+    """Return the refusal of rows without the requested column, with the names of their columns."""
+    hint = "Name the column with the documents: gpurun data prepare RECIPE --text-column NAME, or several in "
+    hint += "--template '{a} {b}'; leave out other files with --exclude GLOB."
     if kind == "column":
-        hint += " A table whose first row is a document: --no-header; a text: --delimiter none."
+        hint += " If the first row of a table is a document, add --no-header; for a text, --delimiter none."
     what = f"{path} has no text in a {kind} {column!r}; there are: {name_first([name or '(empty)' for name in there])}."
     return UsageError("data.no_text_column", what, hint=hint)
 
 
 def bad_row(path: Path, where: str, what: str) -> UsageError:
-    """A row that is none."""
-    hint = "Every row has the text of a document; mend that one or take it out."
+    """Return the refusal of an invalid row."""
+    hint = "Every row must have the text of a document; fix that row or remove it."
     return UsageError("data.bad_line", f"{path}, {where}: {what}.", hint=hint)
 
 
 def too_long(path: Path, where: str) -> UsageError:
-    """A row, or a text between two marks, that would be held in memory whole."""
-    what = f"{path}, {where}: it has more than {MOST_ROW_BYTES >> 20} MB, which is the most that one row may have."
-    return UsageError("data.row_too_long", what, hint="Cut that text into several rows, or take it out.")
+    """Return the refusal of a row, or of a text between two marks, that is too long to hold in memory."""
+    what = f"{path}, {where}: it has more than {MOST_ROW_BYTES >> 20} MB, the limit for one row."
+    return UsageError("data.row_too_long", what, hint="Split that text into several rows, or remove it.")
 
 
 def name_first(names: Sequence[str]) -> str:
-    """Names for a sentence: the first of very many, and of a very long one its beginning."""
-    told = [name if len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…" for name in names[:MOST_NAMES]]
-    return ", ".join([*told, *(["…"] if len(names) > MOST_NAMES else [])]) or "none"
+    """Return names for a sentence: only the first of very many, and only the beginning of a long name."""
+    shortened = [name if len(name) <= _NAME_CHARS else f"{name[:_NAME_CHARS]}…" for name in names[:MOST_NAMES]]
+    return ", ".join([*shortened, *(["…"] if len(names) > MOST_NAMES else [])]) or "none"
 
 
 def tally(counts: Mapping[str, int]) -> str:
-    """What was passed over, by reason: "2 binary, 1 hidden"; "" for nothing."""
+    """Return the counts of skipped files, by reason: "2 binary, 1 hidden"; "" for none."""
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
 def _conversion(encoding: str, path: Path, suffix: str) -> str:
-    """The command, as a shell takes it: a name may have a space, or something worse."""
+    """Return the conversion command, quoted for a shell, because a name may have a space or worse."""
     names = [shlex.quote(name) for name in (path.name, f"{path.stem}-utf8{suffix}")]
     return f"iconv -f {encoding} -t utf-8 {names[0]} > {names[1]}"

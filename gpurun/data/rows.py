@@ -1,4 +1,4 @@
-"""Files of rows: JSON Lines, one JSON array, a table, Parquet. A row is a document, of one column or of several."""
+"""Files of rows: JSON Lines, one JSON array, a table, Parquet. A row is a document, from one column or several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNBOUNDED = 1 << 62
 
 
 def demand_columns(path: Path, form: str, layout: Layout) -> None:
-    """Refuse a file of JSON rows of which none of the first has the columns that are wanted, and says which it has."""
+    """Refuse a file of JSON rows if none of the first rows has the requested columns; the refusal lists theirs."""
     there: set[str] = set()
     with open_content(path) as stream:
         rows = members_of_array(stream, path) if form == "array" else _json_lines(stream, path)
@@ -37,7 +37,7 @@ def demand_columns(path: Path, form: str, layout: Layout) -> None:
         except UsageError as error:
             if error.code != "data.bad_line":
                 raise
-            if not there:  # Reading it says what is wrong with its first row.
+            if not there:  # Reading it reports what is wrong with its first row.
                 return
     missing = next((name for name in layout.columns if name not in there), "")
     if not missing:
@@ -52,7 +52,7 @@ def _json_lines(stream: Any, path: Path) -> Iterator[Any]:
 
 
 def of_lines(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of a part of JSON Lines."""
+    """Yield the documents of a part of a JSON Lines file."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
         for place, line in lines_from(stream, file.path, span.start, span.stop):
@@ -72,7 +72,7 @@ def _parsed(path: Path, place: int, line: bytes) -> Any:
 
 
 def of_array(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of one array: where a row begins is known only once all before it were read."""
+    """Yield the documents of one array: the start of a row is known only after all rows before it were read."""
     file = span.file
     with open_content(file.path) as stream:
         for number, row in enumerate(members_of_array(stream, file.path)):
@@ -86,13 +86,13 @@ def of_strings(span: FileSpan, layout: Layout) -> Iterator[Document]:
         for number, text in enumerate(members_of_array(stream, file.path)):
             if not isinstance(text, str):
                 raise bad_row(
-                    file.path, f"member {number}", f"it is {type(text).__name__}, and those before it are text"
+                    file.path, f"member {number}", f"it is {type(text).__name__}, but the members before it are text"
                 )
             yield from parted(Document(f"{file.name}#{number}", mended(text)))
 
 
 def of_table(span: FileSpan, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of a table: it may have line ends within quotes, so that no part of it can be read alone."""
+    """Yield the documents of a table: quotes may enclose line ends, so no part of it can be read alone."""
     file = span.file
     assert file.table is not None
     rows = rows_of(file.path, file.table)
@@ -110,7 +110,7 @@ def of_parquet(span: FileSpan, layout: Layout) -> Iterator[Document]:
 
 
 def _of_row(file: SourceFile, where: str, number: str, row: Any, layout: Layout) -> Iterator[Document]:
-    """Yield the documents of a row that is an object; one whose text is null has none."""
+    """Yield the documents of a row that is an object; a row whose text is null has none."""
     if not isinstance(row, dict):
         raise bad_row(file.path, where, f"it is {type(row).__name__}, not an object")
     text, url = layout.text_of(_cells(file, where, row, layout)), row.get("url")
@@ -119,19 +119,19 @@ def _of_row(file: SourceFile, where: str, number: str, row: Any, layout: Layout)
 
 
 def _cells(file: SourceFile, where: str, row: Mapping[str, Any], layout: Layout) -> dict[str, str]:
-    """Return the texts of a row that are wanted; UsageError for one that is missing, or no text."""
+    """Return the requested texts of a row; UsageError for one that is missing or is not text."""
     cells = {}
     for name in layout.columns:
         if name not in row:
             raise no_column(file.path, name, sorted(map(str, row)), "key")
         if row[name] is not None and not isinstance(row[name], str):
-            raise bad_row(file.path, where, f"it has {type(row[name]).__name__} under {name!r}, which is no text")
+            raise bad_row(file.path, where, f"it has {type(row[name]).__name__} under {name!r}, which is not text")
         cells[name] = row[name] or ""
     return cells
 
 
 def mended(text: str) -> str:
-    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can spell and no UTF-8 has."""
+    """Return the text with U+FFFD for each half of a surrogate pair, which JSON can contain and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

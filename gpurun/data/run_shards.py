@@ -1,4 +1,4 @@
-"""The data of a run or of a folder for many: shards that the user has are checked, text goes through prepare.py.
+"""The data of one run or of a shared folder: the user's own shards are checked, text goes through prepare.py.
 
 All of it happens on the laptop, before anything is rented.
 """
@@ -44,78 +44,79 @@ from gpurun.data.sources import open_source
 
 
 def order_for(resolved: Mapping[str, Any], source: str, out: Path, **choices: Any) -> PrepareOrder:
-    """What a resolved recipe asks of a text, for a run and for a folder alike; `source` "" is the recipe's own.
+    """Return the order for a text from a resolved recipe, for a run or a folder; `source` "" means the recipe's own.
 
-    `choices` are fields of Order. UsageError for a source that is to be had under no name.
+    `choices` are fields of Order. UsageError for a source that has no known name.
     """
-    wanted = resolved["data"]
-    named = source or _own_source(wanted["source"])
+    data = resolved["data"]
+    named = source or _own_source(data["source"])
     place = named if named == STDLIB or named.startswith(HUB) else str(Path(named).expanduser().absolute())
-    asked = {
-        "val_fraction": wanted["val_fraction"],
-        "vocab_size": wanted["vocab_size"],
-        "limit_bytes": wanted["limit_mb"] << 20,
-        # A step of the optimiser must have its tokens, an evaluation a window, whose last token is only a target.
+    fields = {
+        "val_fraction": data["val_fraction"],
+        "vocab_size": data["vocab_size"],
+        "limit_bytes": data["limit_mb"] << 20,
+        # An optimiser step must have its tokens; an evaluation needs one window, whose last token is only a target.
         "least_train_tokens": resolved["train"]["batch_tokens"] + 1,
         "least_val_tokens": resolved["model"]["context"] + 1,
     }
-    return PrepareOrder(source=place, tokenizer=wanted["tokenizer"], out=out, **{**asked, **choices})
+    return PrepareOrder(source=place, tokenizer=data["tokenizer"], out=out, **{**fields, **choices})
 
 
 def _own_source(name: str) -> str:
-    """What a recipe's source means here: text that is always there, or a data set of the hub."""
+    """Return what a recipe's source means here: the text that is always available, or a data set of the hub."""
     if name in BUILT_IN or name in ON_THE_HUB:
         return ON_THE_HUB.get(name, name)
     raise UsageError(
         "data.no_source",
-        f"The recipe trains on {name}, which is to be had under no name that is known here.",
-        hint="Say where its text is: --source FILE, FOLDER or hf:OWNER/NAME.",
+        f"The recipe trains on {name}, but gpurun knows no place to get it from.",
+        hint="Name the place of its text: --source FILE, FOLDER or hf:OWNER/NAME.",
     )
 
 
 def prepared(
     resolved: Mapping[str, Any], data: str | None, *, into: Path, cache: Path, say: Say, accept_skipped: bool = False
 ) -> DataSummary:
-    """Shards for a resolved recipe: those in the folder `data`, else text from `data` or the recipe's source.
+    """Return shards for a resolved recipe: those in the folder `data`, or made of the text `data` or the recipe's own.
 
-    Text is tokenised into the folder `into`, in place of what is there; what was tokenised before comes from the cache.
+    Text is tokenised into the folder `into`, replacing its content; text that was tokenised before comes from the
+    cache.
     """
     shutil.rmtree(into, ignore_errors=True)
-    wanted, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
+    data_table, prompts = resolved["data"], tuple(resolved["sample"]["prompts"])
     try:
         with translate_refusals("Nothing was left behind."):
             if data is not None and (Path(data).expanduser() / "data.json").exists():
                 return _checked(resolved, Path(data).expanduser().absolute(), data, into, say)
             if data is not None and PUBLIC.fullmatch(data):
                 return _public(resolved, data, into, say)
-            if data is None and wanted["source"] not in BUILT_IN:
-                raise missing_shards(wanted["source"])
+            if data is None and data_table["source"] not in BUILT_IN:
+                raise missing_shards(data_table["source"])
             if data is not None:
                 demand_whole(Path(data).expanduser())
-            if wanted["tokenizer"] in schema.PAIR_TOKENIZERS:
+            if data_table["tokenizer"] in schema.PAIR_TOKENIZERS:
                 passed_over, source = _pairs(resolved, data, into, prompts, say)
             else:
-                if wanted["source"] in BUILT_IN_PAIRS and data is None:
-                    raise _no_pairs(wanted["source"], wanted["tokenizer"])
-                order = order_for(resolved, data or wanted["source"], into, accept_skipped=accept_skipped)
+                if data_table["source"] in BUILT_IN_PAIRS and data is None:
+                    raise _no_pairs(data_table["source"], data_table["tokenizer"])
+                order = order_for(resolved, data or data_table["source"], into, accept_skipped=accept_skipped)
                 passed_over, source = _from_cache(order, cache, prompts, say), order.source
             _demand_questions(resolved, into, "DIR")
     except BaseException:
         shutil.rmtree(into, ignore_errors=True)
         raise
-    found = inspect(into, tokenizer=wanted["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
+    found = inspect(into, tokenizer=data_table["tokenizer"], vocab_size=resolved["model"]["vocab_size"])
     _demand_enough(found, resolved, source)
     passed = "" if source in BUILT_IN else tally(passed_over)
     return found.model_copy(update={"passed_over": passed, "divided": _divided(into)})
 
 
 def _divided(folder: Path) -> str:
-    """Return the sentence about files that are held out by their names, from a data.json."""
+    """Return data.json's sentence about files that are held out by their names."""
     return plain_line(str(read_object(folder / "data.json")["source"].get("divided", "")), 300)
 
 
 def _public(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> DataSummary:
-    """Shards that the machine downloads itself, with what they need beside them in `into`."""
+    """Return shards that the machine downloads itself; the files beside them are put into `into`."""
     found = downloaded_by_the_machine(data, resolved, into, say)
     tokenizer = tokenizers.tokenizer_of(found.tokenizer, tokenizers.read_vocabulary(into))
     write_prompts(into, tokenizer, tuple(resolved["sample"]["prompts"]), say)
@@ -125,7 +126,7 @@ def _public(resolved: Mapping[str, Any], data: str, into: Path, say: Say) -> Dat
 
 
 def _from_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: Say) -> dict[str, int]:
-    """Prepare a text into the cache, or take what is there, and copy it into `order.out`; what is passed over."""
+    """Prepare a text into the cache, or use its entry, and copy it to `order.out`; return the skipped, by reason."""
     source = open_source(
         order.source,
         order.layout,
@@ -142,7 +143,7 @@ def _from_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: S
             say("its shards are in the cache")
         else:
             if entry.out.exists() and not is_begun(entry.out):
-                say(f"the cache entry {key} is damaged; it is made again")
+                say(f"the cache entry {key} is damaged; making it again")
                 shutil.rmtree(entry.out)
             prepare(entry, say)
         order.out.mkdir(parents=True)
@@ -154,7 +155,7 @@ def _from_cache(order: PrepareOrder, cache: Path, prompts: Sequence[str], say: S
 
 
 def _is_sound(entry: Path) -> bool:
-    """Whether every file of a cache entry is what its manifest says."""
+    """Return whether every file of a cache entry matches its manifest."""
     with suppress(OSError, ValueError, KeyError, TypeError, trainer_errors.Refused):
         manifest = read_object(entry / "data.json")
         files = [*manifest["train"], *manifest["val"]]
@@ -167,20 +168,20 @@ def _is_sound(entry: Path) -> bool:
 def _pairs(
     resolved: Mapping[str, Any], data: str | None, into: Path, prompts: tuple[str, ...], say: Say
 ) -> tuple[dict[str, int], str]:
-    """Prepare sentence pairs; what of them is passed over, and where they came from."""
-    wanted = resolved["data"]
-    source = wanted["source"]
-    if data is not None:  # A parallel text may be two files with a comma between them.
+    """Prepare sentence pairs; return what was skipped, by reason, and their source."""
+    data_table = resolved["data"]
+    source = data_table["source"]
+    if data is not None:  # A parallel text may be two files joined by a comma.
         source = ",".join(str(Path(file).expanduser().absolute()) for file in data.split(","))
     context = resolved["model"]["context"]
     order = PairOrder(
         source,
-        wanted["tokenizer"],
-        wanted["val_fraction"],
+        data_table["tokenizer"],
+        data_table["val_fraction"],
         into,
         context=context,
-        limit_bytes=wanted["limit_mb"] << 20,
-        vocab_limit=wanted["vocab_size"],
+        limit_bytes=data_table["limit_mb"] << 20,
+        vocab_limit=data_table["vocab_size"],
     )
     tokenizer, skipped = prepare_pairs(order, say)
     write_prompts(into, tokenizer, prompts, say, most=context - pair_tokenizers.ENDS)
@@ -188,14 +189,14 @@ def _pairs(
 
 
 def _no_pairs(source: str, tokenizer: str) -> UsageError:
-    what = f"{source} is sentence pairs, and the tokeniser {tokenizer} makes none."
-    return UsageError("data.parallel", what, hint=f"Take one of: {', '.join(schema.PAIR_TOKENIZERS)}.")
+    what = f"{source} contains sentence pairs, but the tokeniser {tokenizer} cannot encode pairs."
+    return UsageError("data.parallel", what, hint=f"Use one of: {', '.join(schema.PAIR_TOKENIZERS)}.")
 
 
 def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, say: Say) -> DataSummary:
-    """Shards that exist already, with what they need beside them in `into`. Refused is what the trainer would."""
-    wanted, model = resolved["data"], resolved["model"]
-    found = inspect(place, tokenizer=wanted["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
+    """Return existing shards, with the files beside them in `into`; refuse whatever the trainer would refuse."""
+    data_table, model = resolved["data"], resolved["model"]
+    found = inspect(place, tokenizer=data_table["tokenizer"], vocab_size=model["vocab_size"], context=model["context"])
     _accompany(place, into, resolved, say)
     _demand_questions(resolved, into, data)
     _demand_enough(found, resolved, data)
@@ -203,7 +204,7 @@ def _checked(resolved: Mapping[str, Any], place: Path, data: str, into: Path, sa
 
 
 def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -> None:
-    """Make a folder with what shards need beside them: data.json, vocab.json, prompts.json, HellaSwag's questions."""
+    """Make a folder with the files that go beside shards: data.json, vocab.json, prompts.json, HellaSwag's items."""
     manifest = read_object(place / "data.json")
     made_by, context = manifest["tokenizer"], resolved["model"]["context"]
     into.mkdir(parents=True)
@@ -218,7 +219,7 @@ def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -
     else:
         raise UsageError(
             "data.no_vocabulary",
-            f"{place} has no vocab.json, and only GPT-2's vocabulary is known without one.",
+            f"{place} has no vocab.json; only GPT-2's vocabulary is known without it.",
             hint="Copy the vocab.json from where the shards were made.",
         )
     if tokenizers.sha256_of_tokens(tokens) != made_by["sha256"]:
@@ -236,7 +237,7 @@ def _accompany(place: Path, into: Path, resolved: Mapping[str, Any], say: Say) -
 
 
 def _tokenizer_of(name: str, tokens: Sequence[bytes]) -> tokenizers.TextTokenizer:
-    """The tokeniser with a vocabulary, of text or of sentence pairs."""
+    """Return the tokeniser with a vocabulary, for text or for sentence pairs."""
     if name in schema.PAIR_TOKENIZERS:
         return pair_tokenizers.PairTokenizer.from_tokens(name, tokens)
     return tokenizers.tokenizer_of(name, tokens)
@@ -251,11 +252,11 @@ def _demand_trainable(into: Path, place: Path, manifest: Mapping[str, Any], reso
             for part, split in ((data.train, "train"), (data.val, "val")):
                 shard_files.windows_in(sum(shard.tokens for shard in part), context, split)
         if (into / question_items.FILE).exists():
-            asked = resolved["eval"]["hellaswag_items"]
-            question_items.read_items(into, asked, manifest["tokenizer"]["vocab_size"])
+            items = resolved["eval"]["hellaswag_items"]
+            question_items.read_items(into, items, manifest["tokenizer"]["vocab_size"])
     except trainer_errors.Refused as refused:
         hint = "Make it again for this recipe: gpurun data prepare, gpurun data hellaswag (docs/FORMATS.md)."
-        raise UsageError("data.untrainable", f"The trainer would not take {place}: {refused}.", hint=hint) from None
+        raise UsageError("data.untrainable", f"The trainer would refuse {place}: {refused}.", hint=hint) from None
 
 
 def write_prompts(
@@ -266,60 +267,60 @@ def write_prompts(
     *,
     most: int | None = None,
 ) -> None:
-    """Write prompts.json; a UsageError for a prompt that the trainer would refuse, which it does on paid time.
+    """Write prompts.json; UsageError for a prompt that the trainer would refuse during paid time.
 
-    `most` is how many tokens one may have: a sentence must fit into the context, where a text loses its beginning.
-    Characters of one that the vocabulary lacks are no mistake of a recipe's: that they are read as U+FFFD is said.
+    `most` is the maximum number of tokens: a sentence must fit into the context, while a text loses its beginning.
+    Characters that the vocabulary lacks are not an error: a note says that they are read as U+FFFD.
     """
     rows = [ids.tolist() for ids in tokenizer.encode(prompts)]
     for text, ids in zip(prompts, rows, strict=True):
         if not ids and tokenizer.eot_id is None:
             what = f"The prompt {json.dumps(text)} has no token, and the tokeniser {tokenizer.name} no end of text."
-            hint = "Give it something to begin with: the recipe's sample.prompts, or --set 'sample.prompts=[\"The \"]'."
+            hint = "Write a prompt with text: in the recipe's sample.prompts, or --set 'sample.prompts=[\"The \"]'."
             raise UsageError("prompt.empty", what, hint=hint)
         if most is not None and len(ids) > most:
             what = f"The prompt {json.dumps(text[:40])} has {len(ids)} tokens; model.context leaves room for {most}."
             raise UsageError("prompt.too_long", what, hint="Shorten it in sample.prompts, or choose a longer context.")
         if lacking := _lacking(tokenizer, text):
-            shown = [json.dumps(one, ensure_ascii=False) for one in (text[:40], lacking[:40])]
-            say(f"the prompt {shown[0]} has characters that the vocabulary has not, read as U+FFFD: {shown[1]}")
-    told = [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)]
-    shard_files.write_json(folder / "prompts.json", told)
+            shown = [json.dumps(part, ensure_ascii=False) for part in (text[:40], lacking[:40])]
+            say(f"the prompt {shown[0]} has characters that the vocabulary lacks; they are read as U+FFFD: {shown[1]}")
+    entries = [{"text": text, "ids": ids} for text, ids in zip(prompts, rows, strict=True)]
+    shard_files.write_json(folder / "prompts.json", entries)
 
 
 def _lacking(tokenizer: tokenizers.TextTokenizer, text: str) -> str:
-    """Return the characters for which the tokeniser has U+FFFD alone."""
+    """Return the characters that the tokeniser can only read as U+FFFD."""
     characters = sorted({*text} - {tokenizers.REPLACEMENT})
     unknown = [tokenizers.REPLACEMENT.encode()]
     found = zip(characters, tokenizer.encode(characters), strict=True)
-    return "".join(one for one, ids in found if [tokenizer.tokens[i] for i in ids] == unknown)
+    return "".join(character for character, ids in found if [tokenizer.tokens[i] for i in ids] == unknown)
 
 
 def _demand_enough(found: DataSummary, resolved: Mapping[str, Any], source: str) -> None:
-    """Refuse a text of which one step would read all, and some of it twice, or that has no window held out.
+    """Refuse a text that one step would read completely, repeating some, or that has no held-out window.
 
-    What another recipe prepared may be too small for this one. Sentence pairs are counted otherwise.
+    Data that another recipe prepared may be too small for this one. Sentence pairs are counted differently.
     """
     batch, context = resolved["train"]["batch_tokens"], resolved["model"]["context"]
     if found.tokenizer.endswith("-pairs") or (found.train_tokens > batch and found.val_tokens > context):
         return
-    few = f"{found.train_tokens:,} tokens to train; a step of the recipe reads {batch:,} and one more"
+    few = f"only {found.train_tokens:,} tokens for training; one step of the recipe reads {batch:,} plus one"
     if found.train_tokens > batch:
-        few = f"{found.val_tokens:,} tokens to val; a window of the recipe has {context:,} and one more"
+        few = f"only {found.val_tokens:,} held-out tokens; one window of the recipe has {context:,} plus one"
     raise UsageError(
         "data.too_small",
         f"{source} gives {few}.",
-        hint="Take more text, or a smaller batch or context: --set train.batch_tokens=N, --set model.context=N.",
+        hint="Use more text, or a smaller batch or context: --set train.batch_tokens=N, --set model.context=N.",
     )
 
 
 def _demand_questions(resolved: Mapping[str, Any], folder: Path, data: str) -> None:
-    """Refuse here what the trainer would refuse on paid time: HellaSwag's items are wanted and are not there."""
+    """Refuse missing HellaSwag items here, where it costs nothing; the trainer would refuse them during paid time."""
     items = resolved["eval"]["hellaswag_items"]
     if items and not (folder / "hellaswag.jsonl").is_file():
         raise UsageError(
             "data.no_hellaswag",
-            f"eval.hellaswag_items is {items}, and there is no hellaswag.jsonl beside the shards.",
+            f"eval.hellaswag_items is {items}, but there is no hellaswag.jsonl beside the shards.",
             hint=f"gpurun data hellaswag hellaswag_val.jsonl {shlex.quote(data)} makes it; "
-            "or --set eval.hellaswag_items=0.",
+            "or use --set eval.hellaswag_items=0.",
         )

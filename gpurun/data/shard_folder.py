@@ -1,4 +1,4 @@
-"""A folder of shards: its data.json, and every shard of it held against that, to the last token (docs/FORMATS.md)."""
+"""A folder of shards: its data.json, and a check of every shard against it, to the last token (docs/FORMATS.md)."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _BLOCK_BYTES = 16 << 20
 
 
 def demand_whole(folder: Path) -> None:
-    """Refuse shards without a data.json, our own or another program's, and a folder above such: none of it is text.
+    """Refuse shards without a data.json, our own or another program's, and a folder above such shards: none is text.
 
-    Raises UsageError; a folder with a data.json, a text, and what is not there are for others to judge.
+    Raises UsageError; a folder with a data.json, a text, and a missing path are checked elsewhere.
     """
     if not folder.exists() or (folder / "data.json").exists():
         return
     if (folder / "prepare.json").is_file():
         raise UsageError(
             "data.unfinished",
-            f"{folder} holds a prepare that was begun and not ended.",
-            hint="Run the same `gpurun data prepare` again: it goes on where it stood.",
+            f"{folder} holds an unfinished prepare.",
+            hint="Run the same `gpurun data prepare` again: it resumes.",
         )
     if (folder / "vocab.json").is_file() and any(folder.glob("*.bin")):
         raise UsageError(
             "data.no_manifest",
-            f"{folder} holds shards and a vocabulary, and no data.json that says what they are.",
+            f"{folder} holds shards and a vocabulary, but no data.json that describes them.",
             hint="Copy data.json from where the shards were made, or prepare the data again.",
         )
     with reading(folder):
         for below in sorted(folder.iterdir()) if folder.is_dir() else ():
             if (below / "vocab.json").is_file() and any((below / name).is_file() for name in OWN):
-                what = f"{below} is a folder of shards, and {folder} would be read as text."
+                what = f"{below} is a folder of shards, but {folder} would be read as text."
                 raise UsageError("data.shards_below", what, hint=f"Name the shards themselves: --data {below}")
     refuse_foreign(folder)
 
 
 def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
-    """What a folder of shards holds, and its manifest, every byte checked; a UsageError says what is wrong."""
+    """Return the content of a folder of shards, and its manifest, with every byte checked; UsageError for any fault."""
     demand_whole(folder)
     manifest = read_manifest(folder)
     found = inspect(folder, tokenizer=manifest["tokenizer"]["name"], vocab_size=0)
@@ -61,9 +61,9 @@ def inspect_data(folder: Path) -> tuple[DataSummary, dict[str, Any]]:
 
 
 def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) -> DataSummary:
-    """Check a folder of shards against its manifest: sizes, magic, digests, every token id.
+    """Check a folder of shards against its manifest: sizes, magic numbers, digests, every token id.
 
-    `vocab_size` and `context` are the model's, 0 where it takes what comes: a sentence pair must fit into the latter.
+    `vocab_size` and `context` are the model's, 0 if it has no limit: a sentence pair must fit into the context.
     """
     manifest = read_manifest(folder)
     demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=vocab_size, context=context)
@@ -87,7 +87,7 @@ def inspect(folder: Path, *, tokenizer: str, vocab_size: int, context: int = 0) 
 def demand_made_for(
     folder: Path, manifest: Mapping[str, Any], *, tokenizer: str, vocab_size: int, context: int = 0
 ) -> None:
-    """Refuse shards that say of themselves that they were made for another tokeniser or model; see `inspect`."""
+    """Refuse shards whose manifest names another tokeniser, or that do not fit the model; see `inspect`."""
     made_by = manifest["tokenizer"]
     if made_by["name"] != tokenizer:
         raise UsageError(
@@ -106,13 +106,13 @@ def demand_made_for(
     if 0 < vocab_size < tokens:
         raise UsageError(
             "data.vocabulary_larger",
-            f"model.vocab_size is {vocab_size}, and the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
-            hint=f"Take its own number with --set model.vocab_size=0, or at least {tokens}.",
+            f"model.vocab_size is {vocab_size}, but the tokeniser {tokenizer!r} of the data has {tokens} tokens.",
+            hint=f"Use its own number with --set model.vocab_size=0, or at least {tokens}.",
         )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """`data.json`, with the keys that are needed; anything else is a UsageError that says what is wrong."""
+    """Return `data.json`, with all required keys; UsageError says what is wrong with it."""
     try:
         manifest = read_object(folder / "data.json")
         of_shards = {"name": str, "tokens": int, "sha256": str}
@@ -122,46 +122,46 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         _demand_types(manifest, {"source": dict})
         if not manifest["train"]:
             raise KeyError("train")
-        json.dumps(manifest, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair, UTF-8 cannot.
+        json.dumps(manifest, ensure_ascii=False).encode()  # JSON can contain half a surrogate pair, UTF-8 cannot.
     except OSError as error:
         raise UsageError("data.unreadable", f"{folder}/data.json cannot be read: {error.strerror}.",
                          hint="Check the path and its permissions.") from None  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError("data.bad_manifest", f"{folder}/data.json is not a manifest of shards: {error!r}.",
-                         hint=f"Prepare the data again; {page('FORMATS.md')} has the form.") from None  # fmt: skip
+                         hint=f"Prepare the data again; {page('FORMATS.md')} has the format.") from None  # fmt: skip
     return manifest
 
 
 def _demand_types(table: Mapping[str, Any], types: Mapping[str, type]) -> None:
-    """Raise KeyError or TypeError, naming the key, where a table of the manifest has not these keys and types."""
+    """Raise KeyError or TypeError, naming the key, if a table of the manifest lacks these keys or types."""
     for key, kind in types.items():
         if type(table[key]) is not kind:
             raise TypeError(f"{key} is {json.dumps(table[key])[:80]}")
 
 
 def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int:
-    """One shard's size in bytes, once its header, length, digest and token ids hold."""
+    """Return one shard's size in bytes, after checking header, length, digest and token ids."""
     import numpy as np
 
     path = folder / Path(str(shard["name"])).name
     if not path.is_file():
-        raise _bad_shard(path, "missing", "is named in data.json and is not there")
+        raise _bad_shard(path, "missing", "is listed in data.json but does not exist")
     size = path.stat().st_size
-    # nanoGPT's have no header: then the size alone says that it is one of those.
+    # nanoGPT's shards have no header: the size alone identifies them.
     header_bytes = 0 if path.suffix == ".npy" or size == 2 * shard["tokens"] else HEADER_BYTES
     if shard["tokens"] < 1 or size in (0, header_bytes):
         raise _bad_shard(path, "empty", "holds no tokens")
     digest = hashlib.sha256()
     highest = _highest_of_npy(path, shard["tokens"]) if path.suffix == ".npy" else 0
     if size != shard.get("bytes", size):
-        raise _bad_shard(path, "truncated", f"has {size} bytes, where data.json says {shard['bytes']}")
+        raise _bad_shard(path, "truncated", f"has {size} bytes, but data.json says {shard['bytes']}")
     with path.open("rb") as content:
         head = content.read(header_bytes)
         digest.update(head)
         if header_bytes and head[:4] != MAGIC.to_bytes(4, "little"):
-            raise _bad_shard(path, "magic", "does not begin like a shard of llm.c")
+            raise _bad_shard(path, "magic", "does not begin like an llm.c shard")
         if path.suffix == ".bin" and size != header_bytes + 2 * shard["tokens"]:
-            raise _bad_shard(path, "truncated", f"has {size} bytes where {shard['tokens']} tokens need another number")
+            raise _bad_shard(path, "truncated", f"has {size} bytes, which does not match {shard['tokens']} tokens")
         while block := content.read(_BLOCK_BYTES):
             digest.update(block)
             if path.suffix == ".bin":
@@ -169,32 +169,32 @@ def _check_shard(folder: Path, shard: Mapping[str, Any], vocab_size: int) -> int
     if highest >= vocab_size:
         raise _bad_shard(path, "token_too_high", f"has the token {highest}; the vocabulary ends at {vocab_size - 1}")
     if digest.hexdigest() != shard["sha256"]:
-        raise _bad_shard(path, "digest", "is not what data.json says it is: its sha256 differs")
+        raise _bad_shard(path, "digest", "differs from data.json: its sha256 is another one")
     return size
 
 
 def _highest_of_npy(path: Path, tokens: int) -> int:
-    """The highest token id of a .npy shard, which must be one row of so many uint16."""
+    """Return the highest token id of a .npy shard, which must be one row of `tokens` uint16."""
     import numpy as np
 
     try:
         row = npy_row(path)
     except (ValueError, OSError) as error:
-        raise _bad_shard(path, "npy", f"is not a sound .npy file: {error}") from None
+        raise _bad_shard(path, "npy", f"is not a valid .npy file: {error}") from None
     if row.dtype != np.dtype("<u2") or row.shape != (tokens,):
-        raise _bad_shard(path, "npy", f"holds {row.dtype} of the shape {row.shape}, not one row of {tokens} uint16")
+        raise _bad_shard(path, "npy", f"holds {row.dtype} of shape {row.shape}, not one row of {tokens} uint16")
     return int(row.max())
 
 
 def _bad_shard(path: Path, code: str, what: str) -> UsageError:
-    """The refusal of a shard; one that was adopted is named as the user knows it."""
+    """Return the refusal of a shard; an adopted shard is named by its original path."""
     is_adopted = path.is_symlink()
     hint = f"{'Adopt' if is_adopted else 'Prepare'} the data again, or copy it again from its source."
     return UsageError(f"data.{code}", f"{path.readlink() if is_adopted else path} {what}.", hint=hint)
 
 
 def _check_vocabulary(folder: Path, sha256: str) -> None:
-    """Hold vocab.json, where there is one, against the tokeniser that data.json names."""
+    """Check vocab.json, if it exists, against the tokeniser that data.json names."""
     path = folder / "vocab.json"
     if not path.exists():
         return

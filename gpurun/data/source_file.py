@@ -1,4 +1,4 @@
-"""A file of a source, a part of one, and a document: the records that every reader of data passes on."""
+"""A file of a source, a part of a file, and a document: the records that the readers of data exchange."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 Form = Literal["whole", "pieces", "separated", "per_line", "lines", "array", "strings", "table", "parquet"]
-"""How a file holds documents: it is one; it is cut into pieces; marks or line ends part them; the kinds of rows."""
+"""How a file holds documents: as one, in pieces, separated by marks or line ends, or as one of the kinds of rows."""
 DIVISIBLE: tuple[Form, ...] = ("pieces", "separated", "per_line", "lines", "parquet")
-"""Files of which a task may read a part; the others are read whole."""
+"""Files that a task can read in part; the others are read as a whole."""
 ROWS: tuple[Form, ...] = ("lines", "array", "table", "parquet")
-"""Files whose documents are rows with names for their cells."""
+"""Files whose documents are rows with named cells."""
 
 
 class Table(NamedTuple):
-    """How a table is written: what parts its cells, whether quotes hold them together, and whether a head names them.
+    """How a table is written: what separates its cells, whether quotes enclose cells, and whether it has a header row.
 
-    Without a head the columns are called 1, 2, … Every row has as many cells as the first.
+    Without a header the columns are called 1, 2, … Every row has as many cells as the first.
     """
 
     delimiter: str
@@ -27,10 +27,10 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text: its name within the source says where it lies (`part-3.parquet#1204`).
+    """A text; its name within the source says where it is (`part-3.parquet#1204`).
 
-    `begins` is False for a piece of a text that goes on where the one before it ended. `url` is a row's, or "".
-    `held_out` where its file is for validation; of the others the text decides.
+    `begins` is False for a piece that continues a text where the piece before it ended. `url` is a row's, or "".
+    `held_out` means that its file is for validation; otherwise the text decides.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file: its name below the source's root, its size and time when it was looked at, and how it can be divided.
+    """A file: its name below the source's root, its size and time when it was inspected, and how it can be divided.
 
-    `weights` are the bytes of text to be expected: of each row group of a Parquet file, else one number, the bytes of
-    the (unpacked) content. There may be a million of them: none has a path of its own. `piece_bytes` is for "pieces".
-    `held_out` where all of it is for validation.
+    `weights` are the expected bytes of text: for each row group of a Parquet file, else one number, the bytes of
+    the (unpacked) content. There may be a million files, so they do not hold full paths. `piece_bytes` is for "pieces".
+    `held_out` means that all of it is for validation.
     """
 
     name: str
@@ -61,18 +61,18 @@ class SourceFile:
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """Return the file's path."""
         return self.root / self.name
 
     @property
     def text_bytes(self) -> int:
-        """The bytes of text that are expected of the whole file."""
+        """Return the expected bytes of text in the whole file."""
         return sum(self.weights)
 
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """A part of a file: row groups of a Parquet file, else bytes of content; a document belongs to where it begins."""
+    """A part of a file: row groups of a Parquet file, else bytes of content; documents belong to where they begin."""
 
     file: SourceFile
     start: int
@@ -80,7 +80,7 @@ class FileSpan:
 
     @property
     def text_bytes(self) -> int:
-        """The bytes of text that are expected of it."""
+        """Return the expected bytes of text in the part."""
         if self.file.form == "parquet":
             return sum(self.file.weights[self.start : self.stop])
         return self.stop - self.start

@@ -1,4 +1,4 @@
-"""What a source names, as the list of its files, each looked at before any work begins."""
+"""The list of a source's files, each inspected before any work begins."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpurun.data.source_file import SourceFile
 from gpurun.data.source_names import STDLIB
 
 PIECE_BYTES = 64 << 10
-"""Of a large text without marks, what can be held out at once: about 16 thousand tokens."""
+"""The unit that can be held out of a large text without marks: about 16 thousand tokens."""
 _LEAST_PIECE_BYTES = 32
 _PIECES_HELD_OUT = 4
-"""Into so many pieces what is held out of a text is divided, so that the fraction is met by a quarter."""
+"""The number of pieces in the held-out part of a text, so that the fraction is accurate to a quarter."""
 _WHOLE_BYTES = 16 << 20
 _WHOLE_SHARE = 100
-"""A text is one document if it is no larger than this, and no more than one part in so many of its source."""
+"""A text stays one document if it is no larger than this, and no more than this fraction of its source."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """A source: its kind ("stdlib", "file", "folder", "archive", "hub"), its files, and what else is there, by reason.
+    """A source: its kind ("stdlib", "file", "folder", "archive", "hub"), its files, and skipped files by reason.
 
-    `divided` is a sentence about what was divided by names of files; "" where the texts decide what is held out.
+    `divided` is a sentence about the division by file names; "" if the texts decide what is held out.
     """
 
     kind: str
@@ -40,17 +40,17 @@ class TextSource:
 
     @property
     def is_divided(self) -> bool:
-        """Whether whole files are held out, and nothing else."""
+        """Return whether only whole files are held out."""
         return any(file.held_out for file in self.files)
 
     @property
     def text_bytes(self) -> int:
-        """The bytes of text that are expected of it."""
+        """Return the expected bytes of text."""
         return sum(file.text_bytes for file in self.files)
 
     @property
     def digest(self) -> str:
-        """The sha256 over names, forms, sizes and times of the files: names a source as it was found."""
+        """Return the sha256 over names, forms, sizes and times of the files: it identifies the source in this state."""
         lines = [
             [file.name, file.form, file.bytes, file.modified_ns, file.weights, file.table, file.held_out]
             for file in self.files
@@ -68,11 +68,11 @@ def open_source(
     accept_skipped: bool = False,
     known: Known | None = None,
 ) -> TextSource:
-    """Look at every file of a source: `hf:NAME`, `stdlib`, a file, an archive, or a folder of them.
+    """Inspect every file of a source: `hf:NAME`, `stdlib`, a file, an archive, or a folder of them.
 
-    With a limit, files are taken in an order that depends on their names alone but favours no part of a folder, and of
-    the last one its beginning. UsageError for what is missing, empty, damaged or no text; where more of a folder is
-    passed over than read, unless that is accepted; and for a part of the layout that no file is read by.
+    With a limit, files are used in an order that depends only on their names and favours no part of a folder, and of
+    the last one only the beginning. UsageError for a source that is missing, empty, damaged or not text; if more of a
+    folder is skipped than read, unless that is accepted; and for a layout option that applies to no file.
     """
     found = find_files(source, say)
     chosen = choose_files(found, layout, say)
@@ -85,18 +85,17 @@ def open_source(
         files += [replace(file, held_out=True) for file in apart]
     passed, read_bytes = chosen.passed + look.passed, sum(file.bytes for file in files)
     if limit_bytes and look.is_limited:
-        say(f"about {limit_bytes / 1e6:,.1f} MB of the text are taken (data.limit_mb)")
+        say(f"using about {limit_bytes / 1e6:,.1f} MB of the text (data.limit_mb)")
     if look.passed_bytes > read_bytes and found.kind not in ("file", STDLIB) and not accept_skipped:
         raise UsageError(
             "data.mostly_passed_over",
-            f"Of {source}, {look.passed_bytes / 1e6:,.1f} MB are passed over ({tally(passed)}) and "
-            f"{read_bytes / 1e6:,.1f} MB are read.",
-            hint="Name the folder or file that holds the text, or go on with what there is: --accept-skipped."
-            f"{look.hint}",
+            f"Of {source}, {look.passed_bytes / 1e6:,.1f} MB would be skipped ({tally(passed)}) and only "
+            f"{read_bytes / 1e6:,.1f} MB read.",
+            hint=f"Name the folder or file with the text, or accept that: --accept-skipped.{look.hint}",
         )
     demand_used(layout, files)
     if passed and found.kind != STDLIB:
-        say(f"passed over: {tally(passed)}")
+        say(f"skipped: {tally(passed)}")
     if chosen.says:
         say(chosen.says)
     return TextSource(found.kind, tuple(_formed(files, found.kind, val_fraction)), dict(passed), chosen.says)
@@ -110,14 +109,14 @@ def _demand_text(source: str, files: Sequence[SourceFile], passed: Mapping[str, 
     passed = {**passed, **look.passed}
     raise UsageError(
         "data.empty",
-        f"{source} holds no text" + (f" (passed over: {tally(passed)})." if passed else "."),
-        hint="Name a file or folder with UTF-8 text, JSON Lines, CSV or Parquet, packed or not; a zip or tar of them."
+        f"{source} holds no text" + (f" (skipped: {tally(passed)})." if passed else "."),
+        hint="Name a file or folder of UTF-8 text, JSON Lines, CSV or Parquet, packed or not; or a zip or tar of them."
         f"{look.hint}",
     )
 
 
 def _formed(files: Sequence[SourceFile], kind: str, val_fraction: float) -> Iterator[SourceFile]:
-    """The files with their texts cut into pieces where one is a large part of the source, or large in itself."""
+    """Yield the files; a text that is a large part of the source, or large in itself, is cut into pieces."""
     total = sum(file.text_bytes for file in files)
     piece = min(PIECE_BYTES, max(_LEAST_PIECE_BYTES, int(total * val_fraction / _PIECES_HELD_OUT)))
     most = min(_WHOLE_BYTES, total // _WHOLE_SHARE)

@@ -1,4 +1,4 @@
-"""Files as bytes from any place on, whether they are packed or lie in an archive."""
+"""Files as bytes from any offset, whether or not they are packed or inside an archive."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpurun.data.refusals import MOST_ROW_BYTES, too_long
 
 
 def plain_name(path: PurePath) -> str:
-    """Return a file's name in small letters, without what says that it is packed."""
+    """Return a file's name in lower case, without the suffix of a packed file."""
     name = path.name.lower()
     return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
 @contextlib.contextmanager
 def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
-    """The content of a file from byte `start` on, unpacked. A packed file has no other way there than to unpack.
+    """Open the content of a file from byte `start` on, unpacked. A packed file must be unpacked up to there.
 
-    The path of a file in an archive goes on behind the archive's own. Raises UsageError for what cannot be read or is
+    The path of a file in an archive continues the archive's path. UsageError for a file that is unreadable or
     damaged, also while the stream is read within the context.
     """
     with naming_faults(path), _opened(path) as (raw, how), unpacked(raw, how) as stream:
@@ -39,21 +39,21 @@ def open_content(path: Path, start: int = 0) -> Iterator[BinaryIO]:
 
 
 def packing(path: Path) -> str:
-    """How a file is packed, by its first bytes: "gzip", "zstd", "xz", "bzip2" or ""."""
+    """Return how a file is packed, from its first bytes: "gzip", "zstd", "xz", "bzip2" or ""."""
     with naming_faults(path), _opened(path) as (_, how):
         return how
 
 
 @contextlib.contextmanager
 def open_raw(path: Path) -> Iterator[BinaryIO]:
-    """A file as it lies there, in an archive or not."""
+    """Open a file without unpacking it, in an archive or not."""
     with naming_faults(path), _opened(path) as (raw, _):
         yield raw
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
-    """A file as it lies there, and how it is packed."""
+    """Open a file without unpacking it, and return how it is packed."""
     try:
         file: BinaryIO = open(path, "rb")  # noqa: SIM115
     except NotADirectoryError:
@@ -63,7 +63,7 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def size_and_time(path: Path) -> tuple[int, int]:
-    """Return a file's bytes as it lies there, and when it changed; of one in an archive, when that did."""
+    """Return a file's stored bytes, and when it changed; for a file in an archive, when the archive changed."""
     try:
         about = path.stat()
     except NotADirectoryError:
@@ -73,7 +73,7 @@ def size_and_time(path: Path) -> tuple[int, int]:
 
 
 def content_bytes(path: Path) -> int:
-    """How long the unpacked content is; a packed file is unpacked for it once, so a damaged one shows here."""
+    """Return the length of the unpacked content; a packed file is unpacked for that, so damage shows here."""
     if not packing(path):
         return size_and_time(path)[0]
     with open_content(path) as stream:
@@ -81,12 +81,12 @@ def content_bytes(path: Path) -> int:
 
 
 def lines_from(stream: BinaryIO, path: Path, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """(place, line) of the lines that begin in [start, stop); the stream stands at max(0, start - 1).
+    """Yield (place, line) for the lines that begin in [start, stop); the stream must be at max(0, start - 1).
 
-    UsageError for one that is longer than a row may be.
+    UsageError for a line that is longer than a row may be.
     """
     place = start
-    if start:  # The line before it is that of another task, however long it is.
+    if start:  # The line before belongs to another task, however long it is.
         place -= 1
         while part := stream.readline(BLOCK_BYTES):
             place += len(part)

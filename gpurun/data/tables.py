@@ -1,7 +1,7 @@
-"""Tables (CSV, TSV and the like): recognised where all rows agree, else refused with the flags that say what they are.
+"""Tables (CSV, TSV and similar): recognised if all rows agree, else refused with the flags that resolve the doubt.
 
-A guess is never learned from: a file that is called a table and does not read as one is in doubt, and so is a text
-whose many lines all have as many cells.
+Training never relies on a guess: a file that is named like a table but does not parse as one is in doubt, and so is a
+text whose many lines all have the same number of cells.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpurun.data.texts import END, look_through
 _DELIMITERS = ",;\t|"
 _SUFFIXES = (".csv", ".tsv", ".tab", ".psv")
 _HEAD_BYTES = 64 << 10
-"""The first row of what is not called a table lies within so much: a text may be one line of gigabytes."""
+"""If the file is not named like a table, its first row must fit here: a text may be one line of gigabytes."""
 _FEW_ROWS, _MANY_ROWS = 3, 50
-"""Fewer rows with a head are no agreement; without one, so many are too many for a chance."""
+"""With a header, fewer rows do not count as agreement; without one, more rows cannot agree by chance."""
 _NAME_CHARS, _NAME_WORDS = 40, 3
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """What reading a file as one kind of table showed: rows that agree, and why it ended before the file did."""
+    """The result of reading a file as one kind of table: the rows that agree, and why reading stopped early."""
 
     table: Table
     first: tuple[str, ...]
@@ -40,16 +40,16 @@ class _Reading:
     fault: str = ""
     has_empty_column: bool = False
     error: UsageError | None = None
-    """The fault, where it is a row that is too long."""
+    """The error, if a row is too long."""
 
     def breaks_off(self, layout: Layout) -> bool:
-        """Whether rows agree up to a fault, too many for a chance: then it is no text."""
+        """Return whether too many rows for chance agree up to a fault: then it is not a text."""
         is_named = set(layout.columns) <= set(self.first) and self.rows >= _FEW_ROWS
         return bool(self.fault) and (is_named or (self.rows >= _MANY_ROWS and not self.has_empty_column))
 
     @property
     def has_head(self) -> bool:
-        """Whether the first row is one of names; the first may be that of pandas' index, which has none."""
+        """Return whether the first row has names; its first name may be empty, for the index of pandas."""
         names = [cell.strip() for cell in self.first]
         named = names[1:] if len(names) > 1 and not names[0] else names
         is_short = all(0 < len(cell) <= _NAME_CHARS and len(cell.split()) <= _NAME_WORDS for cell in named)
@@ -58,15 +58,15 @@ class _Reading:
 
 
 def is_called_table(path: Path) -> bool:
-    """Whether a file's name says that it is a table, packed or not."""
+    """Return whether a file's name is that of a table, packed or not."""
     return plain_name(path).endswith(_SUFFIXES)
 
 
 def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
-    """Return how a file is written as a table with the columns that are wanted; None for a text.
+    """Return how a file is written as a table with the requested columns; None for a text.
 
-    UsageError where it is a table without them, or in doubt. `is_alone` where the source is this one file, which a
-    flag of tables is then about.
+    UsageError if it is a table without them, or in doubt. `is_alone` means that the source is this one file, so that
+    a flag about tables concerns it.
     """
     if layout.delimiter == AS_TEXT:
         return None
@@ -88,7 +88,7 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
             missing = next(name for name in layout.columns if name not in best.first)
             raise no_column(path, missing, best.first)
         if is_demanded or (best.rows >= _MANY_ROWS and not best.has_empty_column):
-            raise _in_doubt(path, f"its rows have {_cells(agreed)}, and the first row is not a head", best)
+            raise _in_doubt(path, f"its rows have {_cells(agreed)}, but the first row is not a header", best)
     broken = [reading for reading in readings if is_demanded or reading.breaks_off(layout)]
     if broken or is_demanded:
         errors = (reading.error for reading in broken if reading.error is not None)
@@ -99,7 +99,7 @@ def table_of(path: Path, layout: Layout, *, is_alone: bool) -> Table | None:
 def _headless(
     path: Path, layout: Layout, agreed: Sequence[_Reading], readings: Sequence[_Reading], *, is_demanded: bool
 ) -> Table | None:
-    """Return how a table without a head is written; its columns are numbers, of which there must be enough."""
+    """Return how a table without a header is written; its columns are numbers, and it must have enough of them."""
     best = max(agreed, key=lambda reading: len(reading.first), default=None)
     if best is None or (best.rows < _MANY_ROWS and not is_demanded):
         if is_demanded:
@@ -110,18 +110,18 @@ def _headless(
     there = [str(number + 1) for number in range(len(best.first))]
     chosen = layout.column or layout.template
     if len(there) > 1 and not chosen:
-        raise _in_doubt(path, f"its rows have {_cells(agreed)}, and none is named", best)
+        raise _in_doubt(path, f"its rows have {_cells(agreed)}, and no column is named", best)
     if missing := [name for name in layout.columns if name not in there]:
         raise no_column(path, missing[0], there)
     return best.table._replace(has_head=False)
 
 
 def _readings(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Reading]:
-    """Read a file as each kind of table that it could be."""
+    """Yield the file's reading as each kind of table that it could be."""
     with open_content(path) as stream:
         head = stream.read(_HEAD_BYTES + 1).removeprefix(b"\xef\xbb\xbf")
     first, ended, _ = head.partition(b"\n")
-    is_marked = END in head  # A text whose documents are marked: such a mark has two signs that part columns.
+    is_marked = END in head  # A text with marks between documents: a mark has two characters that could be delimiters.
     if not is_demanded and (is_marked or (not ended and len(head) > _HEAD_BYTES)):
         return
     for delimiter in layout.delimiter or _DELIMITERS:
@@ -131,7 +131,7 @@ def _readings(path: Path, layout: Layout, *, is_demanded: bool) -> Iterator[_Rea
         reading = _read(path, Table(delimiter, is_quoted=True, has_head=True))
         if reading.fault or delimiter == "\t":
             bare = _read(path, Table(delimiter, is_quoted=False, has_head=True))
-            # Quotes that hold nothing together: by them, two rows would be read as one.
+            # If the quotes enclose nothing, they would merge two rows into one.
             reading = bare if not bare.fault and reading.rows != bare.rows and delimiter != "," else reading
         if len(reading.first) > 1 or is_single or (is_demanded and delimiter == (layout.delimiter or ",")):
             yield reading
@@ -146,16 +146,16 @@ def _read(path: Path, table: Table) -> _Reading:
             if not first:
                 first, empty = tuple(cells), set(range(len(cells)))
             elif len(cells) != len(first):
-                told = (
-                    f"row {rows} has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, and the first {len(first)}"
+                fault = (
+                    f"row {rows} has {len(cells)} {'cell' if len(cells) == 1 else 'cells'}, the first row {len(first)}"
                 )
-                return _Reading(table, first, rows, told, has_empty_column=bool(empty))
+                return _Reading(table, first, rows, fault, has_empty_column=bool(empty))
             elif empty:
                 empty = {place for place in empty if not cells[place].strip()}
             rows += 1
     except UsageError as error:
         if error.code == "data.bad_line":
-            return _Reading(table, first, rows, error.what.partition(": ")[2].rstrip(".") or "it is no table")
+            return _Reading(table, first, rows, error.what.partition(": ")[2].rstrip(".") or "it is not a table")
         if error.code == "data.row_too_long":
             return _Reading(table, first, rows, "a row is too long", has_empty_column=bool(empty), error=error)
         if error.code == "data.not_utf8":
@@ -165,9 +165,9 @@ def _read(path: Path, table: Table) -> _Reading:
 
 
 def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[list[str]]:
-    """Yield the rows of a table, its first among them, but for blank lines; UsageError by its place for a bad one.
+    """Yield the rows of a table, including the first, without blank lines; UsageError with the place of a bad row.
 
-    Where `is_strict`, a row of more or fewer cells than the first is refused.
+    If `is_strict`, a row with more or fewer cells than the first is refused.
     """
     csv.field_size_limit(MOST_ROW_BYTES)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if table.is_quoted else csv.QUOTE_NONE
@@ -181,7 +181,7 @@ def rows_of(path: Path, table: Table, *, is_strict: bool = True) -> Iterator[lis
                 if not cells:
                     continue
                 if is_strict and count and len(cells) != count:
-                    what = f"it has {len(cells)} cells, and the first row {count}"
+                    what = f"it has {len(cells)} cells, but the first row {count}"
                     raise bad_row(path, f"row {number}", what)
                 count, number = count or len(cells), number + 1
                 yield cells
@@ -202,20 +202,20 @@ def _sign(delimiter: str) -> str:
 
 
 def _why(readings: Sequence[_Reading], layout: Layout) -> str:
-    """Return why a file that is called a table reads as none."""
+    """Return why a file that is named like a table does not parse as one."""
     furthest = max((reading for reading in readings if reading.fault), key=lambda reading: reading.rows, default=None)
     if furthest is None:
         by = _sign(layout.delimiter) if layout.delimiter else "any sign"
-        return f"its first row is not {name_first(layout.columns)!r}, and nothing is parted by {by}"
+        return f"its first row is not {name_first(layout.columns)!r}, and nothing is separated by {by}"
     return f"by {_sign(furthest.table.delimiter)} {furthest.fault}"
 
 
 def _in_doubt(path: Path, why: str, best: _Reading | None) -> UsageError:
-    """Return the refusal of what may be a table, with the flags that say it."""
+    """Return the refusal of a file that may be a table, with the flags that resolve the doubt."""
     first = f" The first row: {name_first([cell.strip() or '(empty)' for cell in best.first])}." if best else ""
     return UsageError(
         "data.table_in_doubt",
         f"{path} may be a table or a text: {why}.{first}",
-        hint="Say it, of gpurun data prepare: --text-column NAME (with --no-header a number from 1), --no-header, "
-        "--delimiter ';' or tab; or --delimiter none: it is a text.",
+        hint="Use flags of gpurun data prepare: --text-column NAME (with --no-header a number from 1), --no-header, "
+        "--delimiter ';' or tab; or --delimiter none for a text.",
     )

@@ -1,8 +1,8 @@
-"""A source divided into tasks, each about as much text as one shard holds; a task becomes shards, or nothing at all.
+"""A source is divided into tasks, each with about the text of one shard; a task is finished completely or not at all.
 
-The division depends on the source and on the size of a shard alone, never on who does the work. A task may be done by
-any process of any executor, twice or on another machine: its files are the same to the byte, and its record, written
-last, says that they are whole.
+The division depends only on the source and the size of a shard, never on the workers. Any process of any executor may
+do a task, even twice or on another machine: its files are the same to the byte, and its record, written
+last, confirms that they are complete.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from gpurun.data.split import hash_text
 
 UNFINISHED = ".task-"
 _TASKS, _LEAST_BYTES = 32, 8 << 20
-"""A source has about so many tasks if it is too small to fill as many shards, of at least so much text."""
+"""The number of tasks for a source that is too small to fill as many shards, and the least text in each."""
 _UNBOUNDED = 1 << 62
 
 Task = tuple[FileSpan, ...]
 Tell = Callable[[int], None]
-"""Hears how many more bytes of text were read."""
+"""Receives the number of bytes of text read since the last call."""
 Drop = Callable[[], bool]
-"""Asked once a document, in order: whether it is left out, as a duplicate."""
+"""Called once per document, in order: returns whether to drop it as a duplicate."""
 
 
 class Work(Protocol):
-    """What is done with every task's documents; it is pickled, and what it makes lies on the disk afterwards."""
+    """What is done with every task's documents; it is pickled, and its results are on disk afterwards."""
 
     @property
     def layout(self) -> Layout:
-        """How the files are read."""
+        """Return how to read the files."""
         ...
 
     def do(self, index: int, documents: Iterable[Document], tell: Tell) -> None:
-        """Do it with a task's documents: the same on every worker, there whole or not at all."""
+        """Process a task's documents: the same result on every worker, complete or not at all."""
         ...
 
 
 def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int) -> list[Task]:
-    """The tasks of a source in order; a file that can be divided goes on in the next task where one is full.
+    """Return the tasks of a source in order; a file that can be divided continues in the next task when one is full.
 
-    A small source has smaller tasks, so that all cores have something to do and a kill costs little.
+    A small source has smaller tasks, so that all cores have work and a kill costs little.
     """
     every = sum(file.text_bytes for file in files)
     room = most = min(shard_tokens * bytes_per_token, max(_LEAST_BYTES, every // _TASKS))
@@ -73,7 +73,7 @@ def divide(files: Sequence[SourceFile], shard_tokens: int, bytes_per_token: int)
 
 
 def _stop(file: SourceFile, start: int, end: int, room: int) -> int:
-    """Where a span ends that begins at `start` and fills what room is left; a row group is never cut."""
+    """Return the end of a span that begins at `start` and fills the remaining room; a row group is never cut."""
     if file.form not in DIVISIBLE:
         return end
     if file.form != "parquet":
@@ -96,15 +96,15 @@ def write_task(
     drop: Drop | None = None,
     tell: Tell = lambda _: None,
 ) -> dict[str, Any]:
-    """Write a task's documents into `folder` and return its record, which is `task-INDEX.json` there from then on.
+    """Write a task's documents into `folder` and return its record, which is then `task-INDEX.json` there.
 
-    Training tokens go to `train_INDEX+1.bin`, those of documents whose key is below `bound` to `val_INDEX.bin`; a file
-    without tokens is not made. Before each document, and where a piece of a text does not follow the one before it,
-    stands the end-of-text token, where the tokeniser has one. `identity` names what the bytes depend on besides the
-    documents; a record is believed only for its own.
+    Training tokens go to `train_INDEX+1.bin`; those of documents whose key is below `bound` go to `val_INDEX.bin`. A
+    file without tokens is not made. The end-of-text token, if the tokeniser has one, stands before each document, and
+    where a piece of a text does not follow the piece before it. `identity` names what the bytes depend on besides the
+    documents; a record is trusted only for its own identity.
 
     The record: {"v": 1, "index", "identity", "documents", "dropped", "bytes" (of text, UTF-8), "digest" (sha256 over
-    the sha256 of each text taken), "train": [entry], "val": [entry]}, an entry as in data.json.
+    the sha256 of each text used), "train": [entry], "val": [entry]}, an entry as in data.json.
     """
     with _workplace(folder, index) as place:
         counts, digest = {"documents": 0, "dropped": 0, "bytes": 0}, hashlib.sha256()
@@ -134,7 +134,7 @@ def _encoded(
     drop: Drop | None,
     counts: dict[str, int],
 ) -> Iterator[tuple[str, bytes, np.ndarray]]:
-    """(split, UTF-8, tokens) of each document that is not dropped, of small ones some at a time."""
+    """Yield (split, UTF-8, tokens) for each document that is not dropped; small documents are batched."""
     before = np.array([] if tokenizer.eot_id is None else [tokenizer.eot_id], dtype=np.uint16)
     last = ""
     for document in documents:
@@ -151,14 +151,14 @@ def _encoded(
 
 
 def record_path(folder: Path, index: int) -> Path:
-    """Where the record of a finished task stands."""
+    """Return the path of a finished task's record."""
     return folder / f"task-{index:06d}.json"
 
 
 def read_record(folder: Path, index: int, identity: str, *, verified: bool = True) -> dict[str, Any] | None:
-    """The record of a task that was finished with this identity, once its files hold to its digests; else None.
+    """Return the record of a task finished with this identity, if its files match its digests; else None.
 
-    Where the task was done a moment ago by a process of ours, its files need not be `verified`.
+    If one of our own processes has just finished the task, its files need not be `verified`.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record = read_object(record_path(folder, index))
@@ -173,7 +173,7 @@ def read_record(folder: Path, index: int, identity: str, *, verified: bool = Tru
 
 @contextlib.contextmanager
 def _workplace(folder: Path, index: int) -> Iterator[Path]:
-    """A folder of this process's own for unfinished files; what a killed one leaves goes when it is gone on with."""
+    """Yield a private folder for unfinished files; a killed process's folder is removed when the work is resumed."""
     place = Path(tempfile.mkdtemp(prefix=f"{UNFINISHED}{index:06d}-", dir=folder))
     try:
         yield place

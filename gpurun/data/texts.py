@@ -1,4 +1,4 @@
-"""Files of text: looked through before any work, and read as one document, or as pieces, parts or lines of it."""
+"""Text files: checked before any work, and read as one document, or as pieces, parts or lines."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gpurun.data.source_file import Document, FileSpan, SourceFile
 from gpurun.data.streams import lines_from, open_content
 
 END, START = b"<|endoftext|>", "<|startoftext|>"
-"""GPT-2's mark between documents, wherever in a text it stands, and the one that some put before each."""
+"""GPT-2's mark between documents, anywhere in a text, and the mark that some put before each document."""
 
 
 def look_through(path: Path) -> tuple[int, bool]:
-    """The bytes of a text's content, and whether marks part documents in it; UsageError for NUL and what is not UTF-8.
+    """Return the bytes of a text's content, and whether marks separate its documents; UsageError for invalid text.
 
-    Here it costs a moment. Later it would cost the work before it: a file that is mended then makes another source.
+    Here that costs a moment. Later it would waste the work before it, because a corrected file is another source.
     """
     decoder, size, tail, is_separated = codecs.getincrementaldecoder("utf-8")(), 0, b"", False
     with open_content(path) as stream:
@@ -34,7 +34,7 @@ def look_through(path: Path) -> tuple[int, bool]:
 
 
 def _demand_utf8(decoder: codecs.IncrementalDecoder, block: bytes, path: Path, place: int) -> None:
-    """Refuse a block that begins at `place`, if with what came before it is no UTF-8; an empty one is the end."""
+    """Refuse a block at offset `place` if it continues as invalid UTF-8; an empty block is the end."""
     place -= len(decoder.getstate()[0])
     try:
         decoder.decode(block, final=not block)
@@ -49,7 +49,7 @@ def yield_whole(span: FileSpan) -> Iterator[Document]:
 
 
 def cut_text(span: FileSpan) -> Iterator[Document]:
-    """Yield pieces of about `piece_bytes`, cut behind a line end or else a space; the last goes past the stop."""
+    """Yield pieces of about `piece_bytes`, cut after a line end or else a space; the last extends past the stop."""
     size, file = span.file.piece_bytes, span.file
     place, stop = (_cut_from(file, at) if at else 0 for at in (span.start, span.stop))
     with open_content(file.path, place) as stream:
@@ -65,13 +65,13 @@ def cut_text(span: FileSpan) -> Iterator[Document]:
 
 
 def _cut_from(file: SourceFile, place: int) -> int:
-    """Where a text is cut at `place` or soon after: both tasks that meet there find the same."""
+    """Return where a text is cut, at `place` or soon after; both neighbouring tasks find the same place."""
     with open_content(file.path, place) as stream:
         return place + _cut(stream.read(file.piece_bytes), 0)
 
 
 def _cut(raw: bytes, least: int) -> int:
-    """The first place from `least` on behind a line end, or else behind a space, or else before a character."""
+    """Return the first place from `least` on after a line end, or else after a space, or else before a character."""
     for gap in (b"\n", b" "):
         if place := raw.find(gap, least) + 1:
             return place
@@ -79,7 +79,7 @@ def _cut(raw: bytes, least: int) -> int:
 
 
 def separated(span: FileSpan) -> Iterator[Document]:
-    """Yield what stands between marks; a document belongs where its mark begins, and is read to its own end."""
+    """Yield the texts between marks; a document belongs to the span where its mark begins, and is read to its end."""
     file, is_owned, place, held = span.file, span.start == 0, span.start, b""
     with open_content(file.path, place) as stream:
         while block := stream.read(BLOCK_BYTES):
@@ -103,7 +103,7 @@ def separated(span: FileSpan) -> Iterator[Document]:
 
 
 def _text(file: SourceFile, place: int, raw: bytes) -> str:
-    """A document's text: without byte-order mark and what is left of a mark's line, lines ending in \\n."""
+    """Return a document's text: without byte-order mark and the rest of a mark's line, with lines ending in \\n."""
     try:
         text = raw.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -115,7 +115,7 @@ def _text(file: SourceFile, place: int, raw: bytes) -> str:
 
 
 def lines(span: FileSpan) -> Iterator[Document]:
-    """Yield each line, which ends in a line end, the last one too."""
+    """Yield each line as a document that ends in a line end, including the last."""
     file = span.file
     with open_content(file.path, max(0, span.start - 1)) as stream:
         for place, line in lines_from(stream, file.path, span.start, span.stop):
@@ -125,7 +125,7 @@ def lines(span: FileSpan) -> Iterator[Document]:
 
 
 def parted(document: Document) -> Iterator[Document]:
-    """Yield a row; one that has marks within it is several documents, or one with a mark to be left out."""
+    """Yield a row; a row with marks inside is several documents, or one with a mark to remove."""
     mark = END.decode()
     if mark not in document.text:
         yield document

@@ -1,4 +1,4 @@
-"""The tokeniser of a corpus that is being prepared: GPT-2's as it is, its own characters, or tokens trained on it.
+"""The tokeniser for a corpus: GPT-2's unchanged, the corpus's own characters, or tokens trained on it.
 
 Its vocabulary is written into the folder before any shard, so that every process and every later call has the same one.
 """
@@ -22,9 +22,9 @@ _SAMPLED_TASKS = 32
 def make_vocabulary(
     folder: Path, name: str, size: int, tasks: Sequence[Task], layout: Layout, say: Say
 ) -> tokenizers.TextTokenizer:
-    """The tokeniser for a corpus, with its vocabulary in `folder`; one that is there was made for these tasks.
+    """Return the tokeniser for a corpus, with its vocabulary in `folder`; an existing one was made for these tasks.
 
-    `size` is the number of tokens of one that is trained, or of characters at most; 0: its own choice.
+    `size` is the number of tokens for one that is trained, or the maximum number of characters; 0 means its default.
     """
     if (folder / "vocab.json").exists():
         return tokenizers.tokenizer_of(name, tokenizers.read_vocabulary(folder))
@@ -41,7 +41,7 @@ def make_vocabulary(
 
 
 def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> tokenizers.CharTokenizer:
-    """All characters of the corpus, or as many as there is room for; what is lost is said."""
+    """Return a tokeniser for all characters of the corpus, or for as many as fit; report what is lost."""
     counts = tokenizers.count_characters(document.text for task in tasks for document in documents_of(task, layout))
     tokenizer = tokenizers.CharTokenizer.for_counts(counts, size)
     known = {ord(token.decode("utf-8")) for token in tokenizer.tokens}
@@ -54,7 +54,7 @@ def _characters(tasks: Sequence[Task], layout: Layout, size: int, say: Say) -> t
 
 
 def _sample(tasks: Sequence[Task], layout: Layout) -> Iterator[str]:
-    """The beginnings of tasks from all over the source, some megabytes in all."""
+    """Yield the beginnings of tasks from all over the source, some megabytes in total."""
     chosen = [tasks[place] for place in sorted({i * len(tasks) // _SAMPLED_TASKS for i in range(_SAMPLED_TASKS)})]
     for task in chosen:
         left = SAMPLE_CHARS // len(chosen)

@@ -1,4 +1,4 @@
-"""Who does the tasks of a corpus: this process, some of this machine, or datatrove's executors, here or on Ray."""
+"""Runs the tasks of a corpus: in this process, in several on this machine, or on datatrove's executors, also on Ray."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gpurun.data.tasks import Task, Tell, Work
 EXECUTORS = ("processes", "datatrove", "ray")
 _LOOK_S = 0.5
 MOST_MEMORY_BYTES = 4 << 30
-"""Of each process that reads; a row or page within its bound takes a fraction."""
+"""The limit for each process that reads; a row or page within its bound needs a fraction of that."""
 _PRELOAD = ["numpy", "tiktoken", "gpurun.data.prepare"]
 
 
 def work_through(
     work: Work, tasks: Sequence[tuple[int, Task]], workers: int, executor: str, tell: Tell
 ) -> Iterator[int]:
-    """Do the work with tasks, (index, task) each; yields the indexes as they end, `tell` hears how much was read.
+    """Run the work on tasks, (index, task) each; yield each index when it ends, and report bytes read to `tell`.
 
-    Raises what the work raises, and SetupError where a process was ended from outside; what is finished stays.
+    Raises what the work raises, and SetupError if a process was killed from outside; finished work is kept.
     """
     if executor != "processes":
         from gpurun.data.datatrove_steps import run_datatrove
@@ -45,11 +45,11 @@ def work_through(
 
 
 def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, tell: Tell) -> Iterator[int]:
-    # A vocabulary takes as much memory for sixteen as for one where all come of a process that has loaded the modules.
+    # With a server that has loaded the modules, sixteen processes share the memory of one vocabulary.
     context: Any = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Nobody here needs numpy's linear algebra, and its threads.
-    read, told = context.Value("q", 0), 0
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's linear algebra and its threads are not needed here.
+    read, reported = context.Value("q", 0), 0
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(read,)) as pool:
         pending: dict[Future[None], int] = {pool.submit(_do, work, *numbered): numbered[0] for numbered in tasks}
         try:
@@ -59,19 +59,19 @@ def _in_processes(work: Work, tasks: Sequence[tuple[int, Task]], workers: int, t
                     future.result()
                     yield pending.pop(future)
                 now = read.value
-                tell(now - told)
-                told = now
+                tell(now - reported)
+                reported = now
         except MemoryError:
             raise SetupError(
                 "prepare.no_memory",
                 f"A part of the source needs more than {MOST_MEMORY_BYTES >> 30} GB of memory.",
-                hint="One of its files may be made to; prepare them one at a time, with --source FILE, to see which.",
+                hint="Prepare its files one at a time, with --source FILE, to find out which one.",
             ) from None
         except BrokenProcessPool:
             raise SetupError(
                 "prepare.worker_died",
-                "One of the processes was ended from outside.",
-                hint="If memory ran out, take fewer: --workers 1. The same command goes on where it stood.",
+                "One of the processes was killed from outside.",
+                hint="If memory ran out, use fewer: --workers 1. The same command resumes.",
             ) from None
         finally:
             for process in (getattr(pool, "_processes", None) or {}).values():
@@ -84,10 +84,10 @@ _read: Any = None
 
 
 def _begin(read: Any) -> None:
-    """In a worker: where it counts what it has read, and its end with that of the process that it works for."""
+    """Set up a worker: where it counts the bytes it reads, and that it ends together with its parent."""
     global _read
     _read = read
-    if sys.platform == "linux":  # Elsewhere the system does not hold to it.
+    if sys.platform == "linux":  # Other systems do not enforce the limit.
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -108,7 +108,7 @@ def _do(work: Work, index: int, task: Task) -> None:
 
 
 def demand_executor(executor: str) -> None:
-    """Refuse another executor than EXECUTORS."""
+    """Refuse an executor that is not in EXECUTORS."""
     if executor not in EXECUTORS:
-        what = f"--executor {executor} is nobody here."
-        raise UsageError("usage.executor", what, hint=f"There are: {', '.join(EXECUTORS)}.")
+        what = f"--executor {executor} is unknown."
+        raise UsageError("usage.executor", what, hint=f"Use one of: {', '.join(EXECUTORS)}.")

@@ -146,7 +146,7 @@ def test_nothing_is_told_of_a_score_that_was_stopped(
         ({"asked": [3]}, "a token before"),
         ({"rows": [[50]]}, "token ids of this vocabulary"),
         ({"rows": [["a"]]}, "token ids of this vocabulary"),
-        ({"label": 1}, "the label is that of a row"),
+        ({"label": 1}, "the label must be the number of a row"),
         ({"rows": [], "asked": []}, "a token before"),
     ],
 )

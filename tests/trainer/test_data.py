@@ -171,7 +171,7 @@ def _edit(name: str, edit: Callable[[Any], Any]) -> Damage:
 
 BAD_DATA: dict[str, tuple[Damage, str]] = {
     "missing shard": (lambda f, _: (f / "val_000000.bin").unlink(), "val_000000.bin is missing"),
-    "truncated": (_truncate, r"train_000001.bin is truncated: \d+ bytes, where data.json says \d+"),
+    "truncated": (_truncate, r"train_000001.bin is truncated: \d+ bytes, but data.json says \d+"),
     "truncated, and announced so": (_announce_truncated, "train_000001.bin is truncated"),
     "wrong magic": (_header(0, 123), "starts with 123, not with 20240520"),
     "wrong version": (_header(1, 7), "has version 7; this trainer reads 1"),
@@ -186,10 +186,10 @@ BAD_DATA: dict[str, tuple[Damage, str]] = {
     "end of text": (_set("tokenizer", "eot_id", value=28), "end-of-text id 28"),
     "not base64": (_edit("vocab.json", lambda v: v | {"tokens_b64": ["?"]}), "not base64"),
     "dtype": (_set("dtype", value="uint32"), "the shards hold uint32"),
-    "version": (_set("v", value=2), "not of version 1"),
+    "version": (_set("v", value=2), "not in version 1"),
     "no train shard": (_set("train", value=[]), 'no shard under "train"'),
     "no val": (_set("val", value=None), '"val" in data.json is null'),
-    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is held out and trained on, too"),
+    "held out and trained on": (_hold_out_what_is_trained_on, "val_000000.bin is held out and trained on"),
     "path out of the folder": (_set("train", 0, "name", value="../x.bin"), "is not the name of a shard"),
     "a shard without tokens": (_set("train", 0, value={"name": "x.bin", "sha256": ""}), 'has no "tokens"'),
     "no vocabulary": (lambda f, _: (f / "vocab.json").unlink(), "vocab.json cannot be read"),
@@ -236,5 +236,5 @@ def test_nanogpt_and_numpy_shards_are_read_too(tmp_path: Path) -> None:
     np.save(folder / "edu_000001.npy", tokens.astype("<u4"))
     manifest["train"] = [shard_entry(folder / "edu_000001.npy", 84)]
     (folder / "data.json").write_text(json.dumps(manifest))
-    with pytest.raises(Refused, match="uint32 of 1"):
+    with pytest.raises(Refused, match="uint32 with 1"):
         open_data(folder, "char", ())

@@ -86,7 +86,7 @@ def test_what_a_death_in_mid_save_has_left_is_no_checkpoint(
         ("abZ", 'the character "Z" (U+005A) is not in the vocabulary'),
         ("a\x1b", r'the character "\u001b" (U+001B) is not in the vocabulary'),
         ("a\udc80", r'the character "\udc80" (U+DC80) is not in the vocabulary'),
-        ("", "cannot begin with nothing"),
+        ("", "cannot start with an empty prompt"),
     ],
 )
 def test_a_prompt_with_an_unknown_character_is_refused_with_it(
@@ -101,7 +101,7 @@ def test_a_prompt_with_an_unknown_character_is_refused_with_it(
 def test_a_text_that_is_continued_is_not_searched_for(weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = ask(weights, capsys, "--prompt=a", "--beams=4")
     assert code == 2
-    assert said == "refused: --beams is not for this model: it continues a text, which is no search\n"
+    assert said == "refused: --beams does not apply to this model, which continues text by drawing, without search\n"
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_what_is_not_this_models_checkpoint_is_refused(weights: Path) -> None:
 
 HUGE = {"layers": 2, "heads": 1, "width": 1 << 17, "context": 8}
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "a model of 800 GB": (lambda state: state["recipe"]["model"].update(HUGE), r"its recipe wants \[393216\]"),
-    "a step that no integer holds": (lambda state: state.update(step=1e999), "Infinity is no number"),
-    "a step between two": (lambda state: state.update(step=7.5), "its step is no whole number"),
-    "a recipe that is a list": (lambda state: state.update(recipe=[]), "no object"),
-    "a seed that no integer holds": (lambda state: state["recipe"]["train"].update(seed="x"), "not a sound"),
+    "a model of 800 GB": (lambda state: state["recipe"]["model"].update(HUGE), r"its recipe needs \[393216\]"),
+    "a step that no integer holds": (lambda state: state.update(step=1e999), "Infinity is not a number"),
+    "a step between two": (lambda state: state.update(step=7.5), "its step is not an integer"),
+    "a recipe that is a list": (lambda state: state.update(recipe=[]), "not an object"),
+    "a seed that no integer holds": (lambda state: state["recipe"]["train"].update(seed="x"), "not a valid"),
     "a tokeniser that is none": (lambda state: state["recipe"]["data"].update(tokenizer=[1]), "tokeni[sz]er"),
 }
 

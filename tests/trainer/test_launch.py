@@ -252,7 +252,7 @@ def test_restarted_processes_still_save_at_sigterm(tmp_path: Path, data: Path) -
     [
         ("this one", [8, 8], 2, "memory ran out again with the smaller micro-batch"),
         ("an earlier one", [8], 1, "memory ran out again with the smaller micro-batch"),
-        ("this one", [8, 4, 2], 3, "memory ran out 3 times; go on with less: --set train.micro_batch=2"),
+        ("this one", [8, 4, 2], 3, "memory ran out 3 times; continue with less: --set train.micro_batch=2"),
     ],
 )
 def test_it_restarts_only_for_less_and_twice_at_most(

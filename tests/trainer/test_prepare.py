@@ -64,9 +64,9 @@ def test_its_folder_is_opened_and_holds_the_whole_text(
 @pytest.mark.parametrize(
     ("content", "tokenizer", "says"),
     [
-        (b"two\n<|endoftext|>texts\n", "bpe", "bpe is prepared by gpurun"),
+        (b"two\n<|endoftext|>texts\n", "bpe", "bpe needs gpurun data prepare"),
         (b"caf\xe9 and more", "char", "'utf-8' codec"),
-        (b"", "char", "too short to hold a part of it out"),
+        (b"", "char", "too short to hold out a part"),
         (b"a", "char", "too short"),
     ],
 )

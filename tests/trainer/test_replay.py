@@ -61,9 +61,9 @@ def test_nothing_of_the_run_is_changed(out: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     ("lie", "says"),
     [
-        ({"step": 10}, "does not say that it is of"),
+        ({"step": 10}, "is not of that step"),
         ({"data": {"tokenizer": "0" * 64}}, "other values of data.json"),
-        ({"recipe": {}}, "its recipe is none"),
+        ({"recipe": {}}, "its recipe is invalid"),
         ({"recent": "nothing"}, "does not fit the trainer's state"),
     ],
 )

@@ -114,8 +114,9 @@ def test_a_checkpoint_translates_a_sentence_of_the_users(
     assert (told["step"], told["beams"], told["tokens"] <= 5) == (6, 3, True)
     assert ask("abcdefgh", "--beams=1", "--tokens=9")[1]["tokens"] <= 9
     assert ask("ab7")[1] == 'refused: the character "7" (U+0037) is not in the vocabulary'
-    assert ask("abc", "--temperature=0")[1].startswith("refused: --temperature is not for this model: it translates")
-    assert ask("a" * 23)[1] == "refused: the prompt takes 25 positions with its start and end, the model has 24"
+    refusal = ask("abc", "--temperature=0")[1]
+    assert refusal.startswith("refused: --temperature does not apply to this model, which translates")
+    assert ask("a" * 23)[1] == "refused: the prompt needs 25 positions with its start and end, but the model has 24"
     assert ask("abc", "--beams=0")[0] == 2
     assert ask(" ")[1] == "refused: the prompt is empty; there is nothing to translate"
 

@@ -126,7 +126,7 @@ def test_a_bad_signature_and_an_unknown_key_are_two_errors(session: Session) -> 
     ("cap", "says"),
     [
         (COST, "cap $2.37, used 100 %"),
-        (COST - 1, "cap $2.37, kept or not is unknown"),
+        (COST - 1, "cap $2.37, unknown whether kept"),
         (2_000_000, "cap $2.00 NOT KEPT, $0.37 over it"),
     ],
 )
@@ -193,7 +193,7 @@ def test_the_next_step_of_a_lost_run_uses_what_is_whole_at_home(
     told["training"] |= {"outcome": outcome, "exit_code": exit_code}
     told["checkpoint"] |= {"latest": 60, "files": [{"name": kind, "kind": kind, "step": 40} for kind in home]}
     asks = next_command(told, session.home.run(told["run"]))
-    assert asks.startswith(f"gpurun train --from {told['run']}   # goes on after step 40") is goes_on
+    assert asks.startswith(f"gpurun train --from {told['run']}   # continues after step 40") is goes_on
 
 
 def test_every_digest_of_the_markdown_is_whole_somewhere(session: Session) -> None:

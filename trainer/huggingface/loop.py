@@ -1,4 +1,4 @@
-"""The steps that train.py takes where `train.loop` is "huggingface"."""
+"""The steps that train.py takes if `train.loop` is "huggingface"."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LEAST_TRANSFORMERS = (5, 6)
 
 
 def steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, None]:
-    """Take a step whenever the next one is asked for, until all are taken.
+    """Take a step whenever the next one is requested, until all are taken.
 
-    Refused where this loop cannot do what is asked.
+    Refused if this loop does not support the settings.
     """
     _check(setup)
     try:
-        import accelerate  # noqa: F401  their Trainer asks for it late, in a sentence of its own
+        import accelerate  # noqa: F401  otherwise their Trainer requires it later, with its own message
         import transformers
 
         if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < LEAST_TRANSFORMERS:
             least = f"transformers {'.'.join(map(str, LEAST_TRANSFORMERS))} or newer"
-            raise Refused(f'train.loop is "huggingface", which needs {least}; here is {transformers.__version__}')
+            raise Refused(f'train.loop is "huggingface", which needs {least}; installed is {transformers.__version__}')
         from trainer.huggingface.stock import stock_steps
     except ImportError as error:
         need = "which needs transformers and accelerate"
@@ -37,9 +37,9 @@ def steps(setup: Setup, state: State, io: RunIO) -> Generator[StepResult, None, 
 
 
 def _check(setup: Setup) -> None:
-    """Refuse what only the machine shows; the rest has been refused with the recipe."""
+    """Refuse what only this machine reveals; everything else has been refused with the recipe."""
     if setup.processes.several:
-        here = f"here are {setup.processes.count} processes"
+        here = f"this run has {setup.processes.count} processes"
         raise Refused(f'train.loop is "huggingface", which trains in one process; {here}')
     if setup.device.precision == "fp16":
         fp16 = f'train.precision "{setup.recipe.train.precision}" is fp16 on {setup.device.cuda_name or "a CPU"}'

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with a recipe's settings; what they have no setting for is overridden where it is used."""
+"""The Hugging Face Trainer with a recipe's settings; where it has no setting, a method is overridden."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["stock_steps"]
 
 
 def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator[StepResult, None, None]:
-    """Take the steps that are left by their Trainer, one whenever the next is asked for; what it writes is scratch.
+    """Take the remaining steps with their Trainer, one whenever the next is requested; the files it writes are scratch.
 
-    Their loop calls us, and not we it: so it runs in a thread, which waits until each step has been dealt with.
+    Their loop calls us, not the reverse: so it runs in a thread, which waits until each step has been handled.
     """
     transformers.utils.logging.set_verbosity_error()
     io.reporter.say(f"loop: the Hugging Face Trainer, transformers {transformers.__version__}")
@@ -36,7 +36,7 @@ def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator
         try:
             trainer.train()
             trainer.taken.put(None)
-        except BaseException as error:  # noqa: BLE001  handed over to the loop, which raises it
+        except BaseException as error:  # noqa: BLE001  passed to the loop, which raises it
             trainer.taken.put(error)
 
     thread = threading.Thread(target=work, name="huggingface", daemon=True)
@@ -53,7 +53,7 @@ def stock_steps(setup: Setup, state: State, io: RunIO, folder: str) -> Generator
 
 
 def _arguments(setup: Setup, state: State, folder: str) -> transformers.TrainingArguments:
-    """Return their settings for the recipe's."""
+    """Return their settings that correspond to the recipe's."""
     optim, train, cuda = setup.recipe.optim, setup.recipe.train, setup.device.is_cuda
     arguments = transformers.TrainingArguments(
         output_dir=folder, max_steps=train.steps - state.step,
@@ -64,19 +64,19 @@ def _arguments(setup: Setup, state: State, folder: str) -> transformers.Training
         logging_steps=1, logging_nan_inf_filter=False, report_to="none", save_strategy="no", disable_tqdm=True,
         remove_unused_columns=False, dataloader_pin_memory=cuda, seed=train.seed % 2**32,
     )  # fmt: skip
-    # One process trains on its one card: of every card it sees their Trainer would make a replica, each with a batch.
+    # One process trains on its one GPU: otherwise their Trainer would replicate over every visible GPU.
     arguments._n_gpu = 1
     return arguments
 
 
 def _dividing(plan: BatchPlan) -> BatchPlan | None:
-    """Return the next smaller plan whose portions divide those of now, which their loader goes on giving."""
+    """Return the next smaller plan whose portions divide the current ones, which their loader keeps giving."""
     part = smaller(BatchPlan(plan.sequences, plan.micro_batch, 1))
     return part and BatchPlan(plan.sequences, part.micro_batch, part.accumulation * plan.accumulation)
 
 
 class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """The samples that are left, in the order in which the other loop takes them."""
+    """The remaining samples, in the order in which the other loop takes them."""
 
     def __init__(self, setup: Setup, state: State) -> None:
         self._samples, each = setup.task.train_samples, state.plan.sequences
@@ -87,19 +87,19 @@ class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         ids, targets = self._samples.read(self._first + index, 1)
-        # GPT-2 shifts labels itself, and would leave out the last target; shifted ones it takes as they are.
+        # GPT-2 shifts labels itself, and would leave out the last target; shifted labels are used unchanged.
         return {"input_ids": ids[0], "labels": ids[0], "shift_labels": targets[0]}
 
 
 class _Trainer(transformers.Trainer):
-    """Theirs, with our schedule, our seeds of the dropout masks, and a loss and a gradient that must be numbers."""
+    """Their Trainer, with our schedule, our seeds of the dropout masks, and checks for a finite loss and gradient."""
 
-    optimizer: torch.optim.Optimizer  # There before it is asked for, whatever their type says.
+    optimizer: torch.optim.Optimizer  # Always set before use, although their type allows None.
 
     def __init__(self, setup: Setup, state: State, io: RunIO, folder: str) -> None:
         self._setup, self._state, self._io = setup, state, io
         self._twin = Twin(setup.gpt)
-        # What their loop and ours hand to each other in turn: a step (None: the end), and whether to take another.
+        # What their loop and ours pass to each other in turn: a step (None: the end), and whether to take another.
         self.taken: queue.SimpleQueue[StepResult | BaseException | None] = queue.SimpleQueue()
         self.is_next_wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._first = state.step
@@ -112,7 +112,7 @@ class _Trainer(transformers.Trainer):
         self.remove_callback(transformers.trainer_callback.PrinterCallback)
 
     def create_optimizer(self, *given: Any) -> torch.optim.Optimizer:
-        """Make theirs, and let it go on from what the run was restored to."""
+        """Make theirs, with the state that the run was restored to."""
         optimizer = super().create_optimizer(*given)
         self._twin.give_state(self._setup.optimizer, optimizer)
         return optimizer
@@ -127,7 +127,7 @@ class _Trainer(transformers.Trainer):
         return rates
 
     def training_step(self, model: nn.Module, inputs: Any, *given: Any) -> Tensor:
-        """Run one micro-step; where memory runs out, this step's are run again in smaller portions."""
+        """Run one micro-step; if memory runs out, repeat this step's with smaller portions."""
         self._inputs.append(inputs)
         waiting, loss = [inputs], None
         while waiting:
@@ -144,12 +144,12 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def _in_portions(self, model: nn.Module, inputs: Mapping[str, Tensor], *given: Any) -> Tensor | None:
-        """Add the gradient of one micro-step of theirs and return its loss; None if memory ran out."""
+        """Add the gradient of one of their micro-steps and return its loss; None if memory ran out."""
         step, plan, losses = self._state.step, self._state.plan, []
         rows = len(inputs["input_ids"])
         try:
             for first in range(0, rows, plan.micro_batch):
-                # Dropout's masks depend on the position alone, so that resuming is exact.
+                # The dropout masks depend only on the position, so that resuming is exact.
                 torch.manual_seed(position_seed(self._setup.recipe.train.seed, step, self._portion))
                 self._portion += 1
                 portion = {key: rows_of[first : first + plan.micro_batch] for key, rows_of in inputs.items()}
@@ -162,7 +162,7 @@ class _Trainer(transformers.Trainer):
         return loss
 
     def result(self, logs: Mapping[str, float], seconds: float) -> StepResult:
-        """Return the step that was taken; the run's own optimiser holds then what a checkpoint of now needs."""
+        """Return the step that was taken; the run's own optimiser then holds what a checkpoint needs."""
         self._twin.take_state(self._setup.optimizer, self.optimizer)
         lr = learning_rate(self._setup.recipe, self._state.step)
         figures = {"loss": float(logs["loss"]), "lr": lr, "grad_norm": float(logs["grad_norm"])}
@@ -170,20 +170,20 @@ class _Trainer(transformers.Trainer):
 
 
 class _Judge(transformers.TrainerCallback):
-    """Judges a step before the weights move, and hands it over once it has been taken."""
+    """Judges a step before the weights move, and passes it on once it has been taken."""
 
     def __init__(self, trainer: _Trainer, state: State) -> None:
         self._trainer, self._state = trainer, state
         self._began_s = time.perf_counter()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Raise NonFinite where the gradient, clipped already, is NaN or infinite."""
+        """Raise NonFinite if the gradient, after clipping, is NaN or infinite."""
         sums = [parameter.grad.sum() for parameter in given["model"].parameters() if parameter.grad is not None]
         if not math.isfinite(torch.stack(sums).sum().item()):
             raise NonFinite(f"step {self._state.step + 1} has no finite gradient; the weights did not move")
 
     def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Hand over the step: their log comes after every one, with its loss and the norm before clipping."""
+        """Pass on the step: their log event follows every step, with its loss and the norm before clipping."""
         logs: Mapping[str, float] = given["logs"]
         if "grad_norm" not in logs:
             return  # the summary at the end

@@ -1,4 +1,4 @@
-"""GPT2LMHeadModel in the memory of our GPT: two models, one set of weights."""
+"""GPT2LMHeadModel in the memory of our GPT: two models with one set of weights."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def _turned(name: str, tensor: Tensor) -> Tensor:
 
 
 def _without_padding(vocab_size: int, head: nn.Module, given: tuple[Tensor, ...], logits: Tensor) -> None:
-    """Take all probability from what only pads the vocabulary, in place: it is in no loss."""
+    """Set the probability of the vocabulary's padding to zero, in place: no loss includes it."""
     logits[..., vocab_size:] = -torch.inf
 
 
 class Twin:
-    """Their model, whose every weight is a view of ours; and what AdamW remembers of each, for either side."""
+    """Their model, whose every weight is a view of ours; and AdamW's state of each, for either side."""
 
     def __init__(self, ours: GPT) -> None:
         shape = ours.config
@@ -44,12 +44,12 @@ class Twin:
         assert not theirs, f"GPT2LMHeadModel has tensors that ours has not: {sorted(theirs)}"
 
     def give_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
-        """Let their optimiser go on from what ours was restored to; a fresh one remembers nothing."""
+        """Start their optimiser from the state that ours was restored to; a fresh one has no state."""
         for name, parameter, twin in self._pairs:
             if ours.state[parameter]:
                 theirs.state[twin] = {key: _turned(name, value) for key, value in ours.state[parameter].items()}
 
     def take_state(self, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
-        """Let our optimiser show what theirs remembers now, for a checkpoint."""
+        """Give our optimiser the current state of theirs, for a checkpoint."""
         for name, parameter, twin in self._pairs:
             ours.state[parameter] = {key: _turned(name, value) for key, value in theirs.state[twin].items()}

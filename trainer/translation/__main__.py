@@ -1,6 +1,6 @@
 """`python -m trainer.translation --out OUT --data DATA`: how well a run's newest checkpoint translates held-out text.
 
-One JSON line on stdout; exit 2 where the checkpoint or the data are refused, or sacrebleu is not installed.
+Prints one JSON line; exit code 2 if the checkpoint or the data are refused, or sacrebleu is not installed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["main", "measure"]
 def measure(
     out: Path, data_folder: Path, *, pairs: int = 0, beams: int | None = None, alpha: float | None = None
 ) -> dict[str, Any]:
-    """Return BLEU and the share of exact translations over `pairs` held-out pairs (0: all), and how they were taken.
+    """Return BLEU and the share of exact translations over `pairs` held-out pairs (0: all), and how they were computed.
 
-    Without `beams` and `alpha` the search is that of the recipe's samples.
+    Without `beams` and `alpha`, the search is that of the recipe's samples.
     """
     opened = open_run_checkpoint(out)
     try:
         recipe, step = parse_recipe(completed(opened.state["recipe"])), opened.state["step"]
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{opened.weights.name} has no sound state beside it: {error}") from error
+        raise Refused(f"{opened.weights.name} has no valid state beside it: {error}") from error
     data = open_data(data_folder, recipe.data.tokenizer, ())
     if opened.state["data"] != data.identity():
         raise Refused(f"the checkpoint of step {step} was trained on other data than that in {data_folder}")
@@ -58,12 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="a run's out folder, or one file of weights in it")
     parser.add_argument("--data", type=Path, required=True, help="the folder with the shards and data.json")
     parser.add_argument("--pairs", type=int, default=0, help="how many held-out pairs to translate (0: all)")
-    parser.add_argument("--beams", type=int, help="1 is greedy search; the recipe's number by default")
-    parser.add_argument("--length-penalty", type=float, help="the exponent of Wu et al. 2016; the recipe's by default")
+    parser.add_argument("--beams", type=int, help="1 is greedy search; default: the recipe's number")
+    parser.add_argument("--length-penalty", type=float, help="the exponent of Wu et al. 2016; default: the recipe's")
     given = parser.parse_args(argv)
     try:
         if (given.beams is not None and given.beams < 1) or given.pairs < 0:
-            raise Refused(f"--beams {given.beams} and --pairs {given.pairs}: at least 1 and 0 are needed")
+            raise Refused(f"--beams {given.beams} and --pairs {given.pairs}: they must be at least 1 and 0")
         found = measure(given.out, given.data, pairs=given.pairs, beams=given.beams, alpha=given.length_penalty)
     except Refused as refused:
         print(str(refused), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Sentence pairs as tensors, and the two masks that say what may be attended to."""
+"""Sentence pairs as tensors, and the two attention masks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SpecialTokens:
 
 
 def source_mask(source: Tensor, pad_id: int) -> Tensor:
-    """Return (batch, 1, 1, source) bool: true where a token is real, and so may be attended to."""
+    """Return (batch, 1, 1, source) bool: true where a token is real and may be attended to."""
     return (source != pad_id)[:, None, None, :]
 
 
@@ -35,7 +35,7 @@ def target_mask(target: Tensor, pad_id: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """What teacher forcing needs: the decoder reads `target` and is to say `labels`, one place ahead of it."""
+    """The tensors for teacher forcing: the decoder reads `target` and must predict `labels`, one place ahead of it."""
 
     source: Tensor
     """(batch, source) int64: start, the source's tokens, end, padding."""
@@ -47,17 +47,17 @@ class Batch:
 
     @property
     def source_mask(self) -> Tensor:
-        """What may be attended to in the source."""
+        """Return the mask of the source."""
         return source_mask(self.source, self.pad_id)
 
     @property
     def target_mask(self) -> Tensor:
-        """What may be attended to in the target."""
+        """Return the mask of the target."""
         return target_mask(self.target, self.pad_id)
 
     @property
     def tokens(self) -> int:
-        """How many labels are real: what a loss is divided by."""
+        """Return the number of real labels, by which a loss is divided."""
         return int((self.labels != self.pad_id).sum())
 
 
@@ -73,9 +73,9 @@ def _padded(rows: Sequence[np.ndarray], pad_id: int, multiple: int) -> Tensor:
 def collate(
     sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], special: SpecialTokens, multiple: int = 1
 ) -> Batch:
-    """Return the batch of some pairs: a source is start … end, a target is … end, and neither is padded.
+    """Return the batch of some pairs, each given without padding: a source as start … end, a target as … end.
 
-    Widths are multiples of `multiple`: a compiled model then meets few shapes.
+    Widths are multiples of `multiple`, so that a compiled model meets few shapes.
     """
     shifted = [np.concatenate(([special.start_id], target[:-1])) for target in targets]
     pad_id = special.pad_id

@@ -1,4 +1,4 @@
-"""BLEU by sacrebleu, so that the figure can be compared with those of others."""
+"""BLEU by sacrebleu, so that the figure is comparable with published ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Bleu", "corpus_bleu"]
 
 @dataclass(frozen=True)
 class Bleu:
-    """A corpus' BLEU, 0 to 100, and sacrebleu's signature, which says how it was taken."""
+    """A corpus's BLEU, 0 to 100, and sacrebleu's signature, which records how it was computed."""
 
     score: float
     signature: str
 
 
 def corpus_bleu(translations: Sequence[str], references: Sequence[str]) -> Bleu:
-    """Score translations, each against its one reference; Refused where sacrebleu is not installed."""
+    """Score translations, each against its one reference; Refused if sacrebleu is not installed."""
     try:
         from sacrebleu import BLEU
     except ImportError:

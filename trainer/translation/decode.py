@@ -16,30 +16,30 @@ __all__ = ["Hypothesis", "beam_search", "greedy_search", "length_penalty"]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation: its ids (with the end, if it came to one) and its log-probability in nats."""
+    """One translation: its ids (including the end, if it was reached) and its log-probability in nats."""
 
     ids: tuple[int, ...]
     log_probability: float
 
     def score(self, alpha: float) -> float:
-        """What searches compare: the log-probability over the length penalty."""
+        """Return the score that searches compare: the log-probability divided by the length penalty."""
         return self.log_probability / float(length_penalty(torch.tensor(float(len(self.ids))), alpha))
 
 
 def length_penalty(length: Tensor, alpha: float) -> Tensor:
-    """Return ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14): above 0 it makes up for what length costs."""
+    """Return ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14): above 0 it compensates for length."""
     return ((5.0 + length) / 6.0) ** alpha
 
 
 class _Reader:
-    """What a search asks of the model: the log-probabilities of the next token, given some encoded sources."""
+    """The model as a search uses it: the log-probabilities of the next token, given some encoded sources."""
 
     def __init__(self, model: Translator, source: Tensor, special: SpecialTokens, copies: int) -> None:
         self._model, self.vocab = model, model.vocab_size
         self.device = source.device
         self._memory = model.encode(source).repeat_interleave(copies, dim=0)
         self._mask = source_mask(source, special.pad_id).repeat_interleave(copies, dim=0)
-        # Padding and start are never said.
+        # Padding and start are never generated.
         self._banned = torch.zeros(self.vocab, dtype=torch.bool, device=source.device)
         self._banned[[special.pad_id, special.start_id]] = True
 
@@ -67,10 +67,10 @@ def greedy_search(
     most: int | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> list[Hypothesis]:
-    """Translate each row of source ids (batch, source) by the likeliest next token, as long as the context has room.
+    """Translate each row of source ids (batch, source) by the likeliest next token, while the context has room.
 
-    A translation has at most `most` tokens, its end among them. The model must be in its evaluation mode. `stopping`
-    is asked before each token.
+    A translation has at most `most` tokens, including its end. The model must be in evaluation mode. `stopping`
+    is checked before each token.
     """
     rows = source.shape[0]
     read = _Reader(model, source, special, 1)
@@ -82,8 +82,8 @@ def greedy_search(
             break
         best = read(ids).max(dim=-1)
         total, lengths = total + torch.where(done, 0.0, best.values), lengths + ~done
-        said = torch.where(done, special.pad_id, best.indices)
-        ids, done = torch.cat([ids, said[:, None]], dim=1), done | (said == special.end_id)
+        chosen = torch.where(done, special.pad_id, best.indices)
+        ids, done = torch.cat([ids, chosen[:, None]], dim=1), done | (chosen == special.end_id)
     return [_hypothesis(*row) for row in zip(ids, total, lengths, strict=True)]
 
 
@@ -100,8 +100,8 @@ def beam_search(
 ) -> list[Hypothesis]:
     """Translate each row of source ids (batch, source), keeping the `beams` best hypotheses after every token.
 
-    Best is by `Hypothesis.score(alpha)`; a finished hypothesis keeps its place as long as it is among them. A beam may
-    lose on its way what greedy search finds, so that one is compared at the end: no result scores below it.
+    The best are chosen by `Hypothesis.score(alpha)`; a finished hypothesis keeps its place while it is among them. A
+    beam may lose what greedy search finds, so both are compared at the end: no result scores below greedy search's.
     """
     greedy = greedy_search(model, source, special, most=most, stopping=stopping)
     if beams == 1:
@@ -117,12 +117,12 @@ def _best_of_beams(
     """Return the best hypothesis of each row's beam."""
     vocab, device = read.vocab, read.device
     ids = torch.full((rows, beams, 1), special.start_id, dtype=torch.int64, device=device)
-    # All beams start alike: only the first of them counts until they differ.
+    # All beams start equal: only the first of them counts until they differ.
     total = torch.full((rows, beams), -torch.inf, device=device)
     total[:, 0] = 0.0
     lengths = torch.zeros(rows, beams, device=device)
     done = torch.zeros(rows, beams, dtype=torch.bool, device=device)
-    # What is finished goes on as itself, in one candidate that costs nothing.
+    # A finished hypothesis continues as itself, as one candidate without cost.
     itself = torch.full((vocab,), -torch.inf, device=device)
     itself[special.pad_id] = 0.0
     for _ in range(limit):
@@ -133,9 +133,9 @@ def _best_of_beams(
         grown = lengths + ~done
         scores = candidates / length_penalty(grown, alpha)[..., None]
         best = scores.flatten(1).topk(beams).indices
-        origin, said = best // vocab, best % vocab
+        origin, chosen = best // vocab, best % vocab
         total = candidates.flatten(1).gather(1, best)
-        lengths, done = grown.gather(1, origin), done.gather(1, origin) | (said == special.end_id)
-        ids = torch.cat([ids.gather(1, origin[..., None].expand_as(ids)), said[..., None]], dim=2)
+        lengths, done = grown.gather(1, origin), done.gather(1, origin) | (chosen == special.end_id)
+        ids = torch.cat([ids.gather(1, origin[..., None].expand_as(ids)), chosen[..., None]], dim=2)
     # The beam is sorted: its first is its best.
     return [_hypothesis(*row) for row in zip(ids[:, 0], total[:, 0], lengths[:, 0], strict=True)]

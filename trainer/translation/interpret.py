@@ -1,4 +1,4 @@
-"""What turns token ids into a translation's, and those into text: all that a trained model needs beside itself."""
+"""Turns token ids into translations and those into text: everything that a trained model needs besides itself."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainer.translation.model import Translator
 __all__ = ["UNKNOWN", "Interpreter"]
 
 UNKNOWN = {"word-pairs": b"<unk>", "char-pairs": "\ufffd".encode()}
-"""The token of each tokeniser that stands for all that its vocabulary has not."""
+"""The token of each tokeniser that stands for everything outside its vocabulary."""
 _UNSAID = {"word-pairs": " \u2047".encode(), "char-pairs": "\u2047".encode()}
-"""What stands for it in a reference, as one word or sign."""
+"""Its replacement in a reference, as one word or sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """The vocabulary of both languages, and which of its tokens say nothing."""
+    """The vocabulary of both languages, and which of its tokens have no text."""
 
     tokenizer: Tokenizer
     special: SpecialTokens
@@ -34,15 +34,15 @@ class Interpreter:
         return self.tokenizer.decode([i for i in ids if i not in silent]).strip()
 
     def reference(self, ids: Sequence[int]) -> str:
-        """Return the text of a reference's ids, to hold translations against.
+        """Return the text of a reference's ids, for comparison with translations.
 
-        What the vocabulary has not is lost from it, and is a sign there that no translation says: or one that says
-        "unknown" in its place would pass for right.
+        Text outside the vocabulary is lost from it, and becomes a sign that no translation contains: otherwise a
+        translation with "unknown" in its place would count as correct.
         """
         name, tokens = self.tokenizer.name, self.tokenizer.tokens
         silent, unknown = (self.special.pad_id, self.special.start_id, self.special.end_id), UNKNOWN.get(name)
-        said = [_UNSAID[name] if tokens[i] == unknown else tokens[i] for i in ids if i not in silent]
-        return b"".join(said).decode("utf-8", errors="replace").strip()
+        pieces = [_UNSAID[name] if tokens[i] == unknown else tokens[i] for i in ids if i not in silent]
+        return b"".join(pieces).decode("utf-8", errors="replace").strip()
 
     def translate(
         self,
@@ -54,9 +54,9 @@ class Interpreter:
         most: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> list[Hypothesis]:
-        """Translate sources, given as plain token ids, into at most `most` tokens (None: as the context has room).
+        """Translate sources, given as plain token ids, into at most `most` tokens (None: as the context allows).
 
-        One beam is greedy search. Leaves the model in its old mode.
+        One beam is greedy search. The model keeps its mode.
         """
         special = self.special
         rows = [np.array([special.start_id, *ids, special.end_id]) for ids in sources]

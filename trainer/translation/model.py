@@ -41,11 +41,11 @@ class Attention(nn.Module):
         )
 
     def _split(self, x: Tensor) -> Tensor:
-        """(batch, time, width) -> (batch, heads, time, width / heads)."""
+        """Reshape (batch, time, width) to (batch, heads, time, width / heads)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Let each position of x (batch, time, width) read those of memory (batch, keys, width) where mask is true.
+        """Let each position of x (batch, time, width) attend to memory (batch, keys, width) where the mask is true.
 
         `mask` is bool and broadcasts to (batch, heads, time, keys); every position has at least one true key.
         """
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two layers, four times as wide between."""
+    """Two layers with a hidden layer four times as wide."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform every position by itself."""
+        """Transform every position separately."""
         return self.narrow(self.dropout(self.wide(x).relu()))
 
 
@@ -96,7 +96,7 @@ class DecoderBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor, mask: Tensor) -> Tensor:
-        """Add to the stream of the target; `memory` is what the encoder made of the source."""
+        """Add to the stream of the target; `memory` is the encoder's output."""
         y = self.norm_1(x)
         x = x + self.dropout(self.attention(y, y, mask))
         x = x + self.dropout(self.source_attention(self.norm_2(x), memory, memory_mask))
@@ -104,7 +104,7 @@ class DecoderBlock(nn.Module):
 
 
 class Translator(nn.Module):
-    """The whole network: `config.layers` blocks on either side; `vocab_size` is the tokeniser's, as a GPT's is."""
+    """The whole network: `config.layers` blocks on each side; `vocab_size` is the tokeniser's, as for a GPT."""
 
     positions: Tensor
 
@@ -134,37 +134,37 @@ class Translator(nn.Module):
                 nn.init.zeros_(parameter)
 
     collective_methods = ("encode", "decode", "next_token_logits")
-    """What is called beside `forward`: under full sharding these fetch weights too."""
+    """The methods called besides `forward`: under full sharding these fetch weights too."""
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """All blocks: the parts that sharding deals in."""
+        """Return all blocks: the units of sharding."""
         return [*self.encoder, *self.decoder]
 
     def _embed(self, ids: Tensor) -> Tensor:
-        """Return token and position (batch, time, width), the token sqrt(width) times as large."""
+        """Return token plus position (batch, time, width), with the token scaled by sqrt(width)."""
         scaled = self.embedding(ids) * math.sqrt(self.config.width)
         return self.dropout(scaled + self.positions[: ids.shape[1]])
 
     def encode(self, source: Tensor) -> Tensor:
-        """Return what the decoder reads (batch, source, width) of source ids (batch, source)."""
+        """Return the decoder's memory (batch, source, width) for source ids (batch, source)."""
         x, mask = self._embed(source), source_mask(source, self.pad_id)
         for block in self.encoder:
             x = block(x, mask)
         return self.encoder_norm(x)
 
     def decode(self, target: Tensor, memory: Tensor, memory_mask: Tensor) -> Tensor:
-        """Return what the head reads (batch, target, width) for target ids, given the encoded source and its mask."""
+        """Return the head's input (batch, target, width) for target ids, given the encoded source and its mask."""
         x, mask = self._embed(target), target_mask(target, self.pad_id)
         for block in self.decoder:
             x = block(x, memory, memory_mask, mask)
         return self.decoder_norm(x)
 
     def forward(self, source: Tensor, target: Tensor, labels: Tensor, weight: Tensor | float = 1.0) -> Tensor:
-        """Return the mean cross-entropy (nats a real label, fp32) times `weight`; in training its labels are smoothed.
+        """Return the mean cross-entropy (nats per real label, fp32) times `weight`; in training, with label smoothing.
 
         Micro-batches have different numbers of real labels. With each one's share as its weight (PairSamples) the mean
-        over micro-batches is the mean over the labels of the whole batch, which is what one large batch would give.
+        over micro-batches is the mean over the labels of the whole batch, as one large batch would give.
         """
         hidden = self.decode(target, self.encode(source), source_mask(source, self.pad_id))
         loss = chunked_cross_entropy(
@@ -179,5 +179,5 @@ class Translator(nn.Module):
         return F.linear(hidden, self.embedding.weight)[:, : self.vocab_size].float()
 
     def flops_per_token(self) -> int | None:
-        """Return None: sentences differ in length, so that the positions of a step do not tell its work."""
+        """Return None: sentences differ in length, so the positions of a step do not determine its work."""
         return None

@@ -1,7 +1,7 @@
-"""Reads the shards of a parallel text, and says which pairs every step sees.
+"""Reads the shards of a parallel text, and chooses the pairs of every step.
 
-In the shards a pair is: start, source, end, target, end. There is no index: where pairs lie is found, and verified, in
-one pass over the tokens.
+In the shards a pair is: start, source, end, target, end. There is no index: the positions of pairs are found, and
+verified, in one pass over the tokens.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainer.translation.batch import Batch, SpecialTokens, collate
 __all__ = ["PairRow", "PairSamples", "read_special_tokens"]
 
 PAD_MULTIPLE = 8
-"""Batches are as wide as their longest sentence, rounded up to this: tensor cores like it, and shapes are few."""
+"""Batches are as wide as their longest sentence, rounded up to this: it suits tensor cores, and shapes are few."""
 
 
 def read_special_tokens(folder: Path, vocab_size: int) -> SpecialTokens:
-    """Return the special ids that data.json (readable JSON) names under "pairs"; refuse text without pairs."""
+    """Return the special ids that data.json (readable JSON) lists under "pairs"; refuse text without pairs."""
     record = json.loads((folder / "data.json").read_text(encoding="utf-8")).get("pairs")
     names = ("pad_id", "start_id", "end_id")
     if not isinstance(record, dict):
@@ -40,7 +40,7 @@ def read_special_tokens(folder: Path, vocab_size: int) -> SpecialTokens:
 
 
 def _positions(shards: Sequence[Shard], token: int) -> np.ndarray:
-    """Return where a token stands in a row of shards."""
+    """Return the positions of a token in a row of shards."""
     found, before = [], 0
     for shard in shards:
         found.append(np.flatnonzero(shard.mapped() == token) + before)
@@ -71,7 +71,7 @@ class PairRow:
             longest = int(lengths.argmax())
             if lengths[longest] > context:
                 raise Refused(
-                    f"the {side} of pair {longest} of the {name} shards takes {lengths[longest]} positions, "
+                    f"the {side} of pair {longest} of the {name} shards needs {lengths[longest]} positions, "
                     f"more than model.context {context}"
                 )
 
@@ -95,12 +95,12 @@ class PairRow:
 class PairSamples(Samples):
     """The pairs of a split in an order that the seed decides: sample i of the run is pair p[i % pairs], as in Samples.
 
-    The `sequences` samples of one step are sorted by length before they are cut into micro-batches, so that little is
-    padding. A step has the same pairs, in the same order, whatever its micro-batch and the number of processes.
+    The `sequences` samples of one step are sorted by length before they are divided into micro-batches, to keep padding
+    small. A step has the same pairs, in the same order, whatever its micro-batch and the number of processes.
     """
 
     def __init__(self, row: PairRow, sequences: int, seed: int) -> None:
-        # Not Samples' own: its windows are cut from a row of tokens.
+        # Not Samples' own constructor: its windows are cut from a row of tokens.
         self._pairs, self._sequences, self._seed = row, sequences, seed
         self.windows = len(row)
         self._is_permuted = True
@@ -108,7 +108,7 @@ class PairSamples(Samples):
         self._step, self._of_step = -1, np.empty(0, dtype=np.int64)
 
     def pair(self, sample: int) -> int:
-        """Return which pair a sample of the run is."""
+        """Return the pair of a sample of the run."""
         return self._window(sample)
 
     def step_pairs(self, step: int) -> np.ndarray:
@@ -121,7 +121,7 @@ class PairSamples(Samples):
         return self._of_step
 
     def step_tokens(self, step: int) -> int:
-        """Return how many real labels a step has, over all processes; each knows it without asking the others."""
+        """Return the number of real labels in a step, over all processes; each computes it without communication."""
         return int(self._pairs.target_lengths[self.step_pairs(step)].sum())
 
     def read(self, first: int, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""What a training loop asks of translation: the data, the model, and translations of prompts and of the held-out text.
+"""What a training loop needs for translation: the data, the model, and translations of prompts and held-out text.
 
-The loop itself is that of trainer/train.py: `train_samples` and `val_samples` are read as there, and what they give is
-what `model` takes. All of it is a function of the recipe, the data folder and the position alone.
+The loop itself is that of trainer/train.py: it reads `train_samples` and `val_samples` as there, and passes them to
+`model`. Everything is a function of the recipe, the data folder and the position alone.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class TranslationTask(Interpreter):
     """A parallel text that has been opened and checked for a recipe."""
 
     items: ClassVar[tuple[Item, ...]] = ()
-    """A translator answers none of HellaSwag's."""
+    """Always empty: HellaSwag is not for translators."""
     data: TokenData
     train: PairRow
     val: PairRow
     train_samples: PairSamples
     val_samples: PairSamples
     eval_windows: int
-    """How many held-out pairs an evaluation looks at: `val_samples` has them all in its step 0."""
+    """How many held-out pairs an evaluation uses: `val_samples` has them all in its step 0."""
 
     @classmethod
     def open(
         cls, recipe: Recipe, folder: Path, data: TokenData, sequences: int, processes: Processes
     ) -> TranslationTask:
-        """Open the pairs of a data folder for steps of `sequences` pairs; Refused where they do not fit the recipe."""
+        """Open the pairs of a data folder for steps of `sequences` pairs; Refused if they do not fit the recipe."""
         special, context = read_special_tokens(folder, data.tokenizer.vocab_size), recipe.model.context
         train = PairRow(data.train, special, context, "train", processes.local_count)
         val = PairRow(data.val, special, context, "val", processes.local_count)
         eval_windows = min(len(val), max(1, recipe.eval.tokens // context))
         for prompt in data.prompts:
             if len(prompt.ids) + 2 > context:
-                raise Refused(f'the prompt "{prompt.text[:40]}" takes more than model.context {context} positions')
+                raise Refused(f'the prompt "{prompt.text[:40]}" needs more than model.context {context} positions')
         return cls(
             data=data, tokenizer=data.tokenizer, special=special, train=train, val=val, eval_windows=eval_windows,
             train_samples=PairSamples(train, sequences, recipe.train.seed),
@@ -62,7 +62,7 @@ class TranslationTask(Interpreter):
 
     @property
     def eval_tokens(self) -> int:
-        """How many real labels an evaluation looks at."""
+        """Return how many real labels an evaluation uses."""
         return self.val_samples.step_tokens(0)
 
     def build_model(self, recipe: Recipe) -> Translator:
@@ -72,7 +72,7 @@ class TranslationTask(Interpreter):
         return Translator(recipe.model, vocab_size, pad_id=self.special.pad_id, label_smoothing=smoothing)
 
     def bytes_of_ids(self) -> None:
-        """Return None: bits a byte are of a text, and here are two."""
+        """Return None: bits per byte are for one text, and here are two."""
 
     def answers(
         self, model: nn.Module, prompts: Sequence[Prompt], sample: SampleConfig, seeds: Sequence[int],
@@ -82,11 +82,11 @@ class TranslationTask(Interpreter):
         assert isinstance(model, Translator)
         ids, settings = [prompt.ids for prompt in prompts], {"beams": sample.beams, "most": sample.tokens}
         found = self.translate(model, ids, alpha=sample.length_penalty, stopping=stopping, **settings)
-        return [self.text(one.ids) for one in found]
+        return [self.text(hypothesis.ids) for hypothesis in found]
 
     @staticmethod
     def landmarks(model: nn.Module) -> dict[str, Callable[..., Any]]:
-        """Return the functions that `source_map` names of this kind of model."""
+        """Return the functions of this kind of model that `source_map` lists."""
         return {"embedding": Translator._embed, "attention": Attention.forward, "generation": beam_search}
 
     def translate_held_out(
@@ -98,5 +98,5 @@ class TranslationTask(Interpreter):
         for start in range(0, len(chosen), at_once):
             sources = [self.val.source(pair)[1:-1].tolist() for pair in chosen[start : start + at_once]]
             found = self.translate(model, sources, beams=beams, alpha=alpha)
-            translations += [self.text(one.ids) for one in found]
+            translations += [self.text(hypothesis.ids) for hypothesis in found]
         return translations, [self.reference(self.val.target(pair).tolist()) for pair in chosen]

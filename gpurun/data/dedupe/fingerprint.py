@@ -1,6 +1,6 @@
-"""What is compared of a document: its address, its text to the letter, and the words that it shares with others.
+"""What is compared of a document: its address, its exact text, and the words that it shares with others.
 
-Addresses and texts are compared by 64 bits of their sha256: among 100 million documents a false match has a chance of
+Addresses and texts are compared by 64 bits of their sha256: among 100 million documents the chance of a false match is
 1 in 3,700. Near duplicates are found by datasketch's MinHash over all runs of five words.
 """
 
@@ -23,14 +23,14 @@ from gpurun.data.split import hash_text
 __all__ = ["NO_KEY", "PERMUTATIONS", "band_keys", "normalised_url", "signature", "similarity", "text_key", "url_key"]
 
 NO_KEY = 0
-"""Of a document without an address, without a letter, or without a word: it is nobody's duplicate."""
+"""The key of a document without an address, a letter or a word: it is never a duplicate."""
 PERMUTATIONS = 128
 RUN_WORDS = 5
 _BATCH = 4096
 """Runs of words hashed at once: 2 MB of hash values."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
-# Chinese and Japanese have no spaces between words, and Korean's words bend: there a word is a character.
+# Chinese and Japanese have no spaces between words, and Korean words are inflected: each character counts as a word.
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\W{_UNSPACED}]+")
 _TRACKING = re.compile(r"utm_.*|fbclid|gclid|msclkid|mc_[ce]id", re.IGNORECASE)
@@ -39,13 +39,13 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def normalised_url(url: str) -> str:
-    """An address without what does not change the page: scheme, www, standard port, fragment, tracking, last slash."""
+    """Return an address without scheme, www, default port, fragment, tracking and last slash: none changes the page."""
     url = url.strip()
     try:
         parts = urlsplit(url if _SCHEME.match(url) else f"//{url}")
         host, port = (parts.hostname or "").removeprefix("www."), parts.port
     except ValueError:
-        return url  # No address that can be taken apart: equal only to itself.
+        return url  # Not a parsable address: equal only to itself.
     port_text = "" if port in (None, _PORTS.get(parts.scheme or "http")) else f":{port}"
     path = quote(parts.path, safe="%/:@!$&'()*+,;=~").rstrip("/")
     pairs = (pair for pair in parse_qsl(parts.query, keep_blank_values=True) if not _TRACKING.fullmatch(pair[0]))
@@ -54,20 +54,20 @@ def normalised_url(url: str) -> str:
 
 
 def url_key(url: str) -> int:
-    """64 bits that name an address; NO_KEY where there is none."""
+    """Return 64 bits that identify an address; NO_KEY if there is none."""
     address = normalised_url(url)
     return int.from_bytes(hashlib.sha256(_bytes(address)).digest()[:8], "little") or 1 if address else NO_KEY
 
 
 def text_key(text: str) -> int:
-    """64 bits that name a text up to its white space and the spelling of its accents; NO_KEY where there is nothing."""
+    """Return 64 bits that identify a text, ignoring white space and the encoding of accents; NO_KEY if it is empty."""
     return NO_KEY if text.isspace() or not text else hash_text(text) or 1
 
 
 def signature(text: str) -> np.ndarray:
-    """The MinHash signature of the text's runs of five words, case ignored: PERMUTATIONS uint32.
+    """Return the MinHash signature of the text's runs of five words, ignoring case: PERMUTATIONS uint32.
 
-    A text of fewer words is one run; the signature of one without any word is that of the empty set.
+    A text with fewer words is one run; a text without words has the signature of the empty set.
     """
     minhash, before = _empty_minhash().copy(), list[str]()
     for piece in tokenizers.cut_for_encoding(text):
@@ -82,14 +82,14 @@ def signature(text: str) -> np.ndarray:
 
 
 def similarity(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The Jaccard similarities that rows of signatures tell: the shares of equal hash values (n,)."""
+    """Return the Jaccard similarities of rows of signatures: the shares of equal hash values (n,)."""
     return np.asarray((left == right).mean(axis=1))
 
 
 def band_keys(signatures: np.ndarray, bands: int, rows: int) -> np.ndarray:
-    """The keys of each band of `rows` hash values, uint64 (bands, documents); NO_KEY for signatures of nothing.
+    """Return the keys of each band of `rows` hash values, uint64 (bands, documents); NO_KEY for empty signatures.
 
-    Documents whose keys are equal in one band are candidates; unequal bands share a key once in 2^64.
+    Documents with equal keys in one band are candidates; unequal bands share a key once in 2^64.
     """
     keys = np.zeros((bands, len(signatures)), dtype=np.uint64)
     split = signatures[:, : bands * rows].reshape(len(signatures), bands, rows)
@@ -106,7 +106,7 @@ def _bytes(text: str) -> bytes:
 
 @cache
 def _empty_minhash() -> Any:
-    """datasketch's MinHash with nothing in it; its permutations are drawn from a fixed seed."""
+    """Return datasketch's MinHash of the empty set; its permutations are drawn from a fixed seed."""
     return _datasketch().MinHash(num_perm=PERMUTATIONS, seed=1, scheme="affine32")
 
 

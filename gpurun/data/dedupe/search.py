@@ -1,8 +1,8 @@
-"""Which documents repeat an earlier one: by address, then by text, then by resemblance, each among those still left.
+"""Which documents repeat an earlier one: first by address, then by text, then by similarity, among those still left.
 
-Of every band one column of keys is sorted at a time, a part of the key space after the other, so that memory depends
-on the number of documents only by NUMBER_BYTES each. Equal keys are candidates; whether they resemble each other is
-told by their whole signatures.
+The keys of one band are sorted at a time, one part of the key space after another, so that memory grows with the
+number of documents only by NUMBER_BYTES each. Documents with equal keys are candidates; their full signatures decide
+whether they are similar.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["FoundDuplicates", "search"]
 NUMBER_BYTES = 4
 _NONE = np.uint32(0xFFFFFFFF)
 _KEYS_AT_ONCE = 2_000_000
-"""About 80 MB with their numbers, order and sorted copies."""
+"""About 80 MB with the numbers, the order and the sorted copies."""
 _PAIRS_AT_ONCE = 16_384
 """17 MB of signatures."""
 _MOST_LEADERS = 64
-"""A group of equal keys is compared with so many of its documents, first to last; each band groups again."""
+"""How many documents of a group with equal keys are compared, first to last; each band forms new groups."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class FoundDuplicates:
-    """For each task the ordinals of its documents that go (ascending uint32), and how many went for which kind."""
+    """For each task the ordinals of its dropped documents (ascending uint32), and how many were dropped by kind."""
 
     ordinals: tuple[np.ndarray, ...]
     documents: int
@@ -40,9 +40,9 @@ class FoundDuplicates:
 
 
 def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: None) -> FoundDuplicates:
-    """Find every document that repeats one before it, in the order of tasks and of the documents in them.
+    """Find every document that repeats an earlier one, in the order of tasks and of documents within a task.
 
-    The first one stays. A near duplicate resembles one that stays, by at least the threshold.
+    The first one stays. A near duplicate is similar, by at least the threshold, to a document that stays.
     """
     corpus = _Corpus(files, dedupe)
     counts = dict.fromkeys((kind for kind in KINDS if kind in dedupe.kinds), 0)
@@ -54,14 +54,14 @@ def search(files: Sequence[SignatureFile], dedupe: Dedupe, say: Say = lambda _: 
             else:
                 corpus.note(documents, _firsts(documents, groups))
         counts[kind] += corpus.gone() - went
-        say(f"duplicates: {kind}, column {number + 1} of {len(dedupe.columns)}, {corpus.gone():,} documents go")
+        say(f"duplicates: {kind}, column {number + 1} of {len(dedupe.columns)}, {corpus.gone():,} documents dropped")
     if "near" in counts:
         counts["near"] -= corpus.settle()
     return FoundDuplicates(corpus.ordinals(), corpus.documents, counts)
 
 
 class _Corpus:
-    """All documents by one running number, and for which earlier one each goes."""
+    """All documents by a running number, and the earlier document for which each is dropped."""
 
     def __init__(self, files: Sequence[SignatureFile], dedupe: Dedupe) -> None:
         self._files, self._threshold = files, dedupe.threshold
@@ -70,23 +70,23 @@ class _Corpus:
         if self.documents >= int(_NONE):
             raise UsageError(
                 "dedupe.too_many",
-                f"{self.documents:,} documents are more than the {int(_NONE) - 1:,} that are compared at once.",
+                f"{self.documents:,} documents are more than the limit of {int(_NONE) - 1:,} for one search.",
                 hint="Divide the corpus, or deduplicate it on a cluster (docs/DATA.md).",
             )
         self._instead = np.full(self.documents, _NONE, dtype=np.uint32)
         self._compared: list[np.ndarray] = []
 
     def gone(self) -> int:
-        """How many documents go so far."""
+        """Return how many documents are dropped so far."""
         return int(np.count_nonzero(self._instead != _NONE))
 
     def note(self, documents: np.ndarray, instead: np.ndarray) -> None:
-        """Documents go, and an earlier one stays instead; nothing goes for itself."""
+        """Drop documents, each for an earlier one that stays; a document is never dropped for itself."""
         repeats = documents != instead
         self._instead[documents[repeats]] = instead[repeats]
 
     def equal_keys(self, column: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Documents that are left and share a key with another one, in groups: (their numbers, group of each).
+        """Yield the remaining documents that share a key with another one, in groups: (their numbers, group of each).
 
         Numbers ascend within a group, and groups are numbered from 0 without a gap.
         """
@@ -103,19 +103,19 @@ class _Corpus:
                 yield numbers[~alone], np.cumsum(begins[~alone]) - 1
 
     def _part(self, column: int, part: np.uint64, parts: np.uint64) -> tuple[np.ndarray, np.ndarray]:
-        """The keys of one part of the key space, and whose they are, of documents that are left."""
+        """Return the keys of one part of the key space, and their documents, for documents that remain."""
         keys, numbers = [np.empty(0, np.uint64)], [np.empty(0, np.uint32)]
         for file, start in zip(self._files, self._starts, strict=False):
             for block in file.column(column):
                 places = np.arange(start, start + len(block), dtype=np.uint32)
-                wanted = (block != NO_KEY) & (block % parts == part) & (self._instead[places] == _NONE)
-                keys.append(block[wanted])
-                numbers.append(places[wanted])
+                is_in_part = (block != NO_KEY) & (block % parts == part) & (self._instead[places] == _NONE)
+                keys.append(block[is_in_part])
+                numbers.append(places[is_in_part])
                 start += len(block)
         return np.concatenate(keys), np.concatenate(numbers)
 
     def compare(self, documents: np.ndarray, groups: np.ndarray) -> None:
-        """In every group, documents go that resemble its first; the others are compared with the first of those."""
+        """In each group, drop the documents similar to the first; compare the others with the first of the others."""
         for _ in range(_MOST_LEADERS):
             leaders = _firsts(documents, groups)
             others = np.flatnonzero(documents != leaders)
@@ -135,22 +135,22 @@ class _Corpus:
         return np.concatenate(found)
 
     def _signatures(self, numbers: np.ndarray) -> np.ndarray:
-        """The signatures of some documents; each file is opened once, and no document is read twice."""
-        wanted, places = np.unique(numbers, return_inverse=True)
-        bounds = np.searchsorted(wanted, self._starts)
+        """Return the signatures of some documents; each file is opened once, and no document is read twice."""
+        ordered, places = np.unique(numbers, return_inverse=True)
+        bounds = np.searchsorted(ordered, self._starts)
         rows = [
-            file.signatures(wanted[low:high] - start)
+            file.signatures(ordered[low:high] - start)
             for file, start, low, high in zip(self._files, self._starts, bounds, bounds[1:], strict=False)
             if low < high
         ]
         return np.concatenate(rows)[places]
 
     def settle(self) -> int:
-        """Return how many documents come back: those whose likeness went itself for one that they do not resemble."""
+        """Restore documents whose match was dropped in favour of one that they do not resemble; return how many."""
         back = 0
         compared = np.concatenate([np.empty(0, dtype=np.uint32), *self._compared])
         chained = compared[self._instead[self._instead[compared]] != _NONE]
-        # Ascending: what is settled about the earlier document holds when the later one is looked at.
+        # Ascending order: an earlier document is final before a later one depends on it.
         for number in np.sort(chained):
             stays = self._instead[self._instead[number]]
             if stays == _NONE:
@@ -163,14 +163,14 @@ class _Corpus:
         return back
 
     def ordinals(self) -> tuple[np.ndarray, ...]:
-        """For each task, which of its documents go."""
+        """Return, for each task, which of its documents are dropped."""
         going = self._instead != _NONE
         spans = zip(self._starts, self._starts[1:], strict=False)
         return tuple(np.flatnonzero(going[start:stop]).astype(np.uint32) for start, stop in spans)
 
 
 def _firsts(documents: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """The first document of each one's group."""
+    """Return the first document of each document's group."""
     begins = np.ones(len(groups), dtype=bool)
     begins[1:] = groups[1:] != groups[:-1]
     return np.asarray(documents[np.flatnonzero(begins)][groups])

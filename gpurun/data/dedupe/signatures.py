@@ -1,8 +1,8 @@
-"""The file that a task's fingerprints lie in: written as a stream, read by column or by document.
+"""The file with a task's fingerprints: written as a stream, read by column or by document.
 
-A header of 1,024 bytes (one line of JSON, filled up with spaces), then blocks of BLOCK documents, the last one
-shorter: the keys of the block column by column (uint64), then its signatures document by document (uint32). So one
-column is read in long pieces and one signature in one, whatever the number of documents.
+A header of 1,024 bytes (one line of JSON, padded with spaces), then blocks of BLOCK documents, the last one
+shorter: the keys of the block column by column (uint64), then its signatures document by document (uint32). So a
+column is read in long pieces and a signature in one read, whatever the number of documents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpurun.data.source_file import Document
 __all__ = ["KINDS", "Dedupe", "SignatureFile", "SignatureWriter", "signature_path"]
 
 KINDS = ("url", "exact", "near")
-"""What makes a document a duplicate, in the order in which they are looked for."""
+"""The kinds of duplicates, in the order in which they are searched for."""
 BLOCK = 4096
 _HEADER_BYTES = 1024
 _LEAST_FOUND = 0.85
@@ -32,9 +32,9 @@ _LEAST_FOUND = 0.85
 
 @dataclass(frozen=True)
 class Dedupe:
-    """What counts as a duplicate; `threshold` is the Jaccard similarity, of runs of five words, of near ones.
+    """What counts as a duplicate; for near ones, `threshold` is the Jaccard similarity of their runs of five words.
 
-    Where one word in twenty was changed, three in five of all different runs are still the same (0.63).
+    If one word in twenty is changed, three in five of all different runs are still the same (0.63).
     """
 
     kinds: tuple[str, ...] = KINDS
@@ -45,14 +45,14 @@ class Dedupe:
         if unknown or not self.kinds or len(set(self.kinds)) < len(self.kinds):
             raise UsageError(
                 "dedupe.kind",
-                f"--dedupe {','.join(self.kinds)!r} is no choice of duplicates.",
+                f"--dedupe {','.join(self.kinds)!r} is not a choice of duplicates.",
                 hint=f"Give one or more of: {', '.join(KINDS)}.",
             )
         if not 0.3 <= self.threshold <= 1.0:
             raise UsageError(
                 "dedupe.threshold",
                 f"A similarity of {self.threshold} is not between 0.3 and 1.",
-                hint="0.5 finds texts of which up to one word in twenty was changed, 0.8 one in fifty.",
+                hint="0.5 finds texts with up to one changed word in twenty, 0.8 with one in fifty.",
             )
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Dedupe:
 
     @property
     def bands(self) -> tuple[int, int]:
-        """How many bands of how many hash values: the longest ones that meet in 85 % of pairs at the threshold.
+        """Return (bands, rows): the longest bands that match in 85 % of pairs at the threshold.
 
         A pair of similarity s has an equal band with probability 1 - (1 - s^rows)^bands (Leskovec, Rajaraman, Ullman,
         Mining of Massive Datasets, 3.4).
@@ -73,35 +73,35 @@ class Dedupe:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The kind that each column of keys serves."""
+        """Return the kind of duplicate that each column of keys is for."""
         counts = {"url": 1, "exact": 1, "near": self.bands[0]}
         return tuple(kind for kind in KINDS if kind in self.kinds for _ in range(counts[kind]))
 
     @property
     def signature_bytes(self) -> int:
-        """Bytes of a document's signature."""
+        """Return the bytes of a document's signature."""
         return 4 * PERMUTATIONS if "near" in self.kinds else 0
 
     @property
     def bytes_per_document(self) -> int:
-        """What a document takes on the disk while duplicates are looked for."""
+        """Return the bytes on disk for a document during the search."""
         return 8 * len(self.columns) + self.signature_bytes
 
 
 def dedupe_of(kinds: str, similarity: float | None) -> Dedupe | None:
-    """What `--dedupe` and `--similarity` ask for; None for "none"."""
+    """Return the choice of `--dedupe` and `--similarity`; None for "none"."""
     if kinds == "none":
         return None
     return Dedupe(tuple(kinds.split(",")), Dedupe.threshold if similarity is None else similarity)
 
 
 def signature_path(folder: Path, index: int) -> Path:
-    """Where the fingerprints of a task lie."""
+    """Return the file with the fingerprints of a task."""
     return folder / f"signatures-{index:06d}.bin"
 
 
 class SignatureWriter:
-    """Writes the fingerprints of a task's documents in their order; the file is there whole or not at all."""
+    """Writes the fingerprints of a task's documents in order; the file appears complete or not at all."""
 
     def __init__(self, folder: Path, index: int, dedupe: Dedupe, identity: str) -> None:
         self._path, self._dedupe, self._identity = signature_path(folder, index), dedupe, identity
@@ -125,7 +125,7 @@ class SignatureWriter:
             self._unfinished.unlink(missing_ok=True)
 
     def add(self, document: Document) -> None:
-        """Take the next document."""
+        """Add the next document."""
         kinds = self._dedupe.kinds
         self._keys.append([url_key(document.url)] * ("url" in kinds) + [text_key(document.text)] * ("exact" in kinds))
         if "near" in kinds:
@@ -134,9 +134,9 @@ class SignatureWriter:
             self._flush()
 
     def add_block(self, keys: np.ndarray, rows: np.ndarray | None) -> None:
-        """Take BLOCK documents at once, or the last ones: their keys but those of bands (n, 0 to 2), their signatures.
+        """Add BLOCK documents at once, or the last ones: keys except those of bands (n, 0 to 2), and signatures.
 
-        A short block that is not the last one would be read back wrongly.
+        A short block must be the last one, or it would be read back wrongly.
         """
         parts = [keys.astype("<u8", copy=False).T]
         if rows is not None:
@@ -163,17 +163,17 @@ class SignatureWriter:
 
 
 class SignatureFile:
-    """A finished file; it is open only while it is read, as there may be thousands."""
+    """A finished file; it is open only while it is read, because there may be thousands of them."""
 
     def __init__(self, path: Path, dedupe: Dedupe) -> None:
-        """Raises OSError, or ValueError where the header is not one."""
+        """Raise OSError, or ValueError if the header is invalid."""
         self._path, self._dedupe = path, dedupe
         with open(path, "rb") as file:
             self.record = json.loads(file.read(_HEADER_BYTES))
         self.documents = int(self.record["documents"])
 
     def is_sound(self, identity: str) -> bool:
-        """Whether it is of that identity and its content is what its header says."""
+        """Return whether it has that identity, and its content matches its header."""
         digest = hashlib.sha256()
         with open(self._path, "rb") as file:
             file.seek(_HEADER_BYTES)
@@ -182,7 +182,7 @@ class SignatureFile:
         return bool(self.record["identity"] == identity and self.record["sha256"] == digest.hexdigest())
 
     def column(self, number: int) -> Iterator[np.ndarray]:
-        """One key of every document, in order, some thousands at a time."""
+        """Yield one key of every document, in order, some thousands at a time."""
         with open(self._path, "rb", buffering=0) as file:
             for first in range(0, self.documents, BLOCK):
                 length = min(BLOCK, self.documents - first)
@@ -190,7 +190,7 @@ class SignatureFile:
                 yield np.frombuffer(os.pread(file.fileno(), 8 * length, place), dtype="<u8")
 
     def signatures(self, ordinals: np.ndarray) -> np.ndarray:
-        """The signatures of some documents, uint32 (documents, PERMUTATIONS)."""
+        """Return the signatures of some documents, uint32 (documents, PERMUTATIONS)."""
         size, before = self._dedupe.signature_bytes, 8 * len(self._dedupe.columns)
         rows = bytearray()
         with open(self._path, "rb", buffering=0) as file:

@@ -1,8 +1,8 @@
-"""Signing the documents of each task, searching all of them once, and the filter that a task's documents go through.
+"""Signing the documents of each task, one search over all of them, and the filter for a task's documents.
 
-In the folder lie `signatures-INDEX.bin` while tasks are signed; then `dropped-INDEX.bin` (ascending uint32: the numbers
-of the task's documents that go) and, written last, `duplicates.json`; with it the signatures are removed. A task may be
-signed by any process; the same texts give the same files.
+While tasks are signed, the folder has `signatures-INDEX.bin`; after the search `dropped-INDEX.bin` (ascending uint32:
+the numbers of the task's dropped documents) and, written last, `duplicates.json`, after which the signatures are
+removed. Any process may sign a task; the same texts give the same files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpurun.data.source_file import Document
 from gpurun.data.tasks import Drop, Tell
 
 _DOCUMENT_BYTES = 2000
-"""What a document is taken to have when the disk is looked at; those of the web have more."""
+"""The assumed size of a document when checking disk space; web documents are larger."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FingerprintWriter:
                 tell(len(document.text))
 
     def is_done(self, index: int) -> bool:
-        """Whether a task was signed with this identity, and its file is what was written."""
+        """Return whether a task was signed with this identity, and its file is intact."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return SignatureFile(signature_path(self.folder, index), self.dedupe).is_sound(self.identity)
         return False
@@ -56,10 +56,10 @@ class FingerprintWriter:
 def find_duplicates(
     folder: Path, tasks: int, dedupe: Dedupe, *, identity: str, say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Search the fingerprints of all tasks, write what goes, and return the record of it.
+    """Search the fingerprints of all tasks, write which documents are dropped, and return the record of the search.
 
     The record: {"v": 1, "identity", "kinds", "threshold", "documents", "dropped": {kind: documents}, "tasks": [{"name",
-    "documents", "sha256"}]}. Signatures that are missing or damaged raise OSError or ValueError.
+    "documents", "sha256"}]}. Missing or damaged signatures raise OSError or ValueError.
     """
     files = [SignatureFile(signature_path(folder, index), dedupe) for index in range(tasks)]
     found = search(files, dedupe, say)
@@ -84,7 +84,7 @@ def find_duplicates(
 
 
 def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
-    """The record of a search that was finished with this identity, once its files hold to its digests; else None."""
+    """Return the record of a finished search with this identity, if its files match its digests; else None."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         record = read_object(folder / "duplicates.json")
         mine = record["v"] == 1 and record["identity"] == identity
@@ -95,7 +95,7 @@ def read_duplicates(folder: Path, identity: str) -> dict[str, Any] | None:
 
 
 def drop_filter(folder: Path, index: int) -> Drop:
-    """A filter for one pass over a task's documents: it is asked of each in order, and says whether that one goes."""
+    """Return a filter for one pass over a task's documents: called for each in order, it says whether to drop it."""
     going = iter(np.fromfile(_dropped_path(folder, index), dtype="<u4").tolist())
     number, next_one = -1, next(going, -1)
 
@@ -115,19 +115,19 @@ def _dropped_path(folder: Path, index: int) -> Path:
 
 
 def check_fingerprint_room(folder: Path, text_bytes: int, dedupe: Dedupe, say: Callable[[str], None]) -> None:
-    """Say what the fingerprints of so much text will take; SetupError if there is no room."""
+    """Report the disk space for the fingerprints of `text_bytes` of text; SetupError if there is too little."""
     need, free = text_bytes * dedupe.bytes_per_document // _DOCUMENT_BYTES, shutil.disk_usage(folder).free
-    say(f"fingerprints of {text_bytes / 1e6:,.1f} MB of text first; they need about {need / 1e9:,.2f} GB for a while")
+    say(f"making fingerprints of {text_bytes / 1e6:,.1f} MB of text; they need about {need / 1e9:,.2f} GB temporarily")
     if need > free:
         raise SetupError(
             "disk.too_small",
-            f"The documents' fingerprints need {ceil((need - free) / 1e6):,} MB more than are free in {folder}.",
+            f"The documents' fingerprints need {ceil((need - free) / 1e6):,} MB more than is free in {folder}.",
             hint="Name a folder on another disk with --out, or compare less: --dedupe url,exact.",
         )
 
 
 def duplicates_told(record: dict[str, Any]) -> str:
-    """How many documents go, in words."""
+    """Return how many documents are dropped, as a sentence."""
     dropped: dict[str, int] = record["dropped"]
     each = ", ".join(f"{kind} {count:,}" for kind, count in dropped.items())
-    return f"{sum(dropped.values()):,} of {record['documents']:,} documents are duplicates and go ({each})"
+    return f"{sum(dropped.values()):,} of {record['documents']:,} documents are duplicates and are dropped ({each})"

@@ -1,7 +1,7 @@
-"""Parallel text in, shards out: sentence pairs as one row of tokens (docs/TRANSLATION.md). No torch.
+"""Turns parallel text into shards: each sentence pair is one row of tokens (docs/TRANSLATION.md). No torch.
 
-A pair is written as start, source, end, target, end; its start is what `eot` is to other text. Both languages share one
-vocabulary, made of the training pairs: characters, or words.
+A pair is written as start, source, end, target, end; its start is the token that `eot` is for other text. Both
+languages share one vocabulary, made from the training pairs: characters or words.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class PairOrder:
     val_fraction: float
     out: Path
     context: int = 64
-    """Pairs of which a side takes more positions than this are left out, and counted."""
+    """Pairs with a longer side, in positions, are left out and counted."""
     limit_bytes: int = 0
     vocab_limit: int = 0
 
 
 @dataclass
 class _ParallelText:
-    """Pairs with where they came from; those without text on one side are only counted."""
+    """Pairs and their origin; pairs without text on one side are only counted."""
 
     kind: str
     pairs: list[pair_tokenizers.Pair] = field(default_factory=list)
     skipped: int = 0
 
     def add(self, source: str, target: str) -> None:
-        """Take a pair, in single spaces."""
+        """Add a pair, with runs of white space reduced to single spaces."""
         pair = " ".join(source.split()), " ".join(target.split())
         if all(pair):
             self.pairs.append(pair)
@@ -56,11 +56,11 @@ class _ParallelText:
             self.skipped += 1
 
     def digest(self) -> str:
-        """The sha256 of all pairs, each side after its length."""
+        """Return the sha256 of all pairs, each side preceded by its length."""
         return tokenizers.sha256_of_tokens(text.encode("utf-8") for pair in self.pairs for text in pair)
 
     def limited(self, limit_bytes: int) -> None:
-        """Keep the first pairs, up to so many bytes of text."""
+        """Keep the first pairs, up to `limit_bytes` of text."""
         total = 0
         for number, pair in enumerate(self.pairs):
             total += sum(len(text.encode("utf-8")) for text in pair)
@@ -88,13 +88,13 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         what = f"{path} is not UTF-8 at byte {error.start}."
         raise UsageError("data.not_utf8", what, hint="Convert it to UTF-8 first.") from None
-    # Not splitlines: it also cuts at signs that may stand inside a sentence, and the two files would part company.
+    # Not splitlines: it also splits at characters inside a sentence, and the two files would get out of step.
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if lines[-1] == "" else lines
 
 
 def _read(source: str) -> _ParallelText:
-    """Read or make the parallel text that a request names."""
+    """Read or generate the parallel text that a request names."""
     if source in BUILT_IN_PAIRS:
         made = _copies(_PAIRS_MADE) if source == "copy" else english_german(_PAIRS_MADE)
         return _ParallelText(source, made)
@@ -113,7 +113,7 @@ def _read(source: str) -> _ParallelText:
     for number, line in enumerate(_lines(path), start=1):
         columns = line.split("\t")
         if len(columns) != 2 and line.strip():
-            hint = "A line is a sentence, a tab, and its translation; or give two files with a comma between them."
+            hint = "Each line must be a sentence, a tab, and its translation; or give two files as A,B."
             raise UsageError(
                 "data.not_parallel", f"Line {number} of {path} has {len(columns)} columns, not 2.", hint=hint
             )
@@ -122,16 +122,16 @@ def _read(source: str) -> _ParallelText:
 
 
 def prepare_pairs(order: PairOrder, say: Say) -> tuple[pair_tokenizers.PairTokenizer, int]:
-    """Make `order.out` a data folder with a parallel text; its tokeniser, and how many lines had one side only.
+    """Turn a parallel text into the data folder `order.out`; return its tokeniser and the number of incomplete lines.
 
-    data.json is written last. Raises UsageError; OSErrors come from writing.
+    data.json is written last. Raises UsageError; an OSError comes from writing.
     """
     text = _read(order.source)
     if order.limit_bytes:
         text.limited(order.limit_bytes)
     splits: dict[str, list[pair_tokenizers.Pair]] = {"train": [], "val": []}
     bound = bound_for(order.val_fraction)
-    for pair in text.pairs:  # By its source sentence, so that all its translations are on the same side.
+    for pair in text.pairs:  # By source sentence, so that all its translations are in one split.
         splits["val" if hash_text(pair[0]) < bound else "train"].append(pair)
     tokenizer = pair_tokenizers.PairTokenizer.for_pairs(order.tokenizer, splits["train"], order.vocab_limit)
     order.out.mkdir(parents=True)
@@ -152,7 +152,7 @@ def _write(
     for split, pairs in splits.items():
         with shard_files.ShardWriter(order.out, split) as writer:
             for row in _rows(tokenizer, pairs):
-                # A source takes its start and end too, a target one of them at a time.
+                # A source also has its start and end; a target has one of them at a time.
                 longest = max(row.middle + 1, len(row.ids) - row.middle - 1)
                 counts["too_long" if longest > order.context else split] += 1
                 if longest <= order.context:
@@ -160,9 +160,9 @@ def _write(
                     counts["longest"] = max(counts["longest"], longest)
         entries[split] = writer.entries
         if not counts[split]:
-            what = f"{order.source} gives no pair to {split}: {len(text.pairs)} pairs were read"
+            what = f"{order.source} gives no pair for {split}: {len(text.pairs)} pairs were read"
             what += f", {counts['too_long']} are longer than {order.context} tokens"
-            hint = "Take more text, another val_fraction or a longer context."
+            hint = "Use more text, another val_fraction or a longer context."
             raise UsageError("data.too_small", f"{what}.", hint=hint)
         say(f"{split}: {counts[split]:,} pairs, {writer.tokens:,} tokens")
     if counts["too_long"]:

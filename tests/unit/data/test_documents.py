@@ -170,7 +170,7 @@ def test_what_is_no_text_is_refused_by_the_name_of_its_kind(tmp_path: Path) -> N
 def test_a_pointer_among_texts_is_a_file_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A text.\n" * 50)
     (tmp_path / "b.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
-    refused(tmp_path, "data.no_text", "b.txt is no text: it is git-lfs pointer")
+    refused(tmp_path, "data.no_text", "b.txt is not text: it is git-lfs pointer")
 
 
 def test_a_byte_that_no_text_has_is_named_with_its_place(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_packed_file_with_something_wrong_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(packed[: len(packed) // 2])
         refused(tmp_path / name, "data.cut_short", f"{name} is damaged or cut short")
     (tmp_path / "b.gz").write_bytes(gzip.compress(raw) + b"<html>502 Bad Gateway</html>")
-    refused(tmp_path / "b.gz", "data.bytes_behind", "other bytes behind the end of its gzip content")
+    refused(tmp_path / "b.gz", "data.bytes_behind", "other bytes after the end of its gzip content")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_parquet_column_that_is_not_text_is_refused_by_type(tmp_path: Path) ->
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for kind, value in ((arrow.binary(), b"a"), (arrow.list_(arrow.string()), ["a"]), (arrow.int64(), 1)):
         parquet.write_table(arrow.table({"text": arrow.array([value], kind)}), tmp_path / "a.parquet")
-        refused(tmp_path / "a.parquet", "data.no_text_column", "which is no text")
+        refused(tmp_path / "a.parquet", "data.no_text_column", "which is not text")
     parquet.write_table(arrow.table({"story": ["a"]}), tmp_path / "a.parquet")
     refused(tmp_path / "a.parquet", "data.no_text_column", r"there are: story \(string\)")
     raw = (tmp_path / "a.parquet").read_bytes()

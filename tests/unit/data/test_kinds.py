@@ -51,7 +51,9 @@ def test_the_line_for_another_encoding_converts_it_rightly(
 
 def test_an_encoding_that_is_not_clear_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"text " * 4000 + b"\x81\x8d")
-    refused(tmp_path / "a.txt", "data.not_utf8", "byte 0x81 at offset 20000", "Ask who made it", "iconv -f ENCODING")
+    refused(
+        tmp_path / "a.txt", "data.not_utf8", "byte 0x81 at offset 20000", "which encoding it has", "iconv -f ENCODING"
+    )
 
 
 @pytest.mark.parametrize(

@@ -492,7 +492,7 @@ def test_a_cached_text_too_small_for_this_recipe_is_refused_here(tmp_path: Path)
     mini(tmp_path, "first")
     resolved = resolve(load_recipe("mini-gpt"), "full").record
     resolved["model"]["context"] = 100_000
-    with refusal(UsageError, "data.too_small", "100,000 and"):
+    with refusal(UsageError, "data.too_small", "100,000 plus"):
         prepared(
             resolved, str(tmp_path / "text.txt"), into=tmp_path / "b", cache=tmp_path / "cache", say=lambda _: None
         )
