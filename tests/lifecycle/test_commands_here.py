@@ -50,7 +50,7 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
     assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
     assert told["training"]["figures"]["last_loss"] == 0.2
     assert (told["verdict"]["is"], told["verdict"]["says"]) == (
-        "smoke", "the command ended well; no GPU was seen at work",
+        "smoke", "the command succeeded; no GPU was seen at work",
     )  # fmt: skip
     assert "whose files nothing here opens" in person.types("export", "fox-41", "model").stderr
     assert "20 " in person.types("ps", "--all").stdout
