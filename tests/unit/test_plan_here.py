@@ -218,7 +218,7 @@ def test_a_box_is_planned_by_the_card_that_it_showed(
 
 def test_no_cloud_to_ask_is_not_called_a_lack_of_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(need: GpuNeed, *_: object) -> Market:
-        return Market((), (("runpod", "runpod gave no whole answer: Name or service not known"),), 0.0, ("runpod",))
+        return Market((), (("runpod", "runpod gave no complete answer: Name or service not known"),), 0.0, ("runpod",))
 
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_x")
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", silent)
