@@ -1,4 +1,4 @@
-"""What a cluster of the user's shows of itself before anything is planned there."""
+"""What a user's cluster shows of itself before anything is planned there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 
 
 def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partition]]:
-    """Return a cluster's name, and its partitions as they are now; "" is the only one. UsageError or SetupError."""
+    """Return a cluster's name and its partitions as they are now; "" names the only one. UsageError or SetupError."""
     cluster = find_cluster(home, name or None)
     try:
         return cluster.name, SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock).partitions()
@@ -23,7 +23,7 @@ def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partit
 
 
 def no_answer(cluster: str, error: Unknown) -> SetupError:
-    """Return the error of a cluster that does not answer, with what to do where the reason is known."""
+    """Return the error for a cluster that does not answer, with what to do if the reason is known."""
     why = error.__cause__.hint if isinstance(error.__cause__, NoAnswer) else ""
     hint = why or "Try again once its controller answers: sinfo, on the login node."
     return SetupError("slurm.no_answer", f"{cluster} does not answer: {error}.", hint=hint)

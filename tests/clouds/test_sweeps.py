@@ -153,7 +153,7 @@ def test_a_recipes_trials_share_a_card_where_the_plan_says_that_they_fit(user: U
     [
         (("mini-gpt", "--max-cost", "0.01"), "offer.over_cap", "less than one trial"),
         (("mini-gpt", "--max-cost", "50", "--set", "model.width=65536"), "offer.none_fits", "memory"),
-        (("gpt2-124m", "--max-cost", "50", "--at-once", "64"), "sweep.memory", "more than a card has"),
+        (("gpt2-124m", "--max-cost", "50", "--at-once", "64"), "sweep.memory", "more memory than a card has"),
     ],
 )
 def test_what_no_card_holds_and_what_no_cap_pays_is_refused_before_anything_is_rented(

@@ -90,7 +90,7 @@ def test_a_model_over_this_machines_memory_is_refused_in_numbers(
 @pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
 def test_hours_for_a_part_say_how_far_on_an_own_machine_too(tmp_path: Path, hours: float | None, is_told: bool) -> None:
     told = " ".join(planned_here(tmp_path, hours=hours).warnings)
-    assert ("holds a part: it gets to step" in told) is is_told
+    assert ("is enough for a part: it gets to step" in told) is is_told
     assert ("of 120 (" in told) is is_told
 
 
