@@ -1,11 +1,11 @@
-"""Sums that rentals share: what each may cost is held before it is asked for, and settled once its end is proven.
+"""Budgets that rentals share: what a rental may cost is held before the request, and replaced by its cost at its end.
 
-A budget is a file of askings under one lock. The month of one home is the first; whatever else may bound several
-rentals together is another `Budget` (`mandate.py`), and a rental is held in all that apply to it. It is held when its
-create intent is on disk and before it is asked for, so that a hold that is found is a bound until an end is proven.
+A budget is a file of holds under one lock. The month of one home is the first; anything else that limits several
+rentals together is another `Budget` (`mandate.py`), and a rental is held in all that apply to it. It is held after its
+create intent is on disk and before the request, so a hold that is found is a bound until an end is proven.
 
-A run that was approved and has no rental yet is reserved: that counts while its supervisor lives, and for a minute
-before there is one. Of several that are approved at once only as many begin as the sums pay for.
+An approved run without a rental yet is reserved: this counts while its supervisor lives, and for a minute before there
+is one. Of several runs that are approved at once, only as many start as the budgets can pay for.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from gpurun.core.settings import load_settings
 from gpurun.ledger.run_lock import holder_of
 
 RESERVED_S = 60.0
-"""For how long an approved run is given its money before a supervisor holds the run's lock."""
+"""How long an approved run keeps its reservation before a supervisor holds the run's lock."""
 
 
 class Held(Frozen):
-    """What one asking may cost until then at the worst, or has cost once it is settled.
+    """What one rental may cost until then at most, or what it cost once it is settled.
 
-    `who` is the run; `receipt` is the digest of the receipt that says so, where there is one by now. What is `reserved`
-    was approved, and nothing of it is asked for yet.
+    `who` is the run; `receipt` is the digest of the receipt that states the cost, if there is one yet. `reserved` means
+    approved, with nothing requested yet.
     """
 
     who: str
@@ -50,7 +50,7 @@ class Held(Frozen):
 
     @property
     def is_spent(self) -> bool:
-        """Whether it is what was paid, and no longer what may be."""
+        """Return whether the amount was paid, and is no longer only possible."""
         return self.settled or bool(self.receipt)
 
 
@@ -58,7 +58,7 @@ _FORM: TypeAdapter[dict[str, Held]] = TypeAdapter(dict[str, Held])
 
 
 class Budget(ABC):
-    """One sum, for the rentals of one home; `name` says where it stands in the order in which budgets are held."""
+    """One limit for the rentals of one home; a rental is held in the budgets in the order of their `name`."""
 
     name: str
     cure: str
@@ -70,25 +70,25 @@ class Budget(ABC):
     @property
     @abstractmethod
     def path(self) -> Path:
-        """Return the file of its askings."""
+        """Return the file of its holds."""
 
     @abstractmethod
     def limit(self) -> Micros | None:
-        """Return how much they may cost together; None where they are only written down."""
+        """Return how much they may cost together; None if they are only recorded."""
 
     @abstractmethod
     def begins_wall(self) -> float:
-        """Return since when an asking counts: one that was to be over before is forgotten."""
+        """Return the time from which a rental counts: one that should have ended before it is forgotten."""
 
     @abstractmethod
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
-        """Return what is said where the limit does not leave what an asking may cost."""
+        """Return the refusal of a rental for which the limit has no room."""
 
     def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> bool:
-        """Set aside what an asking may cost until then, and return whether this is new: a token is held once.
+        """Hold what a rental may cost until then, and return whether the hold is new: a token is held once.
 
-        It takes the place of what is reserved for the run. NoOffer, with what holds the money, where the limit does not
-        leave so much. Nothing is changed then.
+        It replaces what is reserved for the run. Raises NoOffer, which names what holds the money, if the limit has no
+        room. Nothing is changed then.
         """
         limit = self.limit()
         with self._entries() as entries:
@@ -102,7 +102,7 @@ class Budget(ABC):
             return is_new
 
     def reserve(self, token: str, run: str, worst: Micros) -> None:
-        """Set aside what an approved run may cost, until its rental is held or it is not driven; NoOffer as `hold`."""
+        """Reserve what an approved run may cost, until its rental is held or no process drives it."""
         limit = self.limit()
         with self._entries() as entries:
             self.demand_room(limit, run, worst, list(entries.values()))
@@ -110,20 +110,20 @@ class Budget(ABC):
             entries[token] = Held(who=run, micros=worst, until_wall=until_wall, reserved=True)
 
     def demand_room(self, limit: Micros | None, who: str, worst: Micros, others: Sequence[Held]) -> None:
-        """Raise the refusal where the limit does not leave so much beside the others."""
+        """Raise the refusal if the limit has no room for it beside the others."""
         if limit is not None and total(worst, *(held.micros for held in others)) > limit:
             raise self.refusal(limit, worst, others)
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
-        """Put what an asking has cost in the place of what was held for it; one that cost nothing is forgotten."""
+        """Replace what was held for a rental by what it cost; a rental that cost nothing is forgotten."""
         with self._entries() as entries:
             before = entries.pop(token, None)
-            if paid:  # Also of one whose hold was lost: what was paid counts.
+            if paid:  # Also if its hold was lost: what was paid counts.
                 who, until_wall = before.who if before else "", self._clock.wall()
                 entries[token] = Held(who=who, micros=paid, until_wall=until_wall, receipt=receipt, settled=True)
 
     def left(self) -> Micros | None:
-        """Return what the limit leaves of now; None where there is no limit."""
+        """Return what is left of the limit now; None if there is no limit."""
         limit = self.limit()
         if limit is None:
             return None
@@ -131,13 +131,13 @@ class Budget(ABC):
             return left_of(limit, total(*(held.micros for held in entries.values())))
 
     def entries(self) -> list[Held]:
-        """Return all that counts now."""
+        """Return all holds that count now."""
         with self._entries() as entries:
             return list(entries.values())
 
     @contextmanager
     def _entries(self) -> Iterator[dict[str, Held]]:
-        """Those that count, to be changed under the lock."""
+        """Yield the holds that count, to be changed under the lock."""
         first_wall = self.begins_wall()
         try:
             with exclusive(self.path.with_name(f".{self.path.stem}.lock")):
@@ -150,24 +150,24 @@ class Budget(ABC):
             raise SetupError("budget.unreadable", f"{self.path} cannot be used: {why}.", hint=self.cure) from error
 
     def _on_file(self) -> dict[str, Held]:
-        """Return the askings of the file; none where there is no file."""
+        """Return the holds in the file; none if there is no file."""
         return _FORM.validate_json(read_regular(self.path)) if self.path.exists() else {}
 
     def _counts(self, held: Held, first_wall: float) -> bool:
-        """Whether an entry counts still; what is reserved for a run that no process drives comes back."""
+        """Return whether a hold still counts; money reserved for a run that no process drives is free again."""
         if held.reserved and held.until_wall < self._clock.wall():
             return holder_of(self._home.run(held.who).lock) is not None
         return held.until_wall >= first_wall
 
 
 class MonthBudget(Budget):
-    """The rentals of this month, which is one of UTC; `budget.month` of the user's own settings is the limit.
+    """The rentals of this calendar month in UTC; the limit is `budget.month` of the user's own settings.
 
-    An asking counts in the month in which it ends, too.
+    A rental also counts in the month in which it ends.
     """
 
     name = "month"
-    cure = "Give yourself access to it. Moved away, the month begins at nothing; `gpurun ps --all` says more."
+    cure = "Give yourself access to it. If you move it away, the month starts again at $0; see `gpurun ps --all`."
 
     @property
     def path(self) -> Path:
@@ -175,9 +175,9 @@ class MonthBudget(Budget):
         return self._home.root / "budget.json"
 
     def limit(self) -> Micros | None:
-        """See `Budget.limit`; UsageError where the setting is no amount."""
-        told = load_settings(self._home, project=self._home.root, environment=os.environ)["budget.month"].value
-        return parse_usd(told) if told else None
+        """See `Budget.limit`; UsageError if the setting is not an amount."""
+        amount = load_settings(self._home, project=self._home.root, environment=os.environ)["budget.month"].value
+        return parse_usd(amount) if amount else None
 
     def begins_wall(self) -> float:
         """See `Budget.begins_wall`."""
@@ -185,30 +185,30 @@ class MonthBudget(Budget):
         return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
-        """See `Budget.refusal`: what is spent, and which runs may still cost how much."""
+        """See `Budget.refusal`: what is spent, and how much open runs may still cost."""
         spent = total(*(held.micros for held in others if held.is_spent))
         open_micros = total(*(held.micros for held in others if not held.is_spent))
         who = ", ".join(sorted({held.who for held in others if not held.is_spent}))
         may_cost = f", and {who} may still cost {format_usd(open_micros)}" if who else ""
-        gone = f"of the month's {format_usd(limit)} {format_usd(spent)} is spent"
+        gone = f"{format_usd(spent)} of the month's {format_usd(limit)} is spent"
         return NoOffer(
             "budget.month",
             f"This may cost {format_usd(worst)}; {gone}{may_cost}.",
-            hint="Wait for their end (`gpurun resume` finishes a run that nobody drives), take a smaller --max-cost, "
+            hint="Wait until they end (`gpurun resume` finishes a run that no process drives), lower --max-cost, "
             "or raise budget.month in config.toml.",
         )
 
 
 class Budgets:
-    """All budgets that apply to a run: a rental is held in every one of them, or in none."""
+    """All budgets that apply to a run: a rental is held in all of them, or in none."""
 
     def __init__(self, budgets: Sequence[Budget] = ()) -> None:
         self._budgets = sorted(budgets, key=lambda budget: budget.name)
 
     def hold(self, token: str, who: str, worst: Micros, until_wall: float) -> None:
-        """Hold it in each, in one order; where one refuses, what was held just now is let go.
+        """Hold a rental in each budget, always in the same order; if one refuses, the new holds are released.
 
-        What an earlier life of the supervisor held stays: that may have been asked for.
+        What an earlier supervisor of the run held stays: that machine may have been requested.
         """
         new: list[Budget] = []
         for budget in self._budgets:
@@ -222,9 +222,9 @@ class Budgets:
 
     @contextmanager
     def reserved(self, run: str, worst: Micros) -> Iterator[None]:
-        """Reserve what an approved run may cost in each or in none, while it is begun; what fails then frees it.
+        """Reserve what an approved run may cost, in all budgets or in none, while it starts; an error frees it.
 
-        Nothing is reserved for one that is free.
+        Nothing is reserved for a free run.
         """
         token, done = f"approved-{run}-{secrets.token_hex(4)}", list[Budget]()
         try:
@@ -238,6 +238,6 @@ class Budgets:
             raise
 
     def settle(self, token: str, paid: Micros, receipt: str = "") -> None:
-        """Settle it in each."""
+        """Settle the rental in each budget."""
         for budget in self._budgets:
             budget.settle(token, paid, receipt)

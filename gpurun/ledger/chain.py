@@ -1,9 +1,9 @@
-"""The chain of receipts: one line a receipt in `ledger.jsonl`, each naming the receipt before it.
+"""The chain of receipts: `ledger.jsonl` has one line for each receipt, which names the receipt before it.
 
     {"prev": SHA256, "receipt_sha256": SHA256, "run": "fox-41", "seq": 17}
 
-A line holds nothing that its receipt does not hold too; it says which receipts there are, so that none can go missing
-unseen. The process that appends holds the file's kernel lock.
+A line holds nothing that its receipt does not hold too. It shows which receipts exist, so that a missing one is
+noticed. The process that appends holds the file's kernel lock.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ class Link(Frozen):
 
 @dataclass(frozen=True)
 class Chain:
-    """The links that can be read. A line that cannot is passed over here and reported by the audit."""
+    """The readable links. An unreadable line is skipped here and reported by the audit."""
 
     links: tuple[Link, ...]
     good_bytes: int
     torn_bytes: int
 
     def of(self, run: str) -> Link | None:
-        """A run's own link."""
+        """Return a run's link; None if it has none."""
         return next((link for link in self.links if link.run == run), None)
 
     @property
     def next_seq(self) -> int:
-        """The number of the next receipt; the first is 1."""
+        """Return the number of the next receipt; the first is 1."""
         return self.links[-1].seq + 1 if self.links else 1
 
     @property
     def head(self) -> str:
-        """The sha256 of the last receipt; 64 zeros before the first."""
+        """Return the sha256 of the last receipt; 64 zeros before the first."""
         return self.links[-1].receipt_sha256 if self.links else GENESIS
 
 
 def read_chain(path: Path) -> Chain:
-    """Read a chain; one that is not there has no links."""
+    """Read a chain; a missing file has no links."""
     *lines, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     if not rest and lines and b"\0" in lines[-1]:
-        # Zeros that a power cut left, as in a journal: that link was never written, and its run takes the place again.
+        # Zeros left by a power cut, as in a journal: that link was never written, and its run takes the place again.
         rest = lines.pop() + b"\n"
     links = []
     for line in lines:
@@ -73,7 +73,7 @@ def read_chain(path: Path) -> Chain:
 
 
 def append_link(path: Path, chain: Chain, link: Link) -> None:
-    """Add a link to the chain as it was read; a torn last line is cut first. The caller holds the lock."""
+    """Append a link to the chain as it was read, after cutting a torn last line. The caller holds the lock."""
     if chain.torn_bytes:
         os.truncate(path, chain.good_bytes)
     append_durably(path, canonical(link.model_dump()) + b"\n", after=chain.good_bytes)
@@ -81,23 +81,23 @@ def append_link(path: Path, chain: Chain, link: Link) -> None:
 
 @contextmanager
 def chain_locked(path: Path) -> Iterator[None]:
-    """Wait for the chain's lock and hold it; a holder's death frees it. A refusal of the system names its own file."""
+    """Wait for the chain's lock and hold it; a holder's death frees it. A SetupError names the file that failed."""
     try:
         with exclusive(path):
             fsync_folder(path.parent)
             yield
     except OSError as error:
-        if error.filename and Path(error.filename) != path:  # A file of the run, of which a receipt was to be made.
+        if error.filename and Path(error.filename) != path:  # A file of the run whose receipt is being made.
             raise SetupError(
                 "ledger.unreadable",
                 f"{error.filename} cannot be read: {error.strerror}.",
-                hint="Make it readable for you again; `gpurun resume` then goes on from the last record.",
+                hint="Make it readable for you again; `gpurun resume` then continues from the last record.",
             ) from error
         raise unwritable(path, error) from error
 
 
 def has_receipt(home: Home, name: str) -> bool:
-    """Whether a run of this name has its place in the chain, with or without its folder."""
-    with suppress(OSError):  # A chain that cannot be read is told of when it is written to.
+    """Return whether a run of this name is in the chain, with or without its folder."""
+    with suppress(OSError):  # An unreadable chain is reported when it is written to.
         return read_chain(home.ledger).of(name) is not None
     return False

@@ -1,4 +1,4 @@
-"""Appends that are whole and on disk when they return, or have not happened; and a probe that a disk can do it."""
+"""Appends that are complete and on disk when they return, or are undone; and a check that a disk can do this."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def append_durably(path: Path, line: bytes, *, after: int) -> int:
     """Append a line to a file of exactly `after` bytes, fsync it, and return the new length.
 
-    If anything fails, the file is cut back to what it was, so that no half line is left for the next one to stand on.
-    A file of another length is somebody else's work: VerificationFailed, and nothing is written. A full disk and every
-    other refusal of the system is a SetupError.
+    If anything fails, the file is cut back to its old length, so that the next line never follows half a line. A
+    file of another length was changed by another program: VerificationFailed, and nothing is written. A full disk and
+    every other refusal of the system is a SetupError.
     """
     try:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,7 +31,7 @@ def append_durably(path: Path, line: bytes, *, after: int) -> int:
             raise VerificationFailed(
                 "file.changed",
                 f"{path} was changed by another program while gpurun was writing it.",
-                hint="Nothing was written. Find out what else writes there before you go on.",
+                hint="Nothing was written. Find out what else writes there before you continue.",
             )
         _write_or_undo(descriptor, line, after)
         if after == 0:
@@ -56,24 +56,24 @@ def _write_or_undo(descriptor: int, line: bytes, after: int) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> SetupError:
-    """The error for people when a file of the ledger cannot be written."""
+    """Return the error for a file of the ledger that cannot be written."""
     if error.errno in _FULL:
         return SetupError(
             "disk.full",
             f"There is no space left to write {path}.",
-            hint="Free some space; `gpurun resume` then goes on from the last record.",
+            hint="Free some space; `gpurun resume` then continues from the last record.",
         )
     return SetupError(
         "ledger.unwritable",
         f"{path} cannot be written: {error.strerror}.",
-        hint="Make it writable for you again; `gpurun resume` then goes on from the last record.",
+        hint="Make it writable for you again; `gpurun resume` then continues from the last record.",
     )
 
 
 def require_durable(folder: Path) -> None:
-    """Check that locks and fsync work in a folder; a SetupError where they do not (some network disks) or it is full.
+    """Check that locks and fsync work in a folder; SetupError if they do not (some network disks) or the disk is full.
 
-    The lock is asked for twice through two descriptors: a disk that grants both locks nobody out.
+    The lock is taken twice through two descriptors: a disk that grants both excludes no process.
     """
     try:
         first, name = tempfile.mkstemp(prefix=".probe-", dir=folder)

@@ -1,6 +1,6 @@
-"""One run's journal: what was intended and what was observed, chained line by line, on disk before anything follows.
+"""One run's journal: what was intended and observed, chained line by line, and on disk before the next step.
 
-docs/JOURNAL.md has the format. One process writes it, under the run's lock; any number read it without one.
+docs/JOURNAL.md has the format. One process writes it, under the run's lock; any number read it without a lock.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _PROSE = ("message", "hint", "reason")
 
 
 class JournalDamaged(VerificationFailed):
-    """A journal is broken in its middle: it is still read and its instances still ended, but nothing is spent on it."""
+    """A journal is broken in its middle: it can be read and its machines ended, but nothing more is spent."""
 
 
 def damaged(path: Path, where: str) -> JournalDamaged:
-    """The error of a run whose journal cannot be followed."""
-    hint = f"Nothing more is spent on it. End what it may have left: gpurun destroy {path.parent.name}."
+    """Return the error for a run whose journal is damaged there."""
+    hint = f"gpurun spends nothing more on this run. End what it may have left: gpurun destroy {path.parent.name}."
     return JournalDamaged("journal.damaged", f"{path} is damaged at {where}.", hint=hint)
 
 
 def newer(run: str, event: str) -> VerificationFailed:
-    """The error of a run for which nothing is rented, since a newer gpurun has it and wrote an event of its own."""
-    hint = f"Go on with the newer gpurun, or end the run: gpurun destroy {run}."
+    """Return the error for a run with an event of a newer gpurun in its journal: nothing is rented for it."""
+    hint = f"Resume it with the newer gpurun, or end the run: gpurun destroy {run}."
     return VerificationFailed("journal.newer", f"A newer gpurun wrote {event} in the journal of {run}.", hint=hint)
 
 
@@ -67,7 +67,7 @@ class JournalReading:
 
     `torn` is an unfinished last line, which never took effect; `damage` says where and how the chain breaks.
     `good_bytes` is the length of the lines behind `records`, and `head` the sha256 of the last of them. `hides_intent`:
-    what follows the damage names an intent to ask for a machine.
+    the lines after the damage record an intent to request a machine.
     """
 
     records: tuple[Record, ...]
@@ -79,7 +79,7 @@ class JournalReading:
 
 
 def read_journal(path: Path) -> JournalReading:
-    """Read everything up to a torn line or a break; a journal that is not there has no records."""
+    """Read everything up to a torn line or a break; a missing journal has no records."""
     try:
         content = read_regular(path)
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def read_journal(path: Path) -> JournalReading:
 
 
 def _parse(line: bytes) -> Record | str:
-    """A line's record, or why it has none that can be understood."""
+    """Return a line's record, or why it cannot be understood."""
     where = ""
     try:
         record = Record.model_validate(parse_object(line, numbers=AS_WRITTEN))
@@ -125,20 +125,20 @@ def _parse(line: bytes) -> Record | str:
 
 def _break_of(record: Record, number: int, head: str) -> str | None:
     if record.seq != number:
-        return f"it says that it is line {record.seq}"
+        return f"its number is {record.seq}"
     if record.prev != head:
         return "it does not follow from the line before"
     return None
 
 
 def seal_of(record: Mapping[str, Any]) -> str:
-    """The digest that a run's closing line carries of itself, since no line after it confirms it."""
+    """Return the digest that a run's closing line carries of itself, because no later line confirms it."""
     data = {key: value for key, value in record["data"].items() if key != "seal"}
     return hashlib.sha256(canonical({**record, "data": data})).hexdigest()
 
 
 class Journal:
-    """The one writer of a journal. The caller holds the run's lock."""
+    """The only writer of a journal. The caller holds the run's lock."""
 
     def __init__(self, path: Path, clock: Clock, reading: JournalReading) -> None:
         self._path = path
@@ -150,9 +150,9 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, clock: Clock) -> Journal:
-        """Open or begin a journal; a torn last line is cut and the cut recorded.
+        """Open or start a journal; a torn last line is cut, and the cut recorded.
 
-        Raises JournalDamaged, naming the line, when the journal is broken before its end.
+        Raises JournalDamaged, which names the line, if the journal is broken before its end.
         """
         make_private(path.parent)
         reading = read_journal(path)
@@ -167,25 +167,25 @@ class Journal:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """All records, oldest first."""
+        """Return all records, oldest first."""
         return tuple(self._records)
 
     @property
     def head(self) -> str:
-        """The sha256 of the last line; 64 zeros for a journal without one."""
+        """Return the sha256 of the last line; 64 zeros for an empty journal."""
         return self._head
 
     def append(self, event: JournalEvent) -> Record:
-        """Put one record on disk, and return it as it reads there; when this returns, it survives a power cut.
+        """Put one record on disk and return it as it reads there; once this returns, it survives a power cut.
 
-        Raises a SetupError when it cannot be written; the journal is then as it was.
+        Raises a SetupError if it cannot be written; the journal is unchanged then.
         """
         return self.write(event.event, event.as_data())
 
     def write(self, event: str, data: Mapping[str, Any]) -> Record:
-        """Put one line on disk as it is given: whoever has a record appends it.
+        """Put one line on disk from plain data, for a caller that copies a record; others use `append`.
 
-        Raises a SetupError when it cannot be written; the journal is then as it was.
+        Raises a SetupError if it cannot be written; the journal is unchanged then.
         """
         crashpoint(f"before {event}")
         fields: dict[str, Any] = {
@@ -209,9 +209,9 @@ class Journal:
 
 
 def is_noted(path: Path, records: Iterable[Record], event: JournalEvent) -> bool:
-    """Whether these records of a journal have it already, as that journal stores it."""
+    """Return whether these records already contain the event, as their journal stores it."""
     stored = _stored(path, event.as_data())
-    return any(one.event is event.event and one.data == stored for one in records)
+    return any(record.event is event.event and record.data == stored for record in records)
 
 
 def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,13 +219,13 @@ def _stored(path: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(home: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with paths of the home told from there: a receipt is shown to others, and a home may be moved."""
+    """Return the data with paths relative to the home: a receipt is shown to others, and a home may be moved."""
     prose = {key: text.replace(home, "") for key in _PROSE if isinstance(text := data.get(key), str)}
     return {**data, **prose}
 
 
 def _storable(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data as JSON gives it back; half a surrogate pair (from a file with an odd name) becomes a question mark."""
+    """Return the data as JSON gives it back; half a surrogate pair (from an odd file name) becomes a question mark."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
     stored: dict[str, Any] = json.loads(text)
     return stored

@@ -1,8 +1,8 @@
-"""What the trainer's own words show: the log lines, losses, device and sample of a receipt, and what it may be called.
+"""What log and events show: the lines, losses, device and sample of a receipt, and its verdict.
 
-All of it is the instance's word. It is quoted, never believed: a run was on a GPU only if the first `device:` line of
-its log says `cuda` and every start event agrees, and no figure of money or time rests on that. Whose word it is divides
-the verdicts: a provider that told of what it rented out, or the machine alone.
+All of it is what the machine reports: it is quoted, never trusted. A run was on a GPU only if the first `device:` line
+of its log is `cuda` and every start event agrees, and no figure of money or time rests on that. The verdict also states
+whose word it is: the provider's, which described what it rented out, or the machine's alone.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from gpurun.ledger.paid_phases import TrainingSplit
 RENTED, BY_ITS_WORD, SMOKE = "gpu, rented", "gpu, as the machine says", "smoke"
 NOT_DONE, NOT_A_PROVIDER = "not done", "not a provider"
 
-GPU_SENTENCE = "ran on a GPU, as its log shows"
-RENTED_SENTENCE = "ran on a rented GPU: the provider told of it, and the log agrees"
+GPU_SENTENCE = "ran on a GPU, according to its log"
+RENTED_SENTENCE = "ran on a rented GPU: the provider named it, and the log agrees"
 SMOKE_SENTENCE = "smoke test complete, GPU run still pending"
 STOPPED_SENTENCE = "smoke test stopped early, GPU run still pending"
 NOTHING_SENTENCE = "no training was completed, GPU run still pending"
-UNSHOWN_SENTENCE = "the training ended, and its log and events do not show on which device; GPU run still pending"
+UNSHOWN_SENTENCE = "the training ended, but log and events do not show the device; GPU run still pending"
 
 _NOT_SHOWN = {
-    RENTED: "It does not show who ran it, nor that the provider's answers were signed as they came.",
-    BY_ITS_WORD: "It does not show whose card it was, nor that there was one: its owner could write that log.",
-    SMOKE: "It does not show a GPU, nor who ran it.",
-    NOT_DONE: "It does not show a GPU, nor who ran it.",
-    NOT_A_PROVIDER: "It does not show that anything was rented: whoever runs that address could answer anything.",
+    RENTED: "This receipt does not prove who ran it, or that the provider's answers are genuine.",
+    BY_ITS_WORD: "This receipt does not prove whose card it was, or if there was one: its owner could write that log.",
+    SMOKE: "This receipt does not prove that a GPU was used, or by whom.",
+    NOT_DONE: "This receipt does not prove that a GPU was used, or by whom.",
+    NOT_A_PROVIDER: "This receipt does not prove that anything was rented: that address could answer anything.",
 }
 
-_SEED_NOT_SHOWN = "It does not show that the command used the seed of its challenge."
+_SEED_NOT_SHOWN = "It does not prove that the command used the seed of its challenge."
 
 _DEVICE = re.compile(r"device: (cuda|cpu)")
 _CODE = re.compile(r"code: embedding trainer/\S+ \| .+")
@@ -63,10 +63,10 @@ _CHECKPOINT = re.compile(r"checkpoint: \S+")
 _MOST_WARNINGS = 8
 _MOST_TRIALS = 1000
 _COMMAND_ENDS = {
-    "done": "the command ended well",
+    "done": "the command succeeded",
     "stopped": "the command was stopped",
     "lost": "the command was cut off",
-    "none": "how the command ended was not seen, if it began",
+    "none": "whether the command started, and how it ended, was not seen",
 }
 _START_KEYS = (
     "device",
@@ -83,7 +83,7 @@ _START_KEYS = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """The trainer's log and events, boiled down. `device` is "cuda", "cpu" or "" when log and events do not agree."""
+    """The trainer's log and events, summarised. `device` is "cuda", "cpu", or "" if log and events disagree."""
 
     log: Digested
     events: Digested
@@ -98,8 +98,8 @@ class Evidence:
 
 
 @dataclass
-class _Told:
-    """What one pass over the events leaves."""
+class _EventSummary:
+    """What one pass over the events collects."""
 
     start: StartEvent | None = None
     devices: set[str | None] = field(default_factory=set)
@@ -116,25 +116,25 @@ class _Told:
 
 
 def read_evidence(folder: RunFolder) -> Evidence:
-    """Read log and events of a run; files that are not there show nothing."""
-    told = _listen(events_of(folder.events))
-    lines, said = _quote(folder.log)
+    """Read log and events of a run; missing files show nothing."""
+    summary = _summarise(events_of(folder.events))
+    lines, device = _quote(folder.log)
     return Evidence(
         log=digest_file(folder.log),
         events=digest_file(folder.events),
         lines=lines,
-        device=said if told.devices == {said} else "",
-        start={key: getattr(told.start, key) for key in _START_KEYS} if told.start else None,
-        figures=_figures(told),
-        sample=_sample(told.sample),
-        split=told.split,
-        warnings=told.warnings,
-        trials=[event for _, event in sorted(told.trials.items())],
+        device=device if summary.devices == {device} else "",
+        start={key: getattr(summary.start, key) for key in _START_KEYS} if summary.start else None,
+        figures=_figures(summary),
+        sample=_sample(summary.sample),
+        split=summary.split,
+        warnings=summary.warnings,
+        trials=[event for _, event in sorted(summary.trials.items())],
     )
 
 
 def digest_file(path: Path) -> Digested:
-    """A file's length and sha256; both unknown when it is not there."""
+    """Return a file's length and sha256; both are unknown if it does not exist."""
     if not path.is_file():
         return {"bytes": None, "sha256": UNKNOWN}
     with open_regular(path) as content:
@@ -142,9 +142,9 @@ def digest_file(path: Path) -> Digested:
 
 
 def _quote(log: Path) -> tuple[list[str], str]:
-    """The lines that a receipt shows, and the device that the log names first.
+    """Return the lines that a receipt shows, and the device that the log names first.
 
-    Only the first `device:` line counts: a sample may print whatever it likes, but only after it.
+    Only the first `device:` line counts: a sample may print anything, but only after it.
     """
     singles: dict[int, str] = {}
     checkpoint, steps = "", 0
@@ -154,35 +154,35 @@ def _quote(log: Path) -> tuple[list[str], str]:
                 singles[place] = plain_line(line)
         steps += _STEP.fullmatch(line) is not None
         checkpoint = plain_line(line) if _CHECKPOINT.fullmatch(line) else checkpoint
-    wanted = {0, (steps - 1) // 2, steps - 1}
+    quoted = {0, (steps - 1) // 2, steps - 1}
     numbered = enumerate(line for line in lines_of(log) if _STEP.fullmatch(line))
-    shown = [plain_line(line) for number, line in numbered if number in wanted]
+    shown = [plain_line(line) for number, line in numbered if number in quoted]
     lines = [singles[place] for place in sorted(singles)] + shown + ([checkpoint] if checkpoint else [])
     return lines, singles.get(0, "").removeprefix("device: ")
 
 
-def _listen(events: Iterable[TrainerEvent]) -> _Told:
-    told = _Told()
+def _summarise(events: Iterable[TrainerEvent]) -> _EventSummary:
+    summary = _EventSummary()
     for event in events:
-        told.split.take(event)
+        summary.split.take(event)
         match event:
             case StartEvent():
-                told.start = told.start or event
-                told.devices.add(event.device)
+                summary.start = summary.start or event
+                summary.devices.add(event.device)
             case StepEvent():
-                told.first_step = told.first_step or event
-                told.last_step = event
+                summary.first_step = summary.first_step or event
+                summary.last_step = event
             case EvaluationEvent():
-                told.last_eval = event
-                losses = [loss for loss in (event.val_loss, told.best_val_loss) if loss is not None]
-                told.best_val_loss = min(losses, default=None)
+                summary.last_eval = event
+                losses = [loss for loss in (event.val_loss, summary.best_val_loss) if loss is not None]
+                summary.best_val_loss = min(losses, default=None)
             case CoreScoreEvent():
-                told.core = event
+                summary.core = event
             case SampleEvent():
-                told.sample = event
-            case AlertEvent() if len(told.warnings) < _MOST_WARNINGS:
+                summary.sample = event
+            case AlertEvent() if len(summary.warnings) < _MOST_WARNINGS:
                 at = "" if event.step is None else f"step {event.step}: "
-                told.warnings.append(f"{at}{plain_line(event.message)}")
+                summary.warnings.append(f"{at}{plain_line(event.message)}")
             case StopEvent():
                 told.stop = event
             case TrialEvent(trial=int(number)) if number in told.trials or len(told.trials) < _MOST_TRIALS:
@@ -190,19 +190,19 @@ def _listen(events: Iterable[TrainerEvent]) -> _Told:
     return told
 
 
-def _figures(told: _Told) -> dict[str, Any]:
-    """Losses, steps and speed as the trainer reported them; null where it did not."""
-    first, last, core = told.first_step, told.last_step, told.core
+def _figures(summary: _EventSummary) -> dict[str, Any]:
+    """Return losses, steps and speed as the trainer reported them; null where it did not."""
+    first, last, core = summary.first_step, summary.last_step, summary.core
     scored = {key: getattr(core, key) for key in ("core", "core_items", "bundle_sha256")} if core else None
     return {
         "first_step": first.step if first else None,
         "first_loss": first.loss if first else None,
         "last_step": last.step if last else None,
         "last_loss": last.loss if last else None,
-        "last_val_loss": told.last_eval.val_loss if told.last_eval else None,
-        "best_val_loss": told.best_val_loss,
+        "last_val_loss": summary.last_eval.val_loss if summary.last_eval else None,
+        "best_val_loss": summary.best_val_loss,
         "tokens": last.tokens if last else None,
-        "train_s": told.stop.train_s if told.stop else None,
+        "train_s": summary.stop.train_s if summary.stop else None,
         **({"core": scored} if scored else {}),
     }
 
@@ -214,10 +214,10 @@ def _sample(event: SampleEvent | None) -> SampleTold | None:
 
 
 def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, outcome: str) -> Verdict:
-    """The verdict of a run that was opened so, on that machine; `device` is "" where log and events do not agree."""
+    """Return the verdict of a run opened like this on that machine; `device` is "" if log and events disagree."""
     if opened.endpoint:
         trained = GPU_SENTENCE if device == "cuda" else _smoke_sentence(device, outcome)
-        says = plain_line(f"asked {opened.endpoint} in place of {opened.provider}; {trained}")
+        says = plain_line(f"{opened.endpoint} answered instead of {opened.provider}; {trained}")
         return _with_limits(NOT_A_PROVIDER, says)
     if device != "cuda":
         return _with_limits(_without_gpu(opened, outcome), _smoke_sentence(device, outcome))
@@ -229,19 +229,19 @@ def verdict_of(opened: RunOpened, machine: ReceiptMachine | None, device: str, o
 def command_verdict(
     opened: RunOpened, machine: ReceiptMachine | None, tally: Mapping[str, Any], outcome: str
 ) -> Verdict:
-    """The verdict of a user's command: by what the agent saw the cards do, not by the log."""
+    """Return the verdict of a user's command: by what the agent saw the GPUs do, not by the log."""
     own, busy, looks = (whole(tally.get(key)) or 0 for key in ("own", "busy", "looks"))
     is_on_gpu = bool(
         own or (busy and not place_facts(opened.provider).is_own_box)
-    )  # Others may work on a box of the user's own.
+    )  # Others may use the user's own box.
     how = _COMMAND_ENDS.get(outcome, "the command failed").replace(COMMAND.work, terms_in(opened.as_data()).work)
     seen = f"a GPU was at work in {own or busy} of {looks} looks" if is_on_gpu else "no GPU was seen at work"
     says = f"{how}; {seen}"
     if opened.challenge:
         word = opened.challenge.rpartition(":")[0]
-        says = plain_line(f"{says}; opened for the challenge {word} by the key that signs")
+        says = plain_line(f"{says}; opened for the challenge {word} by the signing key")
     if opened.endpoint:
-        kind, says = NOT_A_PROVIDER, plain_line(f"asked {opened.endpoint} in place of {opened.provider}; {says}")
+        kind, says = NOT_A_PROVIDER, plain_line(f"{opened.endpoint} answered instead of {opened.provider}; {says}")
     elif not is_on_gpu:
         kind = _without_gpu(opened, outcome)
     else:
@@ -254,14 +254,14 @@ def command_verdict(
 
 
 def older_verdict(device: str, outcome: str) -> Verdict:
-    """The verdict as receipts had it before they told whose word it is."""
+    """Return the verdict as receipts had it before they stated whose word it is."""
     if device == "cuda":
         return {"is": "gpu", "says": GPU_SENTENCE}
     return {"is": SMOKE, "says": _smoke_sentence(device, outcome)}
 
 
 def _without_gpu(opened: RunOpened, outcome: str) -> str:
-    """Return the verdict of a run without a GPU: one that failed, was cut off or never started tested nothing.
+    """Return the verdict of a run without a GPU: a run that failed, was cut off or never started tested nothing.
 
     Rules 1 called that a smoke test, too.
     """
@@ -280,7 +280,7 @@ def _smoke_sentence(device: str, outcome: str) -> str:
 
 
 def _is_told(machine: ReceiptMachine) -> bool:
-    """Whether the provider itself named the card, or the type of machine; of a box of the user's own nobody did."""
+    """Return whether the provider itself named the card or the machine type; for the user's own box none did."""
     untold = machine.get("as_ordered", [])
     return (
         not place_facts(machine["provider"]).is_own_box and not {"gpu", "type"} <= set(untold) and bool(machine["id"])

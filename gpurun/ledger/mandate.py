@@ -1,7 +1,7 @@
 """A mandate: how much a process that is started with its file may spend, and on what. It is one more budget.
 
-A person writes it, the home's key signs it, and its sum stands in the home beside it. What is held in it never lapses:
-a machine that may exist keeps its money until its end is proven.
+A person writes it, the home's key signs it, and its sum is kept in the home beside it. What is held in it never lapses:
+the money for a machine that may exist stays held until its end is proven.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _ID = re.compile(r"[0-9a-f]{8}")
 class Mandate(Frozen):
     """What may be spent, and on what.
 
-    `total_micros` is for all runs together, `per_run_micros` for each. Without `providers` every cloud that rents by a
-    key will do, without `cards` every card. `root` is the folder below which all lies that may be uploaded. Of
-    `setups` the digests of the scripts are known, of `secrets` the names. Another than these `images` is not taken.
+    `total_micros` is for all runs together, `per_run_micros` for each. Without `providers`, every cloud that rents by a
+    key is allowed; without `cards`, every card. Everything that is uploaded must be below the folder `root`. `setups`
+    are the digests of the allowed scripts, `secrets` the names of the allowed secrets, `images` the only allowed
+    images.
     """
 
     v: Literal[1] = 1
@@ -59,12 +60,12 @@ class Mandate(Frozen):
 
     @property
     def name(self) -> str:
-        """Return what it is called among the budgets."""
+        """Return its name among the budgets."""
         return f"mandate {self.id}"
 
 
 def folder_of(home: Home) -> Path:
-    """Return where the mandates of a home lie, with what was spent under each."""
+    """Return the folder of a home's mandates, with what was spent under each."""
     return home.root / "mandates"
 
 
@@ -74,10 +75,10 @@ def file_of(home: Home, mandate_id: str) -> Path:
 
 
 def write_mandate(home: Home, clock: Clock, **terms: Any) -> tuple[Mandate, Path]:
-    """Sign a new mandate and begin its sum at nothing; SetupError where the home has no key to sign with."""
+    """Sign a new mandate and start its sum at zero; SetupError if the home has no key to sign with."""
     signer = load_signer(home.prepare().keys)
     if signer is None:
-        what = f"A mandate is signed by this home's key, and {home.keys} has none that can be read."
+        what = f"This home's key must sign a mandate, and {home.keys} has no readable key."
         raise SetupError("mandate.no_key", what, hint="See The form in docs/RECEIPTS.md for how to begin again.")
     mandate = Mandate(id=secrets.token_hex(4), home=home.id, made_wall=clock.wall(), **terms)
     make_private(folder_of(home))
@@ -89,11 +90,11 @@ def write_mandate(home: Home, clock: Clock, **terms: Any) -> tuple[Mandate, Path
 
 
 def read_mandate(path: Path, home: Home) -> Mandate:
-    """Read a mandate that this home has signed; SetupError for one that is edited, another home's, or none at all.
+    """Read a mandate that this home signed; SetupError if it was edited, is another home's, or is not a mandate.
 
-    It may be over or revoked: `demand_valid` says so.
+    It may be expired or revoked: `MandateBudget.mandate` checks that.
     """
-    hint = "Ask the person who gave it for another; `gpurun mandate new` writes one, at a terminal."
+    hint = "Ask the person who gave it to you for a new one; `gpurun mandate new` writes one at a terminal."
     try:
         envelope = parse_object(read_regular(path, MOST_BYTES))
         keys = _own_key(home)
@@ -109,13 +110,13 @@ def read_mandate(path: Path, home: Home) -> Mandate:
         what = f"The mandate {path} was not signed by the key of this home, {home.root}."
         raise SetupError("mandate.foreign", what, hint=hint)
     if found is not Signature.OK or not _ID.fullmatch(mandate.id):
-        what = f"The mandate {path} was edited: its signature does not fit what it says."
+        what = f"The mandate {path} was edited: its signature does not match its content."
         raise SetupError("mandate.edited", what, hint=hint)
     return mandate
 
 
 def _own_key(home: Home) -> dict[str, Ed25519PublicKey]:
-    """Return the home's own key alone: others may lie beside it, whose receipts are believed."""
+    """Return this home's own key only: `keys/` may hold others, whose receipts are trusted."""
     try:
         return parse_public_key(read_regular(home.keys / PUBLIC_NAME))
     except (OSError, ValueError):
@@ -123,18 +124,18 @@ def _own_key(home: Home) -> dict[str, Ed25519PublicKey]:
 
 
 def mandate_here(home: Home) -> Mandate | None:
-    """Return the mandate that GPURUN_MANDATE names; None where the variable is not set, an error as `read_mandate`."""
+    """Return the mandate that GPURUN_MANDATE names; None if the variable is not set, errors as in `read_mandate`."""
     named = os.environ.get(MANDATE_VARIABLE)
     if named is None:
         return None
     if not named.strip():
-        what = f"{MANDATE_VARIABLE} is set and names no file, so nothing may be done."
-        raise SetupError("mandate.unreadable", what, hint="Name the mandate's file there, or unset it.")
+        what = f"{MANDATE_VARIABLE} is set but empty, so nothing is allowed."
+        raise SetupError("mandate.unreadable", what, hint="Set it to the mandate's file, or unset it.")
     return read_mandate(Path(named).expanduser().absolute(), home)
 
 
 def mandates_of(home: Home) -> Iterator[tuple[str, Mandate | None]]:
-    """Yield the mandates of a home by their ids, those that cannot be read as None."""
+    """Yield the mandates of a home by id, with None for one that cannot be read."""
     for path in sorted(folder_of(home).glob("*.json")):
         if _ID.fullmatch(path.stem):
             mandate = None
@@ -144,12 +145,12 @@ def mandates_of(home: Home) -> Iterator[tuple[str, Mandate | None]]:
 
 
 def is_revoked(home: Home, mandate_id: str) -> bool:
-    """Whether a person has revoked it."""
+    """Return whether a person has revoked it."""
     return _revoked_mark(home, mandate_id).exists()
 
 
 def revoke_mandate(home: Home, mandate_id: str) -> None:
-    """Revoke it for good: nothing more is begun under it; what runs goes to its end."""
+    """Revoke it for good: nothing more starts under it, but what runs continues to its end."""
     write_atomic(_revoked_mark(home, mandate_id), b"")
 
 
@@ -158,9 +159,9 @@ def _revoked_mark(home: Home, mandate_id: str) -> Path:
 
 
 class MandateBudget(Budget):
-    """The sum of one mandate: what all its runs have cost, and what they may still cost."""
+    """The sum of one mandate: what all its runs have cost and may still cost."""
 
-    cure = "Nothing is begun under this mandate any more; ask the person who gave it for another."
+    cure = "Nothing more can start under this mandate; ask the person who gave it to you for a new one."
 
     def __init__(self, home: Home, clock: Clock, mandate_id: str) -> None:
         super().__init__(home, clock)
@@ -172,13 +173,13 @@ class MandateBudget(Budget):
         return folder_of(self._home) / f"{self._id}.spent"
 
     def mandate(self) -> Mandate:
-        """Return the home's own copy; SetupError where it is edited, over or revoked."""
+        """Return the home's own copy; SetupError if it was edited, has expired or was revoked."""
         mandate = read_mandate(file_of(self._home, self._id), self._home)
-        hint = "Ask the person who gave it for another; what runs goes to its end."
+        hint = "Ask the person who gave it to you for a new one; what runs continues to its end."
         if is_revoked(self._home, self._id):
             raise SetupError("mandate.revoked", f"The mandate {self._id} was revoked.", hint=hint)
         if self._clock.wall() >= mandate.until_wall:
-            what = f"The mandate {self._id} was over at {utc(mandate.until_wall)}."
+            what = f"The mandate {self._id} expired at {utc(mandate.until_wall)}."
             raise SetupError("mandate.expired", what, hint=hint)
         return mandate
 
@@ -191,12 +192,12 @@ class MandateBudget(Budget):
         return float("-inf")
 
     def demand_room(self, limit: Micros | None, who: str, worst: Micros, others: Sequence[Held]) -> None:
-        """See `Budget.demand_room`; a run's rentals together cost no more than a run may."""
+        """See `Budget.demand_room`; a run's rentals together must also stay below the limit of one run."""
         most, own = self.mandate().per_run_micros, [held.micros for held in others if held.who == who]
         if total(worst, *own) > most:
             left = format_left(left_of(self.limit(), total(*(held.micros for held in others))))
-            what = f"{who} may cost {format_usd(total(worst, *own))}, and a run of this mandate {format_usd(most)}"
-            raise NoOffer("mandate.per_run", f"{what}; {left} is left.", hint="Take a smaller --max-cost.")
+            what = f"{who} may cost {format_usd(total(worst, *own))}, over the mandate's {format_usd(most)} for a run"
+            raise NoOffer("mandate.per_run", f"{what}; {left} of its total is left.", hint="Use a smaller --max-cost.")
         super().demand_room(limit, who, worst, others)
 
     def refusal(self, limit: Micros, worst: Micros, others: Sequence[Held]) -> NoOffer:
@@ -205,13 +206,13 @@ class MandateBudget(Budget):
         held = total(*(held.micros for held in others if not held.is_spent))
         left = format_left(left_of(limit, total(spent, held)))
         sums = f"{format_usd(spent)} spent, {format_usd(held)} held by open runs, {left} left of {format_usd(limit)}"
-        hint = "Wait for the end of a run, which frees what it did not need; or take a smaller --max-cost."
-        return NoOffer("mandate.total", f"This may cost {format_usd(worst)}; of the mandate: {sums}.", hint=hint)
+        hint = "Wait for a run to end, which frees what it did not need, or use a smaller --max-cost."
+        return NoOffer("mandate.total", f"This may cost {format_usd(worst)}. The mandate: {sums}.", hint=hint)
 
     def _on_file(self) -> dict[str, Held]:
-        """See `Budget._on_file`; a file that was taken away does not bring its money back."""
+        """See `Budget._on_file`; removing the file does not bring its money back."""
         if not self.path.exists():
-            raise FileNotFoundError(2, "what was spent under it is not on file", str(self.path))
+            raise FileNotFoundError(2, "the record of what was spent is missing", str(self.path))
         return super()._on_file()
 
 

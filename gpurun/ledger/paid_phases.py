@@ -1,7 +1,7 @@
-"""Where the paid seconds went: by this laptop's clock from phase to phase, and inside training by the machine's word.
+"""Where the paid seconds went: each phase by this computer's clock, and inside training by the machine's figures.
 
-The phases of all rentals together are the billable seconds, to the millisecond: what none of them takes is "other". The
-machine's words only say how the training phase divides; where they claim more than it lasted, none of them is kept.
+The phases of all rentals together are the billable seconds, to the millisecond: what belongs to none is "other". The
+machine's figures only divide the training phase; if they claim more than it lasted, none of them is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpurun.core.untrusted import number, plain_data
 from gpurun.ledger.billed_time import MEASURED, last_of
 from gpurun.ledger.rental import Rental
 
-# What goes on after each record; a record that is not here changes nothing about that.
+# The phase that begins after each record; other records change nothing.
 _BEGINS: dict[str, str] = {
     Event.CREATE_INTENDED: "boot",
     Event.READY_OBSERVED: "upload",
@@ -40,7 +40,7 @@ _LEASE = {
     "collect": "collect_s",
     "destroy": "destroy_s",
 }
-# The end of a phase whose record says how long the last parts of it took: setting up, connecting, unpacking, fetching.
+# Ends of phases whose record states how long the last parts took: set-up, connecting, unpacking, downloading.
 _LAST_PARTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     Event.READY_OBSERVED: ("boot", (("setup", "setup_s"), ("connect", "connect_s"))),
     Event.SHIP_OBSERVED: ("upload", (("unpack", "unpack_s"),)),
@@ -49,9 +49,9 @@ _LAST_PARTS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 
 def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
-    """Seconds of each phase that was reached, over all rentals; they add up to what may be billed."""
+    """Return the seconds of each phase that was reached, over all rentals; they add up to what may be billed."""
     spent_ms: dict[str, int] = {}
-    for rental in (one for one in rentals if one.end != "refused"):
+    for rental in (rental for rental in rentals if rental.end != "refused"):
         for name, spent_us in _phases_us(rental).items():
             spent_ms[name] = spent_ms.get(name, 0) + spent_us // 1000
     total_ms = sum(round(rental.seconds * 1000) for rental in rentals)
@@ -61,7 +61,7 @@ def phases_s(rentals: Sequence[Rental]) -> dict[str, float]:
 
 
 def _phases_us(rental: Rental) -> dict[str, int]:
-    """Microseconds of each phase of one rental, up to the end of what may be billed."""
+    """Return the microseconds of each phase of one rental, up to the end of what may be billed."""
     records = [record for record in rental.records if record.seq <= rental.last_paid.seq]
     left_us, free_us = round(rental.seconds * 1e6), round(rental.queued_s * 1e6)
     spent: dict[str, int] = {}
@@ -83,21 +83,21 @@ def _phases_us(rental: Rental) -> dict[str, int]:
 
 
 class TrainingSplit:
-    """Takes the trainer's events in, and says what its seconds went to. Every figure is the machine's word.
+    """Takes the trainer's events and divides its seconds. Every figure is the machine's word.
 
-    Of each process of the trainer: `import`, until its `start` event; `compile`, what its first steps took more than
-    the quickest that it tells of; `steps`, the steps at the speed that it tells; `eval`; `checkpoint`, its stalls.
+    For each process of the trainer: `import`, until its `start` event; `compile`, what its first steps took beyond the
+    quickest reported step; `steps`, the steps at the reported speed; `eval`; `checkpoint`, its stalls.
     """
 
     def __init__(self) -> None:
         self._told_us = dict.fromkeys(("import", "compile", "steps", "eval", "checkpoint"), 0)
         self._began_us: int | None = None
-        self._first: tuple[int, int] | None = None  # The first steps: microseconds of all, and how many they were.
+        self._first: tuple[int, int] | None = None  # The first steps: their microseconds and their number.
         self._last_step = 0
         self._quickest_us: int | None = None
 
     def take(self, event: TrainerEvent) -> None:
-        """Take the next event in."""
+        """Take the next event."""
         match event:
             case StartEvent():
                 self._close()
@@ -122,7 +122,7 @@ class TrainingSplit:
             self._told_us["steps"] += count * step_us
 
     def _close(self) -> None:
-        """The end of one process of the trainer."""
+        """Finish one process of the trainer."""
         if self._first is not None:
             took_us, count = self._first
             usual_us = min(took_us, count * (self._quickest_us or 0))
@@ -131,22 +131,22 @@ class TrainingSplit:
         self._began_us, self._first, self._quickest_us = None, None, None
 
     def within(self, training_s: float) -> dict[str, float] | None:
-        """The seconds of the training phase, divided, the rest as "other"; None where the words do not fit into it."""
+        """Return the seconds of the training phase, divided, the rest as "other"; None if the figures do not fit."""
         self._close()
         told_ms = {name: us // 1000 for name, us in self._told_us.items()}
         total_ms = round(1000 * training_s)
         room_ms = total_ms - sum(ms for name, ms in told_ms.items() if name != "steps")
         if room_ms < 0 or not any(told_ms.values()):
             return None
-        told_ms["steps"] = min(told_ms["steps"], room_ms)  # The speed that is told is a median, no sum.
+        told_ms["steps"] = min(told_ms["steps"], room_ms)  # The reported speed is a median, not a sum.
         told_ms["other"] = total_ms - sum(told_ms.values())
         return {name: ms / 1000 for name, ms in told_ms.items()}
 
 
 def planned(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
-    """What the plan allowed each phase of a rental at most, and how long it expected training to take."""
+    """Return the plan's limit for each phase of a rental, and how long it expected training to take."""
     limits, offers = intent.lease.model_dump(), [plan, *(plan.get("candidates") or ())]
-    guess: Any = next((one.get("estimate") for one in offers if one.get("offer") == intent.offer), None)
+    guess: Any = next((entry.get("estimate") for entry in offers if entry.get("offer") == intent.offer), None)
     return {
         "is": "planned",
         "limits_s": {name: limits[key] for name, key in _LEASE.items() if name != "setup" or limits[key]},
@@ -155,8 +155,8 @@ def planned(intent: CreateIntended, plan: Mapping[str, Any]) -> Planned:
 
 
 def timeline(records: Sequence[Record]) -> Timeline:
-    """Return when things were seen here: the first asking, and the last of everything else."""
-    asked = next((one for one in records if one.event is Event.CREATE_INTENDED), None)
+    """Return when things were seen here: the first request, and the last of everything else."""
+    asked = next((record for record in records if record.event is Event.CREATE_INTENDED), None)
 
     def seen(event: Event) -> str:
         record = last_of(records, event)
@@ -176,5 +176,5 @@ def timeline(records: Sequence[Record]) -> Timeline:
 
 
 def _microseconds(seconds: float | None) -> int:
-    """Seconds that somebody told; nothing where they are not sane."""
+    """Return reported seconds in microseconds; 0 if they are not plausible."""
     return round(seconds * 1e6) if seconds is not None and 0 <= seconds < 1e12 else 0

@@ -1,4 +1,4 @@
-"""A run's plan; where its file is damaged, what the journal has of it: enough to end the machine and tell the cost."""
+"""A run's plan or, if its file is damaged, the journal's part of it: enough to end the machine and show the cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpurun.core.records import Offer
 from gpurun.core.run_plan import Candidate, DataSummary, Estimate, Plan
 
 _NO_GUESS = Estimate(fits=True, peak_bytes=0, micro_batch=0, tokens_per_s=None, train_s=None, basis="the plan is lost")
-# What a journal may lack, and nothing here needs to know.
+# Fields that a journal may lack and nothing here needs.
 _NO_OFFER: dict[str, Any] = {
     **dict.fromkeys(("type_id", "gpu", "price_source"), "unknown"),
     **dict.fromkeys(("gpu_count", "vram_gb", "boot_s"), 0),
@@ -28,7 +28,7 @@ _PRICED = {"provider", "rate_micros_per_hour", "billing_unit_s"}
 
 
 def read_plan(folder: RunFolder) -> Plan:
-    """The plan that was agreed to, with its shards where they lie now; OSError or ValidationError where it is none."""
+    """Read the approved plan, with its data where they lie now; OSError or ValidationError if it is not a plan."""
     return _here(Plan.from_json(read_regular(folder.plan)), folder)
 
 
@@ -42,7 +42,7 @@ def _here(plan: Plan, folder: RunFolder) -> Plan:
 
 
 def read_leg_plan(folder: RunFolder, name: str, sha256: str) -> Plan:
-    """Return the plan of a leg by its file's name in the journal; OSError or ValueError where it is not that one."""
+    """Return the plan of a leg by its file's name in the journal; OSError or ValueError if it is not that plan."""
     return _here(_leg_of(folder.legs / Path(name).name, sha256), folder)
 
 
@@ -55,9 +55,9 @@ def _leg_of(path: Path, sha256: str) -> Plan:
 
 
 def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, VerificationFailed | None]:
-    """The plan of the machine of now, or what the journal has of it, and why it is not the plan itself.
+    """Return the plan of the current machine, or the journal's part of it with the error that says why.
 
-    That is raised where the journal has nothing of it: then nothing was asked for either.
+    Raises that error if the journal has no part of it: then nothing was requested either.
     """
     leg = last_typed(records, LegPlanned)
     try:
@@ -66,7 +66,7 @@ def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, Verific
         lost = VerificationFailed(
             "run.plan_damaged",
             f"The plan of {folder.name} cannot be read: {type(error).__name__}.",
-            hint=f"Put {folder.legs if leg else folder.plan} back from a copy to go on, or end the run: "
+            hint=f"Restore {folder.legs if leg else folder.plan} from a copy to resume, or end the run: "
             f"gpurun destroy {folder.name}.",
         )
         try:
@@ -76,15 +76,15 @@ def plan_of(folder: RunFolder, records: Sequence[Record]) -> tuple[Plan, Verific
 
 
 def _intents_of_now(records: Sequence[Record]) -> list[CreateIntended]:
-    """What was asked for since the last plan of a leg, or at all."""
+    """Return what was requested since the last plan of a leg, or at all."""
     legs = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
     since = list(all_typed(records[legs[-1] :] if legs else records, CreateIntended))
     return since or list(all_typed(records, CreateIntended))
 
 
 def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
-    """The plan of what was asked for, offer by offer, in the order of asking; of the training it knows nothing."""
-    asked = {Offer.model_validate(_NO_OFFER | one.model_dump(include=_PRICED) | one.offer): one for one in intents}
+    """Return a plan with the requested offers, in the order of the requests; it knows nothing of the training."""
+    offers = {Offer.model_validate(_NO_OFFER | one.model_dump(include=_PRICED) | one.offer): one for one in intents}
     approved = [
         Candidate(
             offer=offer,
@@ -94,7 +94,7 @@ def _stand_in(opened: RunOpened, intents: Sequence[CreateIntended]) -> Plan:
             worst_micros=Micros(one.worst_micros),
             finishes=False,
         )
-        for offer, one in asked.items()
+        for offer, one in offers.items()
     ]
     known = {"run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"}
     return Plan.model_validate(

@@ -1,4 +1,4 @@
-"""What one rental cost as the journal tells it, with the machines beside it and the reads behind its end."""
+"""What one rental cost according to the journal, with extra machines and the readings that prove its end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from gpurun.ledger.billed_time import BY_BILL, BY_TIMER, MEASURED, REPORTED, UNS
 
 _BOUNDS = {
     MEASURED: "the machine was watched until its provider showed it as gone",
-    REPORTED: "by the provider's own times of its beginning and its end",
-    BY_BILL: "by the provider's bill, which two readings gave alike; when it ended was not seen",
-    BY_TIMER: "at most, by the time limit at which its provider ends it; when it ended was not seen",
-    UNSEEN: "at most, up to the first reading that showed it as gone; when it ended was not seen",
+    REPORTED: "by the provider's own start and end times",
+    BY_BILL: "by the provider's bill, read twice with the same amount; its end was not seen",
+    BY_TIMER: "at most, by the time limit at which its provider ends it; its end was not seen",
+    UNSEEN: "at most, up to the first reading that showed it gone; its end was not seen",
     None: "up to the proof that it is gone",
 }
-_EXTRA = "at most, with a second machine from its request on"
+_EXTRA = "at most, including a second machine from its request on"
 _UNREAD = "the provider's bill was not read"
 GONE = ("create.duplicate_gone", "create.late_gone")
 
@@ -48,7 +48,7 @@ class ExtraRental:
 
 @dataclass(frozen=True)
 class PaidRise:
-    """A price that rose while the machine ran, and for how long it was paid."""
+    """A price increase while the machine ran, and for how long it was paid."""
 
     micros_per_hour: Micros
     more_micros_per_hour: Micros
@@ -63,24 +63,24 @@ class Rental(BilledTime):
 
     @property
     def machines(self) -> int:
-        """How many machines are paid for over the whole rental: old journals tell only that there was a duplicate."""
+        """Return how many machines are paid for over the whole rental: old journals only record a duplicate as such."""
         incidents = all_typed(self.records, Incident)
-        return 1 + len([one for one in incidents if one.code == "create.duplicate" and not one.id])
+        return 1 + len([incident for incident in incidents if incident.code == "create.duplicate" and not incident.id])
 
     @property
     def ended(self) -> bool:
-        """Whether it can cost nothing more."""
+        """Return whether it can cost nothing more."""
         return self.end != "not_proven" and all(extra.ended for extra in self.extras)
 
     @property
     def gpu_hours(self) -> float:
-        """Its billable hours times its GPUs; a node without any counts as one."""
+        """Return its billable hours times its GPUs; a node without GPUs counts as one."""
         offer = self.intent.offer
         return self.seconds * int(offer["gpu_count"] or offer.get("nodes", 1) * offer.get("jobs", 1)) / SECONDS_PER_HOUR
 
     @property
     def rises(self) -> list[PaidRise]:
-        """The prices that the provider told while it ran, each from when the one before was read last."""
+        """Return the prices that the provider reported while it ran, each from the last reading of the one before."""
         found: list[PaidRise] = []
         before = self.rate
         for record in self.records:
@@ -96,7 +96,7 @@ class Rental(BilledTime):
 
     @property
     def micros(self) -> Micros:
-        """What it cost at most, or has cost so far."""
+        """Return what it cost at most, or so far."""
         unit_s = self.intent.billing_unit_s
         once = self._egress if self.seconds else Micros(0)
         rises = total(*(cost_of(rise.more_micros_per_hour, rise.seconds, unit_s) for rise in self.rises))
@@ -105,14 +105,14 @@ class Rental(BilledTime):
 
     @property
     def least_micros(self) -> Micros:
-        """What it cost at least: its machine, for as long as it was certainly there, and nothing beside that."""
+        """Return what it cost at least: the machine alone, for as long as it certainly existed."""
         return self._lasting(self.least_seconds)
 
     @property
     def _egress(self) -> Micros:
-        """For what left the machine: by the bytes that were counted, or as planned where nobody counted them.
+        """Return the cost of data that left the machine: by the counted bytes, or as planned if none were counted.
 
-        Nothing left one that never answered; of a job that may send something by itself it is at least as planned.
+        A machine that never answered sent nothing; a job that may send data itself costs at least what was planned.
         """
         counted, planned = last_typed(self.records, CollectObserved), Micros(self.intent.egress_micros)
         if counted is None:
@@ -121,7 +121,7 @@ class Rental(BilledTime):
         return max(sent, planned) if self.intent.sends_itself else sent
 
     def micros_of(self, extra: ExtraRental) -> Micros:
-        """What an extra machine of this asking cost, or has cost so far."""
+        """Return what an extra machine of this rental cost, or has cost so far."""
         return self._lasting(extra.seconds)
 
     def share_of_time(self, seconds: float, rate: Micros, *, is_last: bool = False) -> Micros:
@@ -130,15 +130,15 @@ class Rental(BilledTime):
         return total(cost_of(rate, seconds), cost_of(beside, seconds), self._egress if is_last else Micros(0))
 
     def _lasting(self, seconds: float) -> Micros:
-        """What is paid for so long, or the least that its provider bills, at the rate and beside it."""
+        """Return the cost of so many seconds, at least the provider's minimum, of the machine and what is beside it."""
         unit_s, beside = self.intent.billing_unit_s, Micros(self.intent.beside_micros_per_hour)
         paid_s = max(seconds, float(self.intent.least_billed_s)) if seconds else 0.0
         return total(cost_of(Micros(self.rate), paid_s, unit_s), cost_of(beside, paid_s, unit_s))
 
     def proof(self) -> Proof:
-        """The reads behind the end of this machine."""
+        """Return the readings that prove the end of this machine."""
         claimed = last_typed(self.records, DeathProven)
-        reads = [(one.wall, one.typed) for one in self.records if one.event is Event.DEATH_READ]
+        reads = [(record.wall, record.typed) for record in self.records if record.event is Event.DEATH_READ]
         return {
             "token": self.token,
             "teardown": self.end,
@@ -155,14 +155,14 @@ class Rental(BilledTime):
 
 
 def all_bounded(rentals: Sequence[Rental]) -> bool:
-    """Whether the journal bounds what was paid: each machine ended, and there is no more than it tells."""
+    """Return whether the journal bounds what was paid: each machine ended, and the journal records all of them."""
     return all(rental.ended for rental in rentals) and not is_more_than_recorded(rentals)
 
 
 def is_cap_kept(rentals: Sequence[Rental], upper: Micros, cap: Micros, rules: int) -> bool | None:
-    """Return whether a cap was kept by rentals that cost `upper` at most; None where that is not known.
+    """Return whether a cap was kept by rentals that cost `upper` at most; None if that is not known.
 
-    It was broken where the cost of what was seen is over it; by older rules, where the cost is over it and no bound.
+    It was broken if the cost of what was seen is over it; by older rules, if the cost is over it and not only a bound.
     """
     if upper <= cap:
         return True
@@ -172,14 +172,14 @@ def is_cap_kept(rentals: Sequence[Rental], upper: Micros, cap: Micros, rules: in
 
 
 def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
-    """Return what the cost of these rentals is."""
+    """Return what kind of figure the cost of these rentals is."""
     paid = [rental for rental in rentals if rental.rate or rental.extras]
     unended = [rental for rental in paid if not rental.ended]
     if is_more_than_recorded(rentals):
         return Figure.FLOOR
     if unended and is_watched:
         return Figure.SO_FAR
-    if not all(rental.begun for rental in unended):  # Nobody knows whether it waits in its queue.
+    if not all(rental.begun for rental in unended):  # It is not known whether it still waits in its queue.
         return Figure.FLOOR
     is_unseen = any(rental.extras or rental.end_is in (UNSEEN, BY_TIMER) for rental in paid)
     if unended or is_unseen:
@@ -188,47 +188,47 @@ def figure_of(rentals: Sequence[Rental], *, is_watched: bool = False) -> Figure:
 
 
 def billed_by(rentals: Sequence[Rental]) -> Micros | None:
-    """Return what was billed for all machines of a run; None where a bill was not read, or of a second machine."""
-    owed = [one for one in rentals if one.end != "refused" and (one.rate or one.extras)]
-    told = [one.billed for one in owed if one.billed is not None and not one.extras]
-    return total(*told) if owed and len(told) == len(owed) else None
+    """Return what was billed for all machines of a run; None if a bill was not read or there was a second machine."""
+    paid = [rental for rental in rentals if rental.end != "refused" and (rental.rate or rental.extras)]
+    bills = [rental.billed for rental in paid if rental.billed is not None and not rental.extras]
+    return total(*bills) if paid and len(bills) == len(paid) else None
 
 
 def unseen_ends(rentals: Sequence[Rental]) -> list[Rental]:
-    """Return those that were paid for, whose end nobody saw and nothing told, and whose bill was not read."""
+    """Return the paid rentals whose end was neither seen nor reported, and whose bill was not read."""
     return [one for one in rentals if one.ended and one.rate and one.end_is == UNSEEN and one.billed is None]
 
 
 def is_more_than_recorded(rentals: Sequence[Rental]) -> bool:
-    """Whether more was paid than the records tell: for what lay beside a machine, billed, or for one that came late.
+    """Return whether more was paid than the records show: for something billed beside a machine, or a late machine.
 
-    A late machine counts here where nothing tells which it was, and in journals of older gpurun.
+    A late machine counts here if no record identifies it, and in journals of an older gpurun.
     """
-    incidents = [incident for one in rentals for incident in all_typed(one.records, Incident)]
-    counted = {extra.id for one in rentals for extra in one.extras}
-    late = any(one.code == "create.late" and one.id not in counted for one in incidents)
-    return late or any(one.code == "leftover" and one.billed for one in incidents)
+    incidents = [incident for rental in rentals for incident in all_typed(rental.records, Incident)]
+    counted = {extra.id for rental in rentals for extra in rental.extras}
+    late = any(incident.code == "create.late" and incident.id not in counted for incident in incidents)
+    return late or any(incident.code == "leftover" and incident.billed for incident in incidents)
 
 
 def rentals_of(records: Sequence[Record]) -> list[Rental]:
-    """The journal cut into rentals, oldest first, each with the extra machines of its token."""
+    """Return the journal cut into rentals, oldest first, each with the extra machines of its token."""
     starts = [place for place, record in enumerate(records) if record.event is Event.CREATE_INTENDED]
     cut = [BilledTime(tuple(records[start:end])) for start, end in pairwise([*starts, len(records)])]
     return [Rental(one.records, _billed(one, records), tuple(_extras_of(one, records))) for one in cut]
 
 
 def _billed(rental: BilledTime, records: Sequence[Record]) -> Micros | None:
-    """What was billed for a rental's machine, where its provider's bill was read."""
-    bills = [one.micros for one in all_typed(records, BillObserved) if one.token == rental.token]
+    """Return what was billed for a rental's machine; None if its provider's bill was not read."""
+    bills = [bill.micros for bill in all_typed(records, BillObserved) if bill.token == rental.token]
     return Micros(bills[-1]) if bills else None
 
 
 def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraRental]:
-    """The extra machines of a rental's token, whenever they showed themselves: they count from its intent."""
+    """Yield the extra machines of a rental's token, whenever they appeared: they count from its intent."""
     proofs = [one.seq for one in rental.records if one.event is Event.DEATH_PROVEN]
     noted = [(one, one.typed) for one in records if one.event is Event.INCIDENT]
     about = [(one, its) for one, its in noted if isinstance(its, Incident) and its.id and its.token == rental.token]
-    longest_ms = rental.longest_ms or inf  # So long one may run, however long it has queued.
+    longest_ms = rental.longest_ms or inf  # The longest that one may run, however long it was queued.
     is_older = not isinstance(opened := records[0].typed, RunOpened) or opened.home is None
     codes = ("create.duplicate",) if is_older else ("create.duplicate", "create.late")
     for name, found in {its.id: one.seq for one, its in about if its.code in codes}.items():
@@ -240,8 +240,8 @@ def _extras_of(rental: BilledTime, records: Sequence[Record]) -> Iterator[ExtraR
 
 
 def cost_says(rentals: Sequence[Rental]) -> str:
-    """Return what bounds the cost of these rentals, and whether the bill was read, in a sentence."""
-    rented = [one for one in rentals if one.end != "refused" or one.extras]  # What came late of it was rented, too.
+    """Return a sentence on what bounds the cost of these rentals, and whether the bill was read."""
+    rented = [one for one in rentals if one.end != "refused" or one.extras]  # A late machine was rented, too.
     if not rented:
         return "nothing was rented"
     if is_more_than_recorded(rentals):

@@ -1,4 +1,4 @@
-"""The kernel lock of the one process that owns a run. Its death, however it dies, is its release."""
+"""The kernel lock of the one process that owns a run. That process's death, however it dies, releases it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpurun.core.filelock import open_lock, take_lock
 from gpurun.core.paths import open_regular
 from gpurun.core.untrusted import parse_object
 
-# A reader who asks who holds the lock takes it for an instant; an owner waits that instant out.
+# A reader that looks for the holder takes the lock for an instant; an owner waits until that has passed.
 _READERS_PASS_S = 0.2
 
 
 class RunLock:
     """Exclusive ownership of a run, as a context manager.
 
-    `RunHeld` names the holder when another process has it. The file stays when the lock is gone: only the kernel's
-    lock counts, never the file's being there or the process id in it. Reentry in one process is refused as well.
+    `RunHeld` names the holder if another process has it. The file stays after the release: only the kernel's lock
+    counts, not the file's existence or the process id in it. Taking it twice in one process is refused, too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,10 +46,10 @@ class RunLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._let_go()
+        self._release()
 
     def _take(self) -> bool:
-        """Try once; another that has it for an instant or for good is a plain no."""
+        """Try once; return False if another process holds it, for an instant or for good."""
         try:
             descriptor = open_lock(self._path)
         except OSError as error:
@@ -67,7 +67,7 @@ class RunLock:
         return True
 
     def _sign(self, clock: SystemClock) -> None:
-        """Write who holds it, for the message that others get."""
+        """Write who holds it, for the message that other processes show."""
         if self._descriptor is None:
             return
         holder = {"pid": os.getpid(), "host": platform.node(), "started": utc(clock.wall())}
@@ -75,32 +75,32 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
         except OSError:
-            # On a full disk the lock holds all the same; only its holder's name is missing.
+            # On a full disk the lock still holds; only the holder's name is missing.
             return
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def holder_of(path: Path) -> str | None:
-    """Who holds a lock, in words, or None when nobody does. Needs no lock and leaves none behind."""
+    """Return who holds a lock, in words, or None if it is free. Needs no lock and leaves none behind."""
     try:
         lock = open_regular(path)
-    except OSError:  # What is another user's, or no lock at all, is not seen to be held.
+    except OSError:  # Another user's file, or a missing one, does not show a holder.
         return None
     with lock:
         return None if take_lock(lock.fileno(), shared=True) else _words(os.pread(lock.fileno(), 4096, 0))
 
 
 def _words(content: bytes) -> str:
-    """The holder's own note as a clause; a note that is missing or broken still means that somebody is there."""
+    """Return the holder's own note as a clause; a missing or broken note still means that a process is there."""
     try:
         note = parse_object(content)
         return f"process {int(note['pid'])} on {str(note['host'])!r} since {note['started']}"
     except (ValueError, KeyError, TypeError):
-        return "a process that has not said its name yet"
+        return "a process that has not written its name yet"
 
 
 def _unlockable(path: Path, error: OSError) -> SetupError:
@@ -115,9 +115,9 @@ _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
 
 
 def _drop_in_child() -> None:
-    """A forked child shares the lock; without this it would keep a dead holder's run locked."""
+    """Release the locks in a forked child, which would otherwise keep a dead holder's run locked."""
     for lock in list(_held):
-        lock._let_go()
+        lock._release()
 
 
 os.register_at_fork(after_in_child=_drop_in_child)

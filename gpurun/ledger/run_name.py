@@ -1,4 +1,4 @@
-"""The name of a run to come."""
+"""The name of a new run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANIMALS = (
 
 
 def free_name(home: Home) -> str:
-    """A short name that no run has or had: an animal and a number, which grows where many are taken."""
+    """Return a short name that no run has or had: an animal and a number, which grows if many are taken."""
     numbers = 90
     while True:
         name = f"{secrets.choice(_ANIMALS)}-{secrets.randbelow(numbers) + 10}"

@@ -1,4 +1,4 @@
-"""A journal, replayed: pure, total, and the only place that knows what a record means for what comes next."""
+"""Replays a journal: pure, total, and the only place that knows what a record means for the next step."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from gpurun.core.stop_request import STRENGTH
 
 TALK_S = 120.0
 MOVES_ON_S = 3600.0
-"""So long after an asking another offer may still be taken: nobody expects a machine the day after."""
+"""How long after a request another offer may still be taken: a day later the user expects no machine."""
 _MOST_NAMED = 20
 WORKING = (
     Phase.CREATING, Phase.CREATED, Phase.READY, Phase.SHIPPED, Phase.TRAINING, Phase.TRAINED, Phase.HELD,
 )  # fmt: skip
-"""While something of a machine is still wanted: until its end is asked for."""
+"""The phases in which the machine is still needed: until its end is requested."""
 
 
 class Step(StrEnum):
@@ -72,7 +72,7 @@ class Step(StrEnum):
 
 
 def replay_journal(run: str, records: Sequence[Record]) -> RunState:
-    """Fold a journal into the state it leaves a run in."""
+    """Fold a journal into the state of its run."""
     state = RunState(run=run, phase=Phase.OPENED)
     for record in records:
         if not isinstance(record.event, Event):
@@ -86,12 +86,12 @@ def replay_journal(run: str, records: Sequence[Record]) -> RunState:
 
 
 def find_offer_place(state: RunState, plan: Plan) -> int:
-    """Which approved offer the run is about: the first, but for those that could not be had."""
+    """Return the index of the approved offer that the run uses: the first that was not passed over."""
     return min(state.passed_over, len(plan.approved) - 1)
 
 
 def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
-    """The one thing to do now; None when the run is closed."""
+    """Return the one step to take now; None if the run is closed."""
     abandoned = bool(state.failure or state.stop or lease_over)
     failed_in = state.failure.step if state.failure else ""
     if state.imported and state.phase not in (Phase.SETTLED, Phase.CLOSED):
@@ -102,14 +102,14 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
                 return Step.MOVE if may_move(state) else Step.SETTLE
             return Step.STAGE if state.stage == "wanted" else Step.CREATE
         case Phase.CREATING:
-            # What is not found after its deadline may have lived until then: it is proven dead, and paid for.
+            # A machine that is not found after its deadline may have lived until then: it is proven dead, and paid for.
             return Step.DESTROY if lease_over or state.failure else Step.CREATE
         case Phase.CREATED:
             return Step.DESTROY if abandoned or state.moves_on else Step.AWAIT_READY
         case Phase.READY:
             return Step.DESTROY if abandoned else Step.SHIP
         case Phase.SHIPPED:
-            # An answer that was lost may have been a yes: asked once more, what trains is stopped, and comes home.
+            # A start whose answer was lost may have worked: it is repeated, to stop and collect what trains.
             may_train = state.start_asked and state.stop != "destroy" and not (state.failure or lease_over)
             return Step.DESTROY if abandoned and not may_train else Step.START
         case Phase.TRAINING:
@@ -126,7 +126,7 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.DESTROYING:
             return Step.DESTROY
         case Phase.GONE:
-            is_given_up = state.stop == "destroy" and state.reason != "lease"  # By somebody who wanted nothing of it.
+            is_given_up = state.stop == "destroy" and state.reason != "lease"  # The user wants none of its outputs.
             may_lack = state.pushed or state.shared == "holds"
             if may_lack and not is_given_up:
                 return Step.SALVAGE
@@ -134,14 +134,14 @@ def next_step(state: RunState, *, lease_over: bool = False) -> Step | None:
         case Phase.SETTLED:
             return Step.SETTLE if state.may_be_billing else Step.CLOSE
         case Phase.CLOSED:
-            # Only what was closed too early, by a gpurun that did so, is settled once more.
+            # Only a run that an older gpurun closed too early is settled again.
             return Step.SETTLE if state.may_be_billing else None
 
 
 def may_move(state: RunState) -> bool:
-    """Whether the run continues on another machine, if there is one for it: never for a fault or an end of its own.
+    """Return whether the run continues on another machine, if there is one: never after its own fault or end.
 
-    The journal's outcome decides, and no exit code: a machine that is gone leaves none.
+    The journal's outcome decides, not an exit code: a machine that is gone leaves none.
     """
     if not state.legs or state.stop or state.stays:
         return False
@@ -153,36 +153,36 @@ def may_move(state: RunState) -> bool:
 
 
 def waits_for_machine(state: RunState) -> bool:
-    """Whether nothing is rented for a run just now, and it continues on another machine once there is one."""
+    """Return whether nothing is rented for a run now, and it continues on another machine once there is one."""
     return state.phase in (Phase.GONE, Phase.OPENED) and not state.may_be_billing and may_move(state)
 
 
 _NOT_TO_BE_HAD = frozenset({"create.no_capacity", "create.cannot_look", "price.rose", "price.unknown"})
-"""Why no machine was made, and one may be had later."""
+"""Failures to get a machine after which one may be available later."""
 _LOST = frozenset({"machine.lost", "boot.gone", "boot.timeout"})
-"""The failures of a step whose machine was taken away, ended by its provider, or never came up."""
+"""Failures of a machine that was taken away, was ended by its provider, or never came up."""
 
 
 def is_to_hold(state: RunState) -> bool:
-    """Whether the machine is to be held: its end would take away what is finished there and not at home."""
+    """Return whether the machine should be held: its end would remove finished files that are not at home."""
     is_wanted = state.stop != "destroy" and state.outcome != "lost"
     may_hold = state.hold_s > 0 and state.held_at is None and state.instance is not None
     return may_hold and is_wanted and (state.elsewhere > 0 or is_lacking(state))
 
 
 def is_lacking(state: RunState) -> bool:
-    """Whether finished files did not come home, and not because the machine is gone."""
+    """Return whether finished files did not come home for another reason than that the machine is gone."""
     failure = state.failure
     return failure is not None and failure.step == Step.COLLECT and failure.exit_code is ExitCode.COLLECT_FAILED
 
 
 def exit_code_of(state: RunState) -> ExitCode:
-    """The code with which `train` ends for a run that came to this state."""
+    """Return the exit code of `train` for a run in this state."""
     if state.may_be_billing:
         return ExitCode.MAY_BE_BILLING
     if state.failure:
         code = as_exit_code(state.failure.exit_code)
-        # That no further machine was to be had is no refusal of a run for which one was paid.
+        # Finding no further machine is not a refusal of a run that has paid for one.
         is_paid = state.leg > 1 or state.outcome in ("failed", "lost")
         return ExitCode.TRAINING_FAILED if code is ExitCode.NO_OFFER and is_paid else code
     if state.outcome in ("failed", "lost"):
@@ -224,7 +224,7 @@ def _create_intended(state: RunState, record: Record, intent: CreateIntended) ->
 
 
 def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
-    """The asking of an intent."""
+    """Return the request that an intent records."""
     return CreateAttempt(
         token=intent.token,
         provider=intent.provider,
@@ -240,7 +240,7 @@ def _asked(record: Record, intent: CreateIntended, leg: int) -> CreateAttempt:
 
 
 def _answered(state: RunState, answer: str) -> dict[str, CreateAttempt]:
-    """All askings, with what became of the current one."""
+    """Return all requests, with the result of the current one."""
     if state.token not in state.asked:
         return state.asked
     return {**state.asked, state.token: state.asked[state.token].model_copy(update={"answer": answer})}
@@ -271,7 +271,7 @@ def _ready_observed(state: RunState, record: Record, ready: ReadyObserved) -> di
 
 
 def _clock_ahead_s(record: Record, facts: dict[str, Any]) -> float:
-    """How far the machine's clock is ahead: it told its time some seconds before the record, up to a minute or two."""
+    """Return how far the machine's clock is ahead; its time was read up to a minute or two before the record."""
     ahead_s = float(facts.get("wall", record.wall)) - record.wall
     return ahead_s if abs(ahead_s) > TALK_S else 0.0
 
@@ -285,7 +285,7 @@ def _create_refused(state: RunState, record: Record, refused: CreateRefused) -> 
 
 def _train_observed(state: RunState, record: Record, ended: TrainObserved) -> dict[str, Any]:
     outputs = ended.outputs or {}
-    # Those that are kept lie where the machine's end takes nothing away.
+    # Kept files lie where the machine's end does not remove them.
     is_settled = outputs.get("kept") or outputs.get("given_up")
     elsewhere = 0 if is_settled else int((outputs.get("elsewhere") or {}).get("files", 0))
     left = {"elsewhere": elsewhere, "unpublished": dict(outputs.get("unpublished") or {})}
@@ -305,36 +305,36 @@ def _stop_requested(state: RunState, record: Record, request: StopRequested) -> 
 
 
 def _collect_observed(state: RunState, record: Record, collected: CollectObserved) -> dict[str, Any]:
-    """What did not come home is a failure by this record alone, so that a crash right after it makes no success."""
+    """Make missing files a failure with this record alone, so that a crash right after it does not hide them."""
     phase = Phase.HELD if state.phase is Phase.HELD else Phase.COLLECTED
     if not collected.missing:
-        # What came while the machine was held counts as if it had come at first.
-        mended = {"failure": state.earlier} if is_lacking(state) and phase is Phase.HELD else {}
-        # What a machine that is lost had finished last is only remembered: the bucket may have newer checkpoints.
+        # Files that came while the machine was held count like those that came at first.
+        cleared = {"failure": state.earlier} if is_lacking(state) and phase is Phase.HELD else {}
+        # What a lost machine finished last is only remembered: the bucket may have newer checkpoints.
         here: dict[str, Any] = {"pushed": "", "shared": "empty" if state.shared else ""}
-        return {"phase": phase, **mended} | ({} if collected.remembered else here)
+        return {"phase": phase, **cleared} | ({} if collected.remembered else here)
     failure = StepFailed(
         step=Step.COLLECT,
         code="collect.missing",
-        message=f"{_count(collected)} files that are finished on the machine did not come home{_named(collected)}.",
-        hint="What was verified is in artifacts/; the receipt names it, and what is missing.",
+        message=f"{_count(collected)} finished files on the machine did not come home{_named(collected)}.",
+        hint="The verified files are in artifacts/; the receipt lists them, and the missing ones.",
         exit_code=ExitCode.COLLECT_FAILED,
     )
     return {"phase": phase, "failure": failure, "earlier": state.earlier or state.failure}
 
 
 def _count(collected: CollectObserved) -> int:
-    """How many files are missing; of those that the machine could not list only the first are named."""
+    """Return how many files are missing; of those that the machine could not list, only the first are named."""
     unpublished, listed = collected.unpublished or {}, collected.missing_files
     named = listed["files"] if listed else len(collected.missing)
     return named + max(0, int(unpublished.get("files", 0)) - len(unpublished.get("first", ())))
 
 
 def _named(collected: CollectObserved) -> str:
-    """Their size and the first of their names, where the record has them."""
+    """Return their size and their first names, if the record has them."""
     size, names = collected.missing_bytes, collected.missing
-    told = "" if size is None else f" ({size:,} bytes)"
-    return f"{told}: {', '.join(names[:_MOST_NAMED])}{' and more' if names[_MOST_NAMED:] else ''}"
+    shown = "" if size is None else f" ({size:,} bytes)"
+    return f"{shown}: {', '.join(names[:_MOST_NAMED])}{' and more' if names[_MOST_NAMED:] else ''}"
 
 
 def _hold_intended(state: RunState, record: Record, hold: HoldIntended) -> dict[str, Any]:
@@ -343,7 +343,7 @@ def _hold_intended(state: RunState, record: Record, hold: HoldIntended) -> dict[
 
 
 def _salvage_observed(state: RunState, record: Record, salvaged: SalvageObserved) -> dict[str, Any]:
-    """What did not come from a cluster's folder stays there; the bucket may have it then."""
+    """Keep in mind where files may still be: a cluster's folder keeps them, and then the bucket may have them, too."""
     shared = state.shared if salvaged.shared is None else salvaged.shared
     return {"shared": shared, "pushed": state.pushed if salvaged.shared == "kept" else ""}
 
@@ -351,25 +351,25 @@ def _salvage_observed(state: RunState, record: Record, salvaged: SalvageObserved
 def _step_failed(state: RunState, record: Record, failure: StepFailed) -> dict[str, Any]:
     failed: dict[str, Any] = {"failure": state.failure or failure}
     if failure.step == Step.COLLECT:
-        # What was lost on the way home matters more to a script than why training ended.
+        # For a script, files that were lost on the way home matter more than why training ended.
         failed["failure"] = failure
         failed["earlier"] = state.failure if state.failure and not is_lacking(state) else state.earlier
-    if failure.step == Step.MOVE:  # It says why the run ends, and what would have let it continue.
+    if failure.step == Step.MOVE:  # It states why the run ends, and what would have let it continue.
         failed |= {"stays": True, "failure": failure, "earlier": state.failure}
     if failure.step == Step.HOLD:
         failed["phase"] = Phase.COLLECTED
     if failure.step == Step.WATCH:
         failed["phase"] = Phase.TRAINED
     if failure.step == Step.SALVAGE:
-        failed["pushed"] = ""  # It is not tried for ever; `gpurun collect` tries it again.
+        failed["pushed"] = ""  # It is not retried for ever; `gpurun collect` tries again.
         failed["shared"] = "kept" if state.shared else ""
     return failed
 
 
 def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[str, Any]:
-    """The proof is of all that carries the token: what was found beside the machine is gone with it."""
+    """Apply the proof to everything with the token: extra machines are gone with it."""
     gone = {name: one for name, one in state.extras.items() if one.ended is None and one.token == state.token}
-    ended = {name: one.model_copy(update={"ended": Moment.of(record)}) for name, one in gone.items()}
+    ended = {name: extra.model_copy(update={"ended": Moment.of(record)}) for name, extra in gone.items()}
     proven: dict[str, Any] = {
         "phase": Phase.GONE,
         "teardown": proof.teardown,
@@ -391,7 +391,7 @@ def _death_proven(state: RunState, record: Record, proof: DeathProven) -> dict[s
 
 
 def _incident(state: RunState, record: Record, incident: Incident) -> dict[str, Any]:
-    """What is beside the machine and billed stays open until it is gone; a run closed before has its code then."""
+    """Keep what is billed beside the machine open until it is gone; only then does a closed run get its exit code."""
     if isinstance(incident, MachineEndsItself):
         return {"ends_wall": incident.ends_wall}
     if isinstance(incident, AddressChanged) and state.instance is not None:
@@ -443,7 +443,7 @@ _OF_ONE_MACHINE = (
     "timer_shares_key", "armed", "ends_wall", "asked_at", "heard_at", "outcome", "reason", "failure", "earlier",
     "hold_s", "held_at", "hold_until_wall", "hold_why", "elsewhere", "unpublished", "teardown", "dearer", "moved",
 )  # fmt: skip
-"""What the state has of the machine of now, and of the work on it: the next machine begins without it."""
+"""The fields that belong to the current machine and its work: the next machine starts without them."""
 
 
 def _leg_planned(state: RunState, record: Record, leg: LegPlanned) -> dict[str, Any]:
@@ -472,7 +472,7 @@ _MARKS: dict[Event, dict[str, Any]] = {
     Event.DEATH_READ: {"was_gone": True},
     Event.RECEIPT_OBSERVED: {"phase": Phase.SETTLED},
 }
-"""What an event changes by itself, whatever its record tells besides."""
+"""What an event changes whatever else its record holds."""
 _EFFECTS: dict[Event, Callable[[RunState, Record, Any], dict[str, Any]]] = {
     Event.RUN_OPENED: _run_opened,
     Event.CREATE_INTENDED: _create_intended,

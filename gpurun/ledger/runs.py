@@ -1,4 +1,4 @@
-"""Runs as they lie on this laptop: found by name, read without a lock, never changed here."""
+"""The runs on this computer: found by name and read without a lock; an existing run is never changed here."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from gpurun.ledger.run_lock import holder_of
 from gpurun.ledger.run_state import WORKING, find_offer_place, replay_journal
 
 SOON_S = 1800.0
-"""So long before its lease ends it, a dev box says so."""
+"""How long before the end of its lease a dev box shows a warning."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """One run as its folder shows it, with the plan on the offer that it is about.
+    """One run as its folder shows it, with the plan on the offer that it uses.
 
-    `owner` names the process that drives it; `damage` a break in its journal; `approved` all that may have been rented.
-    `plan_lost` is why the plan is only what the journal has of it: the run can be stopped and ended, but not resumed.
+    `owner` names the process that drives it; `damage` is a break in its journal; `approved` is all that may have been
+    rented. `plan_lost` is why only the journal's part of the plan is left: the run can be stopped and ended, but not
+    resumed.
     """
 
     folder: RunFolder
@@ -45,16 +46,16 @@ class Sight:
 
     @property
     def unfinished(self) -> bool:
-        """Nobody has closed it yet, or it was closed while something of it may be billed."""
+        """Return whether it is not closed yet, or was closed while something of it may be billed."""
         return self.state.phase is not Phase.CLOSED or self.state.may_be_billing
 
     @property
     def opened_wall(self) -> float:
-        """When its journal begins; 0 for a run that never began."""
+        """Return when its journal begins; 0 for a run that never began."""
         return self.records[0].wall if self.records else 0.0
 
 
-# What is noted while an end is tried; any other incident is then a supervisor's last word.
+# Noted while gpurun tries to end a machine; any other incident is then a supervisor's last word.
 _NOTED = frozenset(
     {
         "create.duplicate", "create.duplicate_gone", "create.late", "create.late_gone", "leftover", "leftover_gone",
@@ -66,17 +67,17 @@ _TRIES = (Event.DESTROY_INTENDED, Event.DESTROY_ASKED, Event.DEATH_READ)
 
 
 def gave_up(sight: Sight, now: float | None = None) -> str:
-    """Return why a supervisor could not prove an end, or not look, where that is the last known of it; else "".
+    """Return why a supervisor could not prove an end, or not look, if that is the last known of the machine; else "".
 
-    `train`, `ps` and `audit` say this, whether the next try is under way or not. By `now` a time at which the machine
-    was to end may be over.
+    `train`, `ps` and `audit` show this, whether or not the next try has started. With `now` it also says if the time
+    at which the machine should have ended has passed.
     """
     is_at_work = sight.state.phase in (*WORKING, Phase.COLLECTED) and sight.state.phase is not Phase.CREATING
     for record in reversed(sight.records) if sight.state.may_be_billing and not is_at_work else ():
         incident = record.typed if record.event is Event.INCIDENT else None
         if isinstance(incident, Incident) and not _is_noted(incident.code):
             is_over = now is not None and sight.state.ends_wall is not None and sight.state.ends_wall <= now
-            over = " That time is over, and it was not seen to end: it may be billing." if is_over else ""
+            over = " That time has passed, and its end was not seen: it may be billing." if is_over else ""
             return f"{incident.message.rstrip('.')}.{over}"
         if record.event is not Event.INCIDENT and record.event not in _TRIES:
             return ""
@@ -88,7 +89,7 @@ def _is_noted(code: str) -> bool:
 
 
 def look_at_run(home: Home, name: str) -> Sight:
-    """Read one run; VerificationFailed when its plan is lost without a trace, SetupError when its journal is shut."""
+    """Read one run; VerificationFailed if no trace of its plan is left, SetupError if its journal is not readable."""
     folder = home.run(name)
     reading = read_journal(folder.journal)
     plan, plan_lost = plan_of(folder, reading.records)
@@ -108,17 +109,17 @@ def look_at_run(home: Home, name: str) -> Sight:
 
 
 def lost_records(home: Home, folder: RunFolder, state: RunState) -> str | None:
-    """How a journal is damaged by which a machine is to be asked for next, though the run had one; else None."""
+    """Return how a journal is damaged if it would request a machine although the run had one; else None."""
     if state.phase is not Phase.OPENED or state.failure or state.stop:
         return None
     has_events = folder.events.exists() and folder.events.stat().st_size > state.events_before
     if has_events or has_receipt(home, folder.name):
-        return "the end: what it told of the run's machine is lost"
+        return "the end: the records of the run's machine are lost"
     return None
 
 
 def asked_for(folder: RunFolder, token: str) -> bool:
-    """Whether a run's journal, damaged or not, has a token anywhere: two homes may have runs of one name."""
+    """Return whether a run's journal, damaged or not, contains a token: two homes may have runs of one name."""
     try:
         return token.encode() in read_regular(folder.journal)
     except FileNotFoundError:
@@ -126,11 +127,11 @@ def asked_for(folder: RunFolder, token: str) -> bool:
 
 
 def find_run(home: Home, wanted: str) -> str:
-    """The run that a person means: its name, a unique beginning of it, or `@last`."""
+    """Return the run that a person means: its name, a unique beginning of it, or `@last`."""
     if not wanted.strip():
-        # Every name begins with nothing: a script's unset $RUN would stop the only run there is.
+        # Every name begins with the empty string: a script's unset $RUN would stop the only run.
         what = "The name of the run is empty."
-        raise UsageError("run.blank", what, hint="Name a run, or write @last; a script's variable may not be set.")
+        raise UsageError("run.blank", what, hint="Name a run, or write @last. In a script, check its variable.")
     names = sorted(folder.name for folder in home.folders() if _is_planned(folder))
     if wanted == "@last" and names:
         return planned_runs(home)[-1]
@@ -141,26 +142,26 @@ def find_run(home: Home, wanted: str) -> str:
         return matching[0]
     if matching:
         raise UsageError(
-            "run.ambiguous", f"{wanted!r} is the beginning of {', '.join(matching[:5])}.", hint="Write one more letter."
+            "run.ambiguous", f"{wanted!r} matches several runs: {', '.join(matching[:5])}.", hint="Write more letters."
         )
-    there = "`gpurun ps --all` lists the runs there are; for a run of another home add --home DIR, as it was started."
+    there = "`gpurun ps --all` lists all runs. For a run in another home, add its --home DIR."
     hint = did_you_mean(wanted, names, otherwise=there)
     raise UsageError("run.unknown", f"There is no run {wanted!r} in {home.root}.", hint=hint)
 
 
 def usual_run(home: Home) -> tuple[str, str]:
-    """The run that is meant where none is named, and in words why: the only open one, else the last."""
+    """Return the run that is meant if none is named, and why, in words: the only open one, else the last."""
     still_open = planned_runs(home, only_open=True)
     if len(still_open) == 1:
         return still_open[0], "the only open run"
     if every := planned_runs(home):
         return every[-1], "the last run"
-    hint = "gpurun train --dry-run makes one, free; for those of another home add --home DIR, as it was started."
+    hint = "gpurun train --dry-run makes one for free. For a run in another home, add its --home DIR."
     raise UsageError("run.none", f"There is no run in {home.root} yet.", hint=hint)
 
 
 def left_alone(home: Home) -> str | None:
-    """The one unfinished run that nobody drives; None where there is none, a UsageError where there are several."""
+    """Return the one unfinished run that no process drives; None if there is none, UsageError if there are several."""
     names = [sight.folder.name for sight in unfinished_runs(home)]
     if len(names) > 1:
         hint = f"Name one: gpurun resume {names[0]}."
@@ -169,24 +170,24 @@ def left_alone(home: Home) -> str | None:
 
 
 def demand_free(home: Home, name: str) -> None:
-    """Refuse a name that a run has, or had."""
+    """Refuse a name that a run has or had."""
     if home.run(name).path.exists():
         raise _taken(name)
     if has_receipt(home, name):
         raise RunHeld(
             "run.name_taken",
-            f"The chain of receipts has a run {name} already, whose folder is gone; a second could get no receipt.",
+            f"The chain of receipts already has a run {name}, whose folder is gone; a second gets no receipt.",
             hint="Choose another --name, or leave it out.",
         )
 
 
 def _taken(name: str) -> RunHeld:
     hint = f"Choose another --name, or look at it: gpurun attach {name}."
-    return RunHeld("run.name_taken", f"There is a run {name} already.", hint=hint)
+    return RunHeld("run.name_taken", f"There is already a run {name}.", hint=hint)
 
 
 def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
-    """Make the folder of a new run, with its request and plan in it; a name that is taken is refused."""
+    """Create the folder of a new run, with its request and plan in it; a taken name is refused."""
     demand_free(home, plan.run)
     folder = home.run(plan.run)
     try:
@@ -196,22 +197,22 @@ def create_run(home: Home, request: Request, plan: Plan) -> RunFolder:
         raise _taken(plan.run) from None
     staged = home.staged_data(plan.run)
     if staged.is_dir():
-        # The shards become the run's own: what it trained on stays beside what came of it.
+        # The shards become the run's own: what it trained on stays beside its outputs.
         staged.rename(folder.data)
         key = "beside" if plan.data.beside else "folder"
         plan = plan.model_copy(update={"data": plan.data.model_copy(update={key: str(folder.data)})})
     if home.staged_trainer(plan.run).is_dir():
         home.staged_trainer(plan.run).rename(folder.trainer)
     write_atomic(folder.request, request.to_json().encode())
-    # The plan comes last: a folder without one never became a run, and nothing was asked for.
+    # The plan comes last: a folder without one never became a run, and nothing was requested.
     write_atomic(folder.plan, plan.to_json().encode())
     fsync_folder(folder.path.parent)
     return folder
 
 
 def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, imported: Any = None) -> RunOpened:
-    """Return what a run is opened with, by digest; what only some runs have is there only in those."""
-    told: dict[str, Any] = {
+    """Return the record that opens a run, with its digests; fields of only some runs are present only in those."""
+    optional: dict[str, Any] = {
         **({"core_bundle_sha256": plan.data.core_sha256} if plan.data.core_sha256 else {}),
         **plan.choices.model_dump(include={"max_gpu_hours"}, exclude_none=True),
         **plan.choices.model_dump(mode="json", include={"pass_env"}, exclude_defaults=True),
@@ -243,17 +244,17 @@ def opening(plan: Plan, folder: RunFolder, home: Home, *, endpoint: str, importe
         stage=plan.choices.stage,
         challenge=plan.job.challenge,
         continues=plan.continues.model_dump(include=before, exclude_defaults=True) if plan.continues else None,
-        **told,
+        **optional,
     )
 
 
 def unfinished_runs(home: Home) -> list[Sight]:
-    """Runs that nobody drives and nobody closed, oldest first."""
+    """Return the unfinished runs that no process drives, oldest first."""
     return look_at_unfinished(home)[0]
 
 
 def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
-    """Runs that nobody drives and nobody closed, oldest first; and why others cannot be told to be none of them."""
+    """Return the unfinished runs that no process drives, oldest first, and the errors of runs that cannot be read."""
     sights, errors = list[Sight](), list[GpurunError]()
     for sight, error in look_at_all(home, planned_runs(home, only_open=True)):
         sights += [sight] if sight and sight.unfinished and sight.owner is None else []
@@ -262,12 +263,12 @@ def look_at_unfinished(home: Home) -> tuple[list[Sight], list[GpurunError]]:
 
 
 def planned_runs(home: Home, *, only_open: bool = False) -> list[str]:
-    """The names of runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
+    """Return the names of runs that came as far as a plan, oldest first; one that lost its plan has its journal."""
     return [name for name in home.run_names(only_open=only_open) if _is_planned(home.run(name))]
 
 
 def _is_planned(folder: RunFolder) -> bool:
-    """Whether there is a plan, or was; of a folder that is shut to us nobody can say that there is none."""
+    """Return whether there is or was a plan; a folder that cannot be read may have one, so it counts."""
     try:
         return folder.plan.exists() or folder.journal.exists()
     except PermissionError:
@@ -275,7 +276,7 @@ def _is_planned(folder: RunFolder) -> bool:
 
 
 def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None, GpurunError | None]]:
-    """Read runs, one at a time; what cannot be read of one is an error beside the others, not instead of them."""
+    """Read runs one at a time; one that cannot be read yields its error, and the others are still read."""
     for name in names:
         try:
             sight = look_at_run(home, name)
@@ -286,7 +287,7 @@ def look_at_all(home: Home, names: Iterable[str]) -> Iterator[tuple[Sight | None
 
 
 def ends_soon(state: RunState, plan: Plan, now_wall: float) -> str:
-    """Return the words for a dev box that its lease ends within half an hour; "" for any other run."""
+    """Return the warning for a dev box whose lease ends within half an hour; "" for any other run."""
     if not plan.job.is_attended or state.phase is not Phase.TRAINING or state.deadline_wall is None:
         return ""
     started_wall = state.instance.started_wall if state.instance is not None else None
@@ -296,6 +297,6 @@ def ends_soon(state: RunState, plan: Plan, now_wall: float) -> str:
     if left_s > SOON_S:
         return ""
     return (
-        f"{state.run} ends in {max(0.0, left_s) / 60:.0f} min, and no lease is lengthened. For another box with its "
+        f"{state.run} ends in {max(0.0, left_s) / 60:.0f} min; a lease cannot be extended. For another box with its "
         f"files: gpurun stop {state.run}, then gpurun dev --from {state.run}"
     )

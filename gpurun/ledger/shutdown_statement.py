@@ -1,7 +1,7 @@
-"""The statement that a box of the user's own was shut down after a run: `shutdown.json`, beside the receipt.
+"""The statement that the user's own box was shut down after a run: `shutdown.json`, beside the receipt.
 
-A receipt of such a box ends with "yours to do", because gpurun cannot end it. This signed in-toto Statement says what
-was seen there later, or what the user says, and never more: that nothing answers SSH is no proof that nothing bills.
+A receipt of such a box ends with "yours to do", because gpurun cannot end it. This signed in-toto Statement records
+what was seen there later, or what the user states, and never more: a box that does not answer SSH may still be billed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIRMED, STATED = "confirmed", "stated by the user"
 
 @dataclass(frozen=True)
 class Try:
-    """One look at the box: seconds after the first, and what was seen."""
+    """One check of the box: seconds after the first check, and what was seen."""
 
     at_s: float
     seen: str
@@ -38,7 +38,7 @@ class Try:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A statement as it was read. `problem` says why it does not hold for the receipt; "" when it does."""
+    """A statement as it was read. `problem` says why it does not match the receipt; "" if it does."""
 
     predicate: dict[str, Any]
     signature: Signature
@@ -46,16 +46,16 @@ class Confirmation:
 
     @property
     def is_seen(self) -> bool:
-        """Whether it rests on what was seen, not on the user's word."""
+        """Return whether it rests on what was seen, not on the user's word."""
         return not self.problem and self.predicate["verdict"] == CONFIRMED
 
 
 def write_confirmation(
     home: Home, folder: RunFolder, receipt: Receipt, tries: Sequence[Try], *, words: str, wall: float
 ) -> Confirmation:
-    """State, sign and write what was seen at `wall`; `words` are the user's own, where they say it instead.
+    """Sign and write what was seen at `wall`, or the user's own `words` if they state it instead.
 
-    Raises a SetupError when the disk refuses.
+    Raises a SetupError if the disk refuses.
     """
     signer, confirmed_at = load_signer(home.keys), utc(wall)
     predicate = {
@@ -67,7 +67,7 @@ def write_confirmation(
         "checked": {
             "is": "measured",
             "how": "a connection to its SSH port, and a wait for its greeting",
-            "tries": [{"at_s": round(one.at_s, 3), "seen": one.seen} for one in tries],
+            "tries": [{"at_s": round(check.at_s, 3), "seen": check.seen} for check in tries],
         },
         "words": plain_line(words) or None,
         "cost": {"until_confirmed_micros": _cost(receipt, confirmed_at), "is": str(Figure.BOUND)},
@@ -89,16 +89,16 @@ def write_confirmation(
 
 
 def box_of(receipt: Receipt) -> str:
-    """The box that a receipt is about, as `user@host:port`; "" when no machine was used."""
+    """Return the box that a receipt is about, as `user@host:port`; "" if no machine was used."""
     machine = receipt.predicate["instance"]
     return machine["type"] if machine else ""
 
 
 def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
-    """What the box cost from the asking to a stamp, at the rate of the receipt; None when a time is unknown.
+    """Return what the box cost from the request to a time stamp, at the receipt's rate; None if a time is unknown.
 
-    Both times are the stated ones, to the millisecond: a checker has no others. What the receipt counts up to
-    its end is never less here, also where a clock was set back meanwhile.
+    Both are the stated times, to the millisecond, because a checker has no others. The result is never less than what
+    the receipt counts up to its end, even if a clock was set back in between.
     """
     times, rentals = receipt.predicate["timeline"], receipt.predicate["cost"]["rentals"]
     if times["asked"] == "unknown" or not rentals:
@@ -113,9 +113,9 @@ def _cost(receipt: Receipt, confirmed_at: str) -> Micros | None:
 
 
 def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confirmation | None:
-    """The statement about a receipt, and whether it holds; None when there is none.
+    """Return the statement about a receipt, and whether it holds; None if there is none.
 
-    VerificationFailed when the file is no such statement at all.
+    VerificationFailed if the file is not such a statement.
     """
     path = folder.path / NAME
     try:
@@ -130,7 +130,7 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
     except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
         raise VerificationFailed(
             "shutdown.unreadable",
-            f"{path} is no statement about a shutdown: {type(error).__name__}.",
+            f"{path} is not a statement about a shutdown: {type(error).__name__}.",
             hint=f"Move the file away, then: gpurun confirm-shutdown {folder.name}",
         ) from error
     signature = verify(envelope, public_keys(home.keys))
@@ -142,13 +142,13 @@ def read_confirmation(home: Home, folder: RunFolder, receipt: Receipt) -> Confir
     return Confirmation(predicate, signature, problem)
 
 
-def _is_shown(told: dict[str, Any]) -> bool:
-    """Whether all that people are shown of a statement has its form; anybody may have written the file."""
-    tries, cost, at = told["checked"]["tries"], told["cost"]["until_confirmed_micros"], told["confirmed_at"]
+def _is_shown(claim: dict[str, Any]) -> bool:
+    """Return whether everything that is shown of a statement has its form; anyone may have written the file."""
+    tries, cost, at = claim["checked"]["tries"], claim["cost"]["until_confirmed_micros"], claim["confirmed_at"]
     return (
-        told["verdict"] in (CONFIRMED, STATED)
+        claim["verdict"] in (CONFIRMED, STATED)
         and utc(datetime.fromisoformat(at).timestamp()) == at
         and bool(tries)
-        and all(type(one["at_s"]) is float and plain_line(one["seen"]) == one["seen"] for one in tries)
+        and all(type(check["at_s"]) is float and plain_line(check["seen"]) == check["seen"] for check in tries)
         and (cost is None or type(cost) is int)
     )

@@ -36,18 +36,18 @@ class Signer:
     private: Ed25519PrivateKey
 
     def sign(self, message: bytes) -> bytes:
-        """An ed25519 signature: the same message always gives the same 64 bytes."""
+        """Return an ed25519 signature: the same message always gives the same 64 bytes."""
         return self.private.sign(message)
 
 
 def pae(payload_type: str, payload: bytes) -> bytes:
-    """The bytes that a DSSE signature is made over: type and payload, each with its length before it."""
+    """Return the bytes that a DSSE signature covers: type and payload, each after its length."""
     kind = payload_type.encode()
     return b" ".join((b"DSSEv1", str(len(kind)).encode(), kind, str(len(payload)).encode(), payload))
 
 
 def make_envelope(payload: bytes, signer: Signer | None, payload_type: str = PAYLOAD_TYPE) -> dict[str, Any]:
-    """Wrap a payload; without a signer the envelope says so by having no signatures."""
+    """Wrap a payload; without a signer the envelope has no signatures."""
     signatures = []
     if signer is not None:
         made = signer.sign(pae(payload_type, payload))
@@ -56,7 +56,7 @@ def make_envelope(payload: bytes, signer: Signer | None, payload_type: str = PAY
 
 
 def payload_of(envelope: Mapping[str, Any]) -> bytes:
-    """The payload of an envelope, unchecked; a ValueError when there is none."""
+    """Return the payload of an envelope, unchecked; ValueError if there is none."""
     try:
         return base64.b64decode(envelope["payload"], validate=True)
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
@@ -66,9 +66,9 @@ def payload_of(envelope: Mapping[str, Any]) -> bytes:
 def verify(
     envelope: Mapping[str, Any], keys: Mapping[str, Ed25519PublicKey], payload_type: str = PAYLOAD_TYPE
 ) -> Signature:
-    """Check every signature of an envelope against public keys by their id; one that fails makes the whole BAD.
+    """Check every signature of an envelope against public keys by their id; a bad signature makes the whole BAD.
 
-    So does a payload of another type: a receipt is no mandate.
+    So does a payload of another type: a receipt is not a mandate.
     """
     try:
         payload = payload_of(envelope)
@@ -91,9 +91,9 @@ def verify(
 
 
 def load_signer(keys: Path) -> Signer | None:
-    """The signing key in a folder, made on first use; None when it was lost or cannot be read.
+    """Return the signing key in a folder, made on first use; None if it was lost or cannot be read.
 
-    A public key without its private one means that it was lost: no new key quietly takes its place.
+    A public key without its private key means that it was lost: no new key silently replaces it.
     """
     path = keys / PRIVATE_NAME
     try:
@@ -110,12 +110,12 @@ def load_signer(keys: Path) -> Signer | None:
 
 
 def _make_key(keys: Path) -> None:
-    """Put a whole new key in place by a hard link, which fails when another process was first: its key is the key."""
+    """Put a complete new key in place by a hard link; if another process was first, its key stays."""
     make_private(keys)
     content = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    descriptor, temporary = tempfile.mkstemp(dir=keys)  # Mode 0600 from its first moment.
+    descriptor, temporary = tempfile.mkstemp(dir=keys)  # Mode 0600 from the start.
     try:
         with os.fdopen(descriptor, "wb") as out:
             out.write(content)
@@ -131,7 +131,7 @@ def _make_key(keys: Path) -> None:
 
 
 def keyid_of(public: Ed25519PublicKey) -> str:
-    """The sha256 (hex) of a public key in DER."""
+    """Return the sha256 (hex) of a public key in DER."""
     der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
 
@@ -141,7 +141,7 @@ def _pem(public: Ed25519PublicKey) -> bytes:
 
 
 def parse_public_key(pem: bytes) -> dict[str, Ed25519PublicKey]:
-    """One public key by its id; a ValueError when the text is not an ed25519 public key in PEM."""
+    """Return one public key by its id; ValueError if the text is not an ed25519 public key in PEM."""
     try:
         public = serialization.load_pem_public_key(pem)
     except UnsupportedAlgorithm as error:
@@ -152,7 +152,7 @@ def parse_public_key(pem: bytes) -> dict[str, Ed25519PublicKey]:
 
 
 def public_keys(keys: Path) -> dict[str, Ed25519PublicKey]:
-    """Every public key (`*.pub`) in a folder by its id; a file that holds none is passed over, and so trusts nobody."""
+    """Return every public key (`*.pub`) in a folder by its id; a file without one is skipped, and not trusted."""
     found: dict[str, Ed25519PublicKey] = {}
     for path in sorted(keys.glob("*.pub")):
         try:

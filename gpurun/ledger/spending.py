@@ -1,6 +1,6 @@
-"""What a run costs, by one reckoning: whatever shows money shows this, and its receipt is made of the same rentals.
+"""What a run costs, computed in one place: everything that shows money uses it, as does the receipt.
 
-Only the audit reckons a second time, with code of its own (ledger/audit/rentals.py), to check it.
+Only the audit computes it a second time, with its own code (ledger/audit/rentals.py), to check it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ class Spending:
 
 
 def spending(records: Sequence[Record], now: float | None = None, *, is_watched: bool = False) -> Spending:
-    """Return what a run costs by its journal until `now`, or else until its last record.
+    """Return what a run costs by its journal until `now`, or until its last record.
 
-    `is_watched`: somebody is at work on it, so that its machine is known to live.
+    `is_watched`: a process drives the run, so its machine is known to live.
     """
     rentals = rentals_of(records if now is None else records_until(records, now))
     return Spending(total(*(rental.micros for rental in rentals)), figure_of(rentals, is_watched=is_watched))
 
 
 def spent_by(records: Sequence[Record], now: float) -> Micros:
-    """Return the amount alone, as the live view draws it."""
+    """Return only the amount, for the live view."""
     return spending(records, now).micros
 
 
 def records_until(records: Sequence[Record], now: float) -> list[Record]:
-    """Return the records, and one of this moment, up to which all is paid whose end is not on record."""
+    """Return the records and one of this moment, so that what has no recorded end is paid for until now."""
     if not records:
         return []
     last = records[-1]

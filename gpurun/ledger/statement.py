@@ -1,8 +1,8 @@
-"""Derives a run's statement from its folder: what was asked, what ran, what it cost, how it ended.
+"""Derives a run's statement from its folder: what was requested, what ran, what it cost, how it ended.
 
-A pure function of the journal, the trainer's files and the place in the chain: no clock and no machine is asked, so a
-receipt that was lost is made again byte for byte. docs/RECEIPTS.md has every field. Each group of figures says what it
-rests on: "measured" (this laptop's clock), "provider-reported", "instance-reported", "planned" or "unknown".
+A pure function of the journal, the trainer's files and the place in the chain: it asks no clock and no machine, so a
+lost receipt is made again byte for byte. docs/RECEIPTS.md has every field. Each group of figures states what it rests
+on: "measured" (this computer's clock), "provider-reported", "instance-reported", "planned" or "unknown".
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MEASURED, REPORTED, FROM_INSTANCE = "measured", "provider-reported", "instance-r
 
 NOT_OBSERVED = "not observed: it ran in a notebook, which its user ends"
 
-# What may follow the end of a rental and changes nothing about it.
+# Events that may follow the end of a rental and change nothing about it.
 AFTERWARDS = {Event.STOP_REQUESTED, Event.JOURNAL_REPAIRED, Event.RECEIPT_OBSERVED, Event.RUN_CLOSED}
 _INCIDENTS = {Event.INCIDENT, Event.STEP_FAILED, Event.JOURNAL_REPAIRED}
 _CAME = {"type": "type_id", "region": "region", "gpu": "gpu", "gpu_count": "gpu_count"}
@@ -71,7 +71,7 @@ _SESSIONS = ("terminals", "open_s", "used_s")
 
 
 def basis_of(records: Sequence[Record]) -> list[Record]:
-    """The records that a receipt rests on: up to the last that says something about the rental, none after itself."""
+    """Return the records that a receipt rests on: up to the last one about the rental, and none after the receipt."""
     observed = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     kept = list(records[: observed[0]] if observed else records)
     while len(kept) > 1 and kept[-1].event in AFTERWARDS:
@@ -82,15 +82,15 @@ def basis_of(records: Sequence[Record]) -> list[Record]:
 def build_statement(
     folder: RunFolder, records: Sequence[Record], *, head: str, seq: int, prev: str, keyid: str | None
 ) -> Statement:
-    """The in-toto Statement of a run. `records` are its `basis_of`, `head` the sha256 of the last one's line."""
+    """Return the in-toto Statement of a run. `records` are its `basis_of`, `head` is the sha256 of their last line."""
     evidence = read_evidence(folder)
     opened, rentals = opened_of(records), rentals_of(records)
     is_imported = bool(opened.imported)
-    # Rules 1 divided a command's time as if it were a training.
+    # Rules 1 divided a command's time as if it were training.
     divided = None if not opened.has_model and (opened.rules or 1) > 1 else evidence.split
     instance = _instance(opened, rentals)
     collected = last_brought(records)
-    files = [_file(one) for one in collected.files] if collected else []
+    files = [_file(file) for file in collected.files] if collected else []
     predicate: Predicate = {
         "v": 1,
         "run": opened.run,
@@ -127,7 +127,7 @@ def build_statement(
 
 
 def _subjects(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subject]:
-    """What the receipt is about, by digest; of very many files the list of all stands beside the first."""
+    """Return what the receipt is about, by digest; with very many files, the full list is named beside the first."""
     found = {file["name"]: file["sha256"] for file in files if file["kind"] in _CHECKPOINT_KINDS}
     if "listed" in checkpoint:
         found[HERE] = checkpoint["listed"]["sha256"]
@@ -135,7 +135,7 @@ def _subjects(files: list[FileAtHome], checkpoint: CheckpointTold) -> list[Subje
 
 
 def _asked(opened: RunOpened) -> ReceiptAsked:
-    """What was to be done, and from which checkpoint of which run it went on, if it did."""
+    """Return what was requested, and the checkpoint of an earlier run that it continued from, if any."""
     asked: ReceiptAsked = {
         "mode": opened.mode, "recipe": opened.recipe, "form": opened.form, "provider": opened.provider
     }  # fmt: skip
@@ -160,7 +160,7 @@ def _asked(opened: RunOpened) -> ReceiptAsked:
 
 def _file(file: FileBrought) -> FileAtHome:
     name, size, sha256, kind, step = (plain_data(file[key]) for key in ("name", "bytes", "sha256", "kind", "step"))
-    if "%" in file["name"]:  # One that is escaped is harmless, however long.
+    if "%" in file["name"]:  # An escaped name is harmless, however long.
         name = file["name"]
     return {"name": name, "bytes": size, "sha256": sha256, "kind": kind, "step": step}
 
@@ -183,15 +183,15 @@ def _digests(opened: RunOpened, records: Sequence[Record], evidence: Evidence) -
 
 
 def _shipping(records: Sequence[Record]) -> Shipping:
-    """Which bytes went which way, as sent: over SSH, to the bucket before renting, from the bucket to the machine.
+    """Return the bytes sent each way: over SSH, to the bucket before renting, from the bucket to the machine.
 
-    Where the machine downloaded the shards itself, `public` names their set.
+    If the machine downloaded the shards itself, `public` names their set.
     """
     staged, shipped = last_typed(records, StageObserved), last_typed(records, ShipObserved)
     ready = last_typed(records, ReadyObserved)
-    early_bytes = ready.sent_bytes if ready else 0  # While a job waited in its queue.
+    early_bytes = ready.sent_bytes if ready else 0  # Sent while the job waited in its queue.
     sent_bytes = shipped.sent_bytes if shipped else None
-    told: Shipping = {
+    shipping: Shipping = {
         "is": MEASURED,
         "by_ssh_bytes": None if sent_bytes is None else sent_bytes + early_bytes,
         "bucket": plain_data(staged and staged.url),
@@ -199,26 +199,26 @@ def _shipping(records: Sequence[Record]) -> Shipping:
         "from_bucket_bytes": shipped.pulled_bytes if shipped else None,
     }
     if shipped and shipped.public is not None and shipped.public_bytes is not None:
-        told |= {"public": plain_data(shipped.public), "public_bytes": shipped.public_bytes}
-    return told
+        shipping |= {"public": plain_data(shipped.public), "public_bytes": shipped.public_bytes}
+    return shipping
 
 
 def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | None:
-    """The last machine: what came by the provider's word, and what it says of itself.
+    """Return the last machine, as its provider describes it, and what it reports of itself.
 
-    What the provider did not tell is named in `as_ordered`.
+    Fields that the provider did not give are named in `as_ordered`.
     """
     made = [rental for rental in rentals if rental.instance is not None]
     if not made:
         return None
     rental, seen = made[-1], made[-1].instance
     ready, offer = last_typed(rental.records, ReadyObserved), rental.intent.offer
-    came = {ours: rental.told(theirs) for ours, theirs in _CAME.items()}
+    reported = {ours: rental.told(theirs) for ours, theirs in _CAME.items()}
     ordered = {ours: offer[theirs] for ours, theirs in _CAME.items()}
-    if opened.endpoint is None:  # An older gpurun named the type that was ordered.
-        came["type"] = None
-    untold = sorted(name for name in _CAME if not came[name] and ordered[name])
-    kind, region, gpu, gpu_count = (plain_data(came[name]) or ordered[name] for name in _CAME)
+    if opened.endpoint is None:  # An older gpurun named the ordered type.
+        reported["type"] = None
+    untold = sorted(name for name in _CAME if not reported[name] and ordered[name])
+    kind, region, gpu, gpu_count = (plain_data(reported[name]) or ordered[name] for name in _CAME)
     machine: ReceiptMachine = {
         "is": REPORTED,
         "provider": rental.intent.provider,
@@ -243,10 +243,10 @@ def _instance(opened: RunOpened, rentals: Sequence[Rental]) -> ReceiptMachine | 
 
 
 def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSplit | None, *, is_seen: bool) -> Runtime:
-    """Seconds, by the widest reading of this laptop's clocks, where they went, and what the plan had for it.
+    """Return the seconds, by the widest reading of this computer's clocks, where they went, and the plan's limits.
 
-    How the training phase divides is the machine's word; what a command does with its time is not known. Of a
-    notebook's session nothing was seen (`is_seen`).
+    How the training phase divides is the machine's word; what a command does with its time is not known. Nothing of a
+    notebook's session was seen (`is_seen`).
     """
     ended, spent = is_seen and all_bounded(rentals), phases_s(rentals)
     rented = [rental for rental in rentals if rental.end != "refused"]
@@ -261,7 +261,7 @@ def _runtime(folder: RunFolder, rentals: Sequence[Rental], divided: TrainingSpli
 
 
 def _plan_of(folder: RunFolder) -> dict[str, Any]:
-    """The plan as data; one that is lost or broken says nothing, and its digest in the journal says that it is."""
+    """Return the plan as data; {} if it is lost or broken, which its digest in the journal then shows."""
     try:
         return read_object(folder.plan)
     except (OSError, ValueError):
@@ -269,7 +269,7 @@ def _plan_of(folder: RunFolder) -> dict[str, Any]:
 
 
 def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
-    """What the run cost at most; unknown where the journal does not bound it."""
+    """Return what the run cost at most; unknown if the journal does not bound it."""
     cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
     ended = all_bounded(rentals) and not opened.imported
     upper: Micros | None = total(*(rental.micros for rental in rentals)) if ended else None
@@ -293,8 +293,8 @@ def _cost(opened: RunOpened, rentals: Sequence[Rental]) -> Cost:
 
 
 def _rental(rental: Rental) -> RentalPaid:
-    """One line of the costs; what only some rentals have is there only in those."""
-    told: RentalPaid = {
+    """Return one line of the costs; fields of only some rentals are present only in those."""
+    line: RentalPaid = {
         "attempt": rental.intent.attempt,
         "token": rental.token,
         "machines": rental.machines,
@@ -306,26 +306,26 @@ def _rental(rental: Rental) -> RentalPaid:
         "end": rental.end,
     }
     if rental.end_is:
-        told["end_is"] = rental.end_is
+        line["end_is"] = rental.end_is
     if rental.extras:
-        told["extras"] = [
+        line["extras"] = [
             {"id": plain_data(one.id), "billable_s": one.seconds, "micros": rental.micros_of(one), "ended": one.ended}
             for one in rental.extras
         ]
     if rental.rises:
-        told["price_rose"] = [
-            {"rate_micros_per_hour": one.micros_per_hour, "billable_s": one.seconds} for one in rental.rises
+        line["price_rose"] = [
+            {"rate_micros_per_hour": rise.micros_per_hour, "billable_s": rise.seconds} for rise in rental.rises
         ]
-    return told
+    return line
 
 
 def _figure_by_rules(opened: RunOpened, figure: Figure) -> str:
-    """What the bound is called; by rules 1 one that nobody saw was "measured", too."""
+    """Return the name of the bound; by rules 1 an unseen end was "measured", too."""
     return MEASURED if opened.rules is None else str(figure)
 
 
 def _trials(evidence: Evidence, rentals: Sequence[Rental]) -> TrialsTold:
-    """A row a trial: what each told last, and its share of the cost by its seconds; of an unknown cost none."""
+    """Return a row for each trial: its last report, and its share of the cost by seconds, None if unknown."""
     cost = total(*(rental.micros for rental in rentals)) if all_bounded(rentals) else None
     own = [event for event in evidence.trials if not event.is_restored]
     whole_s = sum(event.seconds or 0.0 for event in own)
@@ -357,9 +357,9 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
     started, ended = last_of(records, Event.TRAIN_STARTED), last_of(records, Event.TRAIN_OBSERVED)
     seen, failed = last_typed(records, TrainObserved), failed_step(records)
     seconds = elapsed_s(records, started, ended) if started and ended and ended.seq > started.seq else None
-    if seen and seconds is not None:  # What was fetched after the end was no training.
+    if seen and seconds is not None:  # Downloads after the end were not training.
         seconds = round(max(0.0, seconds - (number(seen.drained_s) or 0.0)), 3)
-    told: Training = {
+    training: Training = {
         "outcome": seen.outcome if seen else "none",
         "reason": plain_line(seen.reason) if seen else "",
         "message": plain_line(seen.message) if seen else "",
@@ -371,53 +371,51 @@ def _training(records: Sequence[Record], evidence: Evidence, rentals: Sequence[R
         "figures": {"is": FROM_INSTANCE, **evidence.figures},
         "log": {"is": FROM_INSTANCE, "lines": evidence.lines},
     }
-    if (
-        evidence.warnings and opened_of(records).trainer is not None
-    ):  # The receipts of an older gpurun do not have them.
-        told["warnings"] = {"is": FROM_INSTANCE, "lines": evidence.warnings}
+    if evidence.warnings and opened_of(records).trainer is not None:  # Receipts of an older gpurun do not have them.
+        training["warnings"] = {"is": FROM_INSTANCE, "lines": evidence.warnings}
     if seen and seen.gpu_tally is not None:
         looks, busy, own, most_mib = (plain_data(seen.gpu_tally.get(key)) for key in _TALLY)
-        told["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
+        training["gpu_use"] = {"is": FROM_INSTANCE, "looks": looks, "busy": busy, "own": own, "most_mib": most_mib}
     if seen and seen.sessions is not None:
         terminals, open_s, used_s = (plain_data(seen.sessions.get(key)) for key in _SESSIONS)
-        told["sessions"] = {"is": FROM_INSTANCE, "terminals": terminals, "open_s": open_s, "used_s": used_s}
+        training["sessions"] = {"is": FROM_INSTANCE, "terminals": terminals, "open_s": open_s, "used_s": used_s}
     if evidence.trials:
-        told["trials"] = _trials(evidence, rentals)
-    return told
+        training["trials"] = _trials(evidence, rentals)
+    return training
 
 
 def failed_step(records: Sequence[Record]) -> StepFailed | None:
-    """The last step that failed, but for a collect of which all came home while the machine was held.
+    """Return the last step that failed, except a collect whose files all came home while the machine was held.
 
-    What failed on a machine after which the run continued on another one is not among it.
+    Failures on an earlier machine, after which the run continued on another, do not count.
     """
-    legs = [place for place, one in enumerate(records) if one.event is Event.LEG_PLANNED]
+    legs = [place for place, record in enumerate(records) if record.event is Event.LEG_PLANNED]
     records = records[legs[-1] :] if legs else records
-    held = next((place for place, one in enumerate(records) if one.event is Event.HOLD_INTENDED), len(records))
-    is_home = any(not one.missing for one in all_typed(records[held:], CollectObserved))
+    held = next((place for place, record in enumerate(records) if record.event is Event.HOLD_INTENDED), len(records))
+    is_home = any(not collected.missing for collected in all_typed(records[held:], CollectObserved))
     failed = all_typed(reversed(records), StepFailed)
-    return next((one for one in failed if not (is_home and one.step == "collect")), None)
+    return next((failure for failure in failed if not (is_home and failure.step == "collect")), None)
 
 
 def _checkpoint(collected: FilesBrought | None, files: list[FileAtHome]) -> CheckpointTold:
     if collected is None:
         return {"latest": None, "best": None, "files": [], "missing": []}
-    told: CheckpointTold = {
+    checkpoint: CheckpointTold = {
         "latest": plain_data(collected.latest),
         "best": plain_data(collected.best),
         "files": files,
         "missing": plain_data(collected.missing),
     }
     if collected.listed:
-        told["listed"] = plain_data(collected.listed)
+        checkpoint["listed"] = plain_data(collected.listed)
     if collected.missing_files:
-        told["missing"] = plain_data(collected.missing[:NAMED])
-        told["missing_files"] = plain_data(collected.missing_files)
-    return told
+        checkpoint["missing"] = plain_data(collected.missing[:NAMED])
+        checkpoint["missing_files"] = plain_data(collected.missing_files)
+    return checkpoint
 
 
 def _teardown(rentals: Sequence[Rental]) -> TeardownTold:
-    """How every machine that may have existed came to its end, with the reads that prove it."""
+    """Return how every machine that may have existed ended, with the readings that prove it."""
     rented = [rental for rental in rentals if rental.end != "refused"]
     ends = [rental.end for rental in rented]
     how = "not_proven" if "not_proven" in ends else ends[-1] if ends else None
@@ -425,7 +423,7 @@ def _teardown(rentals: Sequence[Rental]) -> TeardownTold:
 
 
 def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence: Evidence) -> Verdict:
-    """Older runs, which were opened without a challenge or the lack of one, have the verdict of their time."""
+    """Return the verdict; older runs, opened before challenges were recorded, have the verdict of their time."""
     opened, seen = opened_of(records), last_typed(records, TrainObserved)
     outcome = seen.outcome if seen else "none"
     if not opened.has_model:
@@ -436,10 +434,10 @@ def _verdict(records: Sequence[Record], machine: ReceiptMachine | None, evidence
 
 
 def _incidents(records: Sequence[Record]) -> list[IncidentTold]:
-    """What should not have happened, with when; a step that failed and a repaired journal are among them."""
+    """Return what should not have happened, and when; failed steps and a repaired journal are included."""
     found: list[IncidentTold] = []
     is_older = opened_of(records).endpoint is None
-    for record in (one for one in records if one.event in _INCIDENTS):
+    for record in (record for record in records if record.event in _INCIDENTS):
         match record.typed:
             case StepFailed() if is_older:
                 continue

@@ -1,8 +1,8 @@
-"""Writes a run's receipt and puts it into the chain; whatever is killed in between, the next call finishes the same.
+"""Writes a run's receipt and adds it to the chain; if the process is killed in between, the next call finishes it.
 
-The receipt comes first and its link second. Killed before the link, the run has no place in the chain yet: the next
-call makes the receipt again at whatever place is then the last. Killed after it, the place is fixed and the receipt on
-disk is the one that the link names, or is made again from the run folder and must come out the same.
+The receipt is written first and its link second. If the process is killed before the link, the run has no place in the
+chain yet: the next call makes the receipt again for the place that is then the last. After the link the place is fixed:
+the receipt on disk is the one that the link names, or is made again from the run folder and must come out the same.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class WrittenReceipt:
 
 
 def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
-    """Write, sign and chain the receipt of a run; doing it again changes no byte.
+    """Write, sign and chain the receipt of a run; repeating it changes no byte.
 
-    Without a readable key the receipt is unsigned and says so. Raises JournalDamaged, a SetupError when the disk
-    refuses, and VerificationFailed when a receipt that the chain names can no longer be made from its run folder.
+    Without a readable key the receipt is unsigned and says so. Raises JournalDamaged, a SetupError if the disk refuses,
+    and VerificationFailed if a receipt that the chain names can no longer be made from its run folder.
     """
     with chain_locked(home.ledger):
         signer = load_signer(home.keys)
@@ -60,15 +60,15 @@ def write_receipt(home: Home, folder: RunFolder) -> WrittenReceipt:
 
 
 def _restore(folder: RunFolder, link: Link, signer: Signer | None) -> WrittenReceipt:
-    """See to it that the receipt that the chain names is on disk."""
+    """Ensure that the receipt that the chain names is on disk."""
     content = read_regular(folder.receipt) if folder.receipt.exists() else b""
     if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
         content = receipt_bytes(folder, link.seq, link.prev, signer)
         if hashlib.sha256(content).hexdigest() != link.receipt_sha256:
             raise VerificationFailed(
                 "receipt.differs",
-                f"Receipt #{link.seq:04d} of {folder.name} was lost or changed, and its run folder no longer gives it.",
-                hint=f"Put {folder.receipt} back from a copy; `gpurun audit {folder.name}` says what differs.",
+                f"Receipt #{link.seq:04d} of {folder.name} was lost or changed, and its run folder makes another one.",
+                hint=f"Restore {folder.receipt} from a copy; `gpurun audit {folder.name}` shows what differs.",
             )
         _put(folder, content)
     return WrittenReceipt(link.seq, link.receipt_sha256, signed=bool(json.loads(content)["signatures"]))
@@ -84,7 +84,7 @@ def _put(folder: RunFolder, content: bytes) -> None:
 
 
 def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None) -> bytes:
-    """The receipt of a run at a place in the chain: the same bytes for the same run folder, place and key."""
+    """Return a run's receipt for a place in the chain: the same bytes for the same run folder, place and key."""
     reading = read_journal(folder.journal)
     if reading.damage is not None or not reading.records:
         why = reading.damage or "it is empty"
@@ -102,10 +102,10 @@ def receipt_bytes(folder: RunFolder, seq: int, prev: str, signer: Signer | None)
 
 
 def read_receipt(home: Home, folder: RunFolder) -> Receipt:
-    """Read a run's receipt and check its signature; the figures in it are checked by `audit`.
+    """Read a run's receipt and check its signature; `audit` checks the figures in it.
 
-    Raises a UsageError when there is none, VerificationFailed when the file is not a receipt, SetupError when it
-    cannot be read.
+    Raises a UsageError if there is none, VerificationFailed if the file is not a receipt, SetupError if it cannot be
+    read.
     """
     try:
         content = read_regular(folder.receipt)
@@ -113,7 +113,7 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
         raise UsageError(
             "receipt.none",
             f"The run {folder.name} has no receipt yet.",
-            hint=f"It is written as the run ends: gpurun attach {folder.name}, or gpurun resume {folder.name}.",
+            hint=f"It is written when the run ends: gpurun attach {folder.name}, or gpurun resume {folder.name}.",
         ) from None
     except OSError as error:
         raise SetupError(
@@ -125,19 +125,19 @@ def read_receipt(home: Home, folder: RunFolder) -> Receipt:
         envelope = parse_object(content)
         statement = parse_object(payload_of(envelope))
         if not isinstance(statement.get("predicate"), dict):
-            raise ValueError("it states nothing")
+            raise ValueError("it has no predicate")
         signature = verify(envelope, public_keys(home.keys))
     except ValueError as error:
         raise VerificationFailed(
             "receipt.unreadable",
             f"{folder.receipt} is not a receipt: {error}.",
-            hint=f"`gpurun audit {folder.name}` says whether it can be made again.",
+            hint=f"`gpurun audit {folder.name}` shows whether it can be made again.",
         ) from error
     try:
         _form().validate_python(statement, strict=True)
     except ValidationError as odd:
-        what = f"{folder.receipt} lacks what a receipt states, or states it in another form."
-        hint = f"`gpurun audit {folder.name}` says what differs; put it back from a copy."
+        what = f"{folder.receipt} lacks fields of a receipt, or has them in another form."
+        hint = f"`gpurun audit {folder.name}` shows what differs; restore it from a copy."
         raise VerificationFailed("receipt.unreadable", what, hint=hint) from odd
     return Receipt(cast(Statement, statement), envelope, hashlib.sha256(content).hexdigest(), signature)
 

@@ -1,1 +1,1 @@
-"""Before you pay: what a recipe says, what can be rented, how long it takes, what it costs at the worst."""
+"""Before you pay: what a recipe says, what can be rented, how long it takes, and what it costs at most."""

@@ -1,10 +1,10 @@
-"""What a rental may take and cost at the worst, and which offers finish under the cap.
+"""What a rental may take and cost at most, and which offers finish under the cap.
 
     worst = ceil_to_billing_unit(lease + kill allowance) x rate + disk + egress   <=  cap
     lease = boot + set-up + ship + train + collect + destroy
 
-The training limit is what gives: three times the slow end of the estimate, half an hour at least (or --hours), cut down
-to what the cap pays for. An offer finishes when that limit still holds the time that training is expected to take.
+The training limit is what gives way: three times the slow end of the estimate, half an hour at least (or --hours), cut
+down to what the cap pays for. An offer finishes if that limit still covers the time that training should take.
 """
 
 from __future__ import annotations
@@ -48,61 +48,61 @@ LEAST_TRAIN_S = 1800
 
 
 def worst_case(offer: Offer, lease: Lease, load: Load) -> Micros:
-    """The most that a rental can cost: the whole lease and the kill allowance, with disk and egress."""
+    """Return the most that a rental can cost: the whole lease and the kill allowance, with disk and egress."""
     return _cost(offer, lease.total_s + lease.kill_allowance_s, load)
 
 
 def disk_gb_on(provider: str, wanted_gb: int) -> int:
-    """The disk that is ordered and paid for: what the recipe wants, and no less than the provider's images take."""
+    """Return the disk to order and pay for: what the recipe wants, and no less than the provider's images take."""
     return max(wanted_gb, terms_of(provider).least_disk_gb)
 
 
 def beside_rate(offer: Offer, collect_bytes: int, disk_gb: int) -> tuple[Micros, Micros]:
-    """What a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' way home)."""
+    """Return what a rental costs beside its rate: each hour (disk, address), and once (the checkpoints' download)."""
     load = Load(0, collect_bytes, disk_gb)
     return _beside_hourly(offer, load), _egress(offer, load)
 
 
 def rental_cost(offer: Offer, seconds: float, collect_bytes: int, disk_gb: int) -> Micros:
-    """What a rental of so many seconds costs, with all that is beside its rate."""
+    """Return what a rental of so many seconds costs, with everything beside its rate."""
     return _cost(offer, seconds, Load(0, collect_bytes, disk_gb))
 
 
 def expected_train_s(guess: Estimate) -> float:
-    """The likely time, which is what an offer is judged by; infinite where nothing is known."""
+    """Return the likely time, by which an offer is judged; infinity if nothing is known."""
     return inf if guess.likely_s is None else guess.likely_s
 
 
 def demand_hours(hours: float | None) -> None:
-    """UsageError for hours that nothing could run for."""
+    """Raise a UsageError for hours that nothing could run for."""
     if hours is not None and not 0 < hours <= MOST_HOURS:
-        what = f"--hours {hours:g} is no time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
+        what = f"--hours {hours:g} is not a time to train: it must be above 0, and at most {MOST_HOURS:,} (a year)."
         raise UsageError("hours.bad", what, hint="Write for instance --hours 2.5")
 
 
 def lease_for(
     offer: Offer, guess: Estimate, load: Load, *, cap: Micros | None, hours: float | None = None
 ) -> Lease | None:
-    """The longest lease that the cap pays for, or None when it leaves no time for training.
+    """Return the longest lease that the cap pays for, or None if it leaves no time for training.
 
     Its training limit is `hours` if given, else three times the slow end of the estimate, from half an hour to a year;
-    less under a cap. A lease that fits the job arms no timer a day away for a run of minutes, whatever the cap pays.
+    less under a cap. So a run of minutes never sets a timer to a day, however much the cap pays for.
     """
     demand_hours(hours)
     if hours is not None:
-        wanted = ceil(hours * SECONDS_PER_HOUR)
+        limit_s = ceil(hours * SECONDS_PER_HOUR)
     elif guess.train_s is not None:
-        wanted = max(LEAST_TRAIN_S, ceil(min(MOST_TRAIN_S, guess.train_s[1] * MARGIN)))
+        limit_s = max(LEAST_TRAIN_S, ceil(min(MOST_TRAIN_S, guess.train_s[1] * MARGIN)))
     else:
         return None
-    hours_s = wanted if hours is not None else None
-    lease = _lease(offer, load, wanted, hours_s)
+    hours_s = limit_s if hours is not None else None
+    lease = _lease(offer, load, limit_s, hours_s)
     if cap is None or worst_case(offer, lease, load) <= cap:
         return lease
-    others_s = lease.total_s + lease.kill_allowance_s - wanted
+    others_s = lease.total_s + lease.kill_allowance_s - limit_s
     paid_s = seconds_within(left_of(cap, _egress(offer, load)), _hourly(offer, load), offer.billing_unit_s)
-    train_s = int(min(wanted, paid_s - others_s))
-    # Each part of a price is rounded up on its own, which can be a micro-dollar more than the sum rounded up.
+    train_s = int(min(limit_s, paid_s - others_s))
+    # Each part of a price is rounded up on its own, which can be a micro-dollar more than the rounded sum.
     while train_s > 0 and worst_case(offer, _lease(offer, load, train_s), load) > cap:
         train_s -= offer.billing_unit_s
     return _lease(offer, load, train_s, hours_s) if train_s > 0 else None
@@ -120,10 +120,10 @@ def candidates(
     priors: Priors = NO_PRIORS,
     data_sha256: str = "",
 ) -> tuple[Candidate, ...]:
-    """Every offer with its time and money: those that finish first, then by the dollars that finishing takes.
+    """Return every offer with its time and money: those that finish first, then by the dollars that finishing takes.
 
-    Whatever has a lease may be bought: its worst case is within the cap. With `hours` that includes a part of the run;
-    without, an offer that cannot finish has no lease, and `why_not` says what it would need.
+    Every candidate with a lease may be rented: its worst case is within the cap. With `hours` that includes a part of
+    the run; without, an offer that cannot finish has no lease, and `why_not` says what it would need.
     """
     found, known = [], same_recipe(priors, recipe.sha256, data_sha256)
     for offer in offers:
@@ -135,8 +135,8 @@ def candidates(
 
 
 def ranked(found: Iterable[Candidate], load: Load) -> tuple[Candidate, ...]:
-    """Those that finish first, then what may be bought, then by the dollars that finishing takes."""
-    return tuple(sorted(found, key=lambda one: _rank(one, load)))
+    """Return those that finish first, then those that may be rented, then by the dollars that finishing takes."""
+    return tuple(sorted(found, key=lambda candidate: _rank(candidate, load)))
 
 
 def choose(found: Sequence[Candidate], load: Load, *, cap: Micros | None, by_gpu: bool = False) -> Candidate:
@@ -198,18 +198,18 @@ def _by_bucket(found: Sequence[Candidate], load: Load, cap: Micros, *, by_gpu: b
 
 
 def _none_fits(found: Sequence[Candidate]) -> NoOffer:
-    """The refusal where no offer can run the recipe at all; where memory lacks, with cuts for the nearest one."""
+    """Return the refusal if no offer can run the recipe at all; if memory is short, with cuts for the nearest one."""
     if not found:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
         return NoOffer("offer.none_fits", "There is no offer for this need.", hint=hint)
     short = [one for one in found if lacks_memory(one.estimate.basis)]
     reasons = {one.why_not: f"{one.offer.provider} {one.offer.label}" for one in reversed(found) if one not in short}
-    told = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
-    what = f"No offer can run this recipe. {told}." if told else "No offer has the memory for this."
+    listed = "; ".join(f"{where}: {why}" for why, where in reversed(reasons.items()))
+    what = f"No offer can run this recipe. {listed}." if listed else "No offer has the memory for this."
     if not short:
         hint = "Ask for another GPU with --gpu, or for a smaller model with --set."
         if any(one.estimate.fits and one.estimate.train_s is None for one in found):
-            hint = "Say how long to train on a card that nobody measured: --hours 2."
+            hint = "The card's speed is not known. Say how long to train: --hours 2."
         return NoOffer("offer.none_fits", what, hint=hint)
     nearest = min(short, key=lambda one: one.estimate.peak_bytes / max(1.0, usable_bytes(one.offer)))
     where = f"On {nearest.offer.provider} {nearest.offer.label}, which comes nearest"
@@ -220,13 +220,13 @@ def _none_fits(found: Sequence[Candidate]) -> NoOffer:
 def judge_lease(
     offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None, reach: Reach | None
 ) -> Candidate:
-    """One offer, judged by the longest lease that the cap pays for."""
+    """Judge one offer by the longest lease that the cap pays for."""
     needed_s = expected_train_s(guess)
     finishes = lease is not None and lease.train_s >= needed_s
-    # A part that was asked for costs what a part takes, whatever all of it would.
+    # A requested part costs what the part takes, whatever the whole would cost.
     train_s = min(needed_s, lease.train_s) if lease is not None and hours is not None else needed_s
     why_not = "" if finishes else _why_not(offer, guess, load, lease, hours)
-    if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid a part may do.
+    if hours is None and not finishes and offer.rate_micros_per_hour:  # Where nothing is paid, a part is enough.
         lease = None
     worst = worst_case(offer, lease, load) if lease else None
     expected = slow = None
@@ -248,23 +248,23 @@ def judge_lease(
 
 
 def _why_not(offer: Offer, guess: Estimate, load: Load, lease: Lease | None, hours: float | None) -> str:
-    """Why an offer does not finish."""
+    """Return why an offer does not finish."""
     if lacks_memory(guess.basis):
         return f"no fit: {guess.peak_bytes / GIB:.0f} GiB of {usable_bytes(offer) / GIB:.0f}"
     if guess.train_s is None:
         return guess.basis
     if expected_train_s(guess) > MOST_TRAIN_S and hours is None:
-        return "takes over a year, and no lease is longer"
+        return "takes over a year, longer than any lease"
     if hours is not None and lease is not None and lease.train_s >= int(hours * SECONDS_PER_HOUR):
         needed = ceil(100 * expected_train_s(guess) / SECONDS_PER_HOUR) / 100
-        return f"{hours:g} h are less than the {needed:g} h that it needs"
+        return f"{hours:g} h is less than the {needed:g} h that it needs"
     return f"needs {format_usd(needed_cap(offer, guess, load))}, over the cap"
 
 
 def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, str, str, str]:
-    """What finishes first, then what may be bought at all, then by dollars to finish; price and names settle a tie."""
+    """Return a sort key: what finishes, what may be rented at all, dollars to finish, and price and names for a tie."""
     offer, guess = candidate.offer, candidate.estimate
-    # Where no speed is known it is the dollars of the hours that were asked for.
+    # If no speed is known, these are the dollars of the requested hours.
     is_known = guess.train_s is not None
     dollars = expected_cost(offer, expected_train_s(guess), load) if is_known else candidate.expected_micros
     names = (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region)
@@ -272,7 +272,7 @@ def _rank(candidate: Candidate, load: Load) -> tuple[bool, bool, int, Micros, st
 
 
 def needed_cap(offer: Offer, guess: Estimate, load: Load) -> Micros:
-    """The smallest cap under which an offer finishes."""
+    """Return the smallest cap under which an offer finishes."""
     return worst_case(offer, _lease(offer, load, ceil(expected_train_s(guess))), load)
 
 
@@ -289,21 +289,21 @@ def _lease(offer: Offer, load: Load, train_s: int, hours_s: int | None = None) -
 
 
 def expected_cost(offer: Offer, train_s: float, load: Load) -> Micros:
-    """What a rental costs that goes well: it boots sooner than it may, and ends as `expected_end_s` says."""
+    """Return what a rental costs that goes well: it boots faster than it may, and ends as `expected_end_s` says."""
     before_s = ceil(EXPECTED_BOOT_SHARE * (offer.boot_s + load.setup_s)) + load.ship_s
     return _cost(offer, before_s + ceil(train_s) + expected_end_s(load.collect_s), load)
 
 
 def expected_end_s(collect_s: int) -> int:
-    """From the end of training to a proven death where all goes well: the last checkpoint, the best too, comes alone.
+    """Return the time from the end of training to a proven end if all goes well: the last checkpoint is also the best.
 
-    `collect_s` is the limit for bringing home.
+    `collect_s` is the limit for the download.
     """
     return COLLECT_START_S + (collect_s - COLLECT_START_S) // KEPT_CHECKPOINTS + EXPECTED_DESTROY_S
 
 
 def _cost(offer: Offer, seconds: float, load: Load) -> Micros:
-    """What so many seconds cost: compute, disk and what else goes by the hour, and the checkpoints' way home."""
+    """Return what so many seconds cost: compute, disk and other hourly costs, and the checkpoints' download."""
     compute = cost_of(offer.rate_micros_per_hour, seconds, offer.billing_unit_s)
     beside = cost_of(_beside_hourly(offer, load), seconds, offer.billing_unit_s)
     return total(compute, beside, _egress(offer, load))
@@ -314,13 +314,13 @@ def _hourly(offer: Offer, load: Load) -> Micros:
 
 
 def _beside_hourly(offer: Offer, load: Load) -> Micros:
-    """Disk and address, by the hour."""
+    """Return the hourly cost of disk and address."""
     terms = terms_of(offer.provider, offer.region)
     return total(times(terms.disk_per_gb_hour, disk_gb_on(offer.provider, load.disk_gb)), terms.other_per_hour)
 
 
 def egress_of(offer: Offer, left_bytes: int) -> Micros:
-    """What bytes cost that left a machine: with a twentieth for what carries them, in whole tens of megabytes."""
+    """Return the cost of bytes that left a machine: with a twentieth for protocols, in whole tens of megabytes."""
     tens = -(-left_bytes * 105 // 1_000_000_000)
     return Micros(-(-terms_of(offer.provider, offer.region).egress_per_gb * tens // 100))
 
@@ -330,10 +330,10 @@ def _egress(offer: Offer, load: Load) -> Micros:
 
 
 def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known: Prior | None) -> Reach | None:
-    """The last step that a lease holds at the likely speed; None where no speed is known or there is no lease.
+    """Return the last step that a lease covers at the likely speed; None if no speed is known or there is no lease.
 
-    `known` is an own run of the very same recipe. What a start takes is taken off first, so that as many steps, asked
-    for alone, do finish in that lease.
+    `known` is an own run of the very same recipe. The time of a start is subtracted first, so that as many steps,
+    requested alone, do finish in that lease.
     """
     if lease is None or guess.train_s is None or guess.tokens_per_s is None or guess.likely_s is None:
         return None
@@ -343,7 +343,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
     step = steps
     if lease.train_s < guess.likely_s:
         tokens = steps_of_work(recipe) * recipe.tables.train.batch_tokens
-        # The slow end starts slowly too: what it has beside its steps is the longest start.
+        # The slow end also starts slowly: its time beyond its steps is the longest start.
         start_s = max(0.0, guess.train_s[1] - tokens / guess.tokens_per_s[0])
         share = (lease.train_s - start_s) / max(1e-9, guess.likely_s - start_s)
         step = first + max(0, min(left - 1, int(left * share)))
@@ -353,7 +353,7 @@ def reach_of(recipe: ResolvedRecipe, guess: Estimate, lease: Lease | None, known
 
 
 def reach_words(reach: Reach) -> str:
-    """`step 3,950 of 18,865 (21 %)`, and what the validation loss was there."""
+    """Return `step 3,950 of 18,865 (21 %)`, with the validation loss that was reached there."""
     words = f"step {reach.step:,} of {reach.steps:,} ({reach.step / reach.steps:.0%})"
     if reach.val_loss is None:
         return words

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 WEAK = "needs --accept-weak-lease"
 _BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
 _BOX = "A100"
-"""What a box of the user's is taken to have where nobody says it; the machine is asked before anything is sent."""
+"""The card that a user's box is assumed to have if none is named; the machine is checked before anything is sent."""
 _CONSENT = "Add --lambda-guard (puts a key on the machine that ends it), or --accept-weak-lease."
 
 
 @dataclass(frozen=True)
 class Quote:
-    """The offers for a need, what would have to travel, and what should be said about it."""
+    """The offers for a need, what would have to be sent, and what should be said about it."""
 
     candidates: tuple[Candidate, ...]
     load: Load
     uplink: Uplink
     notes: tuple[str, ...]
     asked: tuple[str, ...] | None = None
-    """The clouds whose prices were read live; None where the catalogue stands for all."""
+    """The clouds whose prices were read live; None if the catalogue is used for all."""
 
 
 def quote(
@@ -51,10 +51,11 @@ def quote(
     data: DataSummary | None = None,
     priors: Priors = NO_PRIORS,
 ) -> Quote:
-    """Judge the offers: the market's, or without one the catalogue's; NoOffer when there are none for the need.
+    """Judge the offers: the market's, or without one the catalogue's; NoOffer if there are none for the need.
 
-    `data` are the shards that will be shipped; without them their size is guessed. `priors` are the user's own runs.
-    Where a plan is only shown there may be none of the recipe's own GPU, which nobody asked for, if others are sold.
+    `data` are the shards that will be uploaded; without them their size is guessed. `priors` are the user's own runs.
+    If a plan is only shown and no GPU was requested, there may be no offer of the recipe's own GPU, if there are
+    others.
     """
     need = need_of(request, full, is_rented=place.is_rented)
     uplink = uplink_of(request, priors)
@@ -85,9 +86,9 @@ def quote(
 
 
 def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quoted: Quote, priors: Priors) -> Quote:
-    """The same quote with all that the catalogue has beside the recipe's own GPU, ranked together.
+    """Return the same quote with everything that the catalogue has beside the recipe's own GPU, ranked together.
 
-    A machine without a GPU is among them only where the recipe is trained on one as it is written.
+    A machine without a GPU is among them only if the recipe is trained on one as it is written.
     """
     need = need_of(request, full, is_rented=True)
     vocab = vocabulary_of(full)
@@ -106,35 +107,33 @@ def quote_other_gpus(request: Request, full: ResolvedRecipe, place: Place, quote
     if not request.choices.weak_lease:
         found = tuple(unless_weak(one) for one in found)
     together = sorted(ranked((*quoted.candidates, *found), quoted.load), key=lambda one: one.why_not.startswith(WEAK))
-    note = f"Every offer of the catalogue is ranked; without --gpu, `train` takes the recipe's {need}."
+    note = f"Every offer of the catalogue is ranked; without --gpu, `train` uses the recipe's {need}."
     if quoted.asked is not None:
-        note += (
-            f" Live is only what {' and '.join(quoted.asked)} has of it; the other prices are the {catalogue_words()}'s"
-        )
-        note += ", for what is rented on demand." if request.choices.spot else "."
+        note += f" Only {' and '.join(quoted.asked)}'s prices for it are live; the others are the {catalogue_words()}'s"
+        note += ", for on-demand machines." if request.choices.spot else "."
     return replace(quoted, candidates=tuple(together), notes=(*quoted.notes, note))
 
 
 def _on_cpu(full: ResolvedRecipe) -> bool:
-    """Whether the recipe is trained as it is written on a machine without a GPU."""
+    """Return whether the recipe is trained as it is written on a machine without a GPU."""
     return full.tables.hardware.on_cpu == "as_written"
 
 
 def need_of(request: Request, full: ResolvedRecipe, *, is_rented: bool) -> GpuNeed:
-    """Return the GPUs that were asked for, or those that the recipe is written for."""
+    """Return the requested GPUs, or those that the recipe is written for."""
     need = request.gpu or parse_gpu(full.tables.hardware.gpu)
     return need.model_copy(update={"name": _BOX}) if need.is_any and not is_rented else need
 
 
 def is_weak(offer: Offer) -> bool:
-    """Whether nothing but this laptop ends a rented machine."""
+    """Return whether nothing but this laptop ends a rented machine."""
     return offer.dies_by_itself.startswith("NO")
 
 
 def unless_weak(candidate: Candidate) -> Candidate:
-    """The candidate; one that dies only by this laptop's hand may not be rented without being asked for.
+    """Return the candidate; one that only this laptop ends loses its lease, because renting it needs a flag.
 
-    That comes first where the cap is too low for it as well: a higher cap alone would not do.
+    That reason comes first, even if the cap is too low as well: a higher cap alone would not be enough.
     """
     if not is_weak(candidate.offer) or not candidate.estimate.fits:
         return candidate
@@ -143,10 +142,10 @@ def unless_weak(candidate: Candidate) -> Candidate:
 
 
 def price_notes(request: Request, offers: Sequence[Offer], market: Market | None) -> tuple[str, ...]:
-    """Where the prices are from."""
+    """Return where the prices come from."""
     if market is None:
         note = f"Prices are from the {catalogue_words()}; the live price is what counts."
-        kind = " It has none for --spot: these are for what is rented on demand." if request.choices.spot else ""
+        kind = " It has none for --spot: these are for on-demand machines." if request.choices.spot else ""
         return (note + kind,)
     packaged = {f"{o.provider}: price from the {o.price_source}." for o in offers if o.price_source.startswith("catal")}
     read = f"Prices were read live at {local_time(market.read_wall, now=market.read_wall)}."
@@ -154,7 +153,7 @@ def price_notes(request: Request, offers: Sequence[Offer], market: Market | None
 
 
 def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
-    """The market's offers; NoOffer when there is nothing, with what each silent provider said."""
+    """Return the market's offers; NoOffer if there are none, with what each silent provider said."""
     if market.offers:
         return list(market.offers)
     silent = " ".join(f"{name} could not be asked: {why}" for name, why in market.silent)
@@ -165,7 +164,7 @@ def on_sale(market: Market, need: GpuNeed) -> list[Offer]:
     asked = ", ".join(market.asked)
     raise NoOffer(
         "offer.no_capacity",
-        f"Of those asked ({asked}) nobody has {need} now, in that region and kind. {silent}".strip(),
+        f"None of the clouds that were asked ({asked}) has {need} now, in that region and kind. {silent}".strip(),
         hint=f"Sold there as {sold}. `gpurun offers` shows what there is." if sold else "`gpurun offers` shows more.",
     )
 
@@ -187,7 +186,7 @@ def choose_best(quoted: Quote, request: Request, *, by_gpu: bool = False) -> Can
 
 
 def _refuse_only_weak(quoted: Quote, request: Request) -> None:
-    """Say it where only machines that nothing ends by itself could be rented."""
+    """Raise NoOffer if the only machines that could be rented are those that nothing ends automatically."""
     if any(one.lease is not None for one in quoted.candidates):
         return
     weak = [one for one in quoted.candidates if one.why_not == WEAK]
@@ -198,6 +197,6 @@ def _refuse_only_weak(quoted: Quote, request: Request) -> None:
         raise NoOffer(
             "offer.weak_lease",
             f"Only {first.offer.provider} can run this{under} ({first.offer.label}, about {price}), and nothing "
-            "on that machine ends it: if this laptop is lost, it goes on billing.",
+            "on that machine ends it: if this laptop is lost, billing continues.",
             hint=_CONSENT,
         )

@@ -1,6 +1,6 @@
-"""Whether the cards of a machine are those that were ordered, work, and are free: judged before anything is uploaded.
+"""Checks that the cards of a machine are the ordered ones, work, and are free, before anything is uploaded.
 
-The machine's own words are in every message. What may pass on another machine is no matter of installing something.
+The machine's own words are in every message. A fault that another machine may not have is never cured by an install.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from gpurun.core.records import Offer
 from gpurun.remote.machine_facts import CardFacts, Gpu, MachineFacts
 from gpurun.view.number_format import format_bytes
 
-# A card's own figure is some percent under the one it is sold by.
+# A card reports a few percent less than the figure that it is sold by.
 LEAST_MEMORY = 0.9
 LEAST_FREE, USUALLY_FREE = 0.5, 0.9
-"""The parts of a card's memory that must be free, and that are free where only a desktop or nothing is on it."""
+"""The parts of a card's memory that must be free, and that are free if only a desktop or nothing uses it."""
 
-# What torch and nvidia-smi say of a machine that is ill: the cure on a box of one's own.
+# What torch and nvidia-smi report of a faulty machine, and the cure if it is one's own box.
 _ILL = {
     r"error 802|system not yet initialized": "Start the fabric manager there (systemctl start nvidia-fabricmanager)",
     r"off the bus|gpu is lost|unable to determine the device handle|\bxid\b|unspecified launch failure|uncorrectable": (
-        "Restart the box; a card that falls out again is broken"
+        "Restart the box; a card that disappears again is broken"
     ),
     r"driver/library version mismatch": "Restart the box: its driver was updated while it ran",
-    r"busy or unavailable": "See there with nvidia-smi who holds the card, or whether it is for one process alone",
+    r"busy or unavailable": "Check there with nvidia-smi which process holds the card, or whether it allows only one",
     r"did not answer within": "Restart the box: its driver or a card hangs",
 }
 _NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
-# The least CUDA that a torch must be made for to have kernels for a card, by the card's capability.
+# The least CUDA version that a torch must be made for to have kernels for a card, by the card's capability.
 _LEAST_CUDA = {(12, 1): "13.0", (12, 0): "12.8", (11, 0): "13.0", (10, 3): "12.9", (10, 0): "12.8", (0, 0): "11.8"}
 _OLD, _LAST_CUDA_OF_OLD = (7, 5), "12.6"
 
 
 def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Warnings about cards that will do.
+    """Return warnings about cards that are good enough.
 
-    Raises NoOffer for what another machine may have better, SetupError for a torch that does not fit the card.
+    Raises NoOffer for a fault that another machine may not have, SetupError for a torch that does not fit the card.
     """
     _check_count(facts, offer)
     _check_work(facts, offer)
@@ -50,14 +50,14 @@ def check_cards(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
 
 
 def another(offer: Offer) -> str:
-    """What to do about a machine that is not what was ordered."""
+    """Return what to do about a machine that is not what was ordered."""
     if place_facts(offer.provider).is_own_box:
         return "Say what your box has with --gpu."
     return "Try again, or with another --region or --provider."
 
 
 def _check_count(facts: MachineFacts, offer: Offer) -> None:
-    """Whether torch can use as many devices as are paid for; where the driver has them, the image is to blame."""
+    """Check that torch can use as many devices as are paid for; if the driver has them, the image is to blame."""
     usable, torch = len(facts.torch.devices), facts.torch
     if usable >= offer.gpus_per_node:
         return
@@ -72,11 +72,11 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
     if torch.found and len(facts.gpus) >= offer.gpus_per_node:
         where = "install another" if place_facts(offer.provider).is_own_box else "choose another image (--image)"
         made = f"made for CUDA {torch.built_for}, which this driver may be too old for"
-        cause = f"That torch is {made if torch.built_for else 'made for no CUDA, or for another driver'}"
+        cause = f"That torch is {made if torch.built_for else 'made without CUDA, or for another driver'}"
         raise SetupError(
             "box.driver_mismatch",
             f"The instance has what was ordered ({offer.gpus_per_node} × {offer.gpu}), but torch {torch.version} "
-            f"there can use {usable} of that: {seen(facts)}.{_words(facts)}",
+            f"there can use {usable} of them: {seen(facts)}.{_words(facts)}",
             hint=f"{cause}: {where}.",
         )
     code = "box.fewer_gpus" if usable else "box.no_gpu"
@@ -84,7 +84,7 @@ def _check_count(facts: MachineFacts, offer: Offer) -> None:
 
 
 def check_kind(facts: MachineFacts, offer: Offer) -> None:
-    """Whether every device is of the family that was ordered, with the memory that the plan counts on."""
+    """Check that every device is of the ordered family, with the memory that the plan counts on."""
     family = _family(offer.gpu)
     for device in facts.torch.devices:
         if family and not re.search(rf"(?<![0-9A-Z]){family}(?![0-9A-Z])", device.name.upper().replace("RTX", "RTX ")):
@@ -100,7 +100,7 @@ def check_kind(facts: MachineFacts, offer: Offer) -> None:
 
 
 def _check_health(facts: MachineFacts, offer: Offer) -> None:
-    """Whether no card's memory has lost a bit since its driver was loaded."""
+    """Check that no card's memory has lost a bit since its driver was loaded."""
     for place, card in enumerate(facts.gpus):
         if card.ecc_errors:
             errors = f"{card.ecc_errors} uncorrected memory error{'s' if card.ecc_errors > 1 else ''}"
@@ -110,7 +110,7 @@ def _check_health(facts: MachineFacts, offer: Offer) -> None:
 
 
 def _check_work(facts: MachineFacts, offer: Offer) -> None:
-    """Whether a small kernel ran on every card and computed what it should."""
+    """Check that a small kernel ran on every card and computed the right result."""
     torch = facts.torch
     for place, device in enumerate(torch.devices):
         if device.error is None:
@@ -123,11 +123,11 @@ def _check_work(facts: MachineFacts, offer: Offer) -> None:
             raise SetupError("box.no_kernels", f"{what}: {device.error}", hint=_which_torch(device, offer))
         what = f"A small matrix product on GPU {place} of the instance ({device.name}) failed: {device.error}"
         _raise_if_ill(device.error, what, offer)
-        raise NoOffer("box.gpu_fails", what, hint=elsewhere(offer, "See that the card works there"))
+        raise NoOffer("box.gpu_fails", what, hint=elsewhere(offer, "Make sure that the card works there"))
 
 
 def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Whether the cards' memory is free of what others hold: a little of it is a warning, half of it too much."""
+    """Check that the cards' memory is not held by others: a little of it is a warning, half of it is too much."""
     warnings: tuple[str, ...] = ()
     for place, device in enumerate(facts.torch.devices[: offer.gpus_per_node]):
         card = _card_of(device, place, facts)
@@ -138,16 +138,16 @@ def _check_room(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
             continue
         held = f"{format_bytes(device.memory_bytes - free_bytes)} of {format_bytes(device.memory_bytes)}"
         who = ", ".join(card.holders) if card is not None else ""
-        by = f"by {who}" if who else "by others, whom nvidia-smi does not name"
+        by = f"by {who}" if who else "by processes that nvidia-smi does not name"
         what = f"{held} on GPU {place} of the instance ({device.name}) are held {by}"
         if free_bytes < LEAST_FREE * device.memory_bytes:
-            raise NoOffer("box.gpu_held", f"{what}.", hint=elsewhere(offer, "End that there, or show other cards"))
+            raise NoOffer("box.gpu_held", f"{what}.", hint=elsewhere(offer, "End that there, or use other cards"))
         warnings += (what,)
     return warnings
 
 
 def _card_of(device: Gpu, place: int, facts: MachineFacts) -> CardFacts | None:
-    """What nvidia-smi says of a device: by its own number, or by its place where torch can use all of them."""
+    """Return what nvidia-smi reports of a device: by its own number, or by its place if torch can use all of them."""
     uuid = device.uuid.removeprefix("GPU-")
     same = [card for card in facts.gpus if uuid and card.uuid.removeprefix("GPU-") == uuid]
     if same or len(facts.gpus) != len(facts.torch.devices):
@@ -171,34 +171,34 @@ def _which_torch(device: Gpu, offer: Offer) -> str:
 
 
 def _raise_if_ill(words: str, what: str, offer: Offer) -> None:
-    """Raise NoOffer where the words are those of a machine that is ill, which another may not be."""
+    """Raise NoOffer if the words are those of a faulty machine: another one may work."""
     for pattern, cure in _ILL.items():
         if re.search(pattern, words, re.IGNORECASE):
             raise NoOffer("box.gpu_ill", what, hint=elsewhere(offer, cure))
 
 
 def elsewhere(offer: Offer, cure: str) -> str:
-    """What to do about what may pass on another machine."""
+    """Return what to do about a fault that another machine may not have."""
     if place_facts(offer.provider).is_own_box:
         return f"{cure}, or take another box."
-    return "It may pass on another machine: try another offer (again, or with another --region or --provider)."
+    return "Another machine may work: try another offer (again, or with another --region or --provider)."
 
 
 def _words(facts: MachineFacts) -> str:
-    """Return what torch and the driver say themselves."""
+    """Return the messages of torch and of the driver."""
     words = [f"torch says: {facts.torch.error.rstrip('.')}."] if facts.torch.error else []
     words += [f"nvidia-smi says: {facts.driver_words.rstrip('.')}."] if facts.driver_words else []
     return "".join(f" {sentence}" for sentence in words)
 
 
 def _family(gpu: str) -> str:
-    """The word that names the model: A100 of "A100 SXM", 4090 of "RTX 4090"; empty where there is none."""
+    """Return the word that names the model: A100 of "A100 SXM", 4090 of "RTX 4090"; "" if there is none."""
     words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
     return re.escape(words[0]) if words else ""
 
 
 def seen(facts: MachineFacts) -> str:
-    """What the driver says, in words."""
+    """Return what the driver reports, in words."""
     if not facts.gpus:
-        return "nvidia-smi tells of no GPU"
+        return "nvidia-smi shows no GPU"
     return f"nvidia-smi sees {len(facts.gpus)} (driver {facts.gpus[0].driver})"

@@ -1,4 +1,4 @@
-"""What a cluster of the user's shows of itself before anything is planned there."""
+"""What a user's cluster shows of itself before anything is planned there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpurun.providers.slurm.provider import Site, SlurmProvider
 
 
 def partitions_of(name: str, home: Home, clock: Clock) -> tuple[str, list[Partition]]:
-    """Return a cluster's name, and its partitions as they are now; "" is the only one. UsageError or SetupError."""
+    """Return a cluster's name and its partitions as they are now; "" names the only one. UsageError or SetupError."""
     cluster = find_cluster(home, name or None)
     try:
         return cluster.name, SlurmProvider([Site(cluster, login_to(cluster, home, clock))], clock).partitions()

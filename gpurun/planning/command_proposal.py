@@ -1,4 +1,4 @@
-"""What a command of the user's own tells the planner: nobody knows how long it takes, so the cap says how long."""
+"""What a user's own command tells the planner: its duration is not known, so the cap says how long it may run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from gpurun.remote.s3.s3_client import Bucket
 from gpurun.view.number_format import format_bytes, format_duration
 
 USUAL_HOURS = 24.0
-"""The longest that a command may run where nobody says --hours: a forgotten one ends."""
+"""The longest that a command may run without --hours, so that a forgotten one ends."""
 LEAST_RUN_S = 300
 _MOST_EARLIER, _MOST_LOOKED = 3, 200
 _GUESS = Estimate(
@@ -62,9 +62,10 @@ _GUESS = Estimate(
 
 
 class CommandProposal(Proposal):
-    """A command that is to be started; its folder is copied at once, so that what was planned is what is uploaded.
+    """A command that will be started; its folder is copied at once, so that what was planned is what is uploaded.
 
-    Where nothing `is_asked` after it, what is left out and named is refused. Nothing is left behind where it cannot be.
+    If the user is not asked after it (`is_asked`), files that it names but leaves out are refused. A refusal leaves
+    nothing behind.
     """
 
     joins_nodes: ClassVar[bool] = True
@@ -81,7 +82,7 @@ class CommandProposal(Proposal):
         self._sent_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) + self._data.bytes
 
     def with_earlier(self, command: Command, work: Path) -> tuple[Command, Earlier | None]:
-        """Return the command with what an earlier run left for it put into `work`, and what that was."""
+        """Return the command with what an earlier run left for it copied to `work`, and what that was."""
         return with_checkpoint(command, self.request, self.desk.home, work)
 
     def need(self, place: Place) -> GpuNeed:
@@ -89,8 +90,8 @@ class CommandProposal(Proposal):
         if place.mode is not Mode.PAID:
             return GpuNeed(count=0, name="cpu")
         if self.request.gpu is None:
-            hint = "Say which: --gpu 1xT4, --gpu cpu; or run it here: --provider local, --dry-run."
-            raise UsageError("gpu.missing", "Nobody knows which GPU a command of your own needs.", hint=hint)
+            hint = "Name one: --gpu 1xT4, --gpu cpu; or run it here: --provider local, --dry-run."
+            raise UsageError("gpu.missing", "gpurun cannot know which GPU your own command needs.", hint=hint)
         return parse_gpu("1xA100") if self.request.gpu.is_any and not place.is_rented else self.request.gpu
 
     def prepared_data(self) -> DataSummary:
@@ -98,7 +99,7 @@ class CommandProposal(Proposal):
         return self._data
 
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
-        """Return the offers with the longest lease that the cap pays for, the cheapest by the hour first."""
+        """Return the offers with the longest lease that the cap pays for, the cheapest per hour first."""
         need = self.need(place)
         offers = on_sale(market, need) if market else catalogued(self.request, need)
         setup_s = (self.request.choices.setup_limit_s or SETUP_LIMIT_S) if self.request.choices.setup else 0
@@ -140,13 +141,13 @@ class CommandProposal(Proposal):
         return plan.told(*self._uploaded.notes, *notes, warnings=(*self._uploaded.warnings, *warnings))
 
     def remarks(self, plan: Plan, place: Place) -> tuple[Iterable[str], Iterable[str]]:
-        """Return what should be said of the plan beside its upload: notes and warnings."""
+        """Return what should be said about the plan beside its upload: notes and warnings."""
         notes = (*self.notes(plan), *_earlier_runs(self.command, self.desk.home))
-        again = [f"{self._again} ended well: its command runs once more, unchanged."] if self._again else []
+        again = [f"{self._again} succeeded: its command runs again, unchanged."] if self._again else []
         return notes, (*_spot_warning(self.command, self.request), *again)
 
     def notes(self, plan: Plan) -> Iterator[str]:
-        """Yield what is not obvious of the plan."""
+        """Yield what is not obvious about the plan."""
         yield from _notes(self.command, self.request, plan.mode)
 
     def _refusal(self, quoted: Quote, place: Place) -> NoOffer:
@@ -198,12 +199,12 @@ class CommandProposal(Proposal):
 
 
 def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, hours: float | None) -> Candidate:
-    """Return an offer with the longest lease that the cap pays for, or that was asked for.
+    """Return an offer with the longest lease that the cap pays for, or that was requested.
 
-    What a command needs to end and to save is kept beside the time that it runs: else it were stopped as it begins.
+    The time that a command needs to end and to save is added to its run time; otherwise it would be stopped at once.
     """
-    wanted = (USUAL_HOURS if hours is None else hours) + command.save_s / SECONDS_PER_HOUR
-    lease = lease_for(offer, _GUESS, load, cap=cap, hours=wanted)
+    lease_hours = (USUAL_HOURS if hours is None else hours) + command.save_s / SECONDS_PER_HOUR
+    lease = lease_for(offer, _GUESS, load, cap=cap, hours=lease_hours)
     if lease is not None and lease.train_s < _least_s(hours) + command.save_s:
         lease = None
     if lease is not None:
@@ -222,20 +223,20 @@ def judged(offer: Offer, command: Command, load: Load, *, cap: Micros | None, ho
 
 def least_cap(offer: Offer, command: Command, load: Load, hours: float | None) -> Micros:
     """Return the smallest cap under which a command runs at all."""
-    wanted = (_least_s(hours) + command.save_s) / SECONDS_PER_HOUR
-    lease = lease_for(offer, _GUESS, load, cap=None, hours=wanted)
+    lease_hours = (_least_s(hours) + command.save_s) / SECONDS_PER_HOUR
+    lease = lease_for(offer, _GUESS, load, cap=None, hours=lease_hours)
     assert lease is not None
     return worst_case(offer, lease, load)
 
 
 def _least_s(hours: float | None) -> int:
-    """Return the shortest time that is worth a machine: five minutes, or what was asked for if that is less."""
+    """Return the shortest time that is worth a machine: five minutes, or the requested time if that is less."""
     return LEAST_RUN_S if hours is None else min(LEAST_RUN_S, ceil(hours * SECONDS_PER_HOUR))
 
 
 @dataclass(frozen=True)
 class _Upload:
-    """A command with its folder copied, the request with what is installed for it, and what the plan says of both."""
+    """A command with its folder copied, the request with its packages, and what the plan says about both."""
 
     command: Command
     request: Request
@@ -244,7 +245,7 @@ class _Upload:
 
 
 def _uploaded(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit: Admit) -> _Upload:
-    """Look at what is uploaded for a command, and copy it to `work`."""
+    """Check what is uploaded for a command, and copy it to `work`."""
     mode, command, home = request.mode, request.command, desk.home
     if command is None:
         raise ValueError("the request has no command")
@@ -270,14 +271,14 @@ def _uploaded(request: Request, work: Path, desk: Desk, *, is_asked: bool, admit
 
 
 def _imports(found: WorkFolder, command: Command, mode: Mode) -> Iterator[str]:
-    """What is imported and nowhere to be seen; a rehearsal's own Python is asked once it is there."""
+    """Yield warnings about imports that are not found anywhere; a rehearsal's own Python is asked once it is there."""
     is_there = not command.python or is_built(Path(command.python))
     python = command.python if command.python and is_there else sys.executable
     return import_warnings(found, command, python=python, is_rented=mode is Mode.PAID)
 
 
 def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[str], None]) -> DataSummary:
-    """What --data names, as it is; the command finds it where GPURUN_DATA says."""
+    """Summarise what --data names, as it is; the command finds it at GPURUN_DATA."""
     named, size = request.data, 0
     if named is not None:
         if named.startswith(HUB):
@@ -286,13 +287,13 @@ def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[
         place = Path(named).expanduser().absolute()
         if named.startswith("s3://"):
             place = _out_of_bucket(named, staged / "data", clock, say)
-            size = sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+            size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
             return DataSummary(
                 folder="", beside=str(staged), bytes=size, sha256=_listing_digest(place), source=named
             )  # fmt: skip
         if not place.is_dir():
             raise UsageError("data.missing", f"There is no folder {place}.", hint="Name a folder: --data PATH")
-        named, size = str(place), sum(one.stat().st_size for one in place.rglob("*") if one.is_file())
+        named, size = str(place), sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     return DataSummary(
         folder=named or "",
         beside=str(staged),
@@ -303,7 +304,7 @@ def summarize_data(request: Request, staged: Path, clock: Clock, say: Callable[[
 
 
 def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], None]) -> Path:
-    """The objects below an address of a bucket, downloaded here by the user's own keys; the machine is given none."""
+    """Download the objects below a bucket's address here, with the user's own keys; the machine gets no key."""
     bucket = Bucket(parse_address(named), clock)
     bucket.look()
     found, into = {name: size for name, size in bucket.below().items() if not name.endswith("/")}, into.resolve()
@@ -312,12 +313,12 @@ def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], No
     need, free = sum(found.values()), shutil.disk_usage(into.parent).free
     say(f"downloading {len(found)} files of {named}, {format_bytes(need)}, before they are uploaded")
     if need > free:
-        what = f"{named} holds {format_bytes(need)}, and {format_bytes(free)} are free here."
-        raise UsageError("disk.too_small", what, hint="Have the command download it there, its key by --secret.")
+        what = f"{named} holds {format_bytes(need)}, but only {format_bytes(free)} is free here."
+        raise UsageError("disk.too_small", what, hint="Let the command download it there, with its key by --secret.")
     for name, size in found.items():
         target = into / name
         if not target.resolve().is_relative_to(into):
-            raise UsageError("data.bad_name", f"{named} has an object of the name {name!r}.", hint="Rename it.")
+            raise UsageError("data.bad_name", f"{named} has an object with the name {name!r}.", hint="Rename it.")
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             for block in bucket.stream(bucket.address.key(name), 0, size) if size else ():
@@ -329,16 +330,16 @@ def _out_of_bucket(named: str, into: Path, clock: Clock, say: Callable[[str], No
 
 
 def _listing_digest(folder: Path) -> str:
-    """A digest over the names and sizes of a folder; what is in its files is digested as they are sent."""
+    """Return a digest of the names and sizes in a folder; what is in its files is digested as they are sent."""
     listing = [[path.relative_to(folder).as_posix(), path.stat().st_size] for path in sorted(folder.rglob("*"))]
     return hashlib.sha256(repr(listing).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
-    """What is not obvious of the plan."""
+    """Yield what is not obvious about the plan."""
     if request.hours is None and mode is Mode.PAID:
         longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
-        yield f"Nobody knows how long it takes: it may run {longest}."
+        yield f"Its duration is not known: it may run {longest}."
     size = format_bytes(command.output_bytes)
     if command.outputs:
         globs = ", ".join(command.outputs)
@@ -346,20 +347,20 @@ def _notes(command: Command, request: Request, mode: Mode) -> Iterator[str]:
     else:
         yield "No files are downloaded (--outputs)."
     if command.outputs == EVERYTHING and (Path(command.folder) / ".gpurunignore").is_file():
-        yield "What .gpurunignore names stays on the machine, too; --outputs says otherwise."
+        yield "Files that .gpurunignore names stay on the machine, too; --outputs changes that."
     if mode is not Mode.PAID and not has_cuda():
         yield "This machine has no GPU. Your command must cope with that."
 
 
 def _spot_warning(command: Command, request: Request) -> Iterator[str]:
-    """What a spot machine that is taken away would cost."""
+    """Yield what the loss of a spot machine would cost."""
     if request.choices.spot and not command.checkpoints:
-        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, the loss of all is accepted."
+        yield "A spot machine may be taken away at any moment: without --checkpoint-glob, everything is lost then."
 
 
 def _earlier_runs(command: Command, home: Home) -> Iterator[str]:
-    """What the user's own runs of the same script took, the last ones."""
-    told = []
+    """Yield what the user's own last runs of the same script took."""
+    runs = []
     for link in read_chain(home.ledger).links[-_MOST_LOOKED:]:
         with suppress(GpurunError):
             predicate = read_receipt(home, home.run(link.run)).predicate
@@ -369,6 +370,6 @@ def _earlier_runs(command: Command, home: Home) -> Iterator[str]:
                 continue
             where = f"{machine['gpu_count']}x{machine['gpu']}" if machine and machine["gpu_count"] else "a CPU"
             paid = f", {format_usd(Micros(cost))}" if cost else ""
-            told.append(f"{predicate['run']} took {format_duration(seconds)} on {where}{paid}")
-    if told:
-        yield f"Your own runs of {command.name}: {'; '.join(told[-_MOST_EARLIER:])}."
+            runs.append(f"{predicate['run']} took {format_duration(seconds)} on {where}{paid}")
+    if runs:
+        yield f"Your own runs of {command.name}: {'; '.join(runs[-_MOST_EARLIER:])}."

@@ -1,4 +1,4 @@
-"""What a dev box tells the planner: it has the longest lease that the cap pays for, and usually ends by being idle."""
+"""What a dev box tells the planner: it gets the longest lease that the cap pays for, and usually ends when idle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAB = "jupyterlab"
 
 @dataclass(frozen=True)
 class DevBoxWishes:
-    """What is wanted of a dev box beside its folder; see `DevBoxJob`."""
+    """What the user wants of a dev box beside its folder; see `DevBoxJob`."""
 
     git: str = ""
     at_commit: str = ""
@@ -35,7 +35,7 @@ class DevBoxWishes:
 
 
 class DevBoxProposal(CommandProposal):
-    """A dev box that is to be rented; its folder is copied at once, as a command's is."""
+    """A dev box that will be rented; its folder is copied at once, like a command's."""
 
     joins_nodes: ClassVar[bool] = False
 
@@ -72,14 +72,14 @@ class DevBoxProposal(CommandProposal):
         command, idle_s, every = self.command, plan.choices.idle_s or 0, format_duration(self._wishes.sync_s)
         if idle_s:
             yield (
-                f"It ends after {format_duration(idle_s)} in which no key is pressed, no file changes, nothing is sent "
-                "through a forwarded port and no card and no core is busy (--idle)."
+                f"It ends after {format_duration(idle_s)} without a key press, a file change, traffic through a "
+                "forwarded port, or a busy card or core (--idle)."
             )
         named = "".join(f", {glob}" for glob in command.outputs[len(EVERYTHING) :])
         size = format_bytes(command.output_bytes)
         lost = " Files elsewhere on the machine are lost with it." if place.is_rented else ""
         yield (
-            f"What changes in its folder{named} comes home every {every} (--sync) and before its end, into the run's "
+            f"Changes in its folder{named} are downloaded every {every} (--sync) and before its end, into the run's "
             f"own folder; the plan allows {size} (--output-gb).{lost}"
         )
         if self._wishes.jupyter and not place.forwards_ports:
@@ -92,11 +92,11 @@ class DevBoxProposal(CommandProposal):
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
-    """Say what a box costs that nothing ends before its lease, and what a spot machine may lose."""
+    """Yield what a box costs that nothing ends before its lease, and what a spot machine may lose."""
     if not plan.choices.idle_s:
         costs = f", {format_usd(plan.worst_micros)}" if plan.worst_micros else ""
         yield (
-            f"--idle off: a forgotten box is not noticed. Unless you end it, it runs to its lease: "
+            f"--idle off: a forgotten box is not noticed. Unless you end it, it runs to the end of its lease: "
             f"{format_duration(plan.lease.total_s)}{costs}."
         )
     if plan.choices.spot:
@@ -104,7 +104,7 @@ def _warnings(plan: Plan) -> Iterator[str]:
 
 
 def _with_lab(request: Request) -> Request:
-    """Return the request with what starts JupyterLab, which gpurun may install on a rented machine; elsewhere not."""
+    """Return the request with the command for JupyterLab, which gpurun may install on a rented machine only."""
     command, kinds = request.command, place_kinds(request.providers)
     if command is None:
         raise ValueError("the request has no command")

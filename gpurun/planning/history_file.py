@@ -1,4 +1,4 @@
-"""What a run has shown, added to the file of it when the run is settled; a file that cannot be written ends no run."""
+"""Adds what a run has shown to the history file when the run is settled; a file that cannot be written ends no run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["add_prior"]
 
 
 def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: float) -> None:
-    """Add what this run has shown, if its journal says that it trained; doing it twice is doing it once."""
+    """Add what this run has shown, if its journal says that it trained; repeating it changes nothing."""
     try:
         prior = _prior_of(state, plan, folder, wall)
         if prior is None:
@@ -37,22 +37,21 @@ def add_prior(state: RunState, plan: Plan, folder: RunFolder, home: Home, wall: 
             known, damage = load_priors(home)
             if damage:
                 os.replace(home.priors, home.priors.with_suffix(".damaged"))
-            # A line a run, so that a person can look through it.
+            # A line for each run, so that a person can read it.
             write_atomic(home.priors, _as_lines(known.with_run(prior)))
     except OSError as error:
         logging.warning("what this run has shown was not kept for later plans: %s", error)
 
 
 def _as_lines(priors: Priors) -> bytes:
-    runs = ",\n".join(json.dumps(one.model_dump(mode="json"), sort_keys=True) for one in priors.runs)
+    runs = ",\n".join(json.dumps(run.model_dump(mode="json"), sort_keys=True) for run in priors.runs)
     return f'{{"v": 1, "runs": [\n{runs}\n]}}\n'.encode()
 
 
 def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Prior | None:
-    """What the run has shown; None where its journal does not say that it trained, or too little of it.
+    """Return what the run has shown; None if its journal does not say that it trained, or shows too little.
 
-    A trainer that was changed shows nothing of what gpurun's own would take, nor does a run that several machines
-    trained.
+    A changed trainer shows nothing about gpurun's own, nor does a run that several machines trained.
     """
     if state.outcome not in ("done", "stopped") or plan.job.trainer == CHANGED or state.leg > 1:
         return None
@@ -62,18 +61,18 @@ def _prior_of(state: RunState, plan: Plan, folder: RunFolder, wall: float) -> Pr
         meter.take(event)
         start = event if isinstance(event, StartEvent) else start
     seen, offer = meter.seen(), plan.offer
-    # Without a card in the offer a trainer that found one shows nothing of the CPU, nor the other way round.
+    # If the offer has no card, a trainer that found one shows nothing about the CPU; and the other way round.
     if seen is None or start is None or start.device != ("cuda" if offer.gpu_count else "cpu"):
         return None
     try:
         return _record(seen, start, plan, wall)
     except (ValidationError, KeyError, TypeError, ValueError):
-        logging.info("what this run says of its speed is no sane figure, and is not kept")
+        logging.info("the speed that this run reports is not plausible, and is not kept")
         return None
 
 
 def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
-    """With what its upload shows of this computer's line; a box or a bucket may be beside it, and shows nothing."""
+    """Add what its upload shows of this computer's line; a box or a bucket may be nearby, so they show nothing."""
     if plan.offer.provider not in CLOUDS or plan.choices.stage:
         return prior
     shipped = last_typed(read_journal(folder.journal).records, ShipObserved)
@@ -86,7 +85,7 @@ def _with_upload(prior: Prior, plan: Plan, folder: RunFolder) -> Prior:
 
 
 def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
-    """The line of a run; a ValueError where what its machine says cannot be."""
+    """Return the line of a run; ValueError if what its machine reports is not possible."""
     if start.micro_batch is None or start.precision is None or start.torch is None:
         raise ValueError("it does not say how it trained")
     offer = plan.offer
@@ -97,7 +96,7 @@ def _record(seen: Seen, start: StartEvent, plan: Plan, wall: float) -> Prior:
         raise ValueError("more than the card can do")
     has_room = not offer.gpu_count or (seen.memory_peak_bytes or 0) <= offer.vram_gb * GIB
     every = -(-len(seen.val_losses) // (MOST_LOSSES - 1)) or 1
-    thinned = seen.val_losses[::-1][::every][::-1]  # The last one always among them.
+    thinned = seen.val_losses[::-1][::every][::-1]  # The last one is always among them.
     return Prior(
         run=plan.run,
         wall=wall,

@@ -1,4 +1,4 @@
-"""What can be rented now: the live offers of every provider with a key, asked at the same time."""
+"""What can be rented now: the live offers of every provider with a key, read at the same time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gpurun.providers.registry import open_provider
 
 
 def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, choices: Choices) -> Market:
-    """Ask these clouds what they have for a need, in all the regions or the chosen one; read-only.
+    """Ask these clouds what they have for a need, in all regions or the chosen one; read-only.
 
-    A cloud that cannot be asked is among the `silent`: the others' offers are not lost with it. Where nobody has
-    anything and a key was refused, that refusal is raised: a SetupError. A region that no cloud has is a UsageError.
+    A cloud that cannot be asked is among the `silent`, and the others' offers are kept. If no cloud has an offer and a
+    key was refused, that refusal is raised: a SetupError. A region that no cloud has is a UsageError.
     """
     refused: list[SetupError] = []
     warnings: list[str] = []
@@ -59,17 +59,17 @@ def live_offers(need: GpuNeed, names: Sequence[str], home: Home, clock: Clock, c
         raise no_such_region(choices.region, elsewhere)
     silent = tuple((name, answer) for name, answer in answers.items() if isinstance(answer, str))
     most = choices.max_rate_micros
-    wanted = [offer for offer in offers if offer.spot == choices.spot]
-    if most is not None and wanted:
-        wanted = [offer for offer in wanted if offer.rate_micros_per_hour <= most] or _none_below(most, wanted)
-    if choices.region is not None:  # An offer that is for any region becomes one for this.
+    fitting = [offer for offer in offers if offer.spot == choices.spot]
+    if most is not None and fitting:
+        fitting = [offer for offer in fitting if offer.rate_micros_per_hour <= most] or _none_below(most, fitting)
+    if choices.region is not None:  # An offer for any region becomes one for this.
         here = {"region": choices.region}
-        wanted = [offer.model_copy(update=here) for offer in wanted if offer.region in (choices.region, "any")]
-    return Market(tuple(wanted), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
+        fitting = [offer.model_copy(update=here) for offer in fitting if offer.region in (choices.region, "any")]
+    return Market(tuple(fitting), silent, clock.wall(), tuple(names), tuple(sorted(warnings)), keys_end_wall)
 
 
 def _none_below(most: Micros, offers: Sequence[Offer]) -> NoReturn:
-    """Raise the refusal of offers that all cost more an hour than --max-rate allows."""
+    """Raise the refusal if every offer costs more per hour than --max-rate allows."""
     best = min(offers, key=lambda offer: offer.rate_micros_per_hour)
     what = f"Nothing on offer costs at most {format_rate(most)}: the cheapest is {best.provider} {best.label}"
     rate = format_rate(best.rate_micros_per_hour)

@@ -1,7 +1,7 @@
-"""What a mandate lets be planned: a request is held against it before anything is read for it, and the plan again.
+"""What a mandate allows to be planned: a request is checked before anything is read for it, and the plan afterwards.
 
-Here is the one door. Every proposal has its request admitted, every quote keeps only the offers within, and no plan is
-made under a mandate that `demand_plan` has not seen; its sum is held where the run is begun and where it rents.
+This is the only door. Every proposal has its request admitted, every quote keeps only the allowed offers, and no plan
+is made under a mandate without `demand_plan`; the mandate's sum is held where the run starts and where it rents.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from gpurun.core.paths import Home
 
 _NEVER = {
-    "weak_lease": ("--accept-weak-lease", "Rent where something on the machine or beside it ends it."),
+    "weak_lease": ("--accept-weak-lease", "Rent a machine that something on it or beside it ends."),
     "guard": ("--lambda-guard", "It would put a key of the account on the machine."),
     "trainer": ("--trainer", "It would run that folder's code on this computer: use `gpurun run` on a machine."),
     "stage": ("--stage", "Leave it out: files go over SSH."),
     "log_to": ("--log-to", "Read the figures with `gpurun logs`, or its `metrics` tool."),
     "pass_env": ("--pass-env", "Give a value with --env NAME=VALUE."),
-    "warm": ("--warm", "It would send what other runs left."),
+    "warm": ("--warm", "It would upload files of other runs."),
 }
-"""Choices that no mandate has, each with its flag and what to do instead."""
+"""Choices that no mandate allows, each with its flag and what to do instead."""
 _BOX = ("host", "host_key", "identity", "jump", "python")
 
 
@@ -46,9 +46,9 @@ class Bounds:
         self._is_admitted = False
 
     def admitted(self, request: Request) -> Request:
-        """Return the request with the mandate's bounds where it says nothing; an error for what goes beyond them.
+        """Return the request with the mandate's bounds where it names none; an error if it goes beyond them.
 
-        SetupError where the mandate is over or revoked.
+        SetupError if the mandate has expired or was revoked.
         """
         self.demand_valid()
         self._demand_nothing_barred(request)
@@ -59,19 +59,19 @@ class Bounds:
         return request.model_copy(update={**self._places(request), **self._cap(request)})
 
     def demand_valid(self) -> None:
-        """SetupError where the mandate is edited, over or revoked."""
+        """Raise SetupError if the mandate was edited, has expired or was revoked."""
         self._budget.mandate()
 
     def within(self, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the candidates that the mandate lets be rented, and a note of the others; NoOffer where none is."""
-        kept = tuple(one for one in candidates if self._against(one.offer) is None)
+        """Return the candidates that the mandate allows, and a note about the others; NoOffer if it allows none."""
+        kept = tuple(candidate for candidate in candidates if self._against(candidate.offer) is None)
         if candidates and not kept:
             raise self._against(candidates[0].offer) or RuntimeError("an offer is both within and without")
         left_out = len(candidates) - len(kept)
-        return kept, (f"The mandate leaves out {left_out} other offer{'s' * (left_out > 1)}.",) if left_out else ()
+        return kept, (f"The mandate excludes {left_out} other offer{'s' * (left_out > 1)}.",) if left_out else ()
 
     def demand_plan(self, plan: Plan) -> Plan:
-        """Return the plan as approved under the mandate; an error where any offer of it, or the job, goes beyond."""
+        """Return the plan as approved under the mandate; an error if an offer of it, or the job, goes beyond."""
         if not self._is_admitted:
             raise RuntimeError("a proposal did not have its request admitted by the mandate")
         for candidate in plan.approved if plan.mode is not Mode.REHEARSAL else ():
@@ -81,15 +81,15 @@ class Bounds:
         return plan.model_copy(update={"mandate": self.mandate.id})
 
     def demand_below_root(self, flag: str, paths: Iterable[Path]) -> None:
-        """UsageError for a file that lies, with every link followed, outside of the mandate's root."""
+        """Raise UsageError for a file that is, with every link followed, outside the mandate's root."""
         for path in paths:
             place = Path(os.path.realpath(path))
             if not self._is_below_root(place):
-                what = f"{flag} {path} lies outside of {self.mandate.root}, which is the mandate's root"
-                raise self._refusal("root", what, f"Name what lies below {self.mandate.root}; no link may lead out.")
+                what = f"{flag} {path} is outside {self.mandate.root}, the mandate's root"
+                raise self._refusal("root", what, f"Name something below {self.mandate.root}; no link may lead out.")
 
     def demand_own(self, run: str) -> None:
-        """UsageError for a run that was not begun under this mandate."""
+        """Raise UsageError for a run that was not started under this mandate."""
         try:
             is_own = read_plan(self._home.run(run)).mandate == self.mandate.id
         except (OSError, ValueError):
@@ -101,26 +101,26 @@ class Bounds:
         choices, command = request.choices, request.command
         for name, (flag, hint) in _NEVER.items():
             if getattr(choices, name):
-                raise self._refusal("flag", f"{flag} is not within a mandate", hint)
+                raise self._refusal("flag", f"{flag} is not allowed under a mandate", hint)
         for name in _BOX:
             if getattr(request, name):
-                what = f"--{name.replace('_', '-')} is not within a mandate"
-                raise self._refusal("flag", what, "Leave it out: a mandate is for machines that are rented.")
+                what = f"--{name.replace('_', '-')} is not allowed under a mandate"
+                raise self._refusal("flag", what, "Leave it out: a mandate is for rented machines.")
         if request.mode is Mode.LOCAL or (request.mode is Mode.REHEARSAL and (command is not None or choices.setup)):
-            what = "Code of yours does not run on this computer under a mandate"
+            what = "Your code must not run on this computer under a mandate"
             raise self._refusal("local", what, "Leave out --dry-run and --provider local; gpurun plan spends nothing.")
         most, typed = self.mandate.rate_max_micros_per_hour, choices.max_rate_micros
-        if most is not None and typed is not None and typed > most:  # The next machines of a run may cost so much.
+        if most is not None and typed is not None and typed > most:  # The next machines of a run may cost that much.
             what = f"--max-rate {typed / 1e6:g} is above {format_rate(most)}"
-            raise self._refusal("rate", what, f"Take --max-rate {most / 1e6:g} or less.")
+            raise self._refusal("rate", what, f"Use --max-rate {most / 1e6:g} or less.")
         if choices.spot and not self.mandate.spot:
-            raise self._refusal("spot", "This mandate has no spot machines", "Leave --spot out.")
+            raise self._refusal("spot", "This mandate does not allow spot machines", "Leave --spot out.")
         if choices.image and choices.image not in self.mandate.images:
-            allowed = f"It has {', '.join(self.mandate.images)}." if self.mandate.images else "Leave --image out."
-            raise self._refusal("image", f"This mandate does not have the image {choices.image[:80]!r}", allowed)
+            allowed = f"It allows {', '.join(self.mandate.images)}." if self.mandate.images else "Leave --image out."
+            raise self._refusal("image", f"This mandate does not allow the image {choices.image[:80]!r}", allowed)
         if choices.setup and hashlib.sha256(choices.setup.encode()).hexdigest() not in self.mandate.setups:
-            what = "The script of --setup is not one that this mandate names"
-            raise self._refusal("setup", what, "Leave --setup out, or have your command do it: --pip WHAT installs.")
+            what = "This mandate does not allow the script of --setup"
+            raise self._refusal("setup", what, "Leave --setup out, or let your command do it: --pip WHAT installs.")
         for name in command.secrets if command else ():
             self._demand_secret(name)
 
@@ -128,9 +128,9 @@ class Bounds:
         choices, data, command = request.choices, request.data or "", request.command
         is_elsewhere = data.startswith("s3://") or data.endswith(".toml")  # A bucket, or a list of addresses.
         if is_elsewhere or "://" in choices.core_bundle:
-            what = "Data in a bucket or by a list of addresses is read with this computer's keys, or from its network"
+            what = "Data in a bucket or from a list of addresses is read with this computer's keys, or from its network"
             raise self._refusal("root", what, "Name a folder below the root, or hf:OWNER/NAME.")
-        # A parallel text may be two files with a comma between them.
+        # A parallel text may be two files, separated by a comma.
         parts = [] if data.startswith("hf:") else [Path(part).expanduser() for part in {data, *data.split(",")} if part]
         named = {
             "--data": parts,
@@ -146,7 +146,7 @@ class Bounds:
                 self.demand_below_root("--data", _links_in(folder))
 
     def _places(self, request: Request) -> dict[str, tuple[str, ...]]:
-        """Return the providers to ask; the mandate's where none is named, and a UsageError for any other."""
+        """Return the providers to ask: the mandate's if none is named; UsageError for one that it does not allow."""
         if request.mode is Mode.REHEARSAL:
             return {}
         named = tuple(self._named(name, request.choices.region) for name in request.providers)
@@ -154,13 +154,13 @@ class Bounds:
         for name in named:
             if name not in allowed:
                 what = f"{name} is not among the providers of this mandate: {', '.join(allowed)}"
-                raise self._refusal("provider", what, f"Take one of them: --provider {allowed[0]}")
+                raise self._refusal("provider", what, f"Use one of them: --provider {allowed[0]}")
         if named or not self.mandate.providers:
             return {}
         clouds = [name for name in allowed if place_facts(name).is_rented and ":" not in name]
         if not clouds:
             raise self._refusal(
-                "provider", "No provider is named", f"Take one of them: --provider {' or '.join(allowed)}"
+                "provider", "No provider is named", f"Use one of them: --provider {' or '.join(allowed)}"
             )
         return {"providers": tuple(name for name in ready_providers(self._home) if name in clouds) or tuple(clouds)}
 
@@ -170,7 +170,7 @@ class Bounds:
         return f"{provider}:{region or ''}" if place_facts(provider).is_queued else provider
 
     def _cap(self, request: Request) -> dict[str, object]:
-        """Return the cap that holds: what was typed, or the most that the mandate has for a run now."""
+        """Return the cap that holds: the one that was typed, or the most that the mandate has for a run now."""
         if request.mode is Mode.REHEARSAL:
             return {}
         most, left = self.mandate.per_run_micros, self._budget.left() or Micros(0)
@@ -179,10 +179,10 @@ class Bounds:
         typed = request.max_cost_micros if request.cap_from == "--max-cost" or request.quoted else None
         if typed is not None and typed > most:
             what = f"A cap of {format_usd(typed)} is more than the {format_usd(most)} that a run may cost"
-            raise self._refusal("per_run", what, f"Take --max-cost {most / 1e6:g} or less.", NoOffer)
+            raise self._refusal("per_run", what, f"Use --max-cost {most / 1e6:g} or less.", NoOffer)
         if typed is not None and typed > left:
             what = f"A cap of {format_usd(typed)} is more than what is left"
-            raise self._refusal("total", what, f"{_FREED} Or take a smaller --max-cost.", NoOffer)
+            raise self._refusal("total", what, f"{_FREED} Or use a smaller --max-cost.", NoOffer)
         if typed is not None:
             return {}
         own = request.max_cost_micros
@@ -195,37 +195,37 @@ class Bounds:
             raise against
         worst = candidate.worst_micros or Micros(0)
         if worst > self.mandate.per_run_micros:
-            what = f"{candidate.offer.label} may cost {format_usd(worst)}, and a run {_usd(self.mandate)}"
-            raise self._refusal("per_run", what, "Take a smaller --max-cost.", NoOffer)
+            what = f"{candidate.offer.label} may cost {format_usd(worst)}, but a run at most {_usd(self.mandate)}"
+            raise self._refusal("per_run", what, "Use a smaller --max-cost.", NoOffer)
 
     def _against(self, offer: Offer) -> GpurunError | None:
-        """Return why an offer is not within the mandate; None where it is."""
+        """Return why the mandate does not allow an offer; None if it does."""
         mandate, name = self.mandate, self._named(offer.provider, offer.region)
         allowed = mandate.providers or CLOUDS
         if name not in allowed:
             what = f"{name} is not among the providers of this mandate: {', '.join(allowed)}"
-            return self._refusal("provider", what, f"Take one of them: --provider {allowed[0]}", NoOffer)
+            return self._refusal("provider", what, f"Use one of them: --provider {allowed[0]}", NoOffer)
         card = card_names().get(offer.gpu, offer.gpu) if offer.gpu_count else "cpu"
         if mandate.cards and card not in mandate.cards:
             what = f"{offer.label} is not among the cards of this mandate: {', '.join(mandate.cards)}"
-            return self._refusal("card", what, f"Take one of them: --gpu 1x{mandate.cards[0]}", NoOffer)
+            return self._refusal("card", what, f"Use one of them: --gpu 1x{mandate.cards[0]}", NoOffer)
         most = mandate.rate_max_micros_per_hour
         if most is not None and offer.rate_micros_per_hour > most:
             what = f"{offer.label} costs {format_rate(offer.rate_micros_per_hour)}, above {format_rate(most)}"
-            return self._refusal("rate", what, "Take fewer or cheaper cards: gpurun offers --gpu any", NoOffer)
+            return self._refusal("rate", what, "Use fewer or cheaper cards: gpurun offers --gpu any", NoOffer)
         if offer.spot and not mandate.spot:
-            return self._refusal("spot", "This mandate has no spot machines", "Leave --spot out.", NoOffer)
+            return self._refusal("spot", "This mandate does not allow spot machines", "Leave --spot out.", NoOffer)
         return None
 
     def _demand_secret(self, name: str) -> None:
         if name not in self.mandate.secrets:
-            has = f"It has {', '.join(self.mandate.secrets)}." if self.mandate.secrets else "It has none."
-            raise self._refusal("secret", f"This mandate does not have the secret {name}", f"Leave it out. {has}")
+            has = f"It allows {', '.join(self.mandate.secrets)}." if self.mandate.secrets else "It allows none."
+            raise self._refusal("secret", f"This mandate does not allow the secret {name}", f"Leave it out. {has}")
 
     def _is_below_root(self, place: Path) -> bool:
-        """Whether a resolved path lies below the root; a disk that knows no case is asked, not the names.
+        """Return whether a resolved path is below the root, by asking the disk, not by the names: it may ignore case.
 
-        A root that has become a link since it was written leads anywhere, and so nothing is below it.
+        A root that has become a link since the mandate was written could lead anywhere, so nothing is below it.
         """
         root = self.mandate.root
         for above in (place, *place.parents) if os.path.realpath(root) == root else ():
@@ -249,7 +249,7 @@ class Bounds:
         return f"{left} of {format_usd(self.mandate.total_micros)} is left"
 
 
-_FREED = "A run that ends frees what it did not need: gpurun budget shows what is held."
+_FREED = "A run that ends releases what it did not need: gpurun budget shows what is held."
 
 
 def _usd(mandate: Mandate) -> str:

@@ -1,4 +1,4 @@
-"""The offers of those who were asked, as they were read."""
+"""The offers of the providers that were asked, as they were read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpurun.core.records import Offer
 class Market:
     """The offers as they were read at `read_wall`, who was asked, and who did not answer, with the reason.
 
-    `warnings` are sentences for the plan: a clock that is wrong would let a lease end late. `keys_end_wall` has the
-    clouds whose key ends by itself, and when (0: nobody says).
+    `warnings` are sentences for the plan: a wrong clock would let a lease end late. `keys_end_wall` has the clouds
+    whose key expires, and when (0: not known).
     """
 
     offers: tuple[Offer, ...]
@@ -27,10 +27,10 @@ class Market:
 
 
 def key_warning(market: Market, provider: str, until_wall: float) -> list[str]:
-    """One sentence when the key that a rental needs may end before the rental does."""
+    """Return a warning if the key that a rental needs may expire before the rental ends."""
     ends_wall = market.keys_end_wall.get(provider, inf)
     if ends_wall >= until_wall:
         return []
-    when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary, and nothing says when they end"
-    left = "without them nothing comes home any more, and only the machine's own timer ends it"
+    when = f"expire at {utc(ends_wall)}" if ends_wall else "are temporary, and it is not known when they expire"
+    left = "without them nothing more is downloaded, and only the machine's own timer ends it"
     return [f"The credentials for {provider} {when}; the lease may last until {utc(until_wall)}. Renew them: {left}."]

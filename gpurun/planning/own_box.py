@@ -1,6 +1,6 @@
-"""A box that the user has is asked before its plan is shown: its host key, and whether it runs one program for us.
+"""Checks a user's own box before its plan is shown: its host key, and whether it runs a program for us.
 
-A cluster's login node is one more such box; its jobs are reached by a folder that they share with it.
+A cluster's login node is such a box, too; its jobs are reached through a folder that they share with it.
 """
 
 from __future__ import annotations
@@ -66,28 +66,28 @@ def reached(
     asks: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Box, MachineFacts, list[str]]:
-    """How the box is logged in to, once it has run a program for us; what it has; and what the plan says of both.
+    """Return how to log in to the box, which has run a program for us; what it has; and what the plan says of both.
 
-    `asks`: a person is at the terminal, and can answer what an entry's login wants.
+    `asks`: a person is at the terminal, and can answer the questions of an entry's login.
 
-    SetupError with its own words where it does not. A refusal costs half a minute and opens nothing: in a run the same
-    would be tried for minutes, for a machine may boot.
+    SetupError, with the box's own words, if it does not run it. A refusal takes half a minute and opens nothing: a run
+    would retry the same for minutes, because a machine may still be booting.
     """
     if request.python and not request.python.startswith("/"):
-        hint = "Write the whole path that it has on the box: --python /home/you/project/.venv/bin/python."
-        raise UsageError("python.relative", f"--python {request.python!r} is no whole path.", hint=hint)
+        hint = "Write its absolute path on the box: --python /home/you/project/.venv/bin/python."
+        raise UsageError("python.relative", f"--python {request.python!r} is not an absolute path.", hint=hint)
     with _for_good(None if request.identity or _entry(request.host) else login):
-        box, told = _settled(request, login, home, clock, asks=asks)
+        box, notes = _settled(request, login, home, clock, asks=asks)
         facts = _look(box, login, clock, say, asks=asks)
     if not box.entry and (box.identity == AGENT or public_part(Path(box.identity)) is not None):
-        told.append("It is logged in to by your SSH agent, also when a line was cut: keep that up until the run's end.")
-    return box, facts, [*told, f"It has {_in_words(facts)}, as it said just now."]
+        notes.append("Your SSH agent logs in, also after a lost connection: keep it running until the run's end.")
+    return box, facts, [*notes, f"It has {_in_words(facts)}, as it reported just now."]
 
 
 def make_box_machine(
     box: Box, folder: str, clock: Clock, last_mono: float = inf, *, asks: bool = False
 ) -> RemoteMachine:
-    """The way to a folder of a box, as it was settled; nothing is connected yet."""
+    """Return the connection to a folder of a box, as it was settled; it is not open yet."""
     if box.entry:
         from gpurun.remote.ssh.openssh import OpensshMachine
 
@@ -112,7 +112,7 @@ def make_box_machine(
 
 
 def known_login(cluster: Cluster, home: Home) -> Box:
-    """Return how a cluster's login node is logged in to, by what is on record here: nobody is asked."""
+    """Return how to log in to a cluster's login node, by what is on record here: nothing is asked."""
     login = Login(cluster.user, cluster.host, cluster.port)
     jump = parse_host(cluster.jump, name="jump") if cluster.jump else None
     name = f"{login.host} by {jump}" if jump else login.host
@@ -130,9 +130,9 @@ def known_login(cluster: Cluster, home: Home) -> Box:
 
 
 def shown_host_key(box: Box, clock: Clock) -> str:
-    """Return the public line of the host key that a box shows and that is expected there; HostKeyMismatch for others.
+    """Return the public line of the host key that a box shows, if it is the expected one; else HostKeyMismatch.
 
-    Of one that was given by its fingerprint nothing else is known. Nobody logs in there.
+    For a box that shows none, only the expected fingerprint is known. This does not log in.
     """
     shown = make_box_machine(box, ".", clock).shown(SCAN_S)
     if shown is None:
@@ -141,9 +141,9 @@ def shown_host_key(box: Box, clock: Clock) -> str:
 
 
 def open_way(plan: Plan, home: Home, clock: Clock) -> None:
-    """Log in where a person is needed for it and there is no login that stands; an error where that fails.
+    """Log in, if a person is needed for it and no login is open; raise an error if that fails.
 
-    It is a GpurunError, of a cluster's login node NoAnswer too.
+    It is a GpurunError; for a cluster's login node it may be NoAnswer.
     """
     if plan.box is not None and plan.box.entry:
         from gpurun.remote.ssh.openssh import ASKED_S, Master
@@ -156,20 +156,20 @@ def open_way(plan: Plan, home: Home, clock: Clock) -> None:
 
 
 def python_of(box: Box) -> str:
-    """The Python of a box that the agent and the trainer run on."""
+    """Return the Python of a box that the agent and the trainer run on."""
     return box.python or "python3"
 
 
 def demand_password_login(host: str) -> Login:
-    """Return who logs in by a password; UsageError for an entry, which the user's own ssh reaches, and for no login."""
+    """Return who logs in with a password; UsageError for an entry, which the user's own ssh reaches, or a bad login."""
     if _entry(host) is not None:
-        hint = f"Your own ssh does it: ssh-copy-id {host}. gpurun asks for a password too where an entry wants one."
+        hint = f"Use your own ssh: ssh-copy-id {host}. gpurun also asks for a password if an entry wants one."
         raise UsageError("host.entry", f"{host} is an entry of ~/.ssh/config.", hint=hint)
     return parse_host(host, name="HOST")
 
 
 def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str], None]) -> str:
-    """Install gpurun's key for a login, whose password ssh asks for, and log in by it; return its public line."""
+    """Install gpurun's key for a login, whose password ssh asks for, and log in with it; return its public line."""
     from gpurun.remote.ssh.openssh import install_key
 
     public = make_keys(home.keys / "ssh").client_public
@@ -187,7 +187,7 @@ def install_own_key(login: Login, home: Home, clock: Clock, say: Callable[[str],
 
 
 class LoginOverSsh:
-    """A cluster's login node over SSH (`core.cluster.LoginNode`); it is connected when it is first asked."""
+    """A cluster's login node over SSH (`core.cluster.LoginNode`); it connects when it is first used."""
 
     def __init__(self, cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> None:
         self._cluster, self._home, self._clock, self._asks = cluster, home, clock, asks
@@ -213,7 +213,7 @@ class LoginHere:
     def run(self, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = 60.0) -> LoginNodeResult:
         """See `LoginNode.run`."""
         try:
-            told = subprocess.run(
+            result = subprocess.run(
                 list(argv),
                 input=stdin,
                 env=child_environment(),
@@ -227,17 +227,17 @@ class LoginHere:
         except (subprocess.TimeoutExpired, OSError) as error:
             raise NoAnswer(f"{argv[0]} did not end here: {error_words(error)}") from error
         return LoginNodeResult(
-            told.returncode, told.stdout.decode("utf-8", "replace"), told.stderr.decode("utf-8", "replace")
+            result.returncode, result.stdout.decode("utf-8", "replace"), result.stderr.decode("utf-8", "replace")
         )
 
 
 def login_to(cluster: Cluster, home: Home, clock: Clock, *, asks: bool = False) -> LoginNode:
-    """The way to a cluster's login node; nothing is connected yet. `asks` as `reached` has it."""
+    """Return the connection to a cluster's login node; it is not open yet. `asks` as in `reached`."""
     return LoginHere() if cluster.is_here else LoginOverSsh(cluster, home, clock, asks=asks)
 
 
 def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float) -> Machine:
-    """The way to a folder of a cluster on its login node, whether a job runs in it or not."""
+    """Return the connection to a folder of a cluster on its login node, whether a job runs in it or not."""
     if cluster.is_here:
         return LocalMachine(Path(folder), token=token)
     return _on_login_node(cluster, folder, home, clock, last_mono)
@@ -246,12 +246,12 @@ def folder_machine(cluster: Cluster, folder: str, token: str, home: Home, clock:
 def job_machine(
     cluster: Cluster, folder: str, token: str, home: Home, clock: Clock, last_mono: float = inf
 ) -> JobMachine:
-    """The way to a job by its folder; nothing is connected yet."""
+    """Return the connection to a job by its folder; it is not open yet."""
     return JobMachine(lambda: folder_machine(cluster, folder, token, home, clock, last_mono))
 
 
 def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> JobStep:
-    """The way into a job on which nothing lies on the shared disk; nothing is connected yet."""
+    """Return the connection to a job that puts nothing on the shared disk; it is not open yet."""
     folder = instance.address.folder if instance.address is not None else cluster.workdir
     find = partial(folder_machine, cluster, folder, instance.token, home, clock, inf)
     return JobStep(find, instance.id.rpartition("/")[2], folder, cluster.setup)
@@ -260,16 +260,16 @@ def job_step(cluster: Cluster, instance: Instance, home: Home, clock: Clock) -> 
 def _on_login_node(
     cluster: Cluster, folder: str, home: Home, clock: Clock, last_mono: float = inf, *, asks: bool = False
 ) -> RemoteMachine:
-    """A folder of a cluster's login node, whose host key is the one of config.toml, or the one seen at first use."""
+    """Return a folder of a cluster's login node, with the host key of config.toml, or the one seen at first use."""
     entry = cluster.host if cluster.transport else ""
     login = login_of(entry) if entry else Login(cluster.user, cluster.host, cluster.port)
-    asked = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
-    box, _ = _settled(asked, login, home, clock, asks=asks)
+    request = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
+    box, _ = _settled(request, login, home, clock, asks=asks)
     return make_box_machine(box, folder, clock, last_mono, asks=asks)
 
 
 def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: bool = False) -> tuple[Box, list[str]]:
-    """How a box is logged in to, by the host key that is expected there, and what a plan says of that."""
+    """Return how to log in to a box, by the host key that is expected there, and what a plan says about that."""
     from gpurun.remote.ssh.connection import identities
 
     entry = _entry(request.host, request.identity)
@@ -278,22 +278,22 @@ def _settled(request: Request, login: Login, home: Home, clock: Clock, *, asks: 
     identity = _identity(request, login, home)
     with identities(identity):  # A key that cannot be used is refused before any machine is asked.
         pass
-    way, told = _on_the_way(request, home, clock)
+    way, notes = _on_the_way(request, home, clock)
     host_key, trusted = _host_key(request, login, identity, way, home, clock)
-    told.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
+    notes.append(f"Its host key {_TRUST[trusted]}: {fingerprint(host_key)}.")
     found = {"identity": identity, "host_key": host_key, "python": request.python, **way}
-    return Box(target=str(login), trusted=trusted, **found), told
+    return Box(target=str(login), trusted=trusted, **found), notes
 
 
 def _entry(host: str, identity: str = "") -> Entry | None:
-    """Return the entry of ~/.ssh/config that a host names; None for user@host, and where there is none of that name."""
+    """Return the entry of ~/.ssh/config that a host names; None for user@host, or if there is no such entry."""
     from gpurun.remote.ssh.openssh import NAME, read_entry
 
     return read_entry(host, "" if identity == AGENT else identity) if NAME.fullmatch(host) else None
 
 
 def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, asks: bool) -> tuple[Box, list[str]]:
-    """How an entry of ~/.ssh/config is logged in to by the user's own ssh, as `_settled` has it."""
+    """Return how the user's own ssh logs in to an entry of ~/.ssh/config, in the form of `_settled`."""
     from gpurun.remote.ssh.openssh import scan_entry
 
     if request.jump:
@@ -307,14 +307,14 @@ def _settled_entry(request: Request, entry: Entry, login: Login, home: Home, *, 
         shown, trusted = _seen(login, shown, home, f"{login.host} by {entry.name}" if entry.is_by_proxy else login.host)
     elif fingerprint(shown) != fingerprint(request.host_key):
         raise HostKeyMismatch(entry.name, fingerprint(request.host_key), fingerprint(shown))
-    told = [
-        f"Your own ssh logs in, by the entry {entry.name} of ~/.ssh/config: {login}"
-        + (" by its proxy." if entry.is_by_proxy else "."),
+    notes = [
+        f"Your own ssh logs in, with the entry {entry.name} of ~/.ssh/config: {login}"
+        + (" through its proxy." if entry.is_by_proxy else "."),
         f"Its host key {_TRUST[trusted]}: {fingerprint(shown)}.",
     ]
     found = {"identity": identity, "host_key": shown, "python": request.python, "entry": entry.name}
     found |= {"jump": entry.name} if entry.is_by_proxy else {}
-    return Box(target=str(login), trusted=trusted, **found), told
+    return Box(target=str(login), trusted=trusted, **found), notes
 
 
 def _jump(login: str, host_key: str) -> Jump | None:
@@ -323,12 +323,12 @@ def _jump(login: str, host_key: str) -> Jump | None:
 
 @contextmanager
 def _for_good(login: Login | None = None) -> Iterator[None]:
-    """What a rented machine may yet come to while it boots is a refusal here; `login` is one by gpurun's own key."""
+    """Refuse at once what a rented machine may still recover from while it boots; `login` is with gpurun's own key."""
     try:
         yield
     except MachineLost as lost:
         if lost.code == "ssh.not_let_in" and login is not None:
-            hint = f"Where it has a password, this installs gpurun's key: gpurun auth ssh {login}\n{lost.hint}"
+            hint = f"If it has a password, this installs gpurun's key: gpurun auth ssh {login}\n{lost.hint}"
             raise SetupError(lost.code, lost.what, hint=hint) from lost
         if lost.code != "machine.lost":
             raise SetupError(lost.code, lost.what, hint=lost.hint) from lost
@@ -361,19 +361,19 @@ def _identity(request: Request, login: Login, home: Home) -> str:
 
 
 def _on_the_way(request: Request, home: Home, clock: Clock) -> tuple[dict[str, str], list[str]]:
-    """What a Box has of the host on the way, if there is one, and what the plan says of it."""
+    """Return what a Box stores of the jump host, if there is one, and what the plan says about it."""
     if not request.jump:
         return {}, []
     login = parse_host(request.jump, name="--jump")
     host_key, trusted = _seen(login, scan_host_key(login.host, login.port, clock, SCAN_S), home, login.host)
-    told = f"The host key of {login.host}, on the way there, {_TRUST[trusted]}: {fingerprint(host_key)}."
-    return {"jump": str(login), "jump_host_key": host_key}, [told]
+    note = f"The host key of {login.host}, on the way there, {_TRUST[trusted]}: {fingerprint(host_key)}."
+    return {"jump": str(login), "jump_host_key": host_key}, [note]
 
 
 def _host_key(
     request: Request, login: Login, identity: str, way: Mapping[str, str], home: Home, clock: Clock
 ) -> tuple[str, Trust]:
-    """The host key of the box to expect, and why it is trusted."""
+    """Return the host key to expect of the box, and why it is trusted."""
     if request.host_key:
         return request.host_key, "given"
     if not way:
@@ -385,7 +385,7 @@ def _host_key(
 
 
 def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
-    """The host key that is shown, and why it is trusted; one that changed since the last run is refused."""
+    """Return the host key that is shown, and why it is trusted; one that changed since the last run is refused."""
     known = known_host(home, name, login.port)
     if known is None:
         remember_host(home, name, login.port, shown)
@@ -395,16 +395,16 @@ def _seen(login: Login, shown: str, home: Home, name: str) -> tuple[str, Trust]:
         raise SetupError(
             "ssh.host_key_changed",
             f"{login.host} shows another host key than before: {now}, not {then}.",
-            hint="If the machine was installed again, give its new key: --host-key SHA256:… (of one that --jump names, "
-            "take its line out of known_hosts.json in gpurun's home). Else it is another one.",
+            hint="If the machine was reinstalled, give its new key: --host-key SHA256:… (for a --jump, remove its "
+            "line from known_hosts.json in gpurun's home). Otherwise it is another machine.",
         )
     return shown, "known"
 
 
 def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, asks: bool) -> MachineFacts:
-    """Return what the box says of itself, as a run would ask it, in a folder below its home; none of it stays there.
+    """Return what the box reports of itself, as a run would ask it, in a folder below its home that is then removed.
 
-    SetupError where it does not run a Python.
+    SetupError if it does not run a Python.
     """
     machine = make_box_machine(box, f".gpurun/look-{secrets.token_hex(4)}", clock, asks=asks)
     try:
@@ -416,7 +416,7 @@ def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, a
                 raise SetupError("box.no_python", what, hint="Name the one that has torch: --python PATH.")
             far = FarSide(machine, python=python_of(box))
             far.install_agent()
-            return far.hello(on_wait=lambda seconds, words: say(f"The box is looked at for {seconds} s: {words}"))
+            return far.hello(on_wait=lambda seconds, words: say(f"The box has been checked for {seconds} s: {words}"))
         finally:
             with suppress(MachineLost):
                 machine.call(["sh", "-c", _AWAY], timeout_s=ANSWER_S)
@@ -425,7 +425,7 @@ def _look(box: Box, login: Login, clock: Clock, say: Callable[[str], None], *, a
 
 
 def _in_words(facts: MachineFacts) -> str:
-    """What a box has, in the words of a plan."""
+    """Return what a box has, in the words of a plan."""
     cards = Counter((card.name, card.memory_bytes or 0) for card in facts.torch.devices or facts.gpus)
     parts = [f"{count}×{safe_line(name)} {format_bytes(size)}" for (name, size), count in cards.items()] or ["no GPU"]
     torch = facts.torch

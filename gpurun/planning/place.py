@@ -1,6 +1,6 @@
-"""Where a run may be: in a cloud, on a box of the user's, as a job of a cluster, or here. Each kind is one class.
+"""Where a run may be: in a cloud, on a user's box, as a job of a cluster, or here. Each kind is one class.
 
-A place is asked for offers once, says by which rules a lease holds there, and how its machines are logged in to.
+A place is asked once for offers; it has the rules for a lease there, and knows how to log in to its machines.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from gpurun.remote.machine_facts import MachineFacts
 
 PRICES_HOLD_S = 60.0
-"""How old the prices may be that a plan rests on: about as long as a person takes to say yes to them. Spot prices move
-within minutes, and a create compares the price that it gets with the one agreed to."""
+"""How old the prices of a plan may be: about as long as a person takes to approve them. Spot prices change within
+minutes, and a create compares the price that it gets with the agreed one."""
 
 
 @dataclass(frozen=True)
 class Desk:
-    """Where a plan is made: for which run, in which home, by which clock, whom it tells what takes long.
+    """Where a plan is made: for which run, in which home, by which clock, and whom to tell about slow steps.
 
-    `asks`: a person is there, whom the way to a place may ask for a password. `bounds` are those of a mandate.
+    `asks`: a person is there, who can type a password for a place. `bounds` are those of a mandate.
     """
 
     run: str
@@ -55,11 +55,11 @@ class Desk:
     bounds: Bounds | None = None
 
     def admitted(self, request: Request) -> Request:
-        """Return the request as the mandate lets it be, before anything is read for it; an error where it does not."""
+        """Return the request as the mandate allows it, before anything is read for it; an error if it does not."""
         return self.bounds.admitted(request) if self.bounds else request
 
     def demand_uploadable(self, files: Iterable[Path]) -> None:
-        """UsageError for a file that a mandate does not let be uploaded."""
+        """Raise UsageError for a file that a mandate does not allow to be uploaded."""
         if self.bounds:
             self.bounds.demand_below_root("--upload", files)
 
@@ -89,24 +89,24 @@ class Place(ABC):
 
     @property
     def cap(self) -> Micros | None:
-        """Return the cap that a lease must be paid by; None where nothing is paid."""
+        """Return the cap that must pay for a lease; None if nothing is paid."""
         return self.request.max_cost_micros if self.mode is Mode.PAID else None
 
     @property
     def cpu_cores(self) -> int:
-        """Return how many cores train where there is no GPU."""
+        """Return how many cores train if there is no GPU."""
         return os.cpu_count() or 1
 
     @abstractmethod
     def market(self, need: GpuNeed) -> Market | None:
-        """Return what there is for a need, asked of it now; None where the packaged catalogue stands for it."""
+        """Return what there is for a need, asked now; None if the packaged catalogue is used instead."""
 
     def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
-        """Return the offers as they are now that a while has passed."""
+        """Return the offers as they are after some time has passed."""
         return market
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """Return the candidate with the lease that the place allows it; a NoOffer where that leaves no time."""
+        """Return the candidate with the lease that the place allows; NoOffer if that leaves no time."""
         return chosen
 
     def choices(self, choices: Choices) -> Choices:
@@ -114,11 +114,11 @@ class Place(ABC):
         return choices
 
     def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
-        """Return what should be known about the place before this is taken."""
+        """Return what should be known about the place before this candidate is taken."""
         return self.warnings
 
     def demand_cap(self) -> None:
-        """Raise a UsageError where a run that can spend money has no cap."""
+        """Raise a UsageError if a run that can spend money has no cap."""
         if self.request.max_cost_micros is None:
             raise UsageError("cap.missing", "A run that can spend money needs a cap.", hint="Give one: --max-cost 25.")
 
@@ -131,14 +131,14 @@ class Here(Place):
         self.mode = Mode.REHEARSAL if request.dry_run else Mode.LOCAL
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; what is needed there does not change what there is here. A rehearsal takes no card."""
+        """See `Place.market`; what is needed does not change what is here. A rehearsal uses no card."""
         from gpurun.providers.local import LocalProvider
 
         here = GpuNeed(count=0, name="cpu") if self.mode is Mode.REHEARSAL else GpuNeed(count=1, name="any")
         found = LocalProvider(self.desk.home, self.desk.clock).offers(here, ())
         cards = cards_here() if here.count else ()
         if cards and not found[0].gpu_count:
-            self.notes = (f"How fast {cards[0].name} is, is not known here: the time is reckoned by the CPU.",)
+            self.notes = (f"The speed of {cards[0].name} is not known: the time is estimated for the CPU.",)
         return Market(tuple(found), (), 0.0)
 
 
@@ -148,7 +148,7 @@ class OwnBox(Place):
     takes: ClassVar[frozenset[str]] = frozenset({"host", "jump", "python"})
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; SetupError where the box does not do now what a run would want of it."""
+        """See `Place.market`; SetupError if the box cannot do now what a run needs of it."""
         from gpurun.planning.own_box import login_of, reached
         from gpurun.providers.ssh import SshBox, SshProvider
 
@@ -164,17 +164,17 @@ class OwnBox(Place):
         rows = _as_seen(_nearest_rows(need), self._facts)
         (offer, *_) = SshProvider(desk.home, desk.clock, box).offers(need, rows)
         self.notes = tuple(notes)
-        self.warnings = ("To shut the box down is yours; nothing here can.",)
+        self.warnings = ("You must shut this box down yourself; gpurun cannot.",)
         if not rate:
-            self.warnings += ("No --price-per-hour was given: it is counted as free, and no cap holds.",)
+            self.warnings += ("No --price-per-hour was given: it counts as free, and no cap applies.",)
         return Market((offer,), (), 0.0)
 
     def lease_rules(self, chosen: Candidate, job: Job) -> Candidate:
-        """See `Place.lease_rules`; an error where the box lacks what the job needs, by what it said just now."""
+        """See `Place.lease_rules`; an error if the box lacks what the job needs, by what it reported just now."""
         from gpurun.planning.verify_machine import check_box
 
         choices = self.request.choices
-        if not choices.setup:  # A script may install what is missing: it is looked for again after it.
+        if not choices.setup:  # A script may install what is missing, which is checked again after it.
             needs_torch = job.needs_torch
             found = check_box(self._facts, chosen.offer, accept_cpu=choices.accept_cpu, needs_torch=needs_torch)
             self.warnings += tuple(f"{warning}." for warning in found)
@@ -182,7 +182,7 @@ class OwnBox(Place):
 
 
 class OwnCluster(Place):
-    """A cluster of the user's, which runs a job when its turn has come, for as long as its caps allow."""
+    """A user's cluster, which runs a job when its turn comes, for as long as its caps allow."""
 
     joins_nodes: ClassVar[bool] = True
     forwards_ports: ClassVar[bool] = False
@@ -190,7 +190,7 @@ class OwnCluster(Place):
     takes: ClassVar[frozenset[str]] = frozenset({"max_gpu_hours", "limit_s", "partition", "account", "qos"})
 
     def market(self, need: GpuNeed) -> Market:
-        """See `Place.market`; what the cluster has is what it said a moment ago."""
+        """See `Place.market`; the cluster reported a moment ago what it has."""
         from gpurun.core.cluster import with_flags
         from gpurun.core.settings import find_cluster
         from gpurun.planning.cluster_look import no_answer
@@ -200,8 +200,8 @@ class OwnCluster(Place):
         from gpurun.providers.slurm.provider import Site, SlurmProvider
 
         desk = self.desk
-        asked = self.request.choices
-        cluster = with_flags(find_cluster(desk.home, asked.region), **asked.of_cluster)
+        choices = self.request.choices
+        cluster = with_flags(find_cluster(desk.home, choices.region), **choices.of_cluster)
         self._image = cluster.container
         if self._image:
             self.is_outfitted = False
@@ -221,7 +221,7 @@ class OwnCluster(Place):
         except Unknown as error:
             raise no_answer(cluster.name, error) from error
         except NoCapacity as error:
-            hint = "Name another, by --partition or in config.toml: `sinfo -s` on the login node shows them."
+            hint = "Name another, with --partition or in config.toml: `sinfo -s` on the login node shows them."
             raise NoOffer("slurm.no_partition", f"{error}.", hint=hint) from error
         if not offers:
             raise too_few(self._partition, cluster, need)
@@ -242,18 +242,18 @@ class OwnCluster(Place):
         begins = "It takes" if offer.rate_micros_per_hour else "It is not metered:"
         self.notes = (
             f"{begins} at most {gpu_hours(lease, offer):.2f}{of_cap} GPU-hours, counted from its start.",
-            f"It may wait {format_duration(lease.queue_s)} in the queue, which counts for nothing.",
+            f"It may wait {format_duration(lease.queue_s)} in the queue, which costs nothing.",
             *([f"It runs in {self._image}, by apptainer exec --nv."] if self._image else []),
         )
         self._ask_cluster(offer, lease, job)
         if may_outlive(part):
             found = f"{offer.region} finds a job's processes by {part.tracker}"
-            self.warnings = (*self.warnings, f"{found}: what detaches itself may outlive its job.")
+            self.warnings = (*self.warnings, f"{found}: a detached process may outlive its job.")
         self._region = offer.region
         return chosen.model_copy(update={"lease": lease, "worst_micros": worst})
 
     def _ask_cluster(self, offer: Offer, lease: Lease, job: Job) -> None:
-        """Ask when such a job would start, and on the login node whether it could: before it waits for hours."""
+        """Ask when such a job would start and, on the login node, whether it could: before it waits for hours."""
         from gpurun.providers.base import Unknown
 
         now = self.desk.clock.wall()
@@ -269,18 +269,18 @@ class OwnCluster(Place):
         if start.wall is not None:
             in_s = max(0.0, start.wall - now)
             when = f"in {format_duration(in_s)}, {local_minute(start.wall, now=now)}" if in_s >= 60 else "now"
-            self.notes += (f"As its queue is now, Slurm would start it {when} (sbatch --test-only).",)
+            self.notes += (f"With its queue as it is now, Slurm would start it {when} (sbatch --test-only).",)
         elif start.words:
             self.warnings = (f"Slurm does not say when it would start: {start.words}.",)
         self.warnings += tuple(f"{words[:1].upper()}{words[1:]}" for words in lacks)
 
     def choices(self, choices: Choices) -> Choices:
-        """See `Place.choices`: the cluster that was meant, by its name, and the image of its table."""
+        """See `Place.choices`: the name of the chosen cluster, and the image of its table."""
         return choices.model_copy(update={"region": self._region, "image": self._image})
 
 
 class Clouds(Place):
-    """The clouds that there is a key for; where a plan is only shown, the catalogue stands for those without."""
+    """The clouds that have a key here; if a plan is only shown, the catalogue is used for those without."""
 
     is_rented: ClassVar[bool] = True
     is_outfitted = True
@@ -291,13 +291,13 @@ class Clouds(Place):
 
     @property
     def cpu_cores(self) -> int:
-        """Return how many cores are counted on where there is no GPU."""
+        """Return how many cores to count on if there is no GPU."""
         return 2
 
     def market(self, need: GpuNeed) -> Market | None:
         """See `Place.market`."""
-        wanted = self.request.providers or CLOUDS
-        ready = [name for name in ready_providers(self.desk.home) if name in wanted]
+        named = self.request.providers or CLOUDS
+        ready = [name for name in ready_providers(self.desk.home) if name in named]
         if not self.is_shown:
             self.demand_cap()
             self._demand_keys(ready)
@@ -314,12 +314,12 @@ class Clouds(Place):
         return market
 
     def market_again(self, market: Market | None, need: GpuNeed) -> Market | None:
-        """See `Place.market_again`: they are asked again only where preparing took so long that prices are old."""
+        """See `Place.market_again`: the clouds are asked again only if preparing took so long that prices are old."""
         is_old = self.desk.clock.monotonic() - self._read_mono > PRICES_HOLD_S
         return self.market(need) if is_old and not self.is_shown else market
 
     def warnings_for(self, chosen: Candidate, market: Market | None) -> tuple[str, ...]:
-        """See `Place.warnings_for`: clocks that are wrong, a key that ends before the lease, where keys are sent."""
+        """See `Place.warnings_for`: wrong clocks, a key that expires before the lease ends, where keys are sent."""
         warnings = [*self.warnings, *(market.warnings if market else ())]
         if market is not None and chosen.lease is not None and not self.is_shown:
             until_wall = self.desk.clock.wall() + chosen.lease.total_s + chosen.lease.kill_allowance_s
@@ -327,20 +327,20 @@ class Clouds(Place):
         return (*warnings, *_diverted(self._names))
 
     def _demand_keys(self, ready: list[str]) -> None:
-        """Raise a SetupError where a named cloud, or every one, has no key."""
+        """Raise a SetupError if a named cloud, or every cloud, has no key."""
         demand_keys((name for name in self.request.providers if name not in ready), self.desk.home)
         if not ready:
             asked = "aws has no credentials" if self.request.providers else "There is no key for any cloud"
             raise SetupError(
                 "auth.no_provider",
                 f"{asked}, so nothing can be rented.",
-                hint="Give one: gpurun auth set runpod (or lambda); for AWS: aws configure. Rehearse for nothing: add "
+                hint="Give one: gpurun auth set runpod (or lambda); for AWS: aws configure. Rehearse for free: add "
                 "--dry-run. Train here: --provider local.",
             )
 
 
 def _diverted(names: list[str]) -> list[str]:
-    """Return a warning for each key that the environment sends elsewhere."""
+    """Return a warning for each key that the environment sends to another address."""
     return [
         f"{variable} is set: {name} requests, and your key with them, go to {os.environ[variable]}."
         for name, variable in OVERRIDES.items()
@@ -349,12 +349,12 @@ def _diverted(names: list[str]) -> list[str]:
 
 
 def _nearest_rows(need: GpuNeed) -> list[Offer]:
-    """Return what is known of a card: nobody may rent out two where a desk has two, then it is the cheapest form."""
+    """Return the known offers of a card; if none has this number of cards, all its rows, the cheapest first."""
     return offers_for(need) or sorted(rows_for(need), key=lambda row: row.rate_micros_per_hour)
 
 
 def _as_seen(rows: list[Offer], facts: MachineFacts) -> list[Offer]:
-    """Return the known row that is nearest to the first card of a box, all of them where it shows none."""
+    """Return the known row that is nearest to the first card of a box; all rows if it shows none."""
     cards = facts.torch.devices or facts.gpus
     if not (rows and cards):
         return rows
@@ -371,7 +371,7 @@ PLACES: dict[str, type[Place]] = {"here": Here, "box": OwnBox, "cluster": OwnClu
 
 
 def resolve_place(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: bool) -> Place:
-    """Return the place that a request names, in which its job runs or is rehearsed; UsageError where it names none.
+    """Return the place that a request names, where its job runs or is rehearsed; UsageError for a wrong choice.
 
     `joins_nodes`: the job can run on several nodes together.
     """
@@ -380,7 +380,7 @@ def resolve_place(request: Request, desk: Desk, *, joins_nodes: bool, is_shown: 
     named = PLACES[next(iter(kinds))] if len(kinds) == 1 else Clouds
     for name in ("host", "jump", "python"):
         if getattr(request, name) and name not in named.takes:
-            what = f"--{name} is for a box of your own."
+            what = f"--{name} is only for your own box."
             raise UsageError(f"{name}.unused", what, hint="Add --provider ssh, or leave it out.")
     if not (named.joins_nodes and joins_nodes):
         demand_one_node(request.gpu)

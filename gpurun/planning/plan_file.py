@@ -1,7 +1,7 @@
-"""A plan in a file, from `plan -o` to `train`: what was asked for, and what it was quoted then.
+"""A plan in a file, from `plan -o` to `train`: what was requested, and what it was quoted then.
 
-The file is a request and never an approval: it is quoted again, held to its cap again, and the user is asked again.
-What only a person may agree to (a weak lease) is not in it.
+The file is a request, never an approval: it is quoted again, checked against its cap again, and the user is asked
+again. What only a person may agree to (a weak lease) is not in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AGAIN = "Write a new one: gpurun plan … -o plan.json"
 
 
 def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
-    """The text of the file; paths in it are whole, so that it may be read from another folder."""
+    """Return the text of the file; its paths are absolute, so that it can be read from another folder."""
     whole = {
         name: str(Path(path).expanduser().absolute())
         for name in ("data", "identity")
@@ -41,46 +41,46 @@ def plan_file(request: Request, plan: Plan, now_wall: float) -> str:
         expected_micros=plan.expected_micros,
         worst_micros=plan.worst_micros,
     )
-    asked = request.model_copy(update={**whole, "choices": choices, "quoted": quoted})
-    told: dict[str, Any] = {"v": V, "kind": KIND, "written_at": utc(now_wall), "request": asked.model_dump(mode="json")}
-    return json.dumps({**told, "sha256": digest_json(told)}, indent=2, sort_keys=True) + "\n"
+    kept = request.model_copy(update={**whole, "choices": choices, "quoted": quoted})
+    body: dict[str, Any] = {"v": V, "kind": KIND, "written_at": utc(now_wall), "request": kept.model_dump(mode="json")}
+    return json.dumps({**body, "sha256": digest_json(body)}, indent=2, sort_keys=True) + "\n"
 
 
 def read_plan_file(path: str) -> Request:
-    """The request in a file; UsageError where it cannot be read, is of another version, or was edited."""
+    """Return the request in a file; UsageError if it cannot be read, is of another version, or was edited."""
     try:
-        told = parse_json(read_regular(Path(path).expanduser()))
+        body = parse_json(read_regular(Path(path).expanduser()))
     except OSError as error:
         raise UsageError("plan_file.unreadable", f"{path} cannot be read: {error.strerror}.", hint=_AGAIN) from None
     except ValueError:
-        raise UsageError("plan_file.malformed", f"{path} is no JSON.", hint=_AGAIN) from None
-    if not isinstance(told, dict) or told.get("kind") != KIND:
+        raise UsageError("plan_file.malformed", f"{path} is not JSON.", hint=_AGAIN) from None
+    if not isinstance(body, dict) or body.get("kind") != KIND:
         what = f"{path} is not a file that `plan -o` wrote."
-        raise UsageError("plan_file.other", what, hint=f"{_AGAIN} To go on from a run: gpurun train --from RUN.")
-    if told.get("v") != V:
-        what = f"{path} is of version {told.get('v')}; this gpurun reads version {V}."
+        raise UsageError("plan_file.other", what, hint=f"{_AGAIN} To continue from a run: gpurun train --from RUN.")
+    if body.get("v") != V:
+        what = f"{path} is of version {body.get('v')}; this gpurun reads version {V}."
         raise UsageError("plan_file.version", what, hint=_AGAIN)
-    digest = told.pop("sha256", None)
+    digest = body.pop("sha256", None)
     try:
-        if digest != digest_json(told):
+        if digest != digest_json(body):
             raise ValueError
-        request = Request.model_validate(told["request"])
+        request = Request.model_validate(body["request"])
     except (ValueError, KeyError, ValidationError):
         what = f"{path} was edited since gpurun wrote it."
-        hint = f"What should change belongs into the command. {_AGAIN}; --max-cost may be given to `train` beside it."
+        hint = f"Change the command, not the file. {_AGAIN}; `train` also takes a --max-cost beside it."
         raise UsageError("plan_file.edited", what, hint=hint) from None
     return request
 
 
 def since_quoted(plan: Plan, quoted: Quoted, now_wall: float) -> tuple[str, ...]:
-    """What is another than when the file was written, as warnings; nothing where all is as it was."""
+    """Return what has changed since the file was written, as warnings; nothing if all is as it was."""
     now = (f"{plan.offer.provider} {plan.offer.label}", plan.offer.rate_micros_per_hour, plan.expected_micros)
-    when = f"The plan file is of {local_time(quoted.wall, now=now_wall)}"
-    told = []
+    when = f"The plan file is from {local_time(quoted.wall, now=now_wall)}"
+    changes = []
     if now != (quoted.where, quoted.rate_micros_per_hour, quoted.expected_micros):
         was, rate = format_usd(quoted.expected_micros), format_rate(quoted.rate_micros_per_hour)
         is_now = f"now {format_usd(now[2])} on {now[0]} at {format_rate(now[1])}"
-        told.append(f"{when}, when {was} was expected on {quoted.where} at {rate}; {is_now}.")
+        changes.append(f"{when}, when {was} was expected on {quoted.where} at {rate}; {is_now}.")
     if plan.job.recipe_sha256 != quoted.recipe_sha256:
-        told.append(f"{when}: its recipe has changed since.")
-    return tuple(told)
+        changes.append(f"{when}: its recipe has changed since.")
+    return tuple(changes)

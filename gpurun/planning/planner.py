@@ -1,7 +1,7 @@
-"""A job in, a plan out: what it needs, what the place offers, how each offer would do, by the place's rules the best.
+"""A job in, a plan out: what it needs, what the place offers, how each offer would do, and the best by its rules.
 
-Nothing is rented here and nothing is spent. What only some plans need is imported where they need it: `gpurun plan`
-should answer at once.
+Nothing is rented here and nothing is spent. What only some plans need is imported where they need it, because
+`gpurun plan` should answer at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpurun.planning.market import Market
 from gpurun.planning.place import Desk, Place, resolve_place
 
 _BARE = {"finishes": True, "why_not": "", "reach": None, "slow_micros": None}
-"""What is planned is done, even if it is a part of the run: so plan.json, which has no more of it, is read."""
+"""The chosen offer as plan.json has it: what is planned counts as finishing, even if it is a part of the run."""
 
 
 class Proposal(ABC):
-    """A job that is wanted, and has no place yet; its request is admitted by the desk before anything is read for it.
+    """A job that has no place yet; the desk admits its request before anything is read for it.
 
-    `joins_nodes`: it can run on several nodes together. `earlier` is the checkpoint that it goes on from.
+    `joins_nodes`: it can run on several nodes together. `earlier` is the checkpoint that it continues from.
     `priors` are the user's own runs (`damage` says what of them cannot be read), `uplink` is the user's line.
     """
 
@@ -43,40 +43,40 @@ class Proposal(ABC):
 
     @abstractmethod
     def need(self, place: Place) -> GpuNeed:
-        """Return the GPUs to ask a place for; a UsageError where nobody said which."""
+        """Return the GPUs to ask a place for; UsageError if they are not known."""
 
     @abstractmethod
     def quote(self, place: Place, market: Market | None, data: DataSummary | None) -> Quote:
         """Return the offers with their time and money, the best first; without `data` its size is guessed.
 
-        Without a market the catalogue stands for it.
+        Without a market, the catalogue is used.
         """
 
     @abstractmethod
     def choose(self, quote: Quote, place: Place) -> tuple[Candidate, Quote]:
-        """Return the offer to take, and the quote that shows it; a NoOffer says what would do where there is none."""
+        """Return the offer to take, and the quote that shows it; if there is none, NoOffer says what would do."""
 
     @abstractmethod
     def prepared_data(self) -> DataSummary:
-        """Return the data of the job, made or checked here; UsageError where it cannot be."""
+        """Return the data of the job, made or checked here; UsageError if that is not possible."""
 
     @abstractmethod
     def job(self, data: DataSummary) -> Job:
-        """Return the job itself, on its data."""
+        """Return the job itself, with its data."""
 
     def refuse_impossible(self, place: Place) -> None:  # noqa: B027 - a job may have nothing to refuse
-        """Raise a UsageError for what could be run nowhere, before anybody is asked for offers."""
+        """Raise a UsageError for what could not run anywhere, before any place is asked for offers."""
 
     def known_data(self) -> DataSummary | None:
-        """Return what can be said of the data without preparing it; None where it is only spoken of."""
+        """Return what is known about the data without preparing it; None if nothing is."""
         return self.prepared_data()
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the offers of the run that a rehearsal stands for, and what should be said of them."""
+        """Return the offers for the run that a rehearsal stands for, and what should be said about them."""
         return (), ()
 
     def described_data(self, quote: Quote) -> DataSummary:
-        """Return the data as a plan shows it that has none prepared."""
+        """Return the data as a plan without prepared data shows it."""
         return self.prepared_data()
 
     def processes(self, chosen: Candidate, place: Place) -> int:
@@ -84,21 +84,21 @@ class Proposal(ABC):
         return max(1, chosen.offer.gpu_count)
 
     def choices(self, place: Place) -> tuple[Choices, tuple[str, ...]]:
-        """Return the choices with what a machine there needs for the job, and what should be said of that."""
+        """Return the choices with what a machine there needs for the job, and what should be said about that."""
         return self.request.choices, ()
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """Return the plan with all that the job's own kind has to say of it; an error where it cannot be.
+        """Return the plan with everything that the job's own kind adds to it; an error if it is not possible.
 
-        `chosen` is the candidate with what a plan's file does not have, as how far it gets.
+        `chosen` is the candidate with what a plan's file does not have, such as how far it gets.
         """
         return plan
 
 
 def make_plan(proposal: Proposal, *, need_data: bool = True) -> Plan:
-    """Plan a job. With `need_data` it is to be started: its data is prepared and checked, and it must be possible.
+    """Plan a job. With `need_data` it will be started: its data is prepared and checked, and it must be possible.
 
-    UsageError, NoOffer or SetupError when it cannot be; nothing is left behind but caches.
+    UsageError, NoOffer or SetupError if it is not; nothing but caches is left behind.
     """
     request, desk = proposal.request, proposal.desk
     place = resolve_place(request, desk, joins_nodes=proposal.joins_nodes, is_shown=not need_data)
@@ -168,7 +168,7 @@ def _with_legs(plan: Plan, place: Place, home: Home) -> Plan:
 
 
 def with_bundle(plan: Plan, home: Home, clock: Clock) -> Plan:
-    """Return the plan with what it ships: how many files and bytes, what of them is staged, its program's digest."""
+    """Return the plan with what it uploads: how many files and bytes, what of them is staged, its program's digest."""
     from gpurun.jobs.survey import surveyed
     from gpurun.jobs.training.compile_cache import compile_cache_note
     from gpurun.planning.staging import with_stage

@@ -1,4 +1,4 @@
-"""The shards of a run that is planned: prepared or checked here, with all that goes along with them."""
+"""The shards of a planned run: prepared or checked here, with everything that goes along with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpurun.planning.transfer import public_shards
 
 
 def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
-    """Return the shards of a run, with weights to start or go on from and what --warm finds."""
+    """Return the shards of a run, with weights to start or continue from and what --warm finds."""
     from gpurun.jobs.training.compile_cache import with_compile_caches
     from gpurun.jobs.training.continued_training import with_checkpoint_beside
     from gpurun.jobs.training.initial_weights import started, take_checkpoint
@@ -31,7 +31,7 @@ def summarize_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> 
 
 
 def prepared_shards(request: Request, resolved: ResolvedRecipe, desk: Desk) -> DataSummary:
-    """Return the shards alone; of a public set, what the hub says of those that the steps read."""
+    """Return the shards alone; for a public set, what the hub says about those that the steps read."""
     from gpurun.data.run_shards import prepared
 
     named = public_shards(request, resolved.tables.data.source) or request.data

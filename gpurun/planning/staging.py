@@ -1,6 +1,6 @@
-"""What staging means for a plan: what lies in the bucket already, what is uploaded before renting, what that saves.
+"""What staging means for a plan: what is in the bucket already, what is uploaded before renting, what that saves.
 
-Whatever is wrong with the bucket is told here, before anything is asked for.
+Faults of the bucket are reported here, before anything is requested.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _ASK_AT_ONCE = 8
 
 
 def with_stage(plan: Plan, seen: Survey | None, clock: Clock) -> Plan:
-    """The plan with its bucket looked at; without files, of data that is only spoken of, only that is done.
+    """Return the plan with its bucket checked; without files, for data that is not prepared, nothing more is done.
 
-    Without a bucket it says what one would save, if that is much. UsageError, SetupError or BucketLost when the bucket
-    cannot be used.
+    Without a bucket, the plan says what one would save, if that is much. UsageError, SetupError or BucketLost if the
+    bucket cannot be used.
     """
     if not plan.choices.stage:
         worth_bytes = sum(file.bytes for file in _worth_staging(seen))
-        told = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
-        return plan.told(*told)
+        notes = advice(plan.offer, plan.uplink, worth_bytes) if plan.mode is Mode.PAID else ()
+        return plan.told(*notes)
     address = parse_address(plan.choices.stage)
     if plan.mode is Mode.LOCAL:
         hint = "Leave --stage out, or rent a machine."
-        raise UsageError("stage.local", "--stage is for machines elsewhere; nothing is shipped to this one.", hint=hint)
+        raise UsageError("stage.local", "--stage is for machines elsewhere; nothing is sent to this one.", hint=hint)
     if plan.mode is Mode.REHEARSAL:
-        note = f"The rehearsal ships nothing; {address} is for the paid run."
+        note = f"The rehearsal uploads nothing; {address} is for the paid run."
         return plan.told(note)
     bucket = Bucket(address, clock)
     bucket.look()
@@ -68,26 +68,26 @@ def _worth_staging(seen: Survey | None) -> list[PackedFile]:
 
 
 def _there(bucket: Bucket, files: list[PackedFile], plan: Plan) -> list[PackedFile]:
-    """Those of the files that are in the bucket, by the digests that their manifest has; the others are read later."""
+    """Return those of the files that are in the bucket, by the digests in their manifest; the others are read later."""
     digests = _digests(Path(plan.data.beside or plan.data.folder))
     known = [(file, digests[file.name]) for file in files if file.name in digests]
     with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
-        found = pool.map(lambda one: find_staged(bucket, one[1], one[0].bytes) is not None, known)
+        found = pool.map(lambda pair: find_staged(bucket, pair[1], pair[0].bytes) is not None, known)
         return [file for (file, _), is_there in zip(known, found, strict=True) if is_there]
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """The sha256 of the shards, by their place in the pack, as data.json has them: it was checked by now."""
+    """Return the sha256 of the shards, by their place in the pack, from data.json, which has been checked by now."""
     try:
         manifest = read_object(folder / "data.json")
     except FileNotFoundError:
         return {}
     shards = [*manifest.get("train", ()), *manifest.get("val", ())]
-    return {f"data/{Path(str(one['name'])).name}": str(one["sha256"]) for one in shards if "sha256" in one}
+    return {f"data/{Path(str(shard['name'])).name}": str(shard["sha256"]) for shard in shards if "sha256" in shard}
 
 
 def _is_private(host: str) -> bool:
-    """Whether an address is one that only its own network knows; of a name that is not known here."""
+    """Return whether an address is known only in its own network; False for a name that is not known here."""
     try:
         return host == "localhost" or ip_address(host).is_private
     except ValueError:
@@ -95,24 +95,24 @@ def _is_private(host: str) -> bool:
 
 
 def _warnings(bucket: Bucket, stage: StagePlan, plan: Plan) -> list[str]:
-    """What should be known about the bucket."""
+    """Return what should be known about the bucket."""
     is_near = place_facts(plan.offer.provider).store == AWS
-    warnings = ["What is put into the bucket stays there, and is billed, until you remove it: no cap covers that."]
+    warnings = ["Files in the bucket stay there, and are billed, until you remove them: no cap covers that."]
     if not stage.is_of_aws:
-        warnings.append(f"What is staged, and requests signed with your key, go to {bucket.endpoint}.")
+        warnings.append(f"Staged files, and requests signed with your key, go to {bucket.endpoint}.")
     if bucket.endpoint.startswith("http://"):
-        warnings.append("That way is not encrypted: digests are checked all the same, but shards and checkpoints show.")
+        warnings.append("That way is not encrypted: digests are checked anyway, but shards and checkpoints show.")
     if not place_facts(plan.offer.provider).is_own_box and _is_private(urlsplit(bucket.endpoint).hostname or ""):
-        what = f"{bucket.endpoint} is in a network of your own, which a rented machine hardly reaches"
-        warnings.append(f"{what}: the shards go over SSH then, on paid time, and no checkpoint is pushed.")
+        what = f"{bucket.endpoint} is in your own network, which a rented machine can hardly reach"
+        warnings.append(f"{what}: then the shards go over SSH, on paid time, and no checkpoint is pushed.")
     if stage.is_of_aws and stage.bytes and not is_near:
         what = f"AWS bills what leaves the bucket, and the cap does not cover it: up to {aws_bill(stage.bytes)}"
-        warnings.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine pulls.")
+        warnings.append(f"{what} for the {format_bytes(stage.bytes)} of shards that the machine downloads.")
     if stage.is_of_aws and is_near and not stage.is_beside(plan.offer):
         where = f"The bucket is in {bucket.region}, the machine in {plan.offer.region}"
-        warnings.append(f"{where}: that is slower, and AWS bills what goes between regions (about $0.02 a GB).")
+        warnings.append(f"{where}: that is slower, and AWS bills traffic between regions (about $0.02 a GB).")
     pushed = early_bytes(plan)
     if pushed and not stage.is_beside(plan.offer):
-        what = f"What leaves the machine for the bucket is charged, so it pushes {format_bytes(pushed)} at most"
+        what = f"Data that leaves the machine for the bucket is charged, so it pushes at most {format_bytes(pushed)}"
         warnings.append(f"{what} of its checkpoints, which the cap covers; none come home before training ends.")
     return warnings

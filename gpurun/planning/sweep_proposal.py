@@ -1,7 +1,7 @@
 """What a sweep tells the planner: how many trials fit on a card, how long all of them take, what the cap pays for.
 
-Every listed combination is looked at before anything is rented. A recipe's trials are all reckoned as the dearest of
-them; whether some that share a card are slower for it is not known, so the slow end of the estimate says that they are.
+Every listed combination is checked before anything is rented. All trials of a recipe count as the most expensive of
+them; whether trials that share a card are slower is not known, so the slow end of the estimate assumes that they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gpurun.planning.transfer import vocabulary_of
 
 OPTUNA = "optuna>=4,<6"
 MOST_SHARED = 8
-"""So many trials share a card at most where nobody says it."""
+"""The most trials that share a card if --at-once is not given."""
 
 
 def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit) -> Proposal:
@@ -51,14 +51,14 @@ def sweep_proposal(request: Request, desk: Desk, *, is_asked: bool, admit: Admit
 
 
 def _with_sampler(request: Request) -> Request:
-    """Return the request with optuna among what is installed on a rented machine, where its sampler is asked for."""
+    """Return the request with optuna among what is installed on a rented machine, if its sampler is requested."""
     assert request.sweep is not None
     if request.sweep.sampler != "tpe":
         return request
     if request.mode is not Mode.PAID:
         if find_spec("optuna") is None:
-            what = "The sampler tpe is optuna's, which is not installed here."
-            raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or take --sampler random")
+            what = "The sampler tpe needs optuna, which is not installed here."
+            raise SetupError("sweep.optuna", what, hint=f"{install_line('sweep')}; or use --sampler random")
         return request
     choices = with_pip_if_it_can(request.choices, _installed(request), request.python)
     return request.model_copy(update={"choices": choices}) if _installed(request) else request
@@ -74,16 +74,16 @@ def _installed(request: Request) -> tuple[str, ...]:
 
 
 class CommandSweep(CommandProposal):
-    """A command that is run again and again with other words; nobody knows how long one trial takes."""
+    """A command that is run many times with other words; how long one trial takes is not known."""
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep, *, is_asked: bool, admit: Admit) -> None:
         command = request.command
         assert command is not None
         demand_filled(command.argv, sweep.space)
         if outside := next((glob for glob in command.outputs if glob.startswith(("/", "~"))), ""):
-            what = f"--outputs {outside} is one place for all trials, and each would overwrite the others' files there."
+            what = f"--outputs {outside} is one place for all trials, so each would overwrite the others' files there."
             raise UsageError(
-                "sweep.outputs", what, hint="Have a trial write below its own folder, where it is started."
+                "sweep.outputs", what, hint="Let each trial write below its own folder, where it is started."
             )
         longer = command.model_copy(update={"grace_s": command.grace_s + END_S, "checkpoints": FOLDER})
         update = {"command": longer, "continues": ""}
@@ -104,18 +104,18 @@ class CommandSweep(CommandProposal):
         return super().need(place).apart
 
     def notes(self, plan: Plan) -> Iterator[str]:
-        """Yield what is not obvious of the plan: how long it may run, how trials are ranked, how they share."""
+        """Yield what is not obvious about the plan: how long it may run, how trials are ranked, how they share."""
         if self.request.hours is None and plan.mode is Mode.PAID:
             longest = f"as long as the cap pays, and at most {USUAL_HOURS:.0f} h (--hours)"
-            yield f"Nobody knows how long a trial takes: all together may run {longest}."
+            yield f"The duration of a trial is not known: all together may run {longest}."
         yield "Trials are ranked by the lowest validation loss that they print; by the last loss where they print none."
         if self.sweep.prune and not self.command.total_steps:
-            yield f"--prune {self.sweep.prune} ends only a trial that tells how many steps it takes (--total-steps)."
+            yield f"--prune {self.sweep.prune} ends only a trial that reports how many steps it takes (--total-steps)."
         yield from _notes(plan)
 
 
 class RecipeSweep(TrainerProposal):
-    """A recipe that is trained again and again with other settings; `self.resolved` is the dearest of its trials."""
+    """A recipe that is trained many times with other settings; `self.resolved` is its most expensive trial."""
 
     def __init__(self, request: Request, desk: Desk, sweep: Sweep) -> None:
         self.sweep, self._at_once = sweep, 1
@@ -167,7 +167,7 @@ class RecipeSweep(TrainerProposal):
         raise NoOffer("offer.over_cap", what, hint=f"All {self.sweep.trials} trials need --max-cost {more}.")
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return nothing: what the paid sweep takes is shown when it is asked for."""
+        """Return nothing: what the paid sweep takes is shown when it is requested."""
         return (), ()
 
     def job(self, data: DataSummary) -> SweepJob:
@@ -194,12 +194,12 @@ class RecipeSweep(TrainerProposal):
             share = chosen.lease.train_s / chosen.estimate.likely_s
             most = max(1, int(self.sweep.trials * share))
             own = own.told(
-                warnings=(f"The time holds about {most} of {self.sweep.trials} trials; a stop keeps the best.",)
+                warnings=(f"The time is enough for about {most} of {self.sweep.trials} trials; a stop keeps the best.",)
             )
         return own.told(*_notes(plan))
 
     def _trial(self, data: DataSummary | None) -> TrainerJob:
-        """Return the job of one trial: what takes longest, with as many parameters as any of them has."""
+        """Return the job of one trial: the one that takes longest, with as many parameters as any of them has."""
         vocab = data.vocab_size if data else vocabulary_of(self.resolved)
         return TrainerJob(
             recipe=self.resolved.name,
@@ -223,13 +223,13 @@ class RecipeSweep(TrainerProposal):
         return time.model_copy(update={"peak_bytes": room.peak_bytes, "micro_batch": room.micro_batch})
 
     def _room(self, offer: Offer) -> int:
-        """Return how many trials fit on one card; on a machine without one they would only share its cores."""
+        """Return how many trials fit on one card; on a machine without one they only share its cores."""
         if not offer.gpu_count:
             return self.sweep.at_once or 1
         return max(1, int(usable_bytes(offer) / self._one[offer].peak_bytes))
 
     def _judged(self, offer: Offer, place: Place, quoted: Quote) -> Candidate:
-        """Return an offer with the lease that all trials want, or as many as the cap pays for, at least one."""
+        """Return an offer with the lease that all trials need, or as many as the cap pays for, at least one."""
         one, load, hours = self._one[offer], quoted.load, self.request.hours
         whole = one
         if one.train_s is not None:
@@ -275,14 +275,14 @@ def _work(form: ResolvedRecipe) -> float:
 
 
 def _memory(form: ResolvedRecipe) -> float:
-    """Return a figure by which trials are ordered by the memory that they want."""
+    """Return a figure that orders trials by the memory that they need."""
     model = form.tables.model
     kept = form.tables.train.micro_batch * model.context * model.width * model.layers * 34
     return float(kept + 16 * form.parameters(vocabulary_of(form)))
 
 
 def _notes(plan: Plan) -> Iterator[str]:
-    """Say how the trials share the machine."""
+    """Yield how the trials share the machine."""
     job = plan.job
     assert isinstance(job, SweepJob)
     cards = plan.offer.gpu_count
@@ -292,4 +292,4 @@ def _notes(plan: Plan) -> Iterator[str]:
     if (jobs := plan.offer.jobs) > 1:
         yield f"It is {jobs} jobs of one sbatch, each of which tries as soon as it begins, until the first one's time."
     if plan.continues is not None:
-        yield f"What {plan.continues.run} has tried already is not tried again."
+        yield f"Trials that {plan.continues.run} has run are not run again."

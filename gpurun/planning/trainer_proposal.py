@@ -37,13 +37,13 @@ SMALLER = {
     "gpt2-124m": "modern-124m", "gpt2-124m-climbmix": "modern-124m", "gpt2-124m-epochs": "modern-124m",
     "gpt2-124m-owt": "modern-124m", "gpt2-355m": "gpt2-124m",
 }  # fmt: skip
-"""Recipes with the aim of another that take less."""
+"""Smaller recipes with the same aim as another."""
 MOST_READS = 4
-"""So often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
+"""How often the same text teaches about as much as new text (Muennighoff et al., 2023)."""
 
 
 class TrainerProposal(Proposal):
-    """A recipe that is to be trained; where it is, decides which of its two forms that is."""
+    """A recipe that will be trained; where it is decides which of its two forms."""
 
     joins_nodes: ClassVar[bool] = True
 
@@ -64,7 +64,7 @@ class TrainerProposal(Proposal):
         self.earlier = self.resolved.earlier
 
     def _form(self) -> ResolvedRecipe:
-        """Return the recipe in the form that is trained there, with the checkpoint that it goes on from."""
+        """Return the recipe in the form that is trained there, with the checkpoint that it continues from."""
         request, mode = self.request, self.request.mode
         if mode is Mode.PAID:
             return self._traced(self._going_on(_rented_form(request, self.recipe)))
@@ -85,7 +85,7 @@ class TrainerProposal(Proposal):
         return with_earlier_checkpoint(resolved, self.request, self.desk.home)
 
     def _begins_at_rehearsal(self) -> bool:
-        """Whether a rehearsal is to go on from another, as that of a changed trainer does."""
+        """Return whether a rehearsal continues from another one, as that of a changed trainer does."""
         if not self.request.continues:
             return False
         from gpurun.ledger.plan_from_journal import read_plan
@@ -93,7 +93,7 @@ class TrainerProposal(Proposal):
         return read_plan(self.desk.home.run(self.request.continues)).mode is Mode.REHEARSAL
 
     def _traced(self, full: ResolvedRecipe) -> ResolvedRecipe:
-        """Return the recipe with the memory of a changed trainer's model, traced."""
+        """Return the recipe with the traced memory of a changed trainer's model."""
         if not self._own_trainer:
             return full
         from gpurun.jobs.trainer import CHANGED, digest_of_trainer, words_of_trainer
@@ -109,11 +109,11 @@ class TrainerProposal(Proposal):
         return traced
 
     def need(self, place: Place) -> GpuNeed:
-        """See `Proposal.need`: those that were asked for, or those that the recipe is written for."""
+        """See `Proposal.need`: the requested GPUs, or those that the recipe is written for."""
         return need_of(self.request, self.resolved, is_rented=place.is_rented)
 
     def refuse_impossible(self, place: Place) -> None:
-        """See `Proposal.refuse_impossible`: shards that are nowhere cannot be shipped."""
+        """See `Proposal.refuse_impossible`: shards that do not exist cannot be uploaded."""
         source = self.resolved.tables.data.source
         is_nowhere = self.request.data is None and source not in BUILT_IN and not public_shards(self.request, source)
         if place.is_rented and not place.is_shown and is_nowhere:
@@ -172,13 +172,13 @@ class TrainerProposal(Proposal):
             yield f"gpurun train {name} {on}: {_costs(chosen)}, a smaller recipe with the same aim"
 
     def prepared_data(self) -> DataSummary:
-        """Return the shards, prepared or checked, with weights to start or go on from and what --warm finds."""
+        """Return the shards, prepared or checked, with weights to start or continue from and what --warm finds."""
         from gpurun.planning.shards import summarize_shards
 
         return summarize_shards(self.request, self.resolved, self.desk)
 
     def known_data(self) -> DataSummary | None:
-        """Return what the hub says of a public set that --data names; UsageError where it has none of that name."""
+        """Return what the hub says about a public set that --data names; UsageError if it has none of that name."""
         from gpurun.planning.shards import prepared_shards
 
         is_public = self.request.data is not None and public_shards(self.request, self.resolved.tables.data.source)
@@ -189,21 +189,21 @@ class TrainerProposal(Proposal):
         return not_prepared(self.request, self.resolved, quoted.load.ship_bytes)
 
     def paid_form(self) -> tuple[tuple[Candidate, ...], tuple[str, ...]]:
-        """Return the offers for the paid run; --set may suit the rehearsal, and not what would be paid for."""
+        """Return the offers for the paid run; --set may fit the rehearsal, but not the paid run."""
         request = self.request
         if request.mode is not Mode.REHEARSAL or self._begins_at_rehearsal():
             return (), ()
         try:
             full = resolve(self.recipe, "full", request.overrides, _processes(request), _nodes(request))
         except UsageError as error:
-            return (), (f"The paid form does not add up with --set, so it is not priced: {error.what}",)
+            return (), (f"The paid form is not possible with --set, so it is not priced: {error.what}",)
         if place_kinds(request.providers) - {"cloud", "here"}:
-            return (), ("What it takes there is planned without --dry-run, by what the machine or the cluster has.",)
+            return (), ("What it takes there is planned without --dry-run, from what the machine or the cluster has.",)
         full = self._going_on(full)
         quoted = quote(request, full, Clouds(request, self.desk, is_shown=True), None, priors=self.priors)
         begins: tuple[str, ...] = ()
         if full.earlier:
-            begins = (f"The rehearsal begins at step 0; the paid run goes on from {full.earlier.run}.",)
+            begins = (f"The rehearsal begins at step 0; the paid run continues from {full.earlier.run}.",)
         cure: tuple[str, ...] = ()
         is_sent = not request.choices.stage and not public_shards(request, full.tables.data.source)
         if quoted.candidates and is_sent:
@@ -231,14 +231,14 @@ class TrainerProposal(Proposal):
         return outfitted(self.resolved.tables, self.request.choices, is_outfitted=place.is_outfitted)
 
     def completed(self, plan: Plan, chosen: Candidate, place: Place) -> Plan:
-        """See `Proposal.completed`; a UsageError for memory or a disk that certainly does not do."""
+        """See `Proposal.completed`; a UsageError if memory or disk is certainly too small."""
         if place.is_rented:
             if small := _small_disk(plan, self.resolved):
                 if not place.is_shown:
                     raise small
                 plan = plan.told(warnings=(f"{small.what} `train` refuses that. {small.hint}",))
         elif not chosen.finishes and chosen.reach is not None and chosen.lease is not None:
-            part = f"The {format_duration(chosen.lease.train_s)} to train holds a part: it gets to "
+            part = f"The {format_duration(chosen.lease.train_s)} to train is enough for a part: it gets to "
             plan = plan.told(warnings=(f"{part}{reach_words(chosen.reach)}.",))
         is_on_cpu_here = place.mode is not Mode.PAID and not self._own_trainer and not has_cuda()
         if is_on_cpu_here and (small := _small_memory(plan, self.resolved)):
@@ -248,7 +248,7 @@ class TrainerProposal(Proposal):
         return self._told(plan.told(*self._said))
 
     def _shipped_later(self, plan: Plan) -> Plan:
-        """Return a plan that is only shown with what its bucket means for it, or what one would save."""
+        """Return a plan that is only shown, with what its bucket means for it, or what one would save."""
         if self.request.choices.stage:
             from gpurun.planning.staging import with_stage
 
@@ -257,7 +257,7 @@ class TrainerProposal(Proposal):
         return plan.told(*advice(plan.offer, plan.uplink, plan.ship_bytes)) if is_sent else plan
 
     def _told(self, plan: Plan) -> Plan:
-        """Return the plan with what its recipe, its data and the run that it goes on from give reason to say."""
+        """Return the plan with what should be said about its recipe, its data and the run that it continues from."""
         request = self.request
         desk = self.desk
         resolved = self.resolved.record
@@ -273,7 +273,7 @@ class TrainerProposal(Proposal):
             notes += describe_changed_trainer(plan, desk.home.staged_trainer(desk.run))
         warnings = [*unused_notes(request, self.recipe, resolved["data"]), *_reread(plan, request)]
         if plan.data.passed_over:
-            warnings.append(f"Of {request.data} is passed over, and not trained on: {plan.data.passed_over}.")
+            warnings.append(f"Skipped in {request.data}, and not trained on: {plan.data.passed_over}.")
         if plan.data.divided:
             notes.append(f"Of {request.data}, {plan.data.divided}.")
         if plan.continues:
@@ -306,15 +306,15 @@ def _cheapest_that_finishes(every: Quote) -> Iterator[str]:
 
 
 def _costs(candidate: Candidate) -> str:
-    """What an offer is expected to cost and to take."""
+    """Return what an offer is expected to cost and to take."""
     likely_s = candidate.estimate.likely_s or 0.0
     return f"about {format_usd(candidate.expected_micros or usd(0))} in {format_duration(likely_s)}"
 
 
 def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
-    """A note where the tokens are read many times over; of pairs a step's are padded, and tell nothing of that.
+    """Return a note if the tokens are read many times; not for pairs, because a step of those is padded.
 
-    The text that a rehearsal takes by itself is small on purpose.
+    The text that a rehearsal uses by default is small on purpose.
     """
     model, data, train = (plan.job.resolved[table] for table in ("model", "data", "train"))
     tokens = plan.data.train_tokens
@@ -326,12 +326,12 @@ def _reread(plan: Plan, request: Request) -> tuple[str, ...]:
         f"Your {format_count(tokens)} tokens" if request.data else f"{format_count(tokens)} tokens of {data['source']}"
     )
     return (
-        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little: take more text, or fewer steps.",
+        f"{what} would be read {reads:,.0f} times; more than {MOST_READS} add little: use more text, or fewer steps.",
     )
 
 
 def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
-    """The recipe as a rented machine trains it: in its rehearsal form where a machine without a GPU was asked for."""
+    """Return the recipe as a rented machine trains it: in its rehearsal form on a requested machine without a GPU."""
     on_cpu = ("hardware.on_cpu=as_written",) if request.choices.accept_cpu else ()
     hardware = hardware_of(recipe, request.overrides + on_cpu)
     if (request.gpu or parse_gpu(hardware.gpu)).count or hardware.on_cpu == "as_written":
@@ -340,28 +340,28 @@ def _rented_form(request: Request, recipe: LoadedRecipe) -> ResolvedRecipe:
         raise UsageError(
             "recipe.needs_gpu",
             f"{recipe.name} is written for {hardware.gpu}; it is not trained on a CPU.",
-            hint=f"Leave --gpu out, or rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
+            hint=f"Leave --gpu out, or rehearse it here for free: gpurun train {request.recipe_word} --dry-run",
         )
     return resolve(recipe, "rehearsal", request.overrides, _nodes(request), _nodes(request))
 
 
 def _form_here(request: Request, recipe: LoadedRecipe) -> tuple[ResolvedRecipe, tuple[str, ...]]:
-    """The recipe as this machine trains it, and what should be said about that."""
+    """Return the recipe as this machine trains it, and what should be said about that."""
     hardware = hardware_of(recipe, request.overrides)
     if has_cuda() or hardware.on_cpu == "as_written":
         return resolve(recipe, "full", request.overrides, _processes(request)), ()
     if hardware.on_cpu == "refuse":
         raise UsageError(
             "recipe.needs_gpu",
-            f"{recipe.name} is written for {hardware.gpu}, and this machine has no CUDA device.",
-            hint=f"Rehearse it here for nothing: gpurun train {request.recipe_word} --dry-run",
+            f"{recipe.name} is written for {hardware.gpu}, but this machine has no CUDA device.",
+            hint=f"Rehearse it here for free: gpurun train {request.recipe_word} --dry-run",
         )
-    note = "There is no CUDA device here, so the recipe's rehearsal form is trained."
+    note = "This machine has no CUDA device, so the recipe's rehearsal form is trained."
     return resolve(recipe, "rehearsal", request.overrides, processes=1), (note,)
 
 
 def _processes(request: Request) -> int | None:
-    """One process for each GPU asked for; one here; the recipe's own number where nothing was asked."""
+    """Return one process for each requested GPU; one here; None, for the recipe's own number, without a request."""
     if request.mode is Mode.LOCAL:
         return 1
     return request.gpu.processes if request.gpu else None
@@ -381,12 +381,12 @@ def _need_software(here: ResolvedRecipe) -> None:
         )
     missing = [name for name in HUGGINGFACE_PACKAGES if find_spec(name) is None]
     if here.tables.train.loop == "huggingface" and missing:
-        what = f"{here.name} trains by the Hugging Face Trainer, and {' and '.join(missing)} is not installed here."
+        what = f"{here.name} trains with the Hugging Face Trainer, but {' and '.join(missing)} is not installed here."
         raise SetupError("huggingface.missing", what, hint=install_line("hf"))
 
 
 def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
-    """What is wrong with a disk that would be full on paid time, at any cloud that orders it and may be taken."""
+    """Return the error for a disk that would be full on paid time, at any approved cloud that orders the disk."""
     wanted_gb = full.tables.hardware.disk_gb
     needed_gb = least_disk_gb(full, plan.data.bytes, vocab_size=plan.data.vocab_size)
     for provider in (one.offer.provider for one in plan.approved if asked_as(one.offer) == asked_as(plan.offer)):
@@ -395,17 +395,17 @@ def _small_disk(plan: Plan, full: ResolvedRecipe) -> UsageError | None:
             return UsageError(
                 "disk.small",
                 f"hardware.disk_gb is {wanted_gb}; the data ({plan.data.bytes / 1e9:.1f} GB) and the checkpoints of a "
-                f"model of {plan.job.parameters:,} parameters take at least {needed_gb} GB at {provider}, beside what "
-                "the image takes.",
+                f"model of {plan.job.parameters:,} parameters take at least {needed_gb} GB at {provider}, in addition "
+                "to the image.",
                 hint=f"Ask for a larger disk: --set hardware.disk_gb={needed_gb + terms.least_disk_gb}.",
             )
     return None
 
 
 def _small_memory(plan: Plan, resolved: ResolvedRecipe) -> UsageError | None:
-    """What is wrong with a run on this machine's CPU whose tensors its memory cannot hold: the kernel would kill it.
+    """Return the error for a run on this machine's CPU whose tensors do not fit in memory: the kernel would kill it.
 
-    A refusal is certain: what the interpreter, torch and a checkpoint that is being saved take is not counted.
+    A refusal is certain: the interpreter, torch and a checkpoint that is being saved are not counted.
     """
     micro_batch, vocab_size = plan.estimate.micro_batch, plan.data.vocab_size
     way = way_of(resolved, plan.offer, plan.processes, micro_batch, vocab_size)

@@ -1,6 +1,6 @@
-"""What has to travel: shards and program there, checkpoints home; how long a link takes, and what is said of it.
+"""What must be transferred: shards and program there, checkpoints home; how long that takes, and what plans say.
 
-Of shards that are not made yet the size is guessed; nothing is prepared here.
+The size of shards that are not made yet is guessed; nothing is prepared here.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from gpurun.providers.catalog import terms_of
 from gpurun.view.number_format import format_bytes, format_duration
 
 DOWNLINK_BITS_PER_S = 50e6
-BUCKET_BITS_PER_S = 1e9  # What a rented machine is counted to pull with, until it is measured.
-PUBLIC_BITS_PER_S = 5e8  # What it is counted to download public shards with; it is given twice the time.
+BUCKET_BITS_PER_S = 1e9  # What a rented machine is assumed to download with, until it is measured.
+PUBLIC_BITS_PER_S = 5e8  # What it is assumed to download public shards with; it is given twice the time.
 WORTH_A_BUCKET_S = 120
-"""Of paid time that going by a bucket saves: less is not worth a word."""
+"""The paid time that a bucket must save: less is not worth mentioning."""
 SHIP_START_S = 30  # Connecting, unpacking, checking every digest.
 COLLECT_START_S = 60  # Saving, hashing, connecting.
 MUON_CHECKPOINT_BYTES = 8  # At least: its matrices have one moment.
 CHECKPOINTS_ON_DISK = 4  # The trainer keeps the latest two and the best while it writes another.
-EARLY_CHECKPOINTS = 6  # That come home while it trains, where each byte that leaves is charged; elsewhere all do.
+EARLY_CHECKPOINTS = 6  # Downloaded while it trains, if each byte that leaves is charged; else all are.
 
 
 @dataclass(frozen=True)
 class Load:
-    """What has to travel and to be stored, and how fast it gets there and home: that by a bucket is an assumption.
+    """What must be transferred and stored, and how fast; the speed of a bucket is an assumption.
 
-    `setup_s` is the limit for what has to run on the machine before anything is sent. Of the bytes that are shipped the
-    machine downloads `public_bytes` itself.
+    `setup_s` is the limit for what runs on the machine before anything is sent. The machine itself downloads
+    `public_bytes` of what is uploaded.
     """
 
     ship_bytes: int
@@ -54,35 +54,35 @@ class Load:
 
     @property
     def ship_s(self) -> int:
-        """The limit for shipping."""
+        """Return the time limit for the upload."""
         sent_s = 8 * (self.ship_bytes - self.public_bytes) / self.uplink_bits_per_s
         return SHIP_START_S + ceil(sent_s + download_s(self.public_bytes))
 
     @property
     def collect_s(self) -> int:
-        """The limit for saving and bringing home."""
+        """Return the time limit for saving and downloading."""
         return COLLECT_START_S + ceil(8 * self.collect_bytes / self.downlink_bits_per_s)
 
     @property
     def leaving_bytes(self) -> int:
-        """The most that leaves the machine where that is charged: what comes home at the end, and what does before."""
+        """Return the most that leaves the machine where that is charged: the downloads at the end, and those before."""
         return ceil(self.collect_bytes * (KEPT_CHECKPOINTS + EARLY_CHECKPOINTS) / KEPT_CHECKPOINTS)
 
 
 def download_s(public_bytes: int) -> float:
-    """How long a machine is counted to download public shards."""
+    """Return how long a machine is assumed to download public shards."""
     return 8 * public_bytes / PUBLIC_BITS_PER_S
 
 
 def load_of(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> Load:
-    """The load of a recipe: what is shipped, and the checkpoints that come home."""
+    """Return the load of a recipe: what is uploaded, and the checkpoints that are downloaded."""
     count = KEPT_CHECKPOINTS + recipe.tables.train.keep_checkpoints
     size = CHECKPOINT_BYTES * recipe.parameters(vocab_size)
     return Load(ship_bytes, count * size, recipe.tables.hardware.disk_gb)
 
 
 def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 0) -> int:
-    """How large a disk must be at least: what is shipped, with a tenth to spare, and checkpoints side by side."""
+    """Return the least size of a disk: for what is uploaded, with a tenth to spare, and checkpoints side by side."""
     train = recipe.tables.train
     each = MUON_CHECKPOINT_BYTES if recipe.tables.optim.kind == "muon" else CHECKPOINT_BYTES
     count = min(CHECKPOINTS_ON_DISK + train.keep_checkpoints, ceil(recipe.steps_left / train.checkpoint_every))
@@ -91,7 +91,7 @@ def least_disk_gb(recipe: ResolvedRecipe, ship_bytes: int, *, vocab_size: int = 
 
 
 def early_bytes(plan: Plan) -> int | None:
-    """How much may come home before the end, as the plan has paid for it; None where the provider charges nothing."""
+    """Return how much the plan has paid to download before the end; None if the provider charges nothing."""
     return EARLY_CHECKPOINTS * plan.job.checkpoint_bytes if terms_of(plan.offer.provider).egress_per_gb else None
 
 
@@ -108,11 +108,11 @@ SOURCE_TOKENS = {
     "tiny-shakespeare": 1_120_000,
     "wikitext-2": 2_600_000,
 }
-"""The tokens of what the bundled recipes read, at most: training may read them more than once."""
+"""The most tokens in what the bundled recipes read; training may read them more than once."""
 
 
 def public_shards(request: Request, source: str) -> str:
-    """The public shards that the machine is to download, "" where the data comes from here; UsageError for no name."""
+    """Return the public shards that the machine downloads, "" if the data comes from here; UsageError if unknown."""
     if request.data is not None:
         demand_public_name(request.data)
     named = PUBLIC_SHARDS.get(source, "") if request.data is None else request.data
@@ -122,7 +122,7 @@ def public_shards(request: Request, source: str) -> str:
 def load_for(
     request: Request, full: ResolvedRecipe, data: DataSummary | None, uplink: Uplink
 ) -> tuple[Load, tuple[str, ...]]:
-    """What a paid run would move, over the user's own line unless --stage names a bucket, and what is said of that.
+    """Return what a paid run would transfer, over the user's own line unless --stage names a bucket, and notes on that.
 
     Without `data` it is what --data names, or shards that do not exist yet.
     """
@@ -136,23 +136,23 @@ def load_for(
         size = _tokens_of(full) * BYTES_PER_TOKEN
         load = load_of(full, carried + size, vocab_size=vocabulary_of(full))
         load = replace(load, public_bytes=size, uplink_bits_per_s=uplink.bits_per_s)
-        told = f"The machine downloads {public} itself, about {format_bytes(size)} in {format_duration(load.ship_s)}"
-        return load, (f"{told}; `train` asks for its files and digests before anything is rented.",)
+        note = f"The machine downloads {public} itself, about {format_bytes(size)} in {format_duration(load.ship_s)}"
+        return load, (f"{note}; `train` reads its list of files and digests before anything is rented.",)
     if request.data is not None or source in BUILT_IN:
         size, shards = _size_at(request.data, full) if request.data is not None else (_text_bytes(None, full), None)
         return _staged(load_of(full, carried + size, vocab_size=vocabulary_of(full)), shards, request, uplink), ()
     size = carried + _tokens_of(full) * BYTES_PER_TOKEN
     load = _staged(load_of(full, size, vocab_size=vocabulary_of(full)), None, request, uplink)
     way = "pulled from the bucket" if request.choices.stage else f"sent from here ({uplink.words})"
-    told = f"They are counted as {way}, in {format_duration(load.ship_s)}."
+    note = f"They are counted as {way}, in {format_duration(load.ship_s)}."
     if source == YOUR_TEXT:
         counted = f"Until one is named, {format_bytes(size)} are counted as {way}"
-        return load, (f"The recipe takes a text of yours: --data text.txt. {counted}.",)
-    return load, (f"The shards of {source} (about {format_bytes(size)}) are not here yet. {told}",)
+        return load, (f"The recipe needs your own text: --data text.txt. {counted}.",)
+    return load, (f"The shards of {source} (about {format_bytes(size)}) are not here yet. {note}",)
 
 
 def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSummary:
-    """Data that is only spoken of; of shards that were brought, what their manifest says."""
+    """Return the summary of data that is not prepared; for finished shards, what their manifest says."""
     data = full.tables.data
     source, train_tokens = f"{data.source} (not prepared)", _tokens_of(full)
     if public := public_shards(request, data.source):
@@ -176,7 +176,7 @@ def not_prepared(request: Request, full: ResolvedRecipe, size: int) -> DataSumma
 
 
 def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
-    """What the manifest lists for training; shards of another tokeniser or model are refused, as `train` does."""
+    """Return what the manifest lists for training; shards of another tokeniser or model are refused, as in `train`."""
     manifest, model = read_manifest(folder), full.tables.model
     tokenizer = full.tables.data.tokenizer
     demand_made_for(folder, manifest, tokenizer=tokenizer, vocab_size=model.vocab_size, context=model.context)
@@ -184,9 +184,9 @@ def _shards_for(full: ResolvedRecipe, folder: Path) -> list[Mapping[str, Any]]:
 
 
 def named_data(request: Request) -> str:
-    """What an earlier run on the data that --data names knows it by: "" where none is named, of a text what no run has.
+    """Return the name by which an earlier run knows the data of --data: "" without it, for a text one that no run has.
 
-    Nothing is said of losses that were measured on something else.
+    So losses that were measured on something else are never quoted.
     """
     if request.data is None:
         return ""
@@ -195,20 +195,20 @@ def named_data(request: Request) -> str:
 
 
 def vocabulary_of(full: ResolvedRecipe) -> int:
-    """The recipe's vocabulary; where only the text will tell, what Python source gives, or the most words there are."""
+    """Return the recipe's vocabulary; if only the text decides it, that of Python source, or the most words."""
     data = full.tables.data
     return full.tables.model.vocab_size or data.vocab_size or VOCABULARIES[data.tokenizer]
 
 
 def _tokens_of(full: ResolvedRecipe) -> int:
-    """The tokens of shards that are not there: as many as training reads, unless the source is known to have fewer."""
+    """Return the tokens of shards that are not here: as many as training reads, unless the source has fewer."""
     train = full.tables.train
     read = train.steps * train.batch_tokens
     return min(read, SOURCE_TOKENS.get(full.tables.data.source, read))
 
 
 def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -> Load:
-    """The load over the line, or by the bucket that was named; `shards` is the folder that has them, if one has."""
+    """Return the load over the line, or by the named bucket; `shards` is the folder that has them, if one has."""
     if not request.choices.stage or not load.ship_bytes:
         return replace(load, uplink_bits_per_s=uplink.bits_per_s)
     if shards is None:
@@ -217,7 +217,7 @@ def _staged(load: Load, shards: Path | None, request: Request, uplink: Uplink) -
 
 
 def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> float:
-    """How fast a folder of shards gets to a machine on the whole: large files by the bucket, the others from here."""
+    """Return how fast a folder of shards gets to a machine in all: large files by the bucket, the others from here."""
     from gpurun.remote.s3.objects import is_worth_staging
 
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
@@ -227,16 +227,16 @@ def staged_uplink_bits_per_s(folder: Path, size_bytes: int, uplink: Uplink) -> f
 
 
 def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
-    """How much would travel of what --data names, and the folder of shards, if that is what it is.
+    """Return how much of what --data names is transferred, and the folder of shards, if it is one.
 
-    Of a parallel text that may be two files with a comma between.
+    A parallel text may be two files, separated by a comma.
     """
     places = [Path(data).expanduser()]
     if not places[0].exists():
-        places = [Path(one).expanduser() for one in data.split(",")]
+        places = [Path(part).expanduser() for part in data.split(",")]
     for place in places:
         if not place.exists():
-            raise UsageError("data.missing", f"{place} is not there.", hint="Check the path that --data names.")
+            raise UsageError("data.missing", f"{place} does not exist.", hint="Check the path that --data names.")
         demand_whole(place)
     files = [path for place in places for path in [place, *place.rglob("*")] if path.is_file()]
     size = sum(path.stat().st_size for path in files)
@@ -244,7 +244,7 @@ def _size_at(data: str, full: ResolvedRecipe) -> tuple[int, Path | None]:
 
 
 def _text_bytes(size: int | None, full: ResolvedRecipe) -> int:
-    """What the shards of so much text take at most: two bytes a character, or fewer than the text in longer tokens."""
+    """Return the most that the shards of so much text take: two bytes a character, or the text's size if tokenised."""
     data = full.tables.data
     limit = data.limit_mb << 20 or (size if size is not None else DEFAULT_TEXT_MB << 20)
     text = limit if size is None else min(size, limit)
@@ -252,13 +252,13 @@ def _text_bytes(size: int | None, full: ResolvedRecipe) -> int:
 
 
 _NEAR = 0.25
-"""How far the share that is held out may lie from what was asked for: whole documents are."""
+"""How far the held-out share may be from the requested one, because whole documents are held out."""
 
 
 def unused_notes(request: Request, recipe: LoadedRecipe, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note on the `data` keys, as resolved, that a person named and that brought shards were not made by.
+    """Return a note on the `data` keys that a person set and that finished shards were not made with.
 
-    What a recipe's rehearsal says to be quick was not asked for, and a run that goes on has its own shards.
+    The settings that make a recipe's rehearsal quick were not requested, and a run that continues has its own shards.
     """
     if request.data is None or request.continues or not (Path(request.data).expanduser() / "data.json").exists():
         return ()
@@ -271,17 +271,17 @@ def unused_notes(request: Request, recipe: LoadedRecipe, told: Mapping[str, Any]
         "vocab_size": told["vocab_size"] in (0, vocab_size),
     }
     named = {key: getattr(recipe.tables.data, key) for key in recipe.written["data"]}
-    said = filter(None, map(known_override, request.overrides))
-    named |= {path[-1]: value for path, value in said if path[-2] == "data"}
+    overrides = filter(None, map(known_override, request.overrides))
+    named |= {path[-1]: value for path, value in overrides if path[-2] == "data"}
     unused = [f"data.{key} {told[key]}" for key, held in holds.items() if not held and named.get(key) == told[key]]
     if not unused:
         return ()
     what = f"{request.data} holds finished shards ({share:.1%} held out, a vocabulary of {vocab_size:,})"
-    return (f"{what}: {' and '.join(unused)} cannot act on them, only on text.",)
+    return (f"{what}: {' and '.join(unused)} have no effect on them, only on text.",)
 
 
 def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
-    """What would save the paid time of sending so many bytes of shards there; nothing where that is little."""
+    """Return what would save the paid time of sending so many bytes of shards there; nothing if that is little."""
     sent_s = 8 * size_bytes / uplink.bits_per_s
     saved_s = sent_s - 8 * size_bytes / BUCKET_BITS_PER_S
     if not offer.rate_micros_per_hour or saved_s < WORTH_A_BUCKET_S:
@@ -291,17 +291,17 @@ def advice(offer: Offer, uplink: Uplink, size_bytes: int) -> tuple[str, ...]:
         return f"{seconds / 60:.0f} min, {format_usd(cost_of(offer.rate_micros_per_hour, seconds, 1))}"
 
     bill = (
-        f" (AWS bills what leaves a bucket of its own: {aws_bill(size_bytes)})"
+        f" (AWS bills what leaves its own buckets: {aws_bill(size_bytes)})"
         if place_facts(offer.provider).store != AWS
         else ""
     )
     what = (
-        f"Sending the shards is paid time, {worth(saved_s)} more than by a bucket: add --stage s3://BUCKET/PREFIX{bill}"
+        f"Sending the shards is paid time, {worth(saved_s)} more than by bucket: add --stage s3://BUCKET/PREFIX{bill}"
     )
-    line = f"A line twice as fast would save {worth(sent_s / 2)}; a tenth of the tokens less, {worth(sent_s / 10)}"
+    line = f"A line twice as fast would save {worth(sent_s / 2)}; a tenth fewer tokens, {worth(sent_s / 10)}"
     return (f"{what}. {line}.",)
 
 
 def aws_bill(size_bytes: int) -> str:
-    """What AWS charges for bytes that leave it, in dollars."""
+    """Return what AWS charges for bytes that leave it, in dollars."""
     return format_usd(times(terms_of(AWS).egress_per_gb, ceil(size_bytes / 1e9)))

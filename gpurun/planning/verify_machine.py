@@ -1,7 +1,7 @@
-"""What was agreed to, held against what is on sale, what was made, and what the machine says of itself.
+"""Compares what was agreed to with what is on sale, what was made, and what the machine reports of itself.
 
-Price, machine type, number of GPUs, region, and whether the trainer can run there: it is judged before anything is
-uploaded, as every minute on a wrong machine is paid for.
+Price, machine type, number of GPUs, region, and whether the trainer can run there are checked before anything is
+uploaded, because every minute on a wrong machine is paid for.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LEAST_GIGABYTES_PER_S = 1.0
 
 
 def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
-    """Before anything is asked for: refuse a price that has risen, or one that is old and cannot be read again.
+    """Refuse, before anything is requested, a price that has risen, or an old one that cannot be read again.
 
-    A price read in the last ten minutes stands. An offer that is not on sale any more is for the provider to refuse.
+    A price from the last ten minutes stands. An offer that is no longer on sale is for the provider to refuse.
     """
     if not plan.quoted_wall or 0 <= clock.wall() - plan.quoted_wall <= STALE_S:
         return
@@ -58,17 +58,17 @@ def check_price(plan: Plan, provider: Provider, clock: Clock) -> None:
 
 
 def need_of_offer(offer: Offer) -> GpuNeed:
-    """Return the need that asks a provider for the very machine of an offer."""
+    """Return the need that asks a provider for exactly the machine of an offer."""
     memory_gb = offer.vram_gb or None
     many = {"nodes": offer.nodes, "jobs": offer.jobs}
     return GpuNeed(count=offer.gpus_per_node, name=_card(offer.gpu), memory_gb=memory_gb, **many)
 
 
 def check_made(instance: Instance, plan: Plan) -> None:
-    """Refuse an instance that costs more than was agreed to, is another or elsewhere; the driver destroys it."""
+    """Refuse an instance that costs more than was agreed to, is another one or elsewhere; the driver destroys it."""
     rate = instance.rate_micros_per_hour
     if rate is not None and _costs_more(instance, plan):
-        raise rose(plan, rate, "It was ended for that.")
+        raise rose(plan, rate, "It was ended because of that.")
     if _is_another(instance, plan):
         kind = instance.type_id or instance.gpu or "?"
         raise NoOffer(
@@ -79,13 +79,13 @@ def check_made(instance: Instance, plan: Plan) -> None:
     if _is_elsewhere(instance, plan):
         raise NoOffer(
             "region.other",
-            f"It stands in {instance.region}, not in {plan.offer.region} as was agreed to.",
+            f"It is in {instance.region}, not in {plan.offer.region} as was agreed to.",
             hint="Nothing was sent there. Try again, or another --region or --provider.",
         )
 
 
 def is_told_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
-    """Whether the provider says only now that what it made is not what was agreed to."""
+    """Return whether the provider reports only now that what it made is not what was agreed to."""
     now, before = (
         (one.rate_micros_per_hour, one.type_id, one.gpu, one.gpu_count, one.region) for one in (instance, born)
     )
@@ -94,13 +94,13 @@ def is_told_otherwise(instance: Instance, born: Instance, plan: Plan) -> bool:
 
 
 def _costs_more(instance: Instance, plan: Plan) -> bool:
-    """Whether it is told to cost more than was agreed to."""
+    """Return whether it is reported to cost more than was agreed to."""
     rate = instance.rate_micros_per_hour
     return rate is not None and rate > plan.offer.rate_micros_per_hour
 
 
 def _is_another(instance: Instance, plan: Plan) -> bool:
-    """Whether it is not the machine of the offer; what a provider does not tell is not held against it."""
+    """Return whether it is not the machine of the offer; what a provider does not report is not held against it."""
     offer = plan.offer
     return (
         (bool(instance.type_id) and instance.type_id != offer.type_id)
@@ -110,12 +110,12 @@ def _is_another(instance: Instance, plan: Plan) -> bool:
 
 
 def _is_elsewhere(instance: Instance, plan: Plan) -> bool:
-    """Whether it stands in another region than the one that was named; where it stands may be told late, or never."""
+    """Return whether it is in another region than the named one; its region may be reported late, or never."""
     return bool(instance.region) and plan.offer.region not in ("", "any", instance.region)
 
 
 def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
-    """The refusal of a price, with the worst case that it would mean."""
+    """Return the refusal of a price, with the worst case that it would mean."""
     lease, dearer = plan.lease, plan.offer.model_copy(update={"rate_micros_per_hour": rate})
     worst = rental_cost(dearer, lease.total_s + lease.kill_allowance_s, plan.job.home_bytes, plan.job.disk_gb)
     return NoOffer(
@@ -126,7 +126,7 @@ def rose(plan: Plan, rate: Micros, outcome: str) -> NoOffer:
 
 
 def _card(gpu: str) -> str:
-    """The name that --gpu takes for the card of an offer."""
+    """Return the name that --gpu takes for the card of an offer."""
     return card_names().get(gpu, gpu)
 
 
@@ -138,15 +138,15 @@ _NOT_ON_RECORD: dict[str, Any] = {
     "driver_words": True,
 }
 LEAST_SHM_BYTES = 1 << 30
-"""What the workers of a DataLoader may need to hand over batches; Docker's own is 64 MB."""
+"""What a DataLoader's workers may need to hand over batches; Docker's default is 64 MB."""
 
 
 def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torch: bool = True) -> tuple[str, ...]:
-    """Warnings about a machine that will do.
+    """Return warnings about a machine that is good enough.
 
-    Raises SetupError where the image lacks what the trainer needs, NoOffer where the GPUs are not those of the offer.
-    With `accept_cpu` a machine without a CUDA device will do. What a command needs beside its cards is its own affair:
-    where nothing there has torch, the driver is asked for them.
+    Raises SetupError if the image lacks what the trainer needs, NoOffer if the GPUs are not those of the offer. With
+    `accept_cpu` a machine without a CUDA device is good enough. What a command needs beside its cards is not checked:
+    if nothing there has torch, the cards are read from the driver.
     """
     warnings = () if needs_torch else _command_warnings(facts, offer)
     if not needs_torch and not facts.torch.found:
@@ -161,16 +161,16 @@ def check_box(facts: MachineFacts, offer: Offer, *, accept_cpu: bool, needs_torc
     if not offer.gpu_count:
         return warnings
     if not facts.torch.devices and accept_cpu:
-        return (*warnings, f"torch can use no CUDA device there ({seen(facts)}): it trains on the CPU")
+        return (*warnings, f"torch cannot use a CUDA device there ({seen(facts)}): it trains on the CPU")
     return (*warnings, *check_cards(facts, offer))
 
 
 def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
-    """Return what a command should know of a machine that the bundled trainer does not need."""
+    """Return what a command should know about a machine that the bundled trainer does not need."""
     warnings: tuple[str, ...] = ()
     silent = [look.python for look in facts.torch.looks if not look.answered]
     if silent and not facts.torch.found:
-        warnings += (f"{_silence(silent)}: whether it has torch is not known",)
+        warnings += (f"{_silence(silent)}: it is not known whether it has torch",)
     if offer.gpu_count and facts.shm_bytes is not None and facts.shm_bytes < LEAST_SHM_BYTES:
         size = format_bytes(facts.shm_bytes)
         warnings += (
@@ -181,19 +181,19 @@ def _command_warnings(facts: MachineFacts, offer: Offer) -> tuple[str, ...]:
 
 
 def check_imports(found: Missing, plan: Plan) -> tuple[str, ...]:
-    """SetupError where a module is neither in the uploaded folder nor in --pip nor on the machine; else warnings."""
+    """Raise SetupError for a module that neither the uploaded folder nor --pip nor the machine has; else warn."""
     if not found.missing:
         return (found.note,) if found.note else ()
     names = ", ".join(found.missing[:MOST_NAMED])
     what = f"{plan.job.recipe} imports {names}, which {found.python} on the machine does not have"
-    hint = f"Have it installed before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."
+    hint = f"Install it before the upload: --pip '{found.missing[0]}' (by its package's name), or --pip FILE."
     raise SetupError("box.no_module", f"{what}; neither your folder nor --pip has it.", hint=hint)
 
 
 def on_record(facts: MachineFacts) -> dict[str, Any]:
-    """Return the facts as plain data, for the journal; of the Python there its name, since a path can tell whose it is.
+    """Return the facts as plain data, for the journal; of a Python only its name, because a path can show whose it is.
 
-    So can the words of programs: what they mean is judged here, and told where it matters.
+    So can the words of programs: what they mean is judged here, and reported where it matters.
     """
     record = facts.model_dump(mode="json", exclude=_NOT_ON_RECORD)
     record["torch"]["python"] = facts.torch.python and facts.torch.python.rpartition("/")[2]
@@ -201,28 +201,28 @@ def on_record(facts: MachineFacts) -> dict[str, Any]:
 
 
 def not_passed(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """Return the names of what the machine's login exports and the job does not get; of keys see `login_warnings`."""
+    """Return the names that the machine's login exports and the job does not get; for keys see `login_warnings`."""
     return [name for name in exported.withheld if not any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def login_warnings(exported: Exported, globs: Sequence[str]) -> list[str]:
-    """Return what of the machine's login the job would use and does not get: a key needs its whole name."""
+    """Return warnings about what the job would use of the machine's login but does not get: a key must be named."""
     keys = [name for name in exported.keys if name not in globs]
     shown = ", ".join(keys[:MOST_NAMED])
-    what = f"{shown} of the machine's login looks like a key and is not passed on; by its name it is: --pass-env"
+    what = f"{shown} of the machine's login looks like a key and is not passed on; to pass it on: --pass-env"
     notes = [f"the machine's login: {exported.note}"] if exported.note else []
     return [f"{what} {keys[0]}", *notes] if keys else notes
 
 
 def _silence(pythons: Sequence[str]) -> str:
-    """That Pythons did not answer in time."""
+    """Return the clause that Pythons did not answer in time."""
     return f"{', '.join(pythons)} did not answer within {LOOK_S} s while it imported torch"
 
 
 def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choices) -> None:
-    """Whether every node of a job has the cards that were ordered; NoOffer where one lacks some, or all are too slow.
+    """Check that every node of a job has the ordered cards; NoOffer if one lacks some, or the network is too slow.
 
-    The first node's own answers are judged by `check_box`.
+    `check_box` judges the first node's own answers.
     """
     if len(seen.nodes) != offer.nodes:
         raise NoOffer(
@@ -238,14 +238,14 @@ def check_nodes(seen: LinkSpeed, head: MachineFacts, offer: Offer, choices: Choi
         check_kind(head.model_copy(update={"torch": devices}), offer)
     rate = seen.gigabytes_per_s or 0.0
     if rate < LEAST_GIGABYTES_PER_S and not choices.slow_network:
-        what = f"An all-reduce over the {offer.nodes} nodes ran at {rate:.2g} GB/s, and less than "
-        what += f"{LEAST_GIGABYTES_PER_S:g} GB/s leaves the cards waiting for one another."
-        hint = "See that torch finds the fast network (NCCL_SOCKET_IFNAME in `setup`), or train anyhow: --slow-network."
+        what = f"An all-reduce over the {offer.nodes} nodes ran at {rate:.2g} GB/s, and at less than "
+        what += f"{LEAST_GIGABYTES_PER_S:g} GB/s the cards wait for one another."
+        hint = "Let torch use the fast network (NCCL_SOCKET_IFNAME in `setup`), or train anyhow: --slow-network."
         raise NoOffer("nodes.slow", what, hint=hint)
 
 
 def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ...]:
-    """Whether some Python there has a torch that is new enough, and numpy."""
+    """Check that some Python there has a torch that is new enough, and numpy."""
     torch = facts.torch
     silent = [look.python for look in torch.looks if not look.answered]
     words = "".join(f" {look.python}: {look.words}." for look in torch.looks if look.answered and look.words)
@@ -259,7 +259,7 @@ def _check_python(facts: MachineFacts, offer: Offer, hint: str) -> tuple[str, ..
         raise SetupError("box.no_numpy", f"{torch.python} on the instance has no numpy.", hint=hint)
     version = re.match(r"(\d+)\.(\d+)", torch.version or "")
     if version is None:
-        return (f"torch there calls itself {torch.version!r}: whether that is {LEAST_TORCH} or newer is unknown",)
+        return (f"torch there calls itself {torch.version!r}: it is not known whether that is {LEAST_TORCH} or newer",)
     if (int(version[1]), int(version[2])) < tuple(map(int, LEAST_TORCH.split("."))):
         what = f"The instance has torch {torch.version}; the trainer needs {LEAST_TORCH} or newer."
         raise SetupError("box.old_torch", what, hint=hint)

@@ -1,1 +1,1 @@
-"""The clouds, and what is treated like one: six verbs each, one file each, one registry line each."""
+"""The clouds, and what is treated like one: each has six verbs, one file and one line in the registry."""

@@ -1,8 +1,8 @@
-"""JSON over HTTPS for the clouds without an SDK: one request, one answer, and every doubt told as `Unknown`.
+"""JSON over HTTPS for the clouds without an SDK: one request, one answer, and every doubt raised as `Unknown`.
 
-A key is sent only over verified TLS (or to this machine, for tests), never to where a redirect points, and is in no
-exception. What an answer means is the provider's to judge, server errors too; "too many requests" is waited
-out, and a read at which the server failed is tried again.
+A key is sent only over verified TLS (or to this machine, for tests), never to the target of a redirect, and is in no
+exception. The provider decides what an answer means, including server errors; "too many requests" is waited out, and a
+read at which the server failed is retried.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MOST_TURNS = 60
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said, with header names in lower case."""
+    """A server's answer, with header names in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body as JSON, None if it is not; a number with a point is a Decimal, since it may be a price."""
+        """Return the body as JSON, None if it is not; a number with a point is a Decimal, because it may be a price."""
         try:
             return json.loads(self.text, parse_float=Decimal, parse_constant=_refuse_constant)
         except (ValueError, ArithmeticError, RecursionError):
@@ -80,16 +80,16 @@ class Gap:
         self._clock.sleep(self._turn_mono() - self._clock.monotonic())
 
     def begin(self) -> None:
-        """Have the gap begin now at the soonest: what had its turn took until now."""
+        """Start the gap now at the earliest: the request of the last turn took until now."""
         self._turn_mono(is_taken=True)
 
     def _turn_mono(self, *, is_taken: bool = False) -> float:
-        """When the next turn is, which nobody else has; a file that cannot be used is done without."""
+        """Return when the next turn is, and reserve it; a file that cannot be used is ignored."""
         if self._path is not None:
             with suppress(OSError):
                 make_private(self._path.parent)
                 with exclusive(self._path):
-                    turn_mono = self._next(self._told(self._path.read_text()), is_taken)
+                    turn_mono = self._next(self._free_at(self._path.read_text()), is_taken)
                     self._path.write_text(repr(self._free_mono))
                     return turn_mono
         return self._next(float("-inf"), is_taken)
@@ -100,20 +100,20 @@ class Gap:
         self._free_mono = max(free_mono, now_mono + self._seconds) if is_taken else turn_mono + self._seconds
         return turn_mono
 
-    def _told(self, text: str) -> float:
-        """When the next turn is free; one of an earlier boot, whose clock had another beginning, is over."""
+    def _free_at(self, text: str) -> float:
+        """Return when the next turn is free; a time of an earlier boot, when the clock started elsewhere, is over."""
         try:
-            told = float(text)
+            free_mono = float(text)
         except ValueError:
             return float("-inf")
-        return told if told - self._clock.monotonic() <= _MOST_TURNS * self._seconds else float("-inf")
+        return free_mono if free_mono - self._clock.monotonic() <= _MOST_TURNS * self._seconds else float("-inf")
 
 
 class Http:
-    """One server, one key: requests that keep a least gap, have a limit on time and size, and are never redirected."""
+    """One server, one key: requests keep a minimum gap, have limits on time and size, and are never redirected."""
 
     clock_ahead_s: float | None = None
-    """How far this machine's clock is ahead of the server's, by the last Date header; None before there was one."""
+    """How far this machine's clock is ahead of the server's, by the last Date header; None before the first."""
 
     def __init__(
         self, base_url: str, *, headers: Mapping[str, str], clock: Clock, name: str, gap: Gap | None = None
@@ -136,10 +136,10 @@ class Http:
         timeout_s: float = 30.0,
         patience_s: float = 60.0,
     ) -> Answer:
-        """Send one request and return whatever was answered; `timeout_s` is for the whole exchange.
+        """Send one request and return the answer, whatever its status; `timeout_s` is for the whole exchange.
 
-        A 429 is repeated as the server asks while that is within `patience_s`; a GET that the server failed at (5xx)
-        twice, within ten seconds. Raises Unknown when there is no whole answer: what was asked for may have been done.
+        A 429 is repeated as the server asks, within `patience_s`; a GET at which the server failed (5xx) twice, within
+        ten seconds. Raises Unknown if there is no complete answer: the request may have been carried out.
         """
         url = f"{self._base}{path}" + (f"?{urlencode(query)}" if query else "")
         slow = Retry(self._clock, 1.0, longest_s=_LONGEST_PAUSE_S, limit_s=patience_s, jitter=0.25)
@@ -147,13 +147,13 @@ class Http:
         while True:
             answer = self._send(method, url, body, timeout_s)
             if answer.status == 429:
-                throttled = Throttled(f"{self._name} takes no more requests for now (429)")
+                throttled = Throttled(f"{self._name} accepts no more requests for now (429)")
                 slow.wait(throttled, at_least_s=_asked_pause_s(answer, self._clock.wall()))
             elif method != "GET" or answer.status < 500 or not failed.pauses():
                 return answer
 
     def _send(self, method: str, url: str, body: Any, timeout_s: float) -> Answer:
-        """One exchange, whole or Unknown."""
+        """Make one exchange; Unknown if its answer is not complete."""
         if self._gap is not None:
             self._gap.wait()
         data = None if body is None else json.dumps(body).encode()
@@ -168,25 +168,25 @@ class Http:
                 with self._opener.open(request, timeout=timeout_s) as response:
                     answer = _read(response)
             except (OSError, HTTPException, UnicodeError) as error:
-                words = "its time was over" if limit.over else _words_of(error)
-                raise Unknown(f"{self._name} gave no whole answer: {words}") from error
-            if limit.over:  # A body without a length just ends when the connection is shut.
-                raise Unknown(f"{self._name} gave no whole answer: its time was over")
+                words = "it took too long" if limit.over else _words_of(error)
+                raise Unknown(f"{self._name} gave no complete answer: {words}") from error
+            if limit.over:  # A body without a length just ends when the connection is closed.
+                raise Unknown(f"{self._name} gave no complete answer: it took too long")
         crashpoint(f"after {place}")
         self._compare_clocks(answer, (sent_wall + self._clock.wall()) / 2)
         return answer
 
     def _compare_clocks(self, answer: Answer, wall: float) -> None:
-        """Remember the skew; a Date header names whole seconds, so half a second more is meant."""
-        told = _wall_of(answer.headers.get("date", ""))
-        if told is not None:
-            self.clock_ahead_s = round(wall - told - 0.5, 1)
+        """Remember the clock skew; a Date header cuts off a fraction of a second, half a second on average."""
+        server_wall = _wall_of(answer.headers.get("date", ""))
+        if server_wall is not None:
+            self.clock_ahead_s = round(wall - server_wall - 0.5, 1)
 
 
 class _Limit:
-    """The time that one exchange may take in all; once it is over its socket is shut, whatever that is doing.
+    """The time that one exchange may take in all; once it is over, its socket is closed, whatever that is doing.
 
-    A socket's own time-out begins again with every byte, so a server that drips would hold the caller for ever.
+    A socket's own time-out restarts with every byte, so a server that drips would hold the caller for ever.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -203,7 +203,7 @@ class _Limit:
         self._timer.cancel()
 
     def watch(self, sock: socket.socket) -> None:
-        """Take charge of a connected socket; raises TimeoutError, before anything is sent, when it is too late."""
+        """Take charge of a connected socket; raises TimeoutError, before anything is sent, if it is too late."""
         self._sock = sock
         if self.over:
             raise TimeoutError
@@ -211,7 +211,7 @@ class _Limit:
     def _end(self) -> None:
         self.over = True
         if self._sock is not None:
-            with suppress(OSError):  # It ended by itself at this moment.
+            with suppress(OSError):  # It ended at this moment.
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # Below TLS, which must not be used from here.
 
 
@@ -252,7 +252,7 @@ class _SecureHandler(HTTPSHandler):
 
 
 class _NoJudging(HTTPErrorProcessor):
-    """Every status is an answer: nothing is raised for it, and nothing is followed."""
+    """Takes every status as an answer: nothing is raised for it, and nothing is followed."""
 
     def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:
         return response
@@ -261,7 +261,7 @@ class _NoJudging(HTTPErrorProcessor):
 
 
 def _opener(url: SplitResult) -> OpenerDirector:
-    """The user's proxies are honoured, but for this machine: there the key would leave it in the clear."""
+    """Return an opener with the user's proxies; not for this machine, because the key would leave it in the clear."""
     if url.scheme == "http":
         return build_opener(_PlainHandler(), _NoJudging(), ProxyHandler({}))
     return build_opener(_SecureHandler(), _NoJudging())
@@ -277,18 +277,18 @@ def _checked_url(url: str, name: str) -> SplitResult:
     if not fits or not (parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or ""))):
         raise SetupError(
             "url.not_safe",
-            f"The base URL of {name} is not one to send a key to: {url!r}.",
-            hint="It begins with https:// and has no user, query or fragment; http:// is for this machine only.",
+            f"A key must not be sent to the base URL of {name}: {url!r}.",
+            hint="It must begin with https:// and have no user, query or fragment; http:// is for this machine only.",
         )
     return parts
 
 
 def _check_headers(headers: Mapping[str, str], name: str) -> None:
-    """Refuse here what the standard library would refuse with the key in its message."""
+    """Refuse a key that the standard library would refuse with the key in its message."""
     if not all(value.isascii() and value.isprintable() for value in headers.values()):
         raise SetupError(
             "auth.bad_key",
-            f"The key for {name} has characters that no key has.",
+            f"The key for {name} has characters that a key cannot have.",
             hint=f"Copy it again, without line breaks: gpurun auth set {name}.",
         )
 
@@ -301,14 +301,14 @@ def _is_loopback(host: str) -> bool:
 
 
 def _words_of(error: Exception) -> str:
-    """What went wrong, without what the library wraps it in."""
+    """Return what went wrong, without the library's wrapping."""
     cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
-    said = cause.strerror if isinstance(cause, OSError) else ""
-    return said or str(cause) or type(cause).__name__
+    reason = cause.strerror if isinstance(cause, OSError) else ""
+    return reason or str(cause) or type(cause).__name__
 
 
 def _read(response: HTTPResponse) -> Answer:
-    """The whole answer; HTTPException when the body is cut or too large."""
+    """Return the complete answer; HTTPException if the body is cut or too large."""
     data = response.read(BODY_LIMIT_BYTES + 1)
     if len(data) > BODY_LIMIT_BYTES:
         raise HTTPException(f"its body is larger than {BODY_LIMIT_BYTES} bytes")
@@ -319,16 +319,16 @@ def _read(response: HTTPResponse) -> Answer:
 
 
 def _asked_pause_s(answer: Answer, wall: float) -> float:
-    """How long the server asks to wait after a 429."""
-    told = answer.headers.get("retry-after", "").strip()
-    until = _wall_of(told)
-    if told.isascii() and told.isdigit():
-        return float(told[:9])
+    """Return how long the server asks to wait after a 429."""
+    header = answer.headers.get("retry-after", "").strip()
+    until = _wall_of(header)
+    if header.isascii() and header.isdigit():
+        return float(header[:9])
     return until - (_wall_of(answer.headers.get("date", "")) or wall) if until is not None else 0.0
 
 
 def _wall_of(date: str) -> float | None:
-    """The moment that an HTTP date names; None when it is not one."""
+    """Return the moment that an HTTP date names; None if it is not one."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, TypeError, OverflowError):

@@ -1,4 +1,4 @@
-"""Marks of accounts: they say whether two keys are one customer's, and nothing else follows from them."""
+"""Marks of accounts: they show whether two keys belong to one customer, and reveal nothing else."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _DIGITS = 16
 
 
 def mark_of_account(provider: str, identifier: str) -> str:
-    """`account:…`, from the provider's own name for its customer: the same for every key that the customer has."""
+    """Return `account:…`, from the provider's own id of its customer: the same for every key of that customer."""
     return f"account:{_digest('account', provider, identifier)}"
 
 
 def mark_of_key(provider: str, base_url: str, key: Secret) -> str:
-    """`key:…`, where a provider does not say who its customer is: a new key of the same customer has another.
+    """Return `key:…`, if a provider does not identify its customer: a new key of the same customer has another mark.
 
-    64 bits of a hash of what has far more than 64 bits of chance in it: no key can be found from it.
+    64 bits of a hash of much more than 64 random bits: the key cannot be found from it.
     """
     return f"key:{_digest('key', provider, base_url, key.reveal())}"
 

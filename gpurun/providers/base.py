@@ -1,4 +1,4 @@
-"""What every provider promises: six verbs, three refusals, and a few figures about how far its word can be trusted.
+"""What every provider promises: six verbs, three refusals, and a few figures on how far its answers can be trusted.
 
 A new provider is one file with a class that follows `Provider`, one line in `registry.py`, and a pass of the contract
 suite in tests/contract.
@@ -17,13 +17,13 @@ from gpurun.core.records import Account, Charge, GpuNeed, Instance, Leftover, Of
 
 
 class NoCapacity(Exception):
-    """The provider certainly made nothing, because it has nothing of the kind left: another offer may be tried."""
+    """The provider certainly made nothing, because it has no capacity left: another offer may be tried."""
 
 
 class Rejected(Exception):
-    """The provider certainly made nothing, for a reason that trying again does not mend.
+    """The provider certainly made nothing, for a reason that a retry does not change.
 
-    `of_offer`: the reason may lie in this offer alone, so another one may be tried.
+    `of_offer`: the reason may concern this offer alone, so another one may be tried.
     """
 
     def __init__(self, message: str = "", *, of_offer: bool = False) -> None:
@@ -32,7 +32,7 @@ class Rejected(Exception):
 
 
 class Unknown(Exception):
-    """The answer was lost or unclear: what was asked for may exist. Never ask again before looking.
+    """The answer was lost or unclear: what was requested may exist. Never repeat the request before looking.
 
     A list that could be read only in part has in `found` what it showed: enough to end a machine, never to believe that
     there are no others. A create that its provider takes twice without making two has in `again` how to send the same
@@ -56,27 +56,27 @@ class Unknown(Exception):
 
 
 class Throttled(Unknown):
-    """No answer but "too many requests", for as long as it was waited for."""
+    """No answer but "too many requests", for as long as gpurun waited."""
 
 
 class EndsBy(StrEnum):
-    """Who ends a machine at its deadline, where nobody at home does."""
+    """Who ends a machine at its deadline if the laptop does not."""
 
     PROVIDER = "provider"
-    """The provider itself, by a time limit of its own, whatever runs on the machine."""
+    """The provider itself, by its own time limit, whatever runs on the machine."""
     MACHINE = "machine"
     """A program on the machine, which its root can stop."""
     REQUEST = "request"
-    """Such a program, and only once the provider takes its request."""
+    """Such a program, and only if the provider accepts its request."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """How a provider behaves in time; all of it is waiting, none of it is trust.
+    """How a provider behaves over time; all of these are times to wait, not reasons to trust.
 
     `settle_s`: how long an instance may stay invisible after a create whose answer was lost.
-    `death_reads` reads that say GONE, spread over `death_spread_s`, prove a death, together with absence from the list.
-    `ends_by`: on whom an end at the deadline depends; only the provider's own time limit bounds a cost unseen.
+    `death_reads` readings of GONE, spread over `death_spread_s`, prove an end, together with absence from the list.
+    `ends_by`: who ends a machine at the deadline; only the provider's own time limit bounds an unseen cost.
     """
 
     settle_s: float
@@ -89,17 +89,17 @@ class Traits:
 
     @property
     def takes_files(self) -> bool:
-        """Whether the end of a machine takes away what lies on it; a box and a cluster's folder outlive a run."""
+        """Return whether the end of a machine removes its files; a box and a cluster's folder outlive a run."""
         return self.teardown is Teardown.DESTROYED or self.is_this_computer
 
     @property
     def takes_address(self) -> bool:
-        """Whether the end of a machine also ends what answers at its address; a login node outlives a job."""
+        """Return whether the end of a machine also ends what answers at its address; a login node outlives a job."""
         return self.teardown is Teardown.DESTROYED
 
     @property
     def is_this_computer(self) -> bool:
-        """Whether it runs here, so that all that lies outside of a run's folder is at home already."""
+        """Return whether it is this computer, so that everything outside a run's folder is at home already."""
         return self.teardown is Teardown.PROCESSES_KILLED_HOST_KEPT
 
 
@@ -108,43 +108,43 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in `--provider` and in journals."""
+        """Return its name in `--provider` and in journals."""
         ...
 
     @property
     def traits(self) -> Traits:
-        """Waiting times and the kind of end that this provider gives."""
+        """Return the waiting times and the kind of end of this provider."""
         ...
 
     def verify(self) -> Account:
-        """Check that the key works, and say which permissions are missing; cheap."""
+        """Check that the key works, and report which permissions are missing; cheap."""
         ...
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """What can be rented for this need now, at its live price, with capacity as far as is told; read-only.
+        """Return what can be rented for this need now, at its live price, with capacity as far as is known; read-only.
 
-        `known` are the catalogue's rows of this provider for the card, in any number: a machine type that the catalogue
-        does not know is not offered, since nothing could be said of its speed. A row gives all but price and region.
+        `known` are the catalogue's rows of this provider for the card, in any number. A machine type that the catalogue
+        does not have is not offered, because its speed is unknown. A row gives all but price and region.
         """
         ...
 
     def create(self, order: Order) -> Instance:
-        """Ask for an instance that carries `order.token`, and return at once.
+        """Request an instance that carries `order.token`, and return at once.
 
-        Raises NoCapacity or Rejected when certainly nothing was made, Unknown when something may exist.
+        Raises NoCapacity or Rejected if certainly nothing was made, Unknown if something may exist.
         """
         ...
 
     def find(self, token: str | None) -> list[Instance]:
-        """Everything that carries the token (None: all of gpurun's), in all regions and any state, oldest first."""
+        """Return everything that carries the token (None: all of gpurun's), in every region and state, oldest first."""
         ...
 
     def read(self, instance_id: str) -> Instance:
-        """One instance as the provider tells it; GONE when it says that there is none."""
+        """Return one instance as the provider describes it; GONE if the provider says that there is none."""
         ...
 
     def destroy(self, instance_id: str) -> None:
-        """Ask for its end. Idempotent, and only a request: proof comes from `read` and `find`."""
+        """Request its end. Idempotent, and only a request: proof comes from `read` and `find`."""
         ...
 
 
@@ -152,79 +152,79 @@ class Provider(Protocol):
 class Guarded(Protocol):
     """A provider whose machines end themselves by a timer that obeys a file (docs/FORMATS.md, "The guard's clock").
 
-    It goes with the create, and begins where the machine boots; until it was read back nobody calls it armed.
+    The timer goes with the create and starts at the machine's boot; it counts as armed only after it was read back.
     """
 
     @property
     def guard_shares_key(self) -> bool:
-        """Whether the timer asks the provider with our own key: where that is refused, so is the timer."""
+        """Return whether the timer calls the provider with our own key: if that is refused, so is the timer."""
         ...
 
     def guard_folder(self, instance: Instance) -> str:
-        """Where the timer on a machine, as the provider told of it, keeps its time; "" where it has no timer."""
+        """Return the folder in which the timer of a machine keeps its time; "" if it has no timer."""
         ...
 
 
 @runtime_checkable
 class LetsIn(Protocol):
-    """A provider whose machines are open to this laptop's address alone, which may change on the way."""
+    """A provider whose machines admit only this laptop's address, which may change."""
 
     def let_in(self, instance: Instance) -> None:
-        """Open an instance to the address that this laptop has now; cheap to call again and again."""
+        """Open an instance to the address that this laptop has now; cheap to repeat."""
         ...
 
 
 @runtime_checkable
 class HasAccounts(Protocol):
-    """A provider that tells one customer from another: what one account rented does not exist for the next."""
+    """A provider with separate accounts: what one account rented does not exist for another."""
 
     def account_mark(self) -> str:
-        """A short mark of the account that the key belongs to; nothing secret follows. It raises what other verbs do.
+        """Return a short mark of the key's account, which reveals nothing secret. Raises what other verbs raise.
 
-        `account:…` is the same for every key of an account. Where the provider does not tell who its customer is, it is
-        `key:…`, and a new key of the same account has another.
+        `account:…` is the same for every key of an account. If the provider does not identify its customer, it is
+        `key:…`, and a new key of the same account has another mark.
         """
         ...
 
 
 @runtime_checkable
 class ExplainsJobs(Protocol):
-    """A provider that may take a job which never does its work, and tells why."""
+    """A provider that may accept a job which never does its work, and explains why."""
 
     def never_runs(self, instance: Instance) -> GpurunError | None:
         """Return the error of a job that is not admitted, or whose set-up failed; else None. May raise `Unknown`."""
         ...
 
     def setup_log(self, instance: Instance) -> bytes:
-        """Return what the job's own set-up has said, of a long text the end; b"" without one. May raise `Unknown`."""
+        """Return the output of the job's own set-up, or its end if it is long; b"" without one. May raise `Unknown`."""
         ...
 
 
 @runtime_checkable
 class ShowsQueue(Protocol):
-    """A provider whose instances wait for their turn, and which can say where they stand."""
+    """A provider whose instances wait in a queue, and which can report their place."""
 
     def queue_words(self, instance: Instance) -> str:
-        """Return why it waits, its place and its expected start, for a person; may raise `Unknown`."""
+        """Return why it waits, its place and its expected start, for people; may raise `Unknown`."""
         ...
 
 
 @runtime_checkable
 class KeyEnds(Protocol):
-    """A provider whose key may end by itself, as a session does: then nobody here can end a machine any more."""
+    """A provider whose key may expire, as a session does: then this computer cannot end a machine any more."""
 
     def key_ends_wall(self) -> float:
-        """When it ends, by the wall clock: infinity where it never does, 0 where it does and nobody says when."""
+        """Return when it expires, by the wall clock: infinity if it never does, 0 if it does at an unknown time."""
         ...
 
 
 @runtime_checkable
 class SpotNotice(Protocol):
-    """A provider whose spot machines can read beforehand that they are to be taken away."""
+    """A provider whose spot machines can read a warning before they are taken away."""
 
     @property
     def notice_url(self) -> str:
-        """Where a machine asks for that, as EC2's metadata service answers (IMDSv2)."""
+        """Return where a machine reads that warning, answered like EC2's metadata service (IMDSv2)."""
         ...
 
 
@@ -234,20 +234,20 @@ class TellsTime(Protocol):
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """How far this machine's clock is ahead of the provider's, by its last answer; None before the first."""
+        """Return how far this machine's clock is ahead of the provider's, by its last answer; None before the first."""
         ...
 
     def ask_time(self) -> None:
-        """Ask for something small, so that there is an answer of this moment. May raise `Unknown` or SetupError."""
+        """Send a small request, to get an answer of this moment. May raise `Unknown` or SetupError."""
         ...
 
 
 @runtime_checkable
 class HasRegions(Protocol):
-    """A provider whose machines stand in places that can be asked for by name."""
+    """A provider whose machines are in regions that can be requested by name."""
 
     def regions(self) -> tuple[str, ...]:
-        """The names that this account may ask for, with capacity or without. May raise `Unknown`."""
+        """Return the names that this account may request, with capacity or without. May raise `Unknown`."""
         ...
 
 
@@ -256,27 +256,27 @@ class FindsInRegions(Protocol):
     """A provider that lists one region at a time."""
 
     def find_in(self, regions: Sequence[str]) -> list[Instance]:
-        """Everything of gpurun's in these regions, as `find(None)` has it for all of them."""
+        """Return everything of gpurun's in these regions, as `find(None)` does for all regions."""
         ...
 
 
 @runtime_checkable
 class HasEndpoint(Protocol):
-    """A provider whose requests can be sent to another address than its own, as a variable of the environment may."""
+    """A provider whose requests can be sent to another address, for instance by an environment variable."""
 
     @property
     def endpoint(self) -> str:
-        """The address that is asked in place of the provider's own; "" where that one is. It raises nothing."""
+        """Return the address that is used instead of the provider's own; "" if none is. Raises nothing."""
         ...
 
 
 def endpoint_of(provider: Provider) -> str:
-    """Where a provider's requests go, if not to its own address; "" there, and where nothing is sent anywhere."""
+    """Return where a provider's requests go, if not to its own address; "" otherwise, or if it sends none."""
     return provider.endpoint if isinstance(provider, HasEndpoint) else ""
 
 
 def their_wall(provider: Provider, clock: Clock) -> float:
-    """The time by the provider's clock, as far as its answers have told it; else by this machine's."""
+    """Return the time by the provider's clock, as far as its answers showed it; else by this machine's."""
     ahead_s = provider.clock_ahead_s if isinstance(provider, TellsTime) else None
     return clock.wall() - (ahead_s or 0.0)
 
@@ -285,7 +285,7 @@ CLOCK_SLACK_S = 60.0
 
 
 def clock_warning(provider: Provider) -> list[str]:
-    """One sentence when this machine's clock and the provider's differ by more than a minute."""
+    """Return a warning if this machine's clock and the provider's differ by more than a minute."""
     ahead_s = (provider.clock_ahead_s if isinstance(provider, TellsTime) else None) or 0.0
     if abs(ahead_s) <= CLOCK_SLACK_S:
         return []
@@ -298,18 +298,18 @@ class LeavesThings(Protocol):
     """A provider where a rental leaves more than its machine."""
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Side resources that carry the token (None: all that are gpurun's), in all regions, but for the machines."""
+        """Return the side resources that carry the token (None: all of gpurun's), in every region, but no machines."""
         ...
 
     def remove(self, leftover: Leftover) -> None:
-        """Ask for the removal of one; idempotent, and only a request."""
+        """Request the removal of one; idempotent, and only a request."""
         ...
 
 
 @runtime_checkable
 class ReportsCharges(Protocol):
-    """A provider that tells what it billed."""
+    """A provider that reports what it billed."""
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """What was billed for an instance in that time; None when the provider has no record of it yet."""
+        """Return what was billed for an instance in that time; None if the provider has no record of it yet."""
         ...

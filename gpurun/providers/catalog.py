@@ -1,6 +1,6 @@
-"""What can be rented, from the packaged, dated catalogue (catalog.toml), and how a person names a GPU.
+"""What can be rented, from the packaged, dated catalogue (catalog.toml), and how people name a GPU.
 
-The catalogue plans and rehearses. It is no basis for a cap: before anything is created the live price is read.
+The catalogue is for plans and rehearsals, not for a cap: before anything is created, the live price is read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from gpurun.core.run_plan import Request
 _NODES = re.compile(r"(\d{1,4})\s*[x×*]\s*(cpu|\d{1,4}\s*[x×*].*)", re.IGNORECASE)
 _GPU = re.compile(r"(?:(\d{1,4})\s*[x×*]\s*)?([a-z][a-z0-9 ]*?|\d{4}(?: ?ada)?)(?:-(\d{1,4})\s*gb?)?", re.IGNORECASE)
 _BY_NAME_ONLY = {"GH200": "aarch64"}
-"""Cards in machines of another architecture, which are offered only when asked for by name."""
+"""Cards in machines of another architecture, which are offered only if requested by name."""
 _TIERS = ("secure", "community")
-"""RunPod's two clouds, which stand in the place of a region: its price does not depend on one."""
+"""RunPod's two clouds, which take the place of a region: its price does not depend on a region."""
 
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to reckon with.
+    """A kind of GPU: `tflops` is the dense 16-bit peak (fp16's without bf16), `mfu` the share of it to plan with.
 
-    `nvlink`: several in one machine speak past PCIe. `expected_mfu` is our own loop's, and `rests_on` whence.
+    `nvlink`: several cards in one machine are linked faster than by PCIe. `expected_mfu` is that of our own loop, and
+    `rests_on` is its source.
     """
 
     name: str
@@ -48,9 +49,9 @@ class GpuModel:
 class Terms:
     """How a provider bills beside the hourly rate, how long its machines may take to boot, and what its image has.
 
-    `with_guard` is who ends a machine in the place of `dies_by_itself` where the user puts a key on it for that.
-    `boot_s` is what a lease plans and pays for, `patience` how long a machine that still comes up is waited for: both
-    in seconds, by the least number of GPUs.
+    `with_guard` replaces `dies_by_itself` if the user puts a key on the machine to end it. `boot_s` is what a lease
+    plans and pays for, `patience` how long gpurun waits for a machine that is still coming up: both in seconds, by the
+    least number of GPUs.
     """
 
     billing_unit_s: int
@@ -65,11 +66,11 @@ class Terms:
     least_billed_s: int = 0
 
     def boot_limit_s(self, gpu_count: int) -> int:
-        """What is planned from create to a shell, for a machine with so many GPUs."""
+        """Return the planned time from create to a shell, for a machine with so many GPUs."""
         return _by_count(self.boot_s, gpu_count)
 
     def patience_s(self, gpu_count: int) -> int:
-        """How long a machine with so many GPUs is waited for; 0 where nothing longer than the plan is known."""
+        """Return how long gpurun waits for a machine with so many GPUs; 0 if nothing beyond the plan is known."""
         return _by_count(self.patience, gpu_count)
 
 
@@ -87,7 +88,7 @@ def _catalog() -> dict[str, Any]:
 
 @cache
 def cards() -> dict[str, GpuModel]:
-    """Every kind of GPU that the catalogue knows, by the name that an offer gives it."""
+    """Return every kind of GPU that the catalogue knows, by its name in an offer."""
     expected = _catalog()["expected"]
     return {
         kind: GpuModel(
@@ -105,21 +106,21 @@ def cards() -> dict[str, GpuModel]:
 
 
 def card_of(gpu: str) -> GpuModel | None:
-    """The card of an offer; None when its speed is not known."""
+    """Return the card of an offer; None if its speed is not known."""
     return cards().get(gpu)
 
 
 @cache
 def card_names() -> dict[str, str]:
-    """What --gpu calls each kind of card, also those whose speed nobody measured."""
+    """Return what --gpu calls each kind of card, including those whose speed was never measured."""
     return {kind: facts["name"] for kind, facts in (_catalog()["gpus"] | _catalog()["unmeasured"]).items()}
 
 
 @cache
 def terms_of(provider: str, region: str = "") -> Terms:
-    """A provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate.
+    """Return a provider's terms; one that the catalogue does not have (`local`, `ssh`) bills nothing beside its rate.
 
-    Disk and egress are as in the usual regions where none is named; in the others they may be dearer.
+    Without a region, disk and egress are those of the usual regions; in others they may cost more.
     """
     facts = _catalog()["providers"].get(provider)
     if facts is None:
@@ -143,7 +144,7 @@ def terms_of(provider: str, region: str = "") -> Terms:
 
 @cache
 def all_offers() -> tuple[Offer, ...]:
-    """Every row of the catalogue, in its order."""
+    """Return every row of the catalogue, in its order."""
     date = _catalog()["date"]
     offers = []
     for provider, type_id, gpu, count, gb, dollars, place, source in _catalog()["offers"]["rows"]:
@@ -171,25 +172,25 @@ def all_offers() -> tuple[Offer, ...]:
 
 
 def offers_for(need: GpuNeed) -> list[Offer]:
-    """The catalogue's offers for a need, cheapest first; none is an empty list.
+    """Return the catalogue's offers for a need, cheapest first; an empty list if there are none.
 
-    A GPU's name takes all its forms (PCIe, SXM) and, where the need says no size, all sizes of memory.
+    A GPU's name covers all its forms (PCIe, SXM) and, if the need has no size, all memory sizes.
     """
     found = [offer for offer in all_offers() if offer.gpu_count == need.count and _is_meant(offer, need)]
     return sorted(found, key=lambda offer: (offer.rate_micros_per_hour, offer.provider, offer.type_id, offer.region))
 
 
 def rows_for(need: GpuNeed, provider: str = "") -> list[Offer]:
-    """A provider's rows, or everybody's, for the card of a need, in any number: what a live price is looked up for.
+    """Return the rows of one provider, or of all, for the card of a need, in any number, to look up live prices.
 
-    Those of cards that nobody measured are among them; they have no price of the catalogue's.
+    Cards that were never measured are among them; they have no price in the catalogue.
     """
     rows = [*all_offers(), *_unmeasured()]
     return [offer for offer in rows if provider in ("", offer.provider) and _is_meant(offer, need)]
 
 
 def _is_meant(offer: Offer, need: GpuNeed) -> bool:
-    """Whether an offer has the card of a need, in whatever number; `any` is none of another architecture."""
+    """Return whether an offer has the card of a need, in any number; `any` does not cover another architecture."""
     if not need.count or not offer.gpu_count:
         return need.count == offer.gpu_count
     if need.is_any:
@@ -199,7 +200,7 @@ def _is_meant(offer: Offer, need: GpuNeed) -> bool:
 
 @cache
 def _unmeasured() -> tuple[Offer, ...]:
-    """The rows of cards whose speed is not known, with no price: a live one alone makes an offer of them."""
+    """Return the rows of cards whose speed is not known, without a price: only a live price makes them offers."""
     terms = terms_of("runpod")
     return tuple(
         Offer(
@@ -220,19 +221,19 @@ def _unmeasured() -> tuple[Offer, ...]:
 
 
 def counts_of(need: GpuNeed, providers: Sequence[str] = ()) -> list[int]:
-    """In what numbers the catalogue, or these providers, have this GPU: for the sentence that says there is none."""
+    """Return in which numbers the catalogue, or these providers, have this GPU, for the refusal."""
     found = (offer for offer in all_offers() if offer.gpu_count and _is_meant(offer, need))
     return sorted({offer.gpu_count for offer in found if not providers or offer.provider in providers})
 
 
 def asked_as(offer: Offer) -> str:
-    """What --gpu takes to ask for an offer's machine: `8xA100`, `cpu`."""
+    """Return what --gpu takes to request an offer's machine: `8xA100`, `cpu`."""
     name = card_names().get(offer.gpu, offer.gpu) if offer.gpu_count else "cpu"
     return str(GpuNeed(count=offer.gpus_per_node, name=name, nodes=offer.nodes * offer.jobs))
 
 
 def kind_of(cuda_name: str) -> str | None:
-    """Return the catalogue's kind of a card by the name that CUDA gives it; None where none is known by that."""
+    """Return the catalogue's kind of a card by its CUDA name; None if that name is not known."""
     kinds = [kind for kind in cards() if re.search(peaks.PEAKS[kind][0], cuda_name)]
     return next((kind for kind in kinds if kind.split()[-1] in cuda_name), kinds[0] if kinds else None)
 
@@ -240,14 +241,14 @@ def kind_of(cuda_name: str) -> str | None:
 def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
     """Read `8xA100`, `A100` (one), `8xA100-80GB`, `any` or `cpu`, and `2x8xA100` or `2xcpu` for two nodes.
 
-    For an unknown GPU a UsageError names the nearest.
+    For an unknown GPU, a UsageError suggests the nearest.
     """
     if together := _NODES.fullmatch(text.strip()):
         one = parse_gpu(together[2], name=name)
         if one.nodes > 1:
             raise UsageError("gpu.malformed", f"{name} {text!r} is not of the form 2x8xA100.", hint=f"Write {one}.")
         if int(together[1]) < 1:
-            raise UsageError("gpu.none", f"{name} {text!r} asks for no node.", hint=f"Write {one} for one node.")
+            raise UsageError("gpu.none", f"{name} {text!r} asks for 0 nodes.", hint=f"Write {one} for one node.")
         return one.model_copy(update={"nodes": int(together[1])})
     if text.strip().lower() == "cpu":
         return GpuNeed(count=0, name="cpu")
@@ -259,57 +260,57 @@ def parse_gpu(text: str, *, name: str = "--gpu") -> GpuNeed:
             hint="Write 8xA100, 1xH100, A100-80GB, any or cpu; 2x8xA100 is two nodes with 8 each.",
         )
     count = int(match[1] or 1)
-    asked = match[2]
+    typed = match[2]
     memory = match[3]
-    gpu = _known_name(asked, f"{name} {text!r}", count)
+    gpu = _known_name(typed, f"{name} {text!r}", count)
     if count < 1:
-        raise UsageError("gpu.none", f"{name} {text!r} asks for no GPU.", hint=f"Write 1x{gpu}, or cpu.")
+        raise UsageError("gpu.none", f"{name} {text!r} asks for 0 GPUs.", hint=f"Write 1x{gpu}, or cpu.")
     if memory is not None:
         sizes = sorted({offer.vram_gb for offer in rows_for(GpuNeed(count=count, name=gpu))})
         if int(memory) not in sizes:
             have = " or ".join(f"{size} GB" for size in sizes)
             raise UsageError(
                 "gpu.unknown_memory",
-                f"{name} {text!r}: no {gpu} has {memory} GB.",
-                hint=f"There are {gpu} with {have}.",
+                f"{name} {text!r}: there is no {gpu} with {memory} GB.",
+                hint=f"{gpu} comes with {have}.",
             )
     return GpuNeed(count=count, name=gpu, memory_gb=int(memory) if memory else None)
 
 
 def demand_one_node(need: GpuNeed | None) -> None:
-    """Refuse several nodes where only one machine can be had: no cloud's machines are joined for a run."""
+    """Refuse several nodes where only one machine is possible: a cloud's machines are never joined for a run."""
     if need is None or need.nodes == 1:
         return
     what = f"{need} is {need.nodes} nodes, and only a cluster with Slurm gives several to one run."
     one = need.model_copy(update={"nodes": 1})
-    raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. A cluster is named by --provider slurm.")
+    raise UsageError("gpu.nodes", what, hint=f"Ask for one: --gpu {one}. For a cluster, add --provider slurm.")
 
 
-def _known_name(asked: str, where: str, count: int) -> str:
-    """The catalogue's spelling of a GPU's name."""
+def _known_name(typed: str, where: str, count: int) -> str:
+    """Return the catalogue's spelling of a GPU's name."""
     known = {name.lower(): name for name in (*card_names().values(), "any")}
-    plain = asked.lower().replace(" ", "")
+    plain = typed.lower().replace(" ", "")
     for candidate in (plain, f"rtx{plain}", plain.removeprefix("rtx")):
         if candidate in known:
             return known[candidate]
     others = f"It has {', '.join(sorted(known.values()))}."
-    hint = did_you_mean(asked.upper(), known.values(), otherwise=others, cutoff=0.3)
-    turned = re.fullmatch(r"(?i)(.+)x(\d+)", asked)  # A100x8
-    meant, number = (turned[1], turned[2]) if turned else (asked, count)
+    hint = did_you_mean(typed.upper(), known.values(), otherwise=others, cutoff=0.3)
+    turned = re.fullmatch(r"(?i)(.+)x(\d+)", typed)  # A100x8
+    meant, number = (turned[1], turned[2]) if turned else (typed, count)
     digits = meant.lower().replace("o", "0")
     for candidate in (meant.lower(), digits, digits.replace("l", "1")):
         if candidate in known:
             hint = f"Did you mean {number}x{known[candidate]}?"
-    raise UsageError("gpu.unknown", f"{where}: there is no GPU {asked!r} in the catalogue.", hint=hint)
+    raise UsageError("gpu.unknown", f"{where}: there is no GPU {typed!r} in the catalogue.", hint=hint)
 
 
 def catalogue_words() -> str:
-    """Which catalogue it is: `packaged catalogue 2026-11-20`."""
+    """Return the name of the catalogue: `packaged catalogue 2026-11-20`."""
     return f"packaged {all_offers()[0].price_source.split(' (')[0]}"
 
 
 def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
-    """The catalogue's offers for a need that the request leaves; NoOffer when there are none."""
+    """Return the catalogue's offers for a need, within the request's clouds and region; NoOffer if there are none."""
     clouds = _clouds(request)
     offers = [offer for offer in offers_for(need) if not clouds or offer.provider in clouds]
     if not offers:
@@ -317,8 +318,8 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
         what = f"{' and '.join(clouds)} has no {need}" if clouds else f"No provider in the catalogue has {need}"
         hint = f"Sold as {sold}." if sold else "Try another --gpu or provider."
         if need.name in {card_names()[row.gpu] for row in _unmeasured()}:
-            what = f"The catalogue has no price of {need}"
-            hint = "With a key RunPod tells its own (gpurun auth set runpod); nobody measured the card: add --hours."
+            what = f"The catalogue has no price for {need}"
+            hint = "With a key RunPod reports one (gpurun auth set runpod). The speed is not known: add --hours."
         raise NoOffer("offer.none", f"{what}.", hint=hint)
     here = _left(offers, request)
     if not here:
@@ -329,12 +330,12 @@ def catalogued(request: Request, need: GpuNeed) -> list[Offer]:
 
 
 def others(request: Request, need: GpuNeed, *, on_cpu: bool, asked: Collection[str] | None = None) -> list[Offer]:
-    """What else the catalogue has: other GPUs, and of the need itself what clouds have that were not `asked`.
+    """Return what else the catalogue has: other GPUs, and for the need itself the offers of clouds not in `asked`.
 
     A machine without a GPU is among them only with `on_cpu`.
     """
     own = {offer for offer in offers_for(need) if asked is None or offer.provider in asked}
-    return _left([one for one in all_offers() if one not in own and (one.gpu_count or on_cpu)], request)
+    return _left([offer for offer in all_offers() if offer not in own and (offer.gpu_count or on_cpu)], request)
 
 
 def _clouds(request: Request) -> list[str]:
@@ -342,18 +343,18 @@ def _clouds(request: Request) -> list[str]:
 
 
 def _left(offers: list[Offer], request: Request) -> list[Offer]:
-    """Those at a cloud and in a region of the request, with who ends them under the user's choices."""
+    """Return the offers in the request's clouds and region, with who ends them under the user's choices."""
     clouds, region = _clouds(request), request.choices.region
-    here = [one for one in offers if not clouds or one.provider in clouds]
-    here = [one for one in here if region is None or one.region in (region, "any")]
-    # Types that differ in nothing but their name are one offer to choose from, the first.
+    here = [offer for offer in offers if not clouds or offer.provider in clouds]
+    here = [offer for offer in here if region is None or offer.region in (region, "any")]
+    # Types that differ only in their name are one offer to choose from, the first.
     found: dict[tuple[object, ...], Offer] = {}
-    for one in here:
-        found.setdefault((one.provider, one.label, one.place, one.rate_micros_per_hour), one)
-    return [_guarded(one, request) for one in found.values()]
+    for offer in here:
+        found.setdefault((offer.provider, offer.label, offer.place, offer.rate_micros_per_hour), offer)
+    return [_guarded(offer, request) for offer in found.values()]
 
 
 def _guarded(offer: Offer, request: Request) -> Offer:
-    """The offer, ended by the key on it where the user wants one there and the cloud takes it."""
+    """Return the offer, ended by a key on the machine if the user wants that and the cloud supports it."""
     words = terms_of(offer.provider).with_guard if request.choices.guard else ""
     return offer.model_copy(update={"dies_by_itself": words}) if words else offer

@@ -1,6 +1,6 @@
-"""What clouds refuse, in one set of words: a code, the cloud's own reason, and exactly what would mend it.
+"""What clouds refuse, in one set of words: a code, the cloud's own reason, and exactly what would fix it.
 
-A key or a permission is a SetupError, money and quota are a NoOffer, a place that is not there is a UsageError.
+A key or a permission is a SetupError, money and quota are a NoOffer, a region that does not exist is a UsageError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MOST_NAMES = 40
 
 
 class RejectedFor(Rejected):
-    """A create that was refused for a reason that is known: `error` is what the user is to be told."""
+    """A create that was refused for a known reason: `error` is what the user sees."""
 
     def __init__(self, error: GpurunError, *, of_offer: bool = False) -> None:
         super().__init__(f"{error.what} {error.hint}", of_offer=of_offer)
@@ -22,39 +22,39 @@ class RejectedFor(Rejected):
 
 
 def not_allowed(what: str, *, hint: str) -> SetupError:
-    """The key is good, and may not do this."""
+    """Return the error for a valid key that may not do this."""
     return SetupError("auth.not_allowed", what, hint=hint)
 
 
 def bad_key(what: str, *, hint: str) -> SetupError:
-    """The key is not taken."""
+    """Return the error for a key that is not accepted."""
     return SetupError("auth.refused", what, hint=hint)
 
 
 def not_ready(what: str, *, hint: str) -> SetupError:
-    """The account itself may not rent anything yet."""
+    """Return the error for an account that may not rent anything yet."""
     return SetupError("account.not_ready", what, hint=hint)
 
 
 def retired(what: str) -> SetupError:
-    """The provider has given up the way in which this gpurun asks."""
+    """Return the error for a kind of request that the provider no longer accepts."""
     return SetupError("provider.retired", what, hint="Upgrade gpurun.")
 
 
 def no_funds(what: str, *, billing_url: str) -> NoOffer:
-    """The account cannot pay for it."""
+    """Return the error for an account that cannot pay for it."""
     return NoOffer("account.no_funds", what, hint=f"Nothing was made; add credit at {billing_url}.")
 
 
 def no_quota(what: str, *, hint: str) -> NoOffer:
-    """The account may not have so many."""
+    """Return the error for an account whose quota is too small."""
     return NoOffer("account.no_quota", what, hint=hint)
 
 
 def no_such_region(region: str, known: Mapping[str, Sequence[str]]) -> UsageError:
-    """For a region that none of these clouds has: the nearest of their names, and all of them.
+    """Return the error for a region that none of these clouds has: the nearest of their names, and all of them.
 
-    `known` are the regions of each cloud that could be asked, as it tells them to this account.
+    `known` are the regions of each cloud that answered, as this account sees them.
     """
     typed = {name.casefold(): name for names in known.values() for name in names}
     near = did_you_mean(region.casefold(), typed, otherwise="")

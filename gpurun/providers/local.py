@@ -1,7 +1,7 @@
 """This machine as the instance: a folder, and every process that carries the instance's mark.
 
-Nothing here takes a short cut that a cloud would not take: it is created by a request that may be lost, found by its
-token, reached only through its agent, and proven gone by reading it back. It costs nothing.
+Nothing here takes a short cut that a cloud would not take: an instance is created by a request that may be lost, found
+by its token, reached only through its agent, and proven gone by reading it back. It costs nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BOOT_LIMIT_S = 15.0
 
 
 class LocalProvider:
-    """The `local` provider: instances are folders under the home, with a guard process each."""
+    """The `local` provider: each instance is a folder below the home, with a guard process."""
 
     name = "local"
     guard_shares_key = False
@@ -52,11 +52,11 @@ class LocalProvider:
         self._clock = clock
 
     def verify(self) -> Account:
-        """There is no key; the account is this machine."""
+        """Return this machine as the account; there is no key."""
         return Account(provider=self.name, identity=platform.node())
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """This machine, for nothing: with one card of its own if any is asked for and its kind is known."""
+        """Return this machine, free, with one of its own cards if a GPU is requested and its kind is known."""
         card = next(iter(cards_here()), None) if need.count else None
         kind = kind_of(card.name) if card else None
         offer = Offer(
@@ -76,12 +76,12 @@ class LocalProvider:
         return [offer]
 
     def create(self, order: Order) -> Instance:
-        """Start the guard, which makes the folder; return when it can be seen."""
+        """Start the guard, which makes the folder; return when the instance can be seen."""
         folder = self._of(order.token)
         try:
             demand_sight()
         except Unseen as error:
-            raise Rejected(f"this machine cannot tell whose its processes are: {error}") from error
+            raise Rejected(f"this machine does not show whose its processes are: {error}") from error
         make_private(self._folder)
         crashpoint("before local.create")
         command = [sys.executable, "-m", "gpurun.providers.local_guard", str(folder), order.token, order.run]
@@ -107,20 +107,20 @@ class LocalProvider:
         raise Unknown("the guard was started but its folder did not appear")
 
     def find(self, token: str | None) -> list[Instance]:
-        """All instances by folder and by process, oldest first."""
+        """Return all instances by folder and by process, oldest first."""
         tokens = {token} if token else self._tokens()
-        found = [self.read(one) for one in sorted(tokens)]
+        found = [self.read(name) for name in sorted(tokens)]
         return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
 
     def read(self, instance_id: str) -> Instance:
-        """What the folder and the process table say."""
+        """Return what the folder and the process table show."""
         folder = self._of(instance_id)
         crashpoint("before local.read")
         facts = _facts_in(folder)
         try:
             alive = processes_of(instance_id)
-        except Unseen as error:  # A process that lives must not be called gone because nothing shows it.
-            raise Unknown(f"whether {instance_id} lives is not known: {error}") from error
+        except Unseen as error:  # A living process must not be called gone because nothing shows it.
+            raise Unknown(f"it is not known whether {instance_id} is alive: {error}") from error
         if facts:
             state = InstanceState.RUNNING if facts["guard"] in alive else InstanceState.STOPPED
         elif alive:
@@ -141,7 +141,7 @@ class LocalProvider:
         )
 
     def destroy(self, instance_id: str) -> None:
-        """Kill every process that carries the mark, then remove the folder; harmless when there is neither."""
+        """Kill every process that carries the mark, then remove the folder; harmless if there is neither."""
         folder = self._of(instance_id)
         crashpoint("before local.destroy")
         (folder / INSTANCE_FILE).unlink(missing_ok=True)  # First, so that a guard that is just starting sees its end.
@@ -150,39 +150,39 @@ class LocalProvider:
                 if not kill_instance(instance_id):
                     break
         except Unseen as error:
-            raise Unknown(f"the processes of {instance_id} are not seen: {error}") from error
+            raise Unknown(f"the processes of {instance_id} cannot be seen: {error}") from error
         shutil.rmtree(folder, ignore_errors=True)
         (self._folder / f"{instance_id}.log").unlink(missing_ok=True)
         crashpoint("after local.destroy")
 
     def guard_folder(self, instance: Instance) -> str:
-        """The instance's folder, in which its guard process looks."""
+        """Return the instance's folder, which its guard process watches."""
         return str(self._of(instance.id))
 
     def _stillborn(self, token: str) -> Rejected | Unknown:
-        """The guard ended at once: take away what it made, and say "certainly nothing" only after reading that back."""
+        """Remove what a guard that ended at once has made; Rejected only once the removal was read back."""
         log = self._folder / f"{token}.log"
         words = log.read_text(errors="replace").strip()[-300:] if log.exists() else ""
         self.destroy(token)
         if self.read(token).state is InstanceState.GONE:
-            return Rejected(f"the guard ended at once: {words or 'it said nothing'}")
+            return Rejected(f"the guard ended at once: {words or 'it printed nothing'}")
         return Unknown("the guard ended at once and what it made cannot be removed")
 
     def _of(self, token: str) -> Path:
-        """The folder of an instance; a token of another shape is never turned into a path."""
+        """Return the folder of an instance; a token of another form is never turned into a path."""
         if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a local instance")
         return self._folder / token
 
     def _tokens(self) -> set[str]:
-        """Every token that has a folder; a process without a folder is found by its own token only."""
+        """Return every token that has a folder; a process without a folder is found only by its own token."""
         if not self._folder.is_dir():
             return set()
         return {name for name in os.listdir(self._folder) if parse_token(name)}
 
 
 def _facts_in(folder: Path) -> dict[str, Any]:
-    """What the guard wrote down; nothing when that was never there, or is no longer what a guard writes."""
+    """Return what the guard wrote; {} if the file is missing, or is not what a guard writes."""
     try:
         facts = json.loads((folder / INSTANCE_FILE).read_bytes())
         return {

@@ -3,8 +3,8 @@
     python -m gpurun.providers.local_guard FOLDER TOKEN RUN DEADLINE_WALL
 
 It is what power-on and the dead-man timer are on a cloud: starting this process *is* the create call, so an instance
-either exists with its timer armed or does not exist. It needs nobody: if the laptop's supervisor never returns, it
-kills everything that carries the instance's mark, and then itself.
+either exists with its timer armed or does not exist. It needs no other process: if the laptop's supervisor never
+returns, it kills everything that carries the instance's mark, and then itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(folder / "guard.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not take_lock(lock):
-        return  # The same create, asked twice: the first guard stands.
+        return  # The same create, sent twice: the first guard stays.
     (folder / "machine").mkdir(exist_ok=True, mode=0o700)
     facts = {
         "token": token,
@@ -44,9 +44,9 @@ def main(folder: Path, token: str, run: str, deadline_wall: float, clock: Clock)
 
 
 def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None:
-    """End the instance at the deadline by whichever clock says so first; a wall clock set back buys no time.
+    """End the instance at the deadline, by whichever clock reaches it first; a wall clock set back buys no time.
 
-    An earlier time in `deadline` is taken, and told in `spent` as every guard tells it.
+    An earlier time in `deadline` is adopted, and reported in `spent` as every guard reports it.
     """
     deadline_mono = clock.monotonic() + (deadline_wall - clock.wall())
     while (folder / INSTANCE_FILE).exists():
@@ -57,11 +57,11 @@ def _watch(folder: Path, token: str, deadline_wall: float, clock: Clock) -> None
             (folder / "spent.new").write_text(f"0 0 {token} {int(deadline_wall)}\n")
             (folder / "spent.new").replace(folder / "spent")
         if clock.wall() >= deadline_wall or clock.monotonic() >= deadline_mono:
-            with contextlib.suppress(OSError):  # The folder may be going away; the killing must go on.
+            with contextlib.suppress(OSError):  # The folder may be disappearing; the killing must continue.
                 (folder / EXPIRED_FILE).touch()
             break
         clock.sleep(PERIOD_S)
-    # A folder that is gone means the same: the process that removed it may have died before it killed any.
+    # A missing folder means the same: the process that removed it may have died before it killed any.
     while kill_instance(token):
         clock.sleep(0.05)
 

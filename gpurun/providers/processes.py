@@ -1,7 +1,7 @@
-"""The processes of a local instance, known by a mark in their environment, however they were started.
+"""The processes of a local instance, recognised by a mark in their environment, however they were started.
 
-A process group would not do: torchrun puts each worker into a session of its own. The mark is inherited by everything
-that the instance starts, so it works as a cloud's tag does. Standard library only: the guard runs from this file too.
+A process group would not do, because torchrun puts each worker into its own session. Everything that the instance
+starts inherits the mark, so it works like a cloud's tag. Standard library only: the guard runs from this file, too.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from gpurun.core.secrets import child_environment
 MARK = "GPURUN_INSTANCE"
 PROC = Path("/proc")
 
-# A Mac's, where there is no /proc: -E is the environment, and a column has an -o of its own.
+# For a Mac, which has no /proc: -E shows the environment, and each column has its own -o.
 _PS = ["ps", "-axEww", "-o", "pid=", "-o", "command="]
 
 
 class Unseen(Exception):
-    """The environment of processes is not shown here, so nothing can be said about who lives."""
+    """The environment of processes is not visible here, so it is not known which of them live."""
 
 
 def processes_of(token: str) -> list[int]:
-    """The ids of all living processes that carry the token, this one left out; Unseen where marks cannot be read."""
+    """Return the ids of the other living processes that carry the token; Unseen if marks are not visible."""
     mark = f"{MARK}={token}".encode()
     if (PROC / "self" / "environ").exists():
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if _bears(PROC / str(pid), mark)]
+        return [pid for pid in map(int, filter(str.isdigit, os.listdir(PROC))) if _has_mark(PROC / str(pid), mark)]
     demand_sight()
     return [pid for pid in _listed(mark) if pid != os.getpid()]
 
 
 @cache
 def demand_sight() -> None:
-    """Find a marked child of this process in the list of all; Unseen where that does not show it."""
+    """Check that the list of all processes shows a marked child of this one; Unseen if it does not."""
     if (PROC / "self" / "environ").exists():
         return
     token = f"probe-{os.getpid()}"
@@ -54,7 +54,7 @@ def demand_sight() -> None:
 
 
 def _listed(mark: bytes) -> list[int]:
-    """The ids of the processes that ps shows with a mark in their environment."""
+    """Return the ids of the processes that ps shows with a mark in their environment."""
     try:
         listing = subprocess.run(_PS, env=child_environment(), capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -63,15 +63,15 @@ def _listed(mark: bytes) -> list[int]:
     return [int(line[0]) for line in lines]
 
 
-def _bears(process: Path, mark: bytes) -> bool:
-    """Whether a living process (a zombie is not one) has the mark in its environment."""
+def _has_mark(process: Path, mark: bytes) -> bool:
+    """Return whether a living process (a zombie is not one) has the mark in its environment."""
     if process.name == str(os.getpid()):
         return False
     try:
         environment = (process / "environ").read_bytes()
         return mark in environment.split(b"\0") and b") Z " not in (process / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        # It ended while we looked, or it is another user's and so not ours.
+        # It ended meanwhile, or it is another user's and so not ours.
         return False
 
 

@@ -1,4 +1,4 @@
-"""Which providers there are, by name; each is imported only when it is asked for."""
+"""The providers by name; each is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def _aws(home: Home, clock: Clock, choices: Choices) -> Provider:
 
 
 def _slurm(home: Home, clock: Clock, choices: Choices, login: LogIn) -> Provider:
-    """The cluster that was chosen, or all of them: a run is looked for wherever it may have gone.
+    """Open the chosen cluster, or all of them, because a run is looked for wherever it may have gone.
 
-    A table with a fault keeps no other cluster from being asked; the provider says that it was not.
+    A table with a fault keeps no other cluster from being asked; the provider reports that its cluster was not.
     """
     from gpurun.core.cluster import with_flags
     from gpurun.core.settings import find_cluster, load_clusters
@@ -86,14 +86,14 @@ PROVIDERS: dict[str, Callable[..., Provider]] = {
 }
 
 CLOUDS = ("runpod", "lambda", "aws")
-"""The providers that rent out machines for money, under a key."""
+"""The providers that rent out machines for money, with a key."""
 
 OVERRIDES = {"runpod": "RUNPOD_API_BASE_URL", "lambda": "LAMBDA_API_BASE_URL"}
-"""The variables that send a provider's requests, and so its key, elsewhere."""
+"""The variables that send a provider's requests, and so its key, to another address."""
 
 
 def require_known(names: Iterable[str]) -> None:
-    """Refuse a name that no provider has: a UsageError that tells the nearest."""
+    """Refuse a name that no provider has, with a UsageError that suggests the nearest."""
     for name in names:
         if name not in PROVIDERS:
             hint = did_you_mean(name, PROVIDERS, otherwise=f"It has: {', '.join(PROVIDERS)}.")
@@ -101,14 +101,14 @@ def require_known(names: Iterable[str]) -> None:
 
 
 def demand_keys(names: Iterable[str], home: Home) -> None:
-    """Raise a SetupError for the first of the clouds that has no key of its own here; AWS's SDK finds its own."""
+    """Raise a SetupError for the first of these clouds without a key here; AWS's SDK finds its own."""
     for name in names:
         if name != "aws":
             require_credential(name, home)
 
 
 def key_source(name: str, home: Home) -> str | None:
-    """Return where a cloud's key is from, None without one; SetupError for one that cannot be read."""
+    """Return where a cloud's key comes from, None without one; SetupError if it cannot be read."""
     if name == "aws":
         return aws_source()
     found = find_credential(name, home)
@@ -116,14 +116,14 @@ def key_source(name: str, home: Home) -> str | None:
 
 
 def ready_providers(home: Home) -> list[str]:
-    """Return the clouds that there is a key for."""
+    """Return the clouds that have a key here."""
     return [name for name in CLOUDS if key_source(name, home)]
 
 
 def known_here(home: Home) -> list[str]:
-    """Return those who may be asked without a word: clouds with a key, the clusters of config.toml, this machine.
+    """Return the providers to ask if none is named: clouds with a key, the clusters of config.toml, this machine.
 
-    Boxes are not among them: which there are only the runs know that had one.
+    Boxes are not among them: only the runs that had one know which there are.
     """
     from gpurun.core.settings import load_clusters
 
@@ -134,9 +134,9 @@ def known_here(home: Home) -> list[str]:
 def open_provider(
     name: str, home: Home, clock: Clock, choices: Choices | None = None, *, login: LogIn | None = None
 ) -> Provider:
-    """The provider of that name; UsageError for an unknown name, SetupError for one without a key.
+    """Return the provider of that name; UsageError for an unknown name, SetupError for one without a key.
 
-    `login` makes the way to a cluster's login node; without it there is no `slurm`.
+    `login` makes the connection to a cluster's login node; without it there is no `slurm`.
     """
     require_known([name])
     way = {"login": login} if name == "slurm" else {}

@@ -1,8 +1,8 @@
 """A box that you already have: a lab server, an AutoDL or Vast instance, a Lightning studio. No cloud is asked.
 
-Nobody can be asked to make or to end it, so an "instance" here is this home's own record of who uses which box until
-when: `instances/ssh/TOKEN.json`. Making the record is the create, removing it is the destroy; ending the processes on
-the box is the agent's work, and shutting the box down is the user's.
+There is no service that could make or end it, so an "instance" here is this home's own record of which run uses which
+box until when: `instances/ssh/TOKEN.json`. Making the record is the create, removing it is the destroy; the agent ends
+the processes on the box, and the user shuts the box down.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DIES_BY_ITSELF = "NO · yours to shut down"
 
 @dataclass(frozen=True)
 class SshBox:
-    """A box that the user named, what an hour of it costs them, and which GPUs they say it has."""
+    """A box that the user named, its price per hour for them, and the GPUs that they say it has."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class SshBox:
 
     @property
     def login(self) -> Login:
-        """Who logs in where."""
+        """Return who logs in where."""
         return Login(self.user, self.host, self.port)
 
 
@@ -81,11 +81,11 @@ class SshProvider:
         self._box = box
 
     def verify(self) -> Account:
-        """There is no key and no account: the boxes are the user's own."""
+        """Return the account, which has no key: the boxes are the user's own."""
         return Account(provider=self.name, identity=f"your own boxes, from {platform.node()}")
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """The box that was named, at the user's own price; none without a box. What it really has the agent finds out.
+        """Return the named box at the user's own price; none without a box. The agent finds out what it really has.
 
         The card is the smallest of the `known` rows that fit: a plan must not count on memory that may be missing.
         """
@@ -110,7 +110,7 @@ class SshProvider:
         ]
 
     def create(self, order: Order) -> Instance:
-        """Reserve the box of the offer (its `type_id`) for the token; Rejected while another run has it."""
+        """Reserve the offer's box (its `type_id`) for the token; Rejected while another run has it."""
         path = self._of(order.token)
         try:
             login = parse_host(order.offer.type_id)
@@ -140,13 +140,13 @@ class SshProvider:
         return self.read(order.token)
 
     def find(self, token: str | None) -> list[Instance]:
-        """Every box in use by the records of this home, oldest first."""
+        """Return every box in use by the records of this home, oldest first."""
         tokens = [token] if token else self._tokens()
-        found = [self.read(one) for one in tokens]
+        found = [self.read(name) for name in tokens]
         return sorted((i for i in found if i.state is not InstanceState.GONE), key=lambda i: i.created_wall or 0.0)
 
     def read(self, instance_id: str) -> Instance:
-        """What the record says; UNKNOWN when it cannot be read, GONE when there is none."""
+        """Return what the record states; UNKNOWN if it cannot be read, GONE if there is none."""
         path = self._of(instance_id)
         crashpoint("before ssh.read")
         try:
@@ -170,29 +170,29 @@ class SshProvider:
         )
 
     def destroy(self, instance_id: str) -> None:
-        """Give the box back by removing its record; harmless when there is none. The box itself goes on."""
+        """Release the box by removing its record; harmless if there is none. The box itself keeps running."""
         path = self._of(instance_id)
         crashpoint("before ssh.destroy")
         path.unlink(missing_ok=True)
         if self._folder.is_dir():
-            fsync_folder(self._folder)  # A record that comes back with a power cut would bar the box.
+            fsync_folder(self._folder)  # A record that comes back after a power cut would block the box.
         crashpoint("after ssh.destroy")
 
     def _without_record(self, token: str, state: InstanceState, said: str) -> Instance:
         return Instance(id=token, provider=self.name, token=token, run="", state=state, said=said)
 
     def _refuse_if_taken(self, use: _Use) -> None:
-        """Two trainers on one box would fight for its memory, and the first to end would end both."""
+        """Refuse a box in use: two trainers would fight for its memory, and the first to end would end both."""
         for other in self.find(None):
             at = other.address
             if at is not None and (at.host, at.port) == (use.host, use.port):
                 raise Rejected(
                     f"{use.host} port {use.port} is in use by the run {other.run} "
-                    f"(gpurun destroy {other.run} ends that; gpurun reap --provider ssh --destroy what it forgot)"
+                    f"(gpurun destroy {other.run} ends it; gpurun reap --provider ssh --destroy a forgotten one)"
                 )
 
     def _of(self, token: str) -> Path:
-        """The record of a token; a token of another shape is never turned into a path."""
+        """Return the record of a token; a token of another form is never turned into a path."""
         if parse_token(token) is None:
             raise Rejected(f"{token!r} is not the token of a box in use")
         return self._folder / f"{token}.json"

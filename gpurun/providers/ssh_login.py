@@ -1,4 +1,4 @@
-"""How a person names a box that they have: `user@host:port`, and what is said of everything else."""
+"""How people name a box that they have: `user@host:port`, and the errors for everything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Login:
 
     @property
     def address(self) -> Address:
-        """The same as a machine's address."""
+        """Return it as a machine's address."""
         return Address(kind="ssh", host=self.host, port=self.port, user=self.user)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Login:
 def parse_host(text: str, *, name: str = "--host") -> Login:
     """Read `user@host` or `user@host:port`; anything else is a UsageError that says what to write instead.
 
-    A password that somebody wrote into it is not repeated, and neither it nor the host is ever part of a command line.
+    A password in it is not repeated, and neither it nor the host is ever part of a command line.
     """
     pasted = _PASTED.fullmatch(text.strip())
     login = (pasted["login"] if pasted else text.strip()).removeprefix("ssh://")
@@ -56,13 +56,13 @@ def parse_host(text: str, *, name: str = "--host") -> Login:
 
 
 def _split(place: str, where: str) -> tuple[str, int]:
-    """Host and port; without a port it is 22."""
+    """Return host and port; 22 if there is no port."""
     bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::(.*))?", place)
     if bracketed is not None:
         host, port = _ipv6(bracketed[1], where), bracketed[2]
     else:
         if place.count(":") > 1:
-            raise _malformed(f"{where}: an IPv6 address stands in brackets.", f"{_FORM}.")
+            raise _malformed(f"{where}: an IPv6 address must be in brackets.", f"{_FORM}.")
         name, colon, digits = place.partition(":")
         host, port = _name(name, where), digits if colon else None
     if port is None:
@@ -75,7 +75,7 @@ def _split(place: str, where: str) -> tuple[str, int]:
 
 
 def _name(host: str, where: str) -> str:
-    """A host's name or IPv4 address, in lower case."""
+    """Return a host's name or IPv4 address, in lower case."""
     if re.fullmatch(r"[\d.]+", host):
         try:
             return str(ipaddress.IPv4Address(host))

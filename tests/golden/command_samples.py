@@ -70,7 +70,7 @@ def predicate(**training: Any) -> dict[str, Any]:
         ],
     }  # fmt: skip
     says = "the command failed; a GPU was at work in 870 of 900 looks"
-    told["verdict"] = {"is": "gpu, rented", "says": says, "not_shown": "It does not show who ran it."}
+    told["verdict"] = {"is": "gpu, rented", "says": says, "not_shown": "This receipt does not prove who ran it."}
     return told
 
 

@@ -50,7 +50,7 @@ def test_the_labs_own_file_runs_unchanged_and_leaks_no_secret(person: Person) ->
     assert told["asked"]["command"] == {"argv": ["mini_gpt2_train.py"], "env": [], "secrets": ["MY_TOKEN"]}
     assert told["training"]["figures"]["last_loss"] == 0.2
     assert (told["verdict"]["is"], told["verdict"]["says"]) == (
-        "smoke", "the command ended well; no GPU was seen at work",
+        "smoke", "the command succeeded; no GPU was seen at work",
     )  # fmt: skip
     assert "whose files gpurun cannot open" in person.types("export", "fox-41", "model").stderr
     assert "20 " in person.types("ps", "--all").stdout
@@ -116,7 +116,7 @@ def test_a_finished_command_runs_once_more_only_if_that_is_meant(
     refused = type_at_a_terminal("n")
     assert (refused.returncode, "[continue.ended_well]" in refused.stderr) == (3, True)
     assert asked == ["fox-41 ended well. Run its command once more, from its last checkpoint? [y/N]"]
-    warned = "fox-41 ended well: its command runs once more, unchanged."
+    warned = "fox-41 succeeded: its command runs again, unchanged."
     assert warned in type_at_a_terminal("y").stdout
     assert len(asked) == 2
     assert warned in type_at_a_terminal("", "--yes").stdout, "--yes answers it, and the plan says it"

@@ -357,11 +357,11 @@ def test_the_receipt_names_the_checkpoint_for_the_audit_to_check(home: Home) -> 
     told = read_receipt(home, home.run("owl-07")).predicate["asked"]["continues"]
     assert told == {"run": "fox-41", "step": 120, "steps": 500, "receipt_sha256": receipt}
     found = went_on(home, "bee-10", before, before.model_copy(update={"step": 60}))
-    assert found == ["the run was not opened with the checkpoint that its plan goes on from"]
+    assert found == ["the run was not opened with the checkpoint that its plan continues from"]
 
 
 def test_the_audit_wants_the_earlier_receipt_first_in_the_chain(home: Home) -> None:
-    wanted = "the receipt of {}, which it goes on from, is not before it in the chain"
+    wanted = "the receipt of {}, which it continues from, is not before it in the chain"
     none = Earlier(run="fox-41", step=120, bytes=1, receipt_sha256="a" * 64)
     assert went_on(home, "owl-07", none) == [wanted.format("fox-41")], "no such run"
     stopped_run(home)

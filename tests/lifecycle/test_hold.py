@@ -210,7 +210,7 @@ def test_finished_but_unlisted_files_are_exit_11_and_held(home: Home) -> None:
     assert world.drive() == ExitCode.COLLECT_FAILED
     failure = world.state.failure
     assert failure is not None
-    assert failure.message.startswith("31 files that are finished on the machine did not come home (9,000 bytes)")
+    assert failure.message.startswith("31 finished files on the machine did not come home (9,000 bytes)")
     assert receipt(world)["checkpoint"]["missing"] == ["outputs/a.pt"]
     assert held_s(world) > 60
     proven_and_audited(world)

@@ -140,7 +140,7 @@ def test_forgery_before_the_closing_line_is_left_to_the_audit(finished: Home, ty
     edit_lines(finished.run(RUN).journal, lambda lines: [*lines[:5], *lines[6:]])
     assert types("ps")[0] == 0
     code, said = types("audit")
-    assert (code, f"{RUN}: journal line 6 says that it is line 7" in said) == (10, True), said
+    assert (code, f"{RUN}: journal line 6 has the number 7" in said) == (10, True), said
 
 
 @pytest.mark.parametrize("chained", [True, False])

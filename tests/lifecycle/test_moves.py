@@ -658,7 +658,7 @@ def test_the_audit_finds_a_second_machine_that_was_asked_for_before_the_first_wa
     proof = events.index(Event.DEATH_PROVEN)
     told = " ".join(order_problems([*records[:proof], *records[proof + 1 :]]))
     assert "the machine before it was not proven gone" in told
-    assert "a second machine was asked for before the first was proven gone" in told
+    assert "a second machine was requested before the first was proven gone" in told
 
 
 def test_the_audit_finds_a_leg_that_the_cap_did_not_pay(voyage: Voyage) -> None:

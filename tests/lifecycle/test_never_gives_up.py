@@ -269,7 +269,7 @@ def test_a_late_machine_counts_from_its_request_to_its_end(world: World) -> None
     world.drive()
     cost = receipt_of(world)["cost"]
     assert cost["upper_bound_micros"] >= world.cloud.metered()
-    assert cost["says"].startswith("at most, with a second machine from its request on; ")
+    assert cost["says"].startswith("at most, including a second machine from its request on; ")
     assert audit(world.home).rows[0].problems == ()
     assert not audit(world.home).rows[0].may_be_billing
 

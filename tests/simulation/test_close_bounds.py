@@ -101,4 +101,4 @@ def test_without_provider_facts_cost_is_a_bound_and_cap_unknown() -> None:
         run = played("lambda-guarded", "the laptop is lost, and comes back when all is over", Path(folder))
         cost = receipt_of(run)["cost"]
         assert (cost["is"], cost["rentals"][0]["end_is"], cost["cap_kept"]) == ("bound", "unseen", None)
-        assert cost["says"].endswith("when it ended was not seen; the provider's bill was not read")
+        assert cost["says"].endswith("its end was not seen; the provider's bill was not read")

@@ -421,7 +421,7 @@ def test_a_journal_that_was_torn_and_repaired_is_sound(home: Home) -> None:
 
 
 LATER = [
-    (Event.INCIDENT, {"code": "leftover", "message": "a key is still there"}, "", "is not in the receipt"),
+    (Event.INCIDENT, {"code": "leftover", "message": "a key is still there"}, "", "came after the receipt"),
     (Event.INCIDENT, {"code": "create.late_gone", "message": "x", "id": "pod-2"}, "", ""),
     (Event.INCIDENT, {"code": "create.late", "message": "pod-2", "id": "pod-2"}, "bound is void: pod-2", ""),
     (Event.INCIDENT, {"code": "leftover", "message": "disk-1", "token": "x", "billed": True}, "bound is void", ""),

@@ -404,7 +404,7 @@ def test_a_disk_that_was_not_paid_for_is_not_made(aws: AwsProvider, cloud: AwsEm
         ("image_platform", "Windows with SQL Server Standard", "its system is Windows with SQL Server Standard"),
         ("image_platform", "Ubuntu Pro", "its system is Ubuntu Pro"),
         ("image_product", "aw0evgkw8e5c1q413zgy5pjce", "it is sold in AWS Marketplace"),
-        ("image_more_gb", [500, 16], "it brings more disks: /dev/sdb, /dev/sdc"),
+        ("image_more_gb", [500, 16], "it has more disks: /dev/sdb, /dev/sdc"),
     ],
 )
 def test_an_image_billed_beside_its_machine_is_not_booted(
@@ -558,7 +558,7 @@ def test_a_proxys_page_before_the_launch_is_no_answer_either(
 
 def test_a_page_that_the_sdk_cannot_read_is_not_quoted() -> None:
     page = ResponseParserError("Unable to parse response, invalid XML received:\nb'<html>502 Bad Gateway</html>'")
-    assert "<" not in str(wire._told(page, "describe_instances", "us-east-1"))
+    assert "<" not in str(wire._explain(page, "describe_instances", "us-east-1"))
 
 
 def test_a_silent_region_is_named(aws: AwsProvider, cloud: AwsEmulator, clock: VirtualClock) -> None:
@@ -740,7 +740,7 @@ def test_no_role_or_schedule_permission_loses_no_instance(
     cloud.rules.denied = {"scheduler:CreateSchedule", "scheduler:ListSchedules"}
     other = "gr-fox-41-99999999"
     assert aws.create(order_of(clock, other)).token == other
-    assert "its own timer does" in caplog.text
+    assert "only its own timer" in caplog.text
     assert [one.kind for one in aws.leftovers(other)] == ["security group"]
 
 

@@ -221,7 +221,7 @@ TWO_NODES = offer(count=16).model_copy(update={"nodes": 2})
         (nodes((8, A100), (7, A100), rate=None), "nodes.fewer_gpus", "2×8×A100 SXM 80G was ordered; torch on node n2"),
         (nodes((8, A100), (8, "Tesla T4")), "box.other_gpu", "the instance has Tesla T4"),
         (nodes((8, A100)), "nodes.fewer", "nodes that answered: 1"),
-        (nodes((8, A100), (8, A100), rate=0.11), "nodes.slow", "ran at 0.11 GB/s, and less than 1 GB/s"),
+        (nodes((8, A100), (8, A100), rate=0.11), "nodes.slow", "ran at 0.11 GB/s, and at less than 1 GB/s"),
     ],
 )
 def test_every_node_is_looked_at_and_a_slow_network_is_refused(seen: LinkSpeed, code: str, words: str) -> None:

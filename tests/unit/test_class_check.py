@@ -57,7 +57,7 @@ def test_of_forty_cards_the_twelve_forged_are_named_and_no_other(tmp_path: Path)
     signed_log = lab(28, device="cpu").forge(("device: cpu", "device: cuda"), ('"cpu"', '"cuda"'))
     forged("a re-signed log.zip", signed_log, "names no card")
     better = lab(29).forge(('"loss": 2.0,', '"loss": 1.58,'), ("loss 2.0000", "loss 1.5800"))
-    forged("re-signed losses.zip", better, "says loss 2.0 of step 120, and the events say 1.58")
+    forged("re-signed losses.zip", better, "has loss 2.0 of step 120, but the events have 1.58")
     copied = lab(30)
     copied.state = {"recipe": honest[0].recipe}
     forged("a copied checkpoint.zip", copied.again(), "was trained by another recipe: train.seed, train.challenge")

@@ -61,7 +61,7 @@ WRONG = [
     (["plan", "--gpu", "1xA100", "--provider", "aws"], 5, "offer.none", "8xA100"),
     (["train", "mini-gpt", "--dry-run", "--provider", "runpad"], 2, "provider.unknown", "runpod"),
     (["attach", "nosuch"], 2, "run.unknown", "ps --all"),
-    (["destroy", "nosuch", "--yes"], 2, "run.unknown", "another home add --home DIR"),
+    (["destroy", "nosuch", "--yes"], 2, "run.unknown", "another home, add its --home DIR"),
     (["receipt", "@last"], 2, "run.unknown", ""),
     (["ps", "--bogus"], 2, "usage", "gpurun ps --help"),
     (["roster", "new", "c1"], 2, "usage", "gpurun roster new ml-2026 --students students.txt"),

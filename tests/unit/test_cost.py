@@ -73,7 +73,7 @@ def over_cap(run: CloudRun, *, up_s_ago: float) -> tuple[Any, ...]:
 
 def test_a_cap_is_broken_only_if_its_machine_was_seen_past_it(run: CloudRun) -> None:
     """A list that took 40 s and a request that hung for a minute made a broken cap of one that was kept."""
-    doubted = ("the cost may be over the cap, and whether it was is not known",)
+    doubted = ("the cost may have been over the cap; it is not known whether it was",)
     assert over_cap(run, up_s_ago=130.0) == (None, False, doubted)
 
 
@@ -269,7 +269,7 @@ def test_an_unseen_end_is_bounded_by_the_bill_and_says_so(run: CloudRun) -> None
     assert (told["rentals"][0]["end_is"], told["is"]) == ("the provider's bill", "billed")
     assert (told["billed_micros"], told["billed_is"]) == (RATE // 4, "provider-reported")
     assert RATE // 4 <= told["upper_bound_micros"] <= RATE // 4 + RATE // 60
-    assert lacking(told["says"], "bill", "two readings") == []
+    assert lacking(told["says"], "bill", "read twice") == []
 
 
 def test_a_bill_shorter_than_the_machine_was_seen_is_not_whole(run: CloudRun) -> None:

@@ -130,7 +130,8 @@ def test_a_run_costs_no_more_than_a_run_may_with_all_its_rentals(
     budgets = budgets_of(home, clock, mandate.id)
     budgets.hold("gr-1", "fox-41", usd("0.7"), clock.wall() + 60)
     budgets.settle("gr-1", usd("0.5"))
-    with pytest.raises(NoOffer, match=r"may cost \$1\.10, and a run of this mandate \$1\.00; \$2\.00 is left"):
+    over = r"may cost \$1\.10, over the mandate's \$1\.00 for a run; \$2\.00 of its total is left"
+    with pytest.raises(NoOffer, match=over):
         budgets.hold("gr-2", "fox-41", usd("0.6"), clock.wall() + 60)
     budgets.hold("gr-2", "fox-41", usd("0.5"), clock.wall() + 60)
 

@@ -29,8 +29,8 @@ from gpurun.readers.evidence.class_check import check_class
 from tests.unit.ledger_samples import CloudRun, Note, finished_run, forge_statement
 from tests.unit.other_rules import HOMES, unpacked
 
-NOTE = "made by rules 1, and held by its signature, digests, ends and own arithmetic alone"
-NOT_RUNPOD = "http://127.0.0.1:41557 was asked in place of runpod: that is no provider"
+NOTE = "made by rules 1, so only its signature, digests, ends and own arithmetic were checked"
+NOT_RUNPOD = "http://127.0.0.1:41557 answered instead of runpod, and is not a provider"
 # What the audit of 333d4db said of each, but for "rise": that it called a forgery, for a rounding of its own.
 SAID: dict[str, tuple[str, str, str, int, tuple[str, ...]]] = {
     "command": ("smoke", "proven", "1/1", 0, ()),
@@ -78,7 +78,7 @@ def test_a_rules_2_receipt_signed_too_high_holds_with_a_remark(kind: str, tmp_pa
     assert (row.problems, row.chain, row.signature, row.measured_micros) == ((), "ok", "ok", today)
     (note,) = row.warnings
     assert note.startswith(NOTE.replace("rules 1", "rules 2"))
-    assert f"otherwise by rules {RULES}: cost." in note
+    assert f"these differ by rules {RULES}: cost." in note
 
 
 SIGNED_BY_3 = {

@@ -90,7 +90,7 @@ def test_a_model_over_this_machines_memory_is_refused_in_numbers(
 @pytest.mark.parametrize(("hours", "is_told"), [(0.002, True), (2, False), (None, False)])
 def test_hours_for_a_part_say_how_far_on_an_own_machine_too(tmp_path: Path, hours: float | None, is_told: bool) -> None:
     told = " ".join(planned_here(tmp_path, hours=hours).warnings)
-    assert ("holds a part: it gets to step" in told) is is_told
+    assert ("is enough for a part: it gets to step" in told) is is_told
     assert ("of 120 (" in told) is is_told
 
 
@@ -218,7 +218,7 @@ def test_a_box_is_planned_by_the_card_that_it_showed(
 
 def test_no_cloud_to_ask_is_not_called_a_lack_of_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(need: GpuNeed, *_: object) -> Market:
-        return Market((), (("runpod", "runpod gave no whole answer: Name or service not known"),), 0.0, ("runpod",))
+        return Market((), (("runpod", "runpod gave no complete answer: Name or service not known"),), 0.0, ("runpod",))
 
     monkeypatch.setenv("RUNPOD_API_KEY", "rpa_x")
     monkeypatch.setattr("gpurun.planning.live_offers.live_offers", silent)

@@ -147,7 +147,7 @@ def test_a_plan_says_when_slurm_would_start_it_or_refuse_it(
     [
         ("setup = 'no-such-module load cuda'", "The `setup` ended with 127 on the login node of lab"),
         ("setup = 'echo hello; exit 0'", "hello"),
-        ("python = 'no-such-python'", "whether it does on the nodes is not known"),
+        ("python = 'no-such-python'", "it is not known whether it works on the nodes"),
     ],
 )
 def test_what_the_login_node_cannot_know_is_a_warning(slurm: ScriptedSlurm, line: str, words: str) -> None:

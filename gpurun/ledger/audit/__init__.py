@@ -1,6 +1,6 @@
 """Checks every receipt and journal of a home again, from the files alone.
 
-With code of its own it parses the journal, judges its order, takes every digest, and computes seconds, money and ends a
+With its own code it parses the journal, checks its order, takes every digest, and computes seconds, money and ends a
 second time. Every other figure is compared with what the receipt's builder makes of the run folder now. It claims no
 more than docs/RECEIPTS.md says.
 """
@@ -37,35 +37,35 @@ def audit(
 ) -> AuditReport:
     """Audit all runs of a home, or those named, or those opened at or after `since` (seconds since the epoch).
 
-    The lines of the chain are always checked whole. `expected_head` is a head that was kept from an earlier audit: it
-    must still be in the chain, and so must be every receipt, also of runs that were not asked for; a part of a head is
-    a UsageError. With `public_key` (PEM) only that key is trusted, and what it has not signed is a problem; else every
-    `*.pub` in the home is, and what is unsigned is a warning.
+    The lines of the chain are always checked completely. `expected_head` is a head that was kept from an earlier audit:
+    it must still be in the chain, and so must every receipt, including those of runs that were not selected; a part of
+    a head is a UsageError. With `public_key` (PEM) only that key is trusted, and what it has not signed is a problem;
+    otherwise every `*.pub` in the home is trusted, and what is unsigned is a warning.
     """
     kept = None if expected_head is None else _whole_head(expected_head)
     keys = public_keys(home.keys) if public_key is None else _trusted(public_key)
-    wanted = None if runs is None else set(runs)
+    selected = None if runs is None else set(runs)
 
     def judged(names: Iterable[str], place: Mapping[str, Json]) -> Iterator[AuditRow]:
-        """A row a run, one journal in memory at a time."""
-        for folder in [home.run(name) for name in names if wanted is None or name in wanted]:
+        """Yield a row for each run, with one journal in memory at a time."""
+        for folder in [home.run(name) for name in names if selected is None or name in selected]:
             lines = journal_lines(folder.journal)
-            # One whose journal cannot tell when it was opened is never left out.
+            # A run whose journal does not show when it was opened is never left out.
             if since is None or not lines.records or lines.records[0].wall >= since:
                 yield audit_run(folder, place, keys, lines, must_be_signed=public_key is not None)
 
-    # Before the chain is read: what ends while others are read, which may take minutes, is then judged by its receipt.
+    # Before the chain is read: a run that ends meanwhile, which may take minutes, is then judged by its receipt.
     unchained = list(judged(_unchained(home, chain_lines(home.ledger)[0]), {}))
     links, problems = chain_lines(home.ledger)
     place = {str(link["run"]): link for link in links}
     rows = [*judged(_chained(links), place), *(row for row in unchained if row.run not in place)]
     found = list(problems)
     found += [
-        f"the chain names a run {name!r}, which none can be called" for name in place if not RUN_NAME.fullmatch(name)
+        f"the chain names a run {name!r}, which cannot be a name" for name in place if not RUN_NAME.fullmatch(name)
     ]
     if kept is not None and kept not in {GENESIS, *(link["receipt_sha256"] for link in links)}:
         found.append(f"the head {kept[:12]}… is not in the chain: receipts were removed or rewritten")
-    if kept is not None:  # A head stands for the receipts before it only as far as each names the one before.
+    if kept is not None:  # A head covers the receipts before it only if each names the one before.
         seen = {row.run for row in rows}
         found += [problem for name, link in place.items() if name not in seen for problem in _unlike(home, link)]
     return AuditReport(
@@ -78,7 +78,7 @@ def audit(
 
 
 def _unlike(home: Home, link: Json) -> Iterator[str]:
-    """What is wrong with the receipt of a run that was not asked for: its digest, and the place that it names."""
+    """Yield what is wrong with the receipt of a run that was not selected: its digest, or the place that it names."""
     name, place = str(link["run"]), ("run", "seq", "prev")
     if not RUN_NAME.fullmatch(name):
         return
@@ -96,13 +96,13 @@ def _unlike(home: Home, link: Json) -> Iterator[str]:
 
 
 def _whole_head(written: str) -> str:
-    """A head as it was written down; a part of one is refused, since many chains could fit it."""
+    """Return a head as it was written down; a part of one is refused, because many chains could match it."""
     head = written.strip().lower()
     if not _HEAD.fullmatch(head):
         raise UsageError(
             "audit.bad_head",
-            f"--head {written!r} is not a whole head: that is 64 hexadecimal digits.",
-            hint="Copy all of what `gpurun audit` printed behind the word head.",
+            f"--head {written!r} is not a complete head, which has 64 hexadecimal digits.",
+            hint="Copy everything that `gpurun audit` printed after the word head.",
         )
     return head
 
@@ -119,12 +119,12 @@ def _trusted(pem: bytes) -> dict[str, Ed25519PublicKey]:
 
 
 def _chained(links: Iterable[Json]) -> list[str]:
-    """The runs of the chain, in its order, each once."""
+    """Return the runs of the chain, in its order, each once."""
     return [name for name in dict.fromkeys(str(link["run"]) for link in links) if RUN_NAME.fullmatch(name)]
 
 
 def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
-    """Runs that have a journal but no receipt in the chain, by name; with or without the rest of their folder."""
+    """Return the runs with a journal but no receipt in the chain, by name; other files of the run may be missing."""
     if not home.runs.is_dir():
         return []
     chained = {str(link["run"]) for link in links}
@@ -133,7 +133,7 @@ def _unchained(home: Home, links: Iterable[Json]) -> list[str]:
 
 
 def _has_journal(folder: RunFolder) -> bool:
-    """Whether there is a journal; one in a folder that is shut to us is there, and reading it says why not."""
+    """Return whether there is a journal; one in an unreadable folder counts, and reading it then reports why."""
     try:
         return folder.journal.exists()
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Audits one run: its journal, its receipt, its files, each against the others."""
+"""Audits one run: its journal, its receipt and its files, each against the others."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from gpurun.ledger.statement import AFTERWARDS, build_statement, failed_step
 _EARLIER = {"run", "step", "steps", "receipt_sha256"}
 _MOST_NAMED = 8
 _TENSORS = {"weights", "optimizer"}
-"""The kinds of file that the trainer writes as safetensors."""
+"""The kinds of files that the trainer writes as safetensors."""
 
 
 @dataclass
 class _Findings:
-    """What is gathered about a run on the way through it. `is_partial`: its journal is not all that there was.
+    """What the checks of one run find. `is_partial`: its journal is incomplete.
 
-    `has_travelled`: only its evidence is here, with the plan in a form without paths, and no request.
+    `has_travelled`: only its evidence is here, with a plan without paths, and without the request.
     """
 
     must_be_signed: bool = False
@@ -63,13 +63,13 @@ class _Findings:
     marks: frozenset[str] = frozenset()
 
     def guarded(self, what: str, check: Callable[[], None]) -> None:
-        """Run a check; data of a shape that it cannot follow is a finding, not a crash."""
+        """Run a check; data that it cannot follow is a finding, not a crash."""
         with finding(self.problems.append, f"{what} cannot be followed"):
             check()
 
-    def unsigned(self, told: str) -> None:
-        """What nobody has signed could be anybody's: a problem where one key was named, else a warning."""
-        (self.problems if self.must_be_signed else self.warnings).append(told)
+    def unsigned(self, message: str) -> None:
+        """Report an unsigned file, which anyone could have written: a problem if a key was named, else a warning."""
+        (self.problems if self.must_be_signed else self.warnings).append(message)
 
 
 def audit_run(
@@ -81,19 +81,19 @@ def audit_run(
     must_be_signed: bool = False,
     has_travelled: bool = False,
 ) -> AuditRow:
-    """One run's row, by the `lines` of its journal; `chain` has the place of each receipt in the chain, by its run.
+    """Return one run's row, by the `lines` of its journal; `chain` maps a run to its receipt's place in the chain.
 
-    Of a run that `has_travelled` only the evidence is here: files that are not are not missed, and what it went on from
-    stands in another home.
+    If it `has_travelled`, only the evidence is here: missing files are not reported, and the run that it continues from
+    is in another home.
     """
     found, link = _Findings(must_be_signed, has_travelled), chain.get(folder.name)
     found.guarded("the journal", lambda: _check_journal(found, lines, folder, link))
     if link is not None:
         found.guarded("the receipt", lambda: _check_receipt(found, lines, folder, link, keys))
         if not has_travelled:
-            found.guarded("what it goes on from", lambda: _check_origin(found, lines.records, link, chain))
+            found.guarded("the run that it continues from", lambda: _check_origin(found, lines.records, link, chain))
     found.guarded("the list of files", lambda: _check_files(found, lines.records, folder))
-    # A journal that is damaged now does not take back what a signed receipt in the chain once proved.
+    # A damaged journal does not take back what a signed receipt in the chain once proved.
     late, billed = unended(_after_receipt(lines.records) if found.receipt_proves_death else lines.records)
     is_open = lines.hides_intent or is_rented(lines.records)
     unseen = bool(late) or (is_open and not found.receipt_proves_death)
@@ -119,21 +119,21 @@ def audit_run(
 
 
 def _cost(found: _Findings, records: Sequence[Record]) -> tuple[Micros | None, Figure]:
-    """What everything else shows, once the audit's own computation has come to the same; None where nothing tells."""
+    """Return the cost that everything else shows, once the audit's own computation agrees; None if it is not known."""
     with finding(found.problems.append, "the cost cannot be derived from the journal"):
         own = measured_micros(records)
         if own is None:
             return None, Figure.MEASURED
         spent = spending(records)
         if spent.micros != own:
-            told = f"{format_usd(spent.micros)} and {format_usd(own)}"
-            found.problems.append(f"two computations of what it cost do not agree: {told}")
+            amounts = f"{format_usd(spent.micros)} and {format_usd(own)}"
+            found.problems.append(f"two computations of its cost disagree: {amounts}")
         return max(spent.micros, own), spent.figure
     return None, Figure.MEASURED
 
 
 def _after_receipt(records: Sequence[Record]) -> Sequence[Record]:
-    """What was recorded when the receipt had its place already; nothing while it has none."""
+    """Return what was recorded after the receipt got its place; nothing while it has none."""
     places = [place for place, record in enumerate(records) if record.event is Event.RECEIPT_OBSERVED]
     return records[places[0] + 1 :] if places else ()
 
@@ -161,23 +161,23 @@ def _check_journal(found: _Findings, lines: Lines, folder: RunFolder, link: Json
     if link is None and observed:
         found.problems.append(f"its receipt #{observed.seq} is missing from the chain")
     if link is not None and observed and (observed.seq, observed.sha256) != (link["seq"], link["receipt_sha256"]):
-        found.problems.append("the journal names another receipt than the chain")
+        found.problems.append("the journal and the chain name different receipts")
     if records and opened_of(records).run != folder.name:
-        found.problems.append("the journal is that of another run")
+        found.problems.append("the journal belongs to another run")
     closings = lines_with(records, RunClosed)
     for line, closed in closings:
         if closed.exit_code == 0 and failed_step(records[: line.seq]) is not None:
             found.problems.append(
-                f"journal line {line.seq}, run.closed: a run in which a step failed cannot have ended well"
+                f"journal line {line.seq}, run.closed: a run with a failed step cannot have exit code 0"
             )
     if records and link is not None and lines.problem is None and not closings:
-        found.warnings.append(f"it has its receipt but was not closed; gpurun resume {folder.name} does that")
+        found.warnings.append(f"it has its receipt but was not closed; gpurun resume {folder.name} closes it")
 
 
 def _check_receipt(
     found: _Findings, lines: Lines, folder: RunFolder, link: Json, keys: Mapping[str, Ed25519PublicKey]
 ) -> None:
-    """The receipt's digest, form, signature, and every figure in it."""
+    """Check the receipt's digest, form and signature, and every figure in it."""
     if not folder.receipt.is_file():
         found.chain = "bad"
         found.problems.append(f"receipt #{link['seq']} is missing")
@@ -194,7 +194,7 @@ def _check_receipt(
         found.problems.append("the receipt is not written in canonical form")
     _check_signature(found, envelope, statement["predicate"]["signing"]["keyid"], keys)
     found.verdict, found.trainer = str(statement["predicate"]["verdict"]["is"]), trainer_told(statement["predicate"])
-    codes = [one["code"] for one in statement["predicate"]["incidents"]]
+    codes = [incident["code"] for incident in statement["predicate"]["incidents"]]
     left = codes.count("create.late") > codes.count("create.late_gone")
     ended = statement["predicate"]["teardown"]["is"] not in (None, "not_proven") and not left
     found.receipt_proves_death = in_chain and found.signature == "ok" and ended
@@ -204,17 +204,17 @@ def _check_receipt(
         found.is_partial = True
         if lines.problem is None:
             found.chain = "bad"
-            found.problems.append("the receipt was made from another journal than this one")
+            found.problems.append("the receipt was made from another journal")
         return
     count = lines.digests.index(head) + 1
-    known = [one for one in lines.records[count:] if isinstance(one.event, Event)]
-    _check_later(found, [one for one in known if one.event not in AFTERWARDS])
+    known = [record for record in lines.records[count:] if isinstance(record.event, Event)]
+    _check_later(found, [record for record in known if record.event not in AFTERWARDS])
     _compare(found, folder, lines.records[:count], statement, link)
 
 
 def _check_later(found: _Findings, later: Sequence[Record]) -> None:
-    """What the journal says beyond the receipt: incidents may come after it, and some of them take its bound away."""
-    told: set[str] = set()
+    """Check what the journal adds after the receipt: incidents may follow it, and some of them void its bound."""
+    codes: set[str] = set()
     for record in later:
         at, incident = f"journal line {record.seq}", record.typed
         if not isinstance(incident, Incident):
@@ -222,26 +222,26 @@ def _check_later(found: _Findings, later: Sequence[Record]) -> None:
             return
         if incident.code == "create.late" or (incident.code == "leftover" and incident.billed):
             found.problems.append(f"the receipt's bound is void: {incident.message} ({at})")
-        elif incident.code not in told and not incident.code.endswith("_gone"):
-            found.warnings.append(f"{at} is not in the receipt, it came later: {incident.message}")
-        told.add(incident.code)
+        elif incident.code not in codes and not incident.code.endswith("_gone"):
+            found.warnings.append(f"{at} came after the receipt: {incident.message}")
+        codes.add(incident.code)
 
 
 def _check_origin(found: _Findings, records: Sequence[Record], link: Json, chain: Mapping[str, Json]) -> None:
-    """Whether the run that it goes on from has its receipt in the chain, and before its own."""
+    """Check that the run that it continues from has its receipt in the chain, before its own."""
     before = opened_of(records).continues if records else None
     if before:
         earlier = chain.get(before["run"], {})
         if earlier.get("receipt_sha256") != before["receipt_sha256"] or earlier["seq"] >= link["seq"]:
             found.problems.append(
-                f"the receipt of {before['run']}, which it goes on from, is not before it in the chain"
+                f"the receipt of {before['run']}, which it continues from, is not before it in the chain"
             )
 
 
 def _check_shutdown(
     found: _Findings, folder: RunFolder, statement: Json, sha256: str, keys: Mapping[str, Ed25519PublicKey]
 ) -> None:
-    """What is stated about the end of a box that its user ends."""
+    """Check the statement about the end of a box that its user ends."""
     shutdown = check_shutdown(folder, statement, sha256, keys)
     if shutdown is not None:
         found.death = shutdown.death
@@ -265,30 +265,30 @@ def _check_signature(found: _Findings, envelope: Json, keyid: Any, keys: Mapping
         found.problems.append(f"the receipt is signed by the key {str(keyid)[:12]}…, which is not known here")
     else:
         found.signature = "bad"
-        found.problems.append("the receipt's signature does not hold")
+        found.problems.append("the receipt's signature is not valid")
 
 
 def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], statement: Json, link: Json) -> None:
-    """Every code, field and figure of the receipt against what the run folder gives now, and the cap against the cost.
+    """Compare every code, field and figure of the receipt with the run folder as it is now, and the cost with the cap.
 
-    Money and ends are computed a second time too: a fault of the code that wrote them is not repeated here. One of
-    other rules is held by what no rules change, and noted.
+    Money and ends are computed a second time, too, so that a fault of the code that wrote them is not repeated here. A
+    receipt of other rules is checked by what no rules change, and noted.
     """
-    told = statement["predicate"]
-    head, keyid = told["journal"]["head"], told["signing"]["keyid"]
+    predicate = statement["predicate"]
+    head, keyid = predicate["journal"]["head"], predicate["signing"]["keyid"]
     opened = opened_of(basis)
     again = build_statement(folder, basis, head=head, seq=link["seq"], prev=link["prev"], keyid=keyid)
     own = money_and_death(basis)
-    found_own = find_differences(own, told, "predicate", keys="expected")
+    found_own = find_differences(own, predicate, "predicate", keys="expected")
     unlike = list(dict.fromkeys([*find_differences({**again}, statement, ""), *found_own]))
     if (rules := opened.rules or 1) != RULES:
         broken = list(broken_by_any_rules(statement, again, basis))
         found.warnings.append(note_of(rules, [path for path in unlike if path not in broken]))
         unlike = broken
-    # What it says of ends is only believed where no record here says otherwise.
+    # Its statement about ends is only believed if no record here contradicts it.
     found.receipt_proves_death &= not any(path.startswith("predicate.teardown") for path in unlike)
-    if rules != rules_of(told):
-        found.problems.append("the receipt names other rules than those that the run was opened by")
+    if rules != rules_of(predicate):
+        found.problems.append("the receipt names other rules than the run was opened with")
     if unlike:
         more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
         shown = ", ".join(path.removeprefix("predicate.") for path in unlike[:_MOST_NAMED])
@@ -296,17 +296,17 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
     if own["cost"]["cap_kept"] is False:
         found.problems.append("the cap was not kept")
     elif rules >= CAP_BROKEN_WHERE_SEEN and (own["cost"]["upper_bound_micros"] or 0) > (opened.cap_micros or inf):
-        found.warnings.append("the cost may be over the cap, and whether it was is not known")
+        found.warnings.append("the cost may have been over the cap; it is not known whether it was")
     made = again["predicate"]
     found.verdict = _verdict(opened, made)
     if found.verdict == NOT_A_PROVIDER:
-        found.warnings.append(f"{opened.endpoint} was asked in place of {opened.provider}: that is no provider")
+        found.warnings.append(f"{opened.endpoint} answered instead of {opened.provider}, and is not a provider")
     found.marks = marks_of(made)
     for name, path in (("request", folder.request), ("plan", folder.plan)) if not found.has_travelled else ():
         if getattr(opened, f"{name}_sha256") != digest_file(path)["sha256"]:
             found.problems.append(f"{name}.json is not the one that the run was opened with")
     plan = read_object(folder.plan)
-    # The digest of a command is of its values and folders too, which do not travel.
+    # A command's digest also covers its values and folders, which do not travel.
     if found.has_travelled and opened.has_model and digest_json(plan["resolved"]) != opened.recipe_sha256:
         found.problems.append("its recipe is not the one that the run was opened with")
     found.problems += contradictions(folder, basis, plan, made)
@@ -315,21 +315,21 @@ def _compare(found: _Findings, folder: RunFolder, basis: Sequence[Record], state
 
 
 def _verdict(opened: RunOpened, made: Predicate) -> str:
-    """What the run may be called today, also where its receipt is of a time with other words."""
-    if not opened.has_model:  # What its log says of a device decides nothing.
+    """Return the run's verdict in today's words, even if its receipt is older."""
+    if not opened.has_model:  # What its log says about a device decides nothing.
         return made["verdict"]["is"]
     return verdict_of(opened, made["instance"], made["training"]["device"], made["training"]["outcome"])["is"]
 
 
-def _earlier_in(told: Json) -> Json:
-    """What names the checkpoint that a run goes on from; how many steps were to be taken nobody may have known."""
-    return {key: told[key] for key in told if key in _EARLIER and (key != "steps" or told[key])}
+def _earlier_in(earlier: Json) -> Json:
+    """Return what identifies the checkpoint that a run continues from; its planned steps may not have been known."""
+    return {key: earlier[key] for key in earlier if key in _EARLIER and (key != "steps" or earlier[key])}
 
 
 def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
-    """Yield each field that the run was not opened with as its plan says.
+    """Yield each field in which the opening of the run differs from its plan.
 
-    The plan is read key by key, not as a `Plan`: an older or newer gpurun's may be none here, and is no forgery.
+    The plan is read key by key, not as a `Plan`: one of an older or newer gpurun may not parse, and is not a forgery.
     """
     for name in ("run", "mode", "recipe", "form", "recipe_sha256", "bundle_sha256", "cap_micros"):
         if getattr(opened, name) != plan[name]:
@@ -346,7 +346,7 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
     if opened.legs != (choices.get("legs", 0) if choices.get("keep_going") else 0):
         yield "the run was not opened with the plan's legs"
     if _earlier_in(opened.continues or {}) != _earlier_in(plan.get("continues") or {}):
-        yield "the run was not opened with the checkpoint that its plan goes on from"
+        yield "the run was not opened with the checkpoint that its plan continues from"
     command = plan.get("command")
     names = {"env": sorted(command["env"]), "secrets": sorted(command["secrets"])} if command else {}
     if opened.command != ({"argv": command["argv"], **names} if command else None):
@@ -354,19 +354,19 @@ def _opening_problems(opened: RunOpened, plan: Json) -> Iterator[str]:
     if opened.data_sha256 != plan["data"]["sha256"]:
         yield "the run was not opened with the plan's data"
     if opened.core_bundle_sha256 != plan["data"].get("core_sha256", ""):
-        yield "the run was not opened with the plan's bundle of CORE"
+        yield "the run was not opened with the plan's CORE bundle"
 
 
 def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder) -> None:
-    """Every collected file by its digest; one that is not here any more is a warning, another content a problem."""
+    """Check every collected file by its digest; a missing file is a warning, other content is a problem."""
     collected = last_brought(records)
     files: Sequence[Mapping[str, Any]] = collected.files if collected else ()
     try:
         files = read_stated_files(folder, collected.files, collected.listed) if collected else ()
     except ValueError as error:
-        found.problems.append(f"the list of what was collected cannot be followed: {error}")
+        found.problems.append(f"the list of collected files cannot be read: {error}")
     missing: list[str] = []
-    held, is_read = 0, any((one.rules or 1) >= TENSORS_READ for one in all_typed(records[:1], RunOpened))
+    held, is_read = 0, any((opened.rules or 1) >= TENSORS_READ for opened in all_typed(records[:1], RunOpened))
     for file in files:
         try:
             path = path_of(folder.artifacts, file["name"])
@@ -380,18 +380,18 @@ def _check_files(found: _Findings, records: Sequence[Record], folder: RunFolder)
             found.problems.append(f"{file['name']} is not the file that was collected")
         else:
             held += 1
-            if is_read and (told := _tensor_fault(path, file)):
-                # What a command of the user's own writes decides no verdict; the trainer writes nothing else.
-                (found.warnings if file["kind"] == "checkpoint" else found.problems).append(told)
+            if is_read and (fault := _tensor_fault(path, file)):
+                # What a user's command writes decides no verdict; the trainer writes only safetensors.
+                (found.warnings if file["kind"] == "checkpoint" else found.problems).append(fault)
     found.files = f"{held}/{len(files)}"
     if missing and not found.has_travelled:
         by_user = " (gpurun rm)" if folder.removed.is_file() else ""
-        named = f"{missing[0]} is" if len(missing) == 1 else f"{len(missing)} files, {missing[0]} among them, are"
-        found.warnings.append(f"{named} not here any more{by_user}")
+        named = f"{missing[0]} is" if len(missing) == 1 else f"{len(missing)} files, including {missing[0]}, are"
+        found.warnings.append(f"{named} no longer here{by_user}")
 
 
 def _tensor_fault(path: Path, file: Mapping[str, Any]) -> str:
-    """Say why a file that is collected as tensors of a checkpoint is not a safetensors file; "" where it is one."""
+    """Return why a file collected as tensors of a checkpoint is not a safetensors file; "" if it is one."""
     is_tensors = file["kind"] in _TENSORS or (file["kind"] == "checkpoint" and file["name"].endswith(".safetensors"))
     if is_tensors:
         try:

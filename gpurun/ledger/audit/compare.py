@@ -1,4 +1,4 @@
-"""Compares two statements key by key, and leaves out their words."""
+"""Compares two statements key by key, without their sentences."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Keys = Literal["all", "expected", "common"]
 
 
 def find_differences(expected: Any, found: Any, path: str, *, keys: Keys = "all") -> Iterator[str]:
-    """Yield the paths at which two pieces of JSON differ; a number of another type (1 and 1.0, 1 and true) differs too.
+    """Yield the paths at which two pieces of JSON differ; numbers of two types (1 and 1.0, 1 and true) differ, too.
 
-    `path` is where both stand in a statement, "" for the whole. Words for people are not compared, and of a dictionary
-    only these keys: all of both, those that are `expected`, or those that both have.
+    `path` is where both are in a statement, "" for the whole. Sentences for people are not compared. Of a dictionary
+    only some `keys` are: all of both, the `expected` ones, or those that both have.
     """
     if re.sub(r"\[\d+\]", "[]", path) in WORDS:
         return
     if isinstance(expected, dict) and isinstance(found, dict):
-        wanted = {"all": expected.keys() | found.keys(), "expected": expected.keys()}
-        for key in sorted(wanted.get(keys, expected.keys() & found.keys())):
+        selected = {"all": expected.keys() | found.keys(), "expected": expected.keys()}
+        for key in sorted(selected.get(keys, expected.keys() & found.keys())):
             below = f"{path}.{key}" if path else str(key)
             yield from find_differences(expected.get(key, _ABSENT), found.get(key, _ABSENT), below, keys=keys)
     elif isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
@@ -32,7 +32,7 @@ def find_differences(expected: Any, found: Any, path: str, *, keys: Keys = "all"
 
 
 class _Absent:
-    """What stands for a key that one side does not have: like nothing that JSON can hold."""
+    """Stands for a key that one side does not have: equal to nothing that JSON can hold."""
 
 
 _ABSENT = _Absent()

@@ -1,7 +1,7 @@
-"""What a run's own evidence cannot say at once: its log, events, machine, plan, clocks and checkpoints, side by side.
+"""Finds contradictions in a run's own evidence: log, events, machine, plan, clocks and checkpoints, side by side.
 
-Each yield is a problem in a sentence. An honest run gives none: what may differ for a good reason (a resumed trainer,
-a set-up that changed torch, a file of which the last lines were lost) is not compared.
+Each yield is a problem in a sentence. An honest run yields none: what may differ for a good reason (a resumed trainer,
+a set-up that changed torch, a file that lost its last lines) is not compared.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from gpurun.ledger.audit.strict_lines import Json
 
 MOST_STATE_BYTES = 16 << 20
 CLOCK_SLACK_S, CLOCK_DRIFT = 60.0, 1.01
-"""What a trainer may count more than this computer did: records are written a little later, and no two clocks agree."""
+"""By how much a trainer's time may exceed this computer's: records are written a little later, and clocks differ."""
 _STEP_LINE = re.compile(r"step 0*(\d{1,9}) \| loss (\S+) \|.*")
 _MAKERS = re.compile(r"(nvidia|geforce|quadro|tesla|rtx|gtx|amd|gpu|cuda|device|\s)*", re.IGNORECASE)
-"""What stands around the name of a card, and is none by itself."""
+"""Words around the name of a card, which do not name a card themselves."""
 _BYTES = 4
-"""Of a parameter in a checkpoint: weights are kept in fp32 at every precision."""
+"""The bytes of a parameter in a checkpoint: weights are kept in fp32 at every precision."""
 _FREE = {"micro_batch", "parallel"}
-"""Keys of `train` that the machine may have chosen for itself."""
+"""Keys of `train` that the machine may have chosen."""
 
 
 MOST_STEPS = 1_000_000
-"""A checkpoint's name has six digits: no trainer takes more steps, and what is kept of them has an end."""
+"""A checkpoint's name has six digits: no trainer takes more steps, so what is kept of them is limited."""
 MOST_RATES, MOST_STARTS = 1 << 16, 1000
 
 
 class _Losses:
-    """What was said of each step, 17 bytes a step at most: one loss or two. Of a step with more nothing is known."""
+    """The losses reported for each step, at most 17 bytes a step: one loss or two. More of a step count as unknown."""
 
     def __init__(self) -> None:
         self._one, self._other, self._is_open = array("d"), array("d"), bytearray()
@@ -68,22 +68,22 @@ class _Losses:
 
     @property
     def last(self) -> int:
-        """The last step of which something was said; 0 where nothing was."""
+        """Return the last step with a report; 0 if there is none."""
         return max(0, len(self._one) - 1)
 
     def has(self, step: int) -> bool:
-        """Whether something was said of a step."""
+        """Return whether there is a report of a step."""
         return step < len(self._one) and (bool(self._is_open[step]) or not isnan(self._one[step]))
 
     def of(self, step: Any) -> set[float]:
-        """Return the losses of a step, all of them; none where they are not known."""
+        """Return all losses of a step; none if they are not known."""
         if type(step) is not int or not 0 <= step < len(self._one) or self._is_open[step]:
             return set()
         return {loss for loss in (self._one[step], self._other[step]) if not isnan(loss)}
 
 
 class _Rates:
-    """The speeds that were told, or so many of them, evenly spread."""
+    """The reported speeds or, if there are too many, an even selection of them."""
 
     def __init__(self) -> None:
         self._kept, self._each, self._seen = array("d"), 1, 0
@@ -97,30 +97,30 @@ class _Rates:
             self._kept, self._each = self._kept[::2], 2 * self._each
 
     def median(self) -> float:
-        """Return the speed in the middle; 0 where none was told."""
+        """Return the median speed; 0 if none was reported."""
         return statistics.median(self._kept) if self._kept else 0.0
 
 
 @dataclass
-class _Said:
-    """One pass over the events; what it keeps has an end, however many they are."""
+class _Events:
+    """What one pass over the events keeps; its size is limited, however many events there are."""
 
     starts: list[StartEvent] = field(default_factory=list)
-    """The processes that say something new of what they run on, the first ones."""
+    """The first processes that report something new about what they run on."""
     losses: _Losses = field(default_factory=_Losses)
     val_losses: _Losses = field(default_factory=_Losses)
     rates: _Rates = field(default_factory=_Rates)
     run_s: float = 0.0
-    """What its processes say that they have run, all together."""
+    """How long all its processes together report to have run, in seconds."""
     turned_back: bool = False
     quickest: float = 0.0
-    """Tokens a second between the first and the last step of a process, the most of any."""
+    """The highest tokens per second of any process, between its first and its last step."""
 
     def begin(self, start: StartEvent) -> None:
-        """Note a process."""
+        """Note a process of the trainer."""
 
-        def known(one: StartEvent) -> tuple[object, ...]:
-            return one.device, one.cuda_name, one.torch, one.world_size, one.parameters
+        def known(process: StartEvent) -> tuple[object, ...]:
+            return process.device, process.cuda_name, process.torch, process.world_size, process.parameters
 
         if len(self.starts) < MOST_STARTS and known(start) not in map(known, self.starts):
             self.starts.append(start)
@@ -132,121 +132,121 @@ class _Said:
 
 
 def contradictions(folder: RunFolder, records: Sequence[Record], plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
-    """What contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
-    said = _listen(folder)
+    """Yield what contradicts itself in a run whose receipt states `told`, by the records that it rests on."""
+    events = _listen(folder)
     yield from _challenge_problems(told, plan)
-    if not terms_in(told).has_model:  # What a command prints is its own affair, and no verdict rests on it.
-        yield from _time_problems(said, records)
+    if not terms_in(told).has_model:  # A command may print anything, and no verdict rests on it.
+        yield from _time_problems(events, records)
         return
     if told["training"]["device"] == "cuda":
-        yield from _card_problems(said, told, records)
-        yield from _speed_problems(said, plan, has_moved=bool(told.get("legs")))
-    yield from _step_problems(said, records, told, plan)
-    yield from _size_problems(said, told, plan)
-    yield from _log_problems(folder, said)
-    yield from _time_problems(said, records)
+        yield from _card_problems(events, told, records)
+        yield from _speed_problems(events, plan, has_moved=bool(told.get("legs")))
+    yield from _step_problems(events, records, told, plan)
+    yield from _size_problems(events, told, plan)
+    yield from _log_problems(folder, events)
+    yield from _time_problems(events, records)
     for file in told["checkpoint"]["files"]:
         if file["kind"] == "state" and (state := _state(folder, file)):
-            yield from _state_problems(state, said, plan, str(file["name"]))
+            yield from _state_problems(state, events, plan, str(file["name"]))
 
 
-def _listen(folder: RunFolder) -> _Said:
-    said = _Said()
+def _listen(folder: RunFolder) -> _Events:
+    events = _Events()
     first: StepEvent | None = None
     last: StepEvent | None = None
 
     def end() -> None:
         if first and last and first.elapsed_s is not None and last.elapsed_s is not None:
-            said.run_s += last.elapsed_s
-            said.span((last.tokens or 0) - (first.tokens or 0), last.elapsed_s - first.elapsed_s)
+            events.run_s += last.elapsed_s
+            events.span((last.tokens or 0) - (first.tokens or 0), last.elapsed_s - first.elapsed_s)
 
     for event in events_of(folder.events):
         match event:
             case StartEvent():
                 end()
                 first = last = None
-                said.begin(event)
+                events.begin(event)
             case StepEvent():
                 before = last.elapsed_s if last else None
-                said.turned_back |= before is not None and event.elapsed_s is not None and event.elapsed_s < before
+                events.turned_back |= before is not None and event.elapsed_s is not None and event.elapsed_s < before
                 first, last = first or event, event
                 if event.tokens_per_s:
-                    said.rates.add(event.tokens_per_s)
+                    events.rates.add(event.tokens_per_s)
                 if event.step is not None:
-                    said.losses.add(event.step, event.loss)
+                    events.losses.add(event.step, event.loss)
             case EvaluationEvent() if event.step is not None:
-                said.val_losses.add(event.step, event.val_loss)
+                events.val_losses.add(event.step, event.val_loss)
     end()
-    return said
+    return events
 
 
-def _card_problems(said: _Said, told: Mapping[str, Any], records: Sequence[Record]) -> Iterator[str]:
-    """Whether a run that says cuda can have had a card: one of its machines', where it was on several."""
+def _card_problems(events: _Events, told: Mapping[str, Any], records: Sequence[Record]) -> Iterator[str]:
+    """Check that a run that reports cuda can have had a card: one of its machines', if it was on several."""
     asked, machine = told["asked"], told["instance"]
     hello = ((machine or {}).get("facts") or {}).get("hello") or {}
     torch, gpus = hello.get("torch") or {}, hello.get("gpus") or ()
-    versions = {version for version in (torch.get("version"), *(one.torch for one in said.starts)) if version}
+    versions = {version for version in (torch.get("version"), *(start.torch for start in events.starts)) if version}
     if built := sorted(version for version in versions if str(version).endswith("+cpu")):
-        yield f"the log says cuda, and torch {plain_line(str(built[0]))} is built without it"
-    if not all(one.cuda_name for one in said.starts):
-        yield "the log says cuda, and names no card"
+        yield f"the log says cuda, but torch {plain_line(str(built[0]))} is built without it"
+    if not all(start.cuda_name for start in events.starts):
+        yield "the log says cuda, but names no card"
     if asked["form"] == "rehearsal" and asked["mode"] != "rehearsal":
-        yield "the log says cuda, and the form that was trained is the one for machines without it"
+        yield "the log says cuda, but the trained form is the one for machines without it"
     if "devices" in torch and not torch["devices"] and not gpus:
-        yield "the log says cuda, and before it began the machine told of no GPU"
+        yield "the log says cuda, but before the start the machine reported no GPU"
     known = {str(one.get("name")) for one in torch.get("devices") or ()}
     rented = [str(machine["gpu"])] if machine else []
     if legs := told.get("legs"):
-        facts = [one.facts.get("torch") or {} for one in all_typed(records, ReadyObserved)]
+        facts = [ready.facts.get("torch") or {} for ready in all_typed(records, ReadyObserved)]
         known = {str(one.get("name")) for told_torch in facts for one in told_torch.get("devices") or ()}
         rented += [str(leg["gpu"]) for leg in legs]
-    for name in sorted({one.cuda_name for one in said.starts if one.cuda_name}):
+    for name in sorted({start.cuda_name for start in events.starts if start.cuda_name}):
         if _MAKERS.fullmatch(name):
-            yield f"the log names {plain_line(name)!r} as its card, and that is the name of none"
+            yield f"the log names {plain_line(name)!r} as its card, but no card has that name"
         if known and name not in known:
-            yield f"the log names a {name}, and the machine told of {plain_line(', '.join(sorted(known)))}"
+            yield f"the log names a {name}, but the machine reported {plain_line(', '.join(sorted(known)))}"
         is_told = machine and "gpu" not in machine.get("as_ordered", ())
         if machine and is_told and not any(_is_of_family(gpu, name) for gpu in rented):
-            yield f"the log names a {name}, and the provider told of a {plain_line(str(machine['gpu']))}"
+            yield f"the log names a {name}, but the provider reported a {plain_line(str(machine['gpu']))}"
 
 
 def _is_of_family(gpu: str, cuda_name: str) -> bool:
-    """Whether the word that names a provider's card (A100, 4090) is in the name that CUDA gives it."""
+    """Return whether the word that names a provider's card (A100, 4090) is in the name that CUDA gives it."""
     words = [word for word in gpu.upper().replace("RTX", "RTX ").split() if re.search(r"\d", word)]
     spaced = cuda_name.upper().replace("RTX", "RTX ")
     return not words or bool(re.search(rf"(?<![0-9A-Z]){re.escape(words[0])}(?![0-9A-Z])", spaced))
 
 
-def _speed_problems(said: _Said, plan: Json, *, has_moved: bool) -> Iterator[str]:
-    """Whether the cards can have been so quick: the multiplications of the weights alone, against their data sheet.
+def _speed_problems(events: _Events, plan: Json, *, has_moved: bool) -> Iterator[str]:
+    """Check that the cards can have been so fast: the multiplications of the weights alone, against their data sheet.
 
-    Of a run that was on several machines the quickest of their cards counts.
+    For a run that was on several machines, the fastest of their cards counts.
     """
     peaks = [
-        (one, cards.peak_tflops(one.cuda_name) if one.cuda_name else None)
-        for one in (said.starts if has_moved else said.starts[:1])
+        (start, cards.peak_tflops(start.cuda_name) if start.cuda_name else None)
+        for start in (events.starts if has_moved else events.starts[:1])
     ]
     if not peaks or any(peak is None for _, peak in peaks) or (model := _model_of(plan)) is None:
         return
-    start, peak = max(peaks, key=lambda one: (one[1] or 0) * (one[0].world_size or 1))
+    start, peak = max(peaks, key=lambda pair: (pair[1] or 0) * (pair[0].world_size or 1))
     assert peak is not None
-    # Without what attention costs: a kernel may leave half of that out.
+    # Without the cost of attention, because a kernel may skip half of it.
     flops = schema.flops_per_token(dataclasses.replace(model, context=1), int(plan["data"]["vocab_size"]))
     most = peak * 1e12 * (start.world_size or 1) / flops
-    quickest = max(said.quickest, said.rates.median())
+    quickest = max(events.quickest, events.rates.median())
     if quickest > most:
         speed = "no time" if quickest == float("inf") else f"{quickest:,.0f} tokens a second"
-        yield f"it says {speed}, and {start.world_size or 1} x {start.cuda_name} can do {most:,.0f} of this model"
+        yield f"it reports {speed}, but {start.world_size or 1} x {start.cuda_name} can do {most:,.0f} of this model"
 
 
 def has_own_keys(plan: Json) -> bool:
-    """Whether the model has keys that only its changed trainer knows: then its size and speed are not checked."""
+    """Return whether the model has keys that only its changed trainer knows: then size and speed are not checked."""
     known = {key.name for key in dataclasses.fields(schema.ModelConfig)}
     return str(plan.get("trainer")).startswith("changed") and not plan["resolved"]["model"].keys() <= known
 
 
 def _model_of(plan: Json) -> schema.ModelConfig | None:
-    """The plan's model; None where there is none whose weights anybody here can count."""
+    """Return the plan's model; None if there is none, or its weights cannot be counted here."""
     if "model" not in plan.get("resolved", ()) or has_own_keys(plan):
         return None
     model: schema.ModelConfig = schema.read_table(
@@ -256,9 +256,9 @@ def _model_of(plan: Json) -> schema.ModelConfig | None:
 
 
 def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
-    """Whether the seed follows from the challenge, and the challenge was for the key that signed.
+    """Check that the seed follows from the challenge, and that the challenge was for the signing key.
 
-    A command is handed its seed, and no evidence says what it does with it.
+    A command receives its seed, and no evidence shows what it does with it.
     """
     train, command = plan.get("resolved", {}).get("train", {}), plan.get("command")
     challenge = (command or train).get("challenge", "")
@@ -268,94 +268,94 @@ def _challenge_problems(told: Mapping[str, Any], plan: Json) -> Iterator[str]:
     if challenge and not command and train.get("seed") not in seeds:
         yield "its seed is not the one that its challenge gives"
     if challenge and challenge.rpartition(":")[2] != told["signing"]["keyid"]:
-        yield "its challenge was given to another key than the one that its receipt names"
+        yield "its challenge was given to another key than its receipt names"
 
 
 def weaknesses(folder: RunFolder, plan: Json, told: Mapping[str, Any]) -> Iterator[str]:
-    """What makes a run that contradicts nothing say less than others: each is a warning, which `--strict` counts."""
+    """Yield what makes an honest run prove less than others: each is a warning, which `--strict` counts."""
     if has_own_keys(plan):
         yield "not checked: the size and speed of a model that only its changed trainer knows"
     train = plan.get("resolved", {}).get("train", {})
     if (challenge := train.get("challenge")) and train.get("seed") == recipe_file.seed_of(challenge, 32):
-        yield "not checked: the seed of an older gpurun has 32 bits, and a key can be searched that gives another's"
+        yield "not checked: an older gpurun's seed has 32 bits, so a key that gives another run's seed can be found"
     first = next((event for event in events_of(folder.events) if isinstance(event, StartEvent)), None)
     if first is not None and first.resumed_from and not told["asked"].get("continues"):
-        yield f"not checked: its events begin at step {first.resumed_from}, resumed, and nothing shows what came before"
+        yield f"not checked: its events begin at the resumed step {first.resumed_from}; what came before is not shown"
 
 
-def _step_problems(said: _Said, records: Sequence[Record], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
-    """Whether the events have each step that the trainer tells: the first, every `log_every` and the last one.
+def _step_problems(events: _Events, records: Sequence[Record], told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Check that the events have each step that the trainer reports: the first, every `log_every` and the last.
 
-    After the last step that is told, lines may be lost with a machine; of a run that ended well none is.
+    After the last reported step, lines may be lost with a machine; a run that is done lost none.
     """
     every = whole(plan.get("resolved", {}).get("train", {}).get("log_every"))
-    if not every or not said.starts or not said.losses.last or trainer_told(told).startswith("changed"):
-        return  # Of a run that tells no loss at all nothing is claimed that steps would show; a replay finds that.
-    begun = said.starts[0].resumed_from or 0
+    if not every or not events.starts or not events.losses.last or trainer_told(told).startswith("changed"):
+        return  # A run without any loss claims nothing that steps could show; a replay finds that.
+    begun = events.starts[0].resumed_from or 0
     is_whole = told["training"]["outcome"] == "done" and not any(
-        one.code == "log.left" for one in all_typed(records, Incident)
+        incident.code == "log.left" for incident in all_typed(records, Incident)
     )
-    saved = [whole(one.get("step")) or 0 for one in told["checkpoint"]["files"] if is_whole]
-    last = min(max([said.losses.last, *saved]), MOST_STEPS - 1)
+    saved = [whole(file.get("step")) or 0 for file in told["checkpoint"]["files"] if is_whole]
+    last = min(max([events.losses.last, *saved]), MOST_STEPS - 1)
     due = [1] * (begun == 0 and last > 0) + [
         step for step in range(begun + 1, last + 1) if step > 1 and step % every == 0
     ]
-    if missing := [step for step in due if not said.losses.has(step)]:
+    if missing := [step for step in due if not events.losses.has(step)]:
         more = f", nor of {len(missing) - 1:,} others" if len(missing) > 1 else ""
-        yield f"the events have no loss of step {missing[0]}{more}, and the trainer tells it"
+        yield f"the events have no loss of step {missing[0]}{more}, which the trainer reports"
 
 
-def _size_problems(said: _Said, told: Mapping[str, Any], plan: Json) -> Iterator[str]:
-    """Whether the model that was trained, and the weights that came home, are as large as the recipe makes them."""
-    counts = {one.parameters for one in said.starts if one.parameters is not None}
+def _size_problems(events: _Events, told: Mapping[str, Any], plan: Json) -> Iterator[str]:
+    """Check that the trained model, and the weights that came home, are as large as the recipe makes them."""
+    counts = {start.parameters for start in events.starts if start.parameters is not None}
     if not counts or (model := _model_of(plan)) is None:
         return
-    wanted = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
-    for count in sorted(counts - {wanted}):
-        yield f"the events tell of {count:,} parameters, and the recipe's model has {wanted:,}"
+    expected = schema.parameters_of(model, int(plan["data"]["vocab_size"]))
+    for count in sorted(counts - {expected}):
+        yield f"the events report {count:,} parameters, but the recipe's model has {expected:,}"
     for file in told["checkpoint"]["files"]:
-        if file["kind"] == "weights" and file["bytes"] < _BYTES * wanted:
-            yield f"{file['name']} has {file['bytes']:,} bytes, and {wanted:,} parameters take {_BYTES * wanted:,}"
+        if file["kind"] == "weights" and file["bytes"] < _BYTES * expected:
+            yield f"{file['name']} has {file['bytes']:,} bytes, but {expected:,} parameters take {_BYTES * expected:,}"
 
 
-def _log_problems(folder: RunFolder, said: _Said) -> Iterator[str]:
-    """Whether the log tells the losses that the events tell."""
+def _log_problems(folder: RunFolder, events: _Events) -> Iterator[str]:
+    """Check that the log shows the losses of the events."""
     for text in lines_of(folder.log):
         found = _STEP_LINE.fullmatch(text)
-        known = said.losses.of(int(found[1])) if found else set()
+        known = events.losses.of(int(found[1])) if found else set()
         if found and known and found[2] not in {f"{loss:.4f}" for loss in known}:
-            yield f"the log's loss of step {found[1]} ({plain_line(found[2])}) is not the one of the events"
+            yield f"the log's loss of step {found[1]} ({plain_line(found[2])}) is not the one in the events"
             return
 
 
-def _time_problems(said: _Said, records: Sequence[Record]) -> Iterator[str]:
-    """Whether the trainer's own seconds go into those that passed here."""
-    if said.turned_back:
-        yield "the events' own time runs back"
+def _time_problems(events: _Events, records: Sequence[Record]) -> Iterator[str]:
+    """Check that the trainer's own seconds fit into those that passed here."""
+    if events.turned_back:
+        yield "the events' own time runs backwards"
     begun, ended = lines_with(records, TrainIntended), lines_with(records, TrainObserved)
     if len(begun) == len(ended) == 1:
         passed_s = float(Passed(records).between(begun[0][0], ended[0][0]))
-        if said.run_s > CLOCK_DRIFT * passed_s + CLOCK_SLACK_S:
-            yield f"the trainer says that it ran {said.run_s:.0f} s, and {passed_s:.0f} s passed here"
+        if events.run_s > CLOCK_DRIFT * passed_s + CLOCK_SLACK_S:
+            yield f"the trainer reports {events.run_s:.0f} s, but {passed_s:.0f} s passed here"
 
 
 def _state(folder: RunFolder, file: Mapping[str, Any]) -> Json:
-    """A checkpoint's own word about itself; empty where it is not here, or no object."""
+    """Return what a checkpoint states about itself; {} if it is not here or not an object."""
     try:
         return read_object(folder.artifacts / str(file["name"]), MOST_STATE_BYTES)
     except (OSError, ValueError):
         return {}
 
 
-def _state_problems(state: Json, said: _Said, plan: Json, name: str) -> Iterator[str]:
-    """Whether a checkpoint is of this run: its losses, its torch, and the recipe that it was trained by."""
+def _state_problems(state: Json, events: _Events, plan: Json, name: str) -> Iterator[str]:
+    """Check that a checkpoint is of this run: its losses, its torch, and its recipe."""
     step = state.get("step")
-    for key, losses in (("loss", said.losses), ("val_loss", said.val_losses)):
+    for key, losses in (("loss", events.losses), ("val_loss", events.val_losses)):
         known, own = losses.of(step), state.get(key)
         if known and own is not None and own not in known:
             shown = ", ".join(sorted(f"{loss:.6g}" for loss in known))
-            yield f"{name} says {key} {plain_line(str(own))} of step {step}, and the events say {shown}"
-    torches = {one.torch for one in said.starts}
+            yield f"{name} has {key} {plain_line(str(own))} of step {step}, but the events have {shown}"
+    torches = {start.torch for start in events.starts}
     if "torch" in state and torches and None not in torches and plain_line(str(state["torch"])) not in torches:
         yield f"{name} was written by another torch than the log's"
     before, planned = state.get("recipe"), plan.get("resolved")
@@ -366,7 +366,7 @@ def _state_problems(state: Json, said: _Said, plan: Json, name: str) -> Iterator
 
 
 def _unlike(planned: Json, trained: Json) -> Iterator[str]:
-    """The keys by which weights come out otherwise, and which the machine does not choose."""
+    """Yield the keys that differ, change the weights, and are not the machine's choice."""
     for table in ("model", "data", "optim", "schedule", "train"):
         for key, value in planned.get(table, {}).items():
             if key not in _FREE and trained.get(table, {}).get(key) != value:

@@ -1,6 +1,6 @@
 """Checks that a journal tells a story that can have happened: every record has what must come before it.
 
-The hash chain shows that a journal was not edited; this shows that it was not made up, or reordered and chained again.
+The hash chain shows that a journal was not edited; this shows that it was not invented, or reordered and chained again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpurun.core.money import Micros, cost_of, total
 from gpurun.core.records import Teardown, digest_json
 from gpurun.ledger.audit.rentals import measured_micros
 
-# What must have been recorded for the same machine before.
+# The event that must have been recorded before, for the same machine.
 _NEEDS: dict[str, str] = {
     Event.CREATE_OBSERVED: Event.CREATE_INTENDED,
     Event.CREATE_REFUSED: Event.CREATE_INTENDED,
@@ -42,7 +42,7 @@ _NEEDS: dict[str, str] = {
     Event.DEATH_READ: Event.DESTROY_ASKED,
     Event.DEATH_PROVEN: Event.DEATH_READ,
 }
-# What is done beside the machine: before one is asked for, or after its end.
+# Events beside the machine: before one is requested, or after its end.
 _BESIDE: dict[str, str] = {
     Event.STAGE_INTENDED: Event.RUN_OPENED,
     Event.STAGE_OBSERVED: Event.STAGE_INTENDED,
@@ -50,9 +50,9 @@ _BESIDE: dict[str, str] = {
     Event.SALVAGE_INTENDED: Event.DEATH_PROVEN,
     Event.SALVAGE_OBSERVED: Event.SALVAGE_INTENDED,
 }
-# The events of an imported run: nothing was asked for, and it came as one file.
+# The events of an imported run: nothing was requested, and it came as one file.
 _IMPORTED: dict[str, str] = {Event.TRAIN_OBSERVED: Event.RUN_OPENED, Event.COLLECT_OBSERVED: Event.TRAIN_OBSERVED}
-# How many reads, over how many seconds, each kind of end needs (docs/RECEIPTS.md).
+# How many readings, over how many seconds, each kind of end needs (docs/RECEIPTS.md).
 _PROOF: dict[str, tuple[int, float]] = {
     Teardown.DESTROYED: (3, 30.0),
     Teardown.PROCESSES_KILLED_HOST_KEPT: (1, 0.0),
@@ -67,15 +67,15 @@ _BILL_GAP_S = 600.0
 
 
 def is_rented(records: Sequence[Record]) -> bool:
-    """Whether a machine was asked for and neither refused nor proven gone."""
+    """Return whether a machine was requested and neither refused nor proven gone."""
     turns = _OVER | {Event.CREATE_INTENDED}
     return next((one.event == Event.CREATE_INTENDED for one in reversed(records) if one.event in turns), False)
 
 
 def unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
-    """Return the ids of machines beside a run's own, or that came late, and the tokens that left something billed.
+    """Return the ids of extra or late machines, and the tokens that left something billed, if they are not gone since.
 
-    Only those that are not gone since; the proof that nothing has a token any more is one for all of its machines.
+    A proof that nothing has a token any more covers all machines of that token.
     """
     late: dict[str, str] = {}
     billed: set[str] = set()
@@ -100,7 +100,7 @@ def unended(records: Sequence[Record]) -> tuple[set[str], set[str]]:
 
 
 def order_problems(records: Sequence[Record]) -> Iterator[str]:
-    """What cannot have happened in the order that the journal tells; what a newer gpurun added to it is passed over."""
+    """Yield what cannot have happened in the journal's order; what a newer gpurun added to it is skipped."""
     records = [record for record in records if isinstance(record.event, Event)]
     opened = records[0].typed if records else None
     imported = isinstance(opened, RunOpened) and bool(opened.imported)
@@ -112,14 +112,14 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
     for place, record in enumerate(records):
         event, at = record.event, f"journal line {record.seq}, {record.event}:"
         if (event == Event.RUN_OPENED) != (place == 0):
-            yield f"{at} a run is opened once, first of all"
+            yield f"{at} a run is opened once, by its first record"
         if place and records[place - 1].boot_id == record.boot_id and record.mono < records[place - 1].mono:
             yield f"{at} it happened before the record that it follows"
         if imported and event in (_NEEDS.keys() | {Event.CREATE_INTENDED}) - _IMPORTED.keys():
-            yield f"{at} nothing is rented for a run that was imported"
+            yield f"{at} nothing is rented for an imported run"
         elif isinstance(intent := record.typed, CreateIntended):
             if rented and not rented & _OVER:
-                yield f"{at} a second machine was asked for before the first was proven gone"
+                yield f"{at} a second machine was requested before the first was proven gone"
             if intent.token in tokens:
                 yield f"{at} the token was used before"
             tokens.add(intent.token)
@@ -146,7 +146,7 @@ def order_problems(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _intent_problems(record: Record, intent: CreateIntended, opened: object) -> Iterator[str]:
-    """The promises that are made before anything is asked for: worst case, cap and deadline."""
+    """Check the promises that are made before anything is requested: worst case, cap and deadline."""
     lease, unit_s = intent.lease, intent.billing_unit_s
     longest_s, once = lease.total_s + lease.kill_allowance_s, Micros(intent.egress_micros)
     rates = (Micros(intent.rate_micros_per_hour), Micros(intent.beside_micros_per_hour))
@@ -160,21 +160,21 @@ def _intent_problems(record: Record, intent: CreateIntended, opened: object) -> 
 
 
 def _leg_problems(leg: LegPlanned, opened: object, before: Sequence[Record], legs: int, is_over: bool) -> Iterator[str]:
-    """What is wrong with the plan of a further machine: it must have been agreed to, and follow a proven end."""
+    """Yield what is wrong with the plan of a further machine: it must be agreed to, and follow a proven end."""
     late, billed = unended(before)
     if not is_over or late or billed:
         yield "the machine before it was not proven gone"
     if not isinstance(opened, RunOpened) or legs > opened.legs:
-        yield "the run was not to continue on so many machines"
+        yield "the run was not allowed to continue on so many machines"
     if leg.number != legs:
-        yield f"it is called the machine {leg.number} of the run, which it is not"
+        yield f"it is called machine {leg.number} of the run, but it is machine {legs}"
     tokens = {intent.token for intent in all_typed(before, CreateIntended)}
     if leg.token and leg.token not in tokens:
-        yield "it follows a machine that was not asked for"
+        yield "it follows a machine that was not requested"
 
 
 def _cap_problems(intent: CreateIntended, opened: object, before: Sequence[Record]) -> Iterator[str]:
-    """Whether the cap paid for what a further machine could cost, beside all that the machines before it cost."""
+    """Check that the cap covered what a further machine could cost, after the cost of the machines before it."""
     cap = opened.cap_micros if isinstance(opened, RunOpened) else None
     spent = measured_micros(before)
     if cap is not None and spent is not None and total(spent, Micros(intent.worst_micros)) > cap:
@@ -182,7 +182,7 @@ def _cap_problems(intent: CreateIntended, opened: object, before: Sequence[Recor
 
 
 def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str]) -> Iterator[str]:
-    """What is wrong with a record of a machine, by those before it; `rented` are their events."""
+    """Yield what is wrong with a record of a machine, given those before it; `rented` are their events."""
     event = record.event
     intent = rental[0].typed if rental else None
     if not isinstance(intent, CreateIntended):
@@ -194,19 +194,19 @@ def _rental_problems(record: Record, rental: Sequence[Record], rented: set[str])
         yield f"there was no {_NEEDS[event]} before it"
     machine = record.typed.instance
     if {getattr(record.typed, "token", ""), machine.token if machine else ""} - {"", intent.token}:
-        yield "it is about another machine than the one asked for"
+        yield "it is about another machine than the requested one"
     if event == Event.CREATE_REFUSED and Event.CREATE_OBSERVED in rented:
         yield "a machine that was seen cannot have been refused"
     if event == Event.SHIP_INTENDED and _price_rose(intent, rental):
-        yield "it went on although the machine costs more than was agreed to"
+        yield "it continued although the machine costs more than was agreed to"
     if isinstance(proof := record.typed, DeathProven):
         yield from _death_problems(record, proof, rental)
 
 
 def _bill_problems(bill: BillObserved, tokens: set[str]) -> Iterator[str]:
-    """A bill counts that was read twice, some time apart, with the same amount."""
+    """Check a bill: it counts if it was read twice, some time apart, with the same amount."""
     if bill.token not in tokens:
-        yield "it is the bill of a machine that was not asked for"
+        yield "it is the bill of a machine that was not requested"
     if bill.reads < 2 or bill.spread_s < _BILL_GAP_S:
         yield "the bill was not read twice, ten minutes apart"
 
@@ -217,9 +217,9 @@ def _price_rose(intent: CreateIntended, rental: Sequence[Record]) -> bool:
 
 
 def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]) -> Iterator[str]:
-    """Whether the reads since the last asking carry the claim: enough of them, all GONE and unlisted, far apart."""
+    """Check that the readings since the last request to destroy carry the claim: enough, GONE, unlisted, spread."""
     if proof.teardown not in _PROOF:
-        yield f"{str(proof.teardown)!r} is no proven end"
+        yield f"{str(proof.teardown)!r} is not a proven end"
         return
     asked = max(place for place, one in enumerate(rental) if one.event == Event.DESTROY_ASKED)
     reads = [one.typed for one in rental[asked:] if isinstance(one.typed, DeathRead)]
@@ -232,20 +232,20 @@ def _death_problems(record: Record, proof: DeathProven, rental: Sequence[Record]
     since = rental[asked]
     window_s = max(record.wall - since.wall, record.mono - since.mono)
     if proof.spread_s < least_s or proof.spread_s > window_s + _CLOCK_SLACK_S:
-        yield f"the reads are claimed to be {proof.spread_s} s apart, which they are not, or not enough"
+        yield f"the reads are claimed to be {proof.spread_s} s apart, which is false or not enough"
     times = [read.at_s for read in counted if read.at_s is not None]
     if times and len(times) == len(counted):
         if round(times[-1] - times[0], 3) != proof.spread_s:
-            yield f"the reads are claimed to be {proof.spread_s} s apart, and their own times say otherwise"
+            yield f"the reads are claimed to be {proof.spread_s} s apart, but their own times differ"
         taken = [[read.at_s, read.state, read.listed, read.answer_sha256] for read in counted]
         if digest_json(taken) != proof.evidence_sha256:
             yield "the evidence is not the digest of the reads"
 
 
 def _end_problems(record: Record, earlier: Sequence[Record], before: set[str]) -> Iterator[str]:
-    """A receipt and a close come once, in this order, when no machine is left; `before` are the earlier events."""
+    """Check that receipt and close come once, in this order, with no machine left; `before` are the earlier events."""
     if record.event in before:
-        yield "it is there twice"
+        yield "it occurs twice"
     late, billed = unended(earlier)
     if is_rented(earlier) or late:
         yield "the machine was not proven gone before it"

@@ -1,4 +1,4 @@
-"""What an audit finds: a row a run, the chain's head, and what is wrong."""
+"""What an audit finds: a row for each run, the chain's head, and the problems."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NO = "does not hold"
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """One run, audited.
+    """One audited run.
 
-    `chain`: its journal's chain and its place among the receipts. `files`: of those collected, how many lie here with
-    the right digest. `death`: "proven", "not seen" (something was asked for and is not proven gone), "none" (nothing
-    was made), or for a box of the user's own "yours to end", "shutdown confirmed" or "shutdown stated".
-    `measured_micros` is what the one reckoning gives and the audit has computed again; `measured_is` says what that is:
-    at least that was paid while `may_be_billing`, and where the journal does not bound it, or is damaged.
+    `chain`: its journal's chain and its place among the receipts. `files`: how many of the collected files are here
+    with the right digest. `death`: "proven", "not seen" (something was requested and is not proven gone), "none"
+    (nothing was made), or for the user's own box "yours to end", "shutdown confirmed" or "shutdown stated".
+    `measured_micros` is the cost that gpurun shows everywhere and the audit has computed again; `measured_is` is its
+    kind: a floor while `may_be_billing`, and if the journal does not bound it or is damaged.
 
-    `verdict` is a word of ledger/log_facts.py or "none" (no receipt), but "does not hold" where there are problems, and
-    before all "may be billing". A row without problems and warnings is sound. `marks` are what no other run can have
-    too: its rented machine, its events. `trainer` is what its receipt calls the trainer, with its digest where that is
-    a changed one; else "".
+    `verdict` is a word of ledger/log_facts.py or "none" (no receipt); but "does not hold" if there are problems, and
+    before all else "may be billing". A row without problems and warnings is sound. `marks` are what no other run can
+    have, too: its rented machine, its events. `trainer` is what its receipt calls the trainer, with the digest of a
+    changed one; else "".
     """
 
     run: str
@@ -46,15 +46,15 @@ class AuditRow:
 
     @property
     def is_floor(self) -> bool:
-        """Whether more may have been paid."""
+        """Return whether more may have been paid."""
         return self.measured_is is Figure.FLOOR
 
 
 def marks_of(told: Mapping[str, Any]) -> frozenset[str]:
-    """What only one honest receipt has: "the rented machine runpod abc", "the events file SHA256".
+    """Return what only one honest receipt can have: "the rented machine runpod abc", "the events file SHA256".
 
-    Events have the time of day to the millisecond. Two honest logs may be the same: a command's may have no times, and
-    the trainer's are tenths of a second.
+    Events have the time of day to the millisecond. The log is not a mark, because two honest logs may be the same: a
+    command's may have no times, and the trainer's are tenths of a second.
     """
     machine, events = told["instance"], told["digests"]["events"]
     marks = {f"the events file {events['sha256']}"} if events["bytes"] else set()
@@ -64,17 +64,17 @@ def marks_of(told: Mapping[str, Any]) -> frozenset[str]:
 
 
 def told_twice(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
-    """The rows with what two of them say that only one can: a rental or events in two receipts."""
+    """Return the rows, with a problem where two receipts have what only one can have: a rental, or events."""
     owners: dict[str, list[str]] = {}
     for row in rows:
         for mark in row.marks:
             owners.setdefault(mark, []).append(row.run)
 
     def found(row: AuditRow) -> AuditRow:
-        shared = [(mark, [one for one in owners[mark] if one != row.run]) for mark in sorted(row.marks)]
-        told = tuple(plain_line(f"{mark} is that of {', '.join(others)} too") for mark, others in shared if others)
-        verdict = NO if told and not row.may_be_billing else row.verdict
-        return replace(row, problems=(*row.problems, *told), verdict=verdict) if told else row
+        shared = [(mark, [run for run in owners[mark] if run != row.run]) for mark in sorted(row.marks)]
+        repeated = tuple(plain_line(f"{mark} is also that of {', '.join(others)}") for mark, others in shared if others)
+        verdict = NO if repeated and not row.may_be_billing else row.verdict
+        return replace(row, problems=(*row.problems, *repeated), verdict=verdict) if repeated else row
 
     return tuple(found(row) for row in rows)
 
@@ -83,8 +83,8 @@ def told_twice(rows: Sequence[AuditRow]) -> tuple[AuditRow, ...]:
 class AuditReport:
     """All rows, and what concerns the chain as a whole.
 
-    `head` is the sha256 of the last receipt: anyone who keeps a copy of it can tell later that nothing up to there was
-    changed (`expected_head`). `receipts` counts the chain's links, whichever rows were asked for.
+    `head` is the sha256 of the last receipt: whoever keeps a copy of it can check later that nothing up to there was
+    changed (`expected_head`). `receipts` counts the chain's links, whichever rows were selected.
     """
 
     rows: tuple[AuditRow, ...]
@@ -95,10 +95,10 @@ class AuditReport:
 
     @property
     def may_be_billing(self) -> bool:
-        """Whether any run may still cost money: exit 9, before everything else."""
+        """Return whether any run may still cost money: exit 9, before everything else."""
         return any(row.may_be_billing for row in self.rows)
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong; warnings and unfinished runs do not count."""
+        """Return whether nothing is wrong; warnings and unfinished runs do not count."""
         return not self.problems and not any(row.problems for row in self.rows)

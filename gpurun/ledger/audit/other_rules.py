@@ -1,8 +1,8 @@
-"""Holds a receipt that was made by other rules than this gpurun's by what no rules can change.
+"""Checks a receipt that was made by other rules than this gpurun's by what no rules can change.
 
-What it quotes is compared with the run folder. What it reckons is held by its own arithmetic, and by records that no
-rules talk away: no machine costs less than the time in which it was seen alive, and none is gone whose end is not
-proven. Whoever signs may declare any rules: so the note names what this gpurun reckons otherwise, forged or not.
+What it quotes is compared with the run folder. What it computes is checked by its own arithmetic, and by records that
+no rules overrule: no machine costs less than the time in which it was seen alive, and none is gone without a proven
+end. A signer may declare any rules, so the note names what this gpurun computes differently, forged or not.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ _MOST_NAMED = 4
 
 
 def note_of(rules: int, unlike: Sequence[str]) -> str:
-    """Return the note about a receipt of other rules; `unlike` are the paths that today's give otherwise."""
+    """Return the note about a receipt of other rules; `unlike` are the paths that today's rules make differently."""
     more = f" and {len(unlike) - _MOST_NAMED} more" if len(unlike) > _MOST_NAMED else ""
     shown = ", ".join(path.removeprefix("predicate.") for path in unlike[:_MOST_NAMED])
-    otherwise = f"; these would be otherwise by rules {RULES}: {shown}{more}" if unlike else ""
-    return f"made by rules {rules}, and held by its signature, digests, ends and own arithmetic alone{otherwise}"
+    otherwise = f"; these differ by rules {RULES}: {shown}{more}" if unlike else ""
+    return f"made by rules {rules}, so only its signature, digests, ends and own arithmetic were checked{otherwise}"
 
 
 def broken_by_any_rules(statement: Json, again: Mapping[str, Any], basis: Sequence[Record]) -> Iterator[str]:
-    """Yield the paths of a statement that no rules make of this run; `again` is what today's make of it."""
-    told, made = statement["predicate"], again["predicate"]
+    """Yield the paths of a statement that no rules make of this run; `again` is what today's rules make of it."""
+    stated, made = statement["predicate"], again["predicate"]
     for name in _QUOTED:
-        yield from find_differences(made[name], told.get(name), f"predicate.{name}", keys="common")
+        yield from find_differences(made[name], stated.get(name), f"predicate.{name}", keys="common")
     if opened_of(basis).has_model:
         for name in _OF_TRAINER:
             here = f"predicate.training.{name}"
-            yield from find_differences(made["training"][name], told["training"][name], here, keys="common")
+            yield from find_differences(made["training"][name], stated["training"][name], here, keys="common")
     may_say = {made["verdict"]["is"]} | ({"gpu"} if on_gpu(made["verdict"]) else set())
-    if on_gpu(told["verdict"]) and told["verdict"]["is"] not in may_say:
+    if on_gpu(stated["verdict"]) and stated["verdict"]["is"] not in may_say:
         yield "predicate.verdict.is"
-    files = [{"name": one["name"], "digest": {"sha256": one["sha256"]}} for one in made["checkpoint"]["files"]]
+    files = [{"name": file["name"], "digest": {"sha256": file["sha256"]}} for file in made["checkpoint"]["files"]]
     if any(subject not in files for subject in statement["subject"]):
         yield "subject"
-    yield from _broken_sums(told, basis)
+    yield from _broken_sums(stated, basis)
 
 
-def _broken_sums(told: Json, basis: Sequence[Record]) -> Iterator[str]:
-    """Yield the totals that are not those of their parts, and what is wrong with the parts."""
-    cost, runtime, opened, rentals = told["cost"], told["runtime"], opened_of(basis), split_rentals(basis)
+def _broken_sums(stated: Json, basis: Sequence[Record]) -> Iterator[str]:
+    """Yield the totals that are not the sum of their parts, and what is wrong with the parts."""
+    cost, runtime, opened, rentals = stated["cost"], stated["runtime"], opened_of(basis), split_rentals(basis)
     lines, upper = cost["rentals"], cost["upper_bound_micros"]
     if len(lines) != len(rentals):
         yield "predicate.cost.rentals"
@@ -85,7 +85,7 @@ def _broken_sums(told: Json, basis: Sequence[Record]) -> Iterator[str]:
 
 
 def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
-    """Yield the keys of a rental's line that contradict the journal or one another."""
+    """Yield the keys of a rental's line that contradict the journal or each other."""
     facts = rental.facts
     quoted = rental.intent.model_dump(include={"attempt", "token", "billing_unit_s"}) | {"end": rental.end}
     yield from (key for key, value in quoted.items() if line[key] != value)
@@ -101,7 +101,7 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
     rises = list(rental.rises_from(rate))
     risen = line.get("price_rose", [])
     rates = [one["rate_micros_per_hour"] for one in risen]
-    longest = [seconds - float(rise.at) for rise in rises]  # Each rose before its incident was recorded.
+    longest = [seconds - float(rise.at) for rise in rises]  # Each price rose before its incident was recorded.
     if rates != [rise.rate for rise in rises] or any(
         not max(0.0, least_s) <= one["billable_s"] + 0.001 <= seconds + 0.002
         for one, least_s in zip(risen, longest, strict=True)
@@ -121,7 +121,7 @@ def _broken_line(line: Json, rental: AuditedRental) -> Iterator[str]:
 
 
 def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
-    """Return what may be charged once for what left the machine: what was counted, as planned, or nothing."""
+    """Return what may be charged for the data that left the machine: as counted, as planned, or nothing."""
     sent = [one.egress_micros for one in all_typed(rental.records, CollectObserved)]
     counted = [one for one in sent if one is not None]
     planned = rental.intent.egress_micros
@@ -130,7 +130,7 @@ def _once(rental: AuditedRental, seconds: float) -> set[Micros]:
 
 
 def _seen(rental: AuditedRental) -> tuple[float, float]:
-    """Return how long a machine was seen alive at least, and how long it can have been there at most."""
+    """Return how long a machine was seen alive at least, and how long it can have existed at most."""
     if rental.end == "refused":
         return 0.0, 0.0
     lives = rental.lives

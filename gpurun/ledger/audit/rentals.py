@@ -1,4 +1,4 @@
-"""Computes each rental's seconds, money and end from the journal a second time, with code of the audit alone."""
+"""Computes each rental's seconds, money and end from the journal a second time, with the audit's own code."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ T = TypeVar("T", bound=JournalEvent)
 
 
 def lines_with(records: Sequence[Record], kind: type[T]) -> list[tuple[Record, T]]:
-    """Return the lines of a class, each with what it tells."""
+    """Return the lines of an event class, each with its parsed content."""
     return [(one, one.typed) for one in records if isinstance(one.typed, kind)]
 
 
 def _exactly(seconds: float) -> Decimal:
-    """Return a number of seconds as it is written, read to the microsecond."""
+    """Return a number of seconds exactly as it is written, to the microsecond."""
     return Decimal(str(seconds)).quantize(_MICRO)
 
 
@@ -55,13 +55,13 @@ def _milli(seconds: Decimal) -> Decimal:
 
 
 def passed(a: Record, b: Record) -> Decimal:
-    """Return the seconds from one line to the next: by the clock that went further, the monotonic one within a boot."""
+    """Return the seconds from one line to the next: by the clock that advanced more."""
     ticked = _exactly(b.mono) - _exactly(a.mono) if a.boot_id == b.boot_id else _NONE
     return max(_NONE, ticked, _exactly(b.wall) - _exactly(a.wall))
 
 
 def least_passed(a: Record, b: Record) -> Decimal:
-    """Return the same by the clock that went less far, and nothing from boot to boot."""
+    """Return the same by the clock that advanced less; 0 from boot to boot."""
     both = (_exactly(b.mono) - _exactly(a.mono), _exactly(b.wall) - _exactly(a.wall))
     return max(_NONE, min(both)) if a.boot_id == b.boot_id else _NONE
 
@@ -74,12 +74,12 @@ class Passed:
         self._at = dict(zip((one.seq for one in records), sums, strict=False))
 
     def between(self, first: Record, last: Record) -> Decimal:
-        """Return the seconds from line to line, over those between, rounded up to a millisecond."""
+        """Return the seconds from one line to another, over those between, rounded up to a millisecond."""
         return (self._at[last.seq] - self._at[first.seq]).quantize(_MILLI, rounding=ROUND_CEILING)
 
 
 class RecordedRise(NamedTuple):
-    """A price that rose: to what, by how much, from which second of the rental, and when that was recorded."""
+    """A price that rose: to what, by how much, from which second of the rental, and when it was recorded."""
 
     rate: int
     more: Micros
@@ -89,7 +89,7 @@ class RecordedRise(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditedRental:
-    """The lines of one machine that was asked for, from its intent on, in its journal."""
+    """The journal's lines of one requested machine, from its intent on."""
 
     records: Sequence[Record]
     journal: Sequence[Record]
@@ -97,12 +97,12 @@ class AuditedRental:
 
     @cached_property
     def intent(self) -> CreateIntended:
-        """What was going to be asked for."""
+        """Return what was about to be requested."""
         return next(all_typed(self.records, CreateIntended))
 
     @cached_property
     def end(self) -> str:
-        """How it ended: "refused", a teardown that was proven, or "not_proven"."""
+        """Return how it ended: "refused", a proven teardown, or "not_proven"."""
         if any(one.event is Event.CREATE_REFUSED for one in self.records):
             return "refused"
         proof = last_typed(self.records, DeathProven)
@@ -110,19 +110,19 @@ class AuditedRental:
 
     @cached_property
     def rate(self) -> int:
-        """The highest price that its provider told for the machine itself, else the one that was agreed to."""
-        told = [one.rate_micros_per_hour for one in self._answers if one.rate_micros_per_hour is not None]
-        return max(told, default=self.intent.rate_micros_per_hour)
+        """Return the highest price that its provider reported for the machine itself, else the agreed one."""
+        reported = [seen.rate_micros_per_hour for seen in self._answers if seen.rate_micros_per_hour is not None]
+        return max(reported, default=self.intent.rate_micros_per_hour)
 
     @cached_property
     def bill(self) -> int | None:
-        """What its provider's bill came to; None where it was not read."""
-        bills = [one.micros for one in all_typed(self.journal, BillObserved) if one.token == self.intent.token]
+        """Return the amount on its provider's bill; None if it was not read."""
+        bills = [bill.micros for bill in all_typed(self.journal, BillObserved) if bill.token == self.intent.token]
         return bills[-1] if bills else None
 
     @cached_property
     def starts(self) -> list[Decimal]:
-        """After how many seconds its machine began, by every line that has its provider's word of that."""
+        """Return after how many seconds its machine started, for every line with its provider's word on that."""
         starts = []
         for one in self.records:
             machine = one.typed.instance
@@ -133,12 +133,12 @@ class AuditedRental:
 
     @cached_property
     def lives(self) -> list[Decimal]:
-        """After how many seconds each sign of life came, before the line until which it was paid."""
+        """Return after how many seconds each sign of life came, before the line up to which it was paid."""
         return [self._at(one) for one in self.records if one.seq < self._paid_until.seq and self._lives(one)]
 
     @cached_property
     def facts(self) -> Json:
-        """The figures of its line in the receipt's `cost.rentals`, with its cost so far where it has not ended."""
+        """Return the figures of its line in the receipt's `cost.rentals`, with its cost so far if it has not ended."""
         seconds, end_is = (0.0, None) if self.end == "refused" else self._billable()
         rises, dearer = [], Micros(0)
         for rise in self.rises_from(self.rate):
@@ -151,19 +151,19 @@ class AuditedRental:
         once = self._egress() if seconds else Micros(0)
         own = times(total(self.lasting(self.rate, seconds), dearer, once), machines)
         is_proven = any(one.event is Event.DEATH_PROVEN for one in self.records)
-        told_only = {"end_is": end_is if is_proven else None, "extras": extras, "price_rose": rises}
+        optional = {"end_is": end_is if is_proven else None, "extras": extras, "price_rose": rises}
         return {
             "machines": machines,
             "billable_s": seconds,
             "rate_micros_per_hour": self.rate,
             "micros": total(own, *(one["micros"] for one in extras)),
             "end": self.end,
-            **{key: value for key, value in told_only.items() if value},
+            **{key: value for key, value in optional.items() if value},
         }
 
     @cached_property
     def least(self) -> Micros:
-        """What it cost for certain: as long as it was seen to run, or as its provider has it."""
+        """Return what it certainly cost: as long as it was seen to run, or as its provider reports."""
         if self.end == "refused":
             return Micros(0)
         seconds, end_is = self._billable()
@@ -175,7 +175,7 @@ class AuditedRental:
         if lines and not self.intent.lease.queue_s:
             sums = accumulate((least_passed(*both) for both in pairwise(self.records)), initial=_NONE)
             at = dict(zip((one.seq for one in self.records), sums, strict=True))
-            runs = [at[lines[-1] - 1]]  # What a line tells came after the line before.
+            runs = [at[lines[-1] - 1]]  # What a line shows happened after the line before.
             if isinstance(read, DeathRead) and read.up_s_ago is not None:
                 runs.append(at[until - 1] - _exactly(read.up_s_ago))
             certain.append((max(runs) - at[lines[0]]).quantize(_MILLI, rounding=ROUND_FLOOR))
@@ -183,11 +183,11 @@ class AuditedRental:
 
     @property
     def is_open(self) -> bool:
-        """Whether it may cost more yet."""
+        """Return whether it may still cost more."""
         return self.end == "not_proven" or not all(extra["ended"] for extra in self.facts.get("extras", ()))
 
     def lasting(self, rate: int, seconds: float) -> Micros:
-        """Return what so long costs at a price, with what is paid for beside the machine."""
+        """Return the cost of so many seconds at a price, with what is paid for beside the machine."""
         paid_s = max(seconds, self.intent.least_billed_s) if seconds else 0.0
         rates = (rate, self.intent.beside_micros_per_hour)
         return total(*(cost_of(Micros(one), paid_s, self.intent.billing_unit_s) for one in rates))
@@ -211,7 +211,7 @@ class AuditedRental:
 
     @cached_property
     def _paid_until(self) -> Record:
-        """The line until which it was paid at most: the first of the reads behind its proof, else the last line."""
+        """Return the line up to which it was paid at most: the first reading behind its proof, else the last line."""
         proofs = lines_with(self.records, DeathProven)
         if not proofs:
             return self.records[-1]
@@ -221,7 +221,7 @@ class AuditedRental:
         return counted[0][0] if counted and counted[0][1].tells_life else line
 
     def _billable(self) -> tuple[float, str | None]:
-        """Return the seconds that may be billed, and what their end rests on: the least of the bounds that hold."""
+        """Return the seconds that may be billed, and what their end rests on: the lowest of the bounds that hold."""
         read, intent = self._paid_until.typed, self.intent
         longest = self._at(self._paid_until)
         if not isinstance(read, DeathRead):
@@ -257,7 +257,7 @@ class AuditedRental:
     def _after_queue(
         self, ran_s: float | None, bounds: list[tuple[Decimal, str]], alive: Decimal, up: Decimal
     ) -> tuple[float, str]:
-        """Return the same of what had to queue: from its earliest start; where that is not told, what bounds it."""
+        """Return the same for a queued machine: from its earliest start, or by its bounds if none was reported."""
         start, limit = min(self.starts, default=_NONE), self._limit
         alive, up = (alive, up) if self.starts else (_NONE, _NONE)
         if ran_s is not None:
@@ -272,12 +272,12 @@ class AuditedRental:
 
     @property
     def _limit(self) -> Decimal:
-        """How long at most a machine runs once its queue is over; without a queue nothing says so here."""
+        """Return how long a machine may run after its queue; infinity without a queue."""
         lease = self.intent.lease
         return _milli(Decimal(lease.total_s + lease.kill_allowance_s)) if lease.queue_s else Decimal("Infinity")
 
     def _gone_since(self) -> Decimal:
-        """Return when the readings begin that show it gone, and were not broken off before the one that is paid."""
+        """Return when the readings that show it gone begin, unbroken up to the one that ends the paid time."""
         since = until = None
         for one in self.records:
             if one.seq > self._paid_until.seq:
@@ -292,7 +292,7 @@ class AuditedRental:
         return since if since is not None else _NONE
 
     def _lives(self, line: Record) -> bool:
-        """Whether it is a sign of life; of what queued only its scheduler's word is, as its folder outlives it."""
+        """Return whether a line is a sign of life; for a queued machine, only its scheduler's word."""
         event = line.typed
         if isinstance(event, Incident):
             return event.code in _SAID_ALIVE
@@ -304,7 +304,7 @@ class AuditedRental:
         return not is_lost and not (isinstance(event, CollectObserved) and event.remembered)
 
     def _egress(self) -> Micros:
-        """Return what is charged for all that left the machine: nothing if it never answered."""
+        """Return what is charged for all data that left the machine; nothing if it never answered."""
         planned, collected = self.intent.egress_micros, last_typed(self.records, CollectObserved)
         if collected is None:
             return Micros(planned if any(one.event is Event.READY_OBSERVED for one in self.records) else 0)
@@ -335,12 +335,12 @@ class AuditedRental:
 
 
 def _is_new(records: Sequence[Record]) -> bool:
-    """Whether its gpurun told of a machine that came late which it was: older ones named no home either."""
+    """Return whether its gpurun recorded which machine came late; older ones recorded no home either."""
     return bool(records) and isinstance(opened := records[0].typed, RunOpened) and opened.home is not None
 
 
 def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
-    """Return each machine that was asked for, by its intent."""
+    """Return each requested machine, by its intent."""
     begins = [place for place, one in enumerate(records) if one.event is Event.CREATE_INTENDED]
     clock = Passed(records)
     return [AuditedRental(records[start:end], records, clock) for start, end in pairwise([*begins, len(records)])]
@@ -349,7 +349,7 @@ def split_rentals(records: Sequence[Record]) -> list[AuditedRental]:
 def measured_micros(records: Sequence[Record]) -> Micros | None:
     """Return what a run has cost at most by its journal; while a machine is not proven gone, what it has cost so far.
 
-    None where it ran in a notebook: nobody here saw what that cost.
+    None if it ran in a notebook, because its cost was not seen here.
     """
     if records and isinstance(opened := records[0].typed, RunOpened) and opened.imported:
         return None
@@ -357,7 +357,7 @@ def measured_micros(records: Sequence[Record]) -> Micros | None:
 
 
 def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
-    """Whether more was paid than the journal can tell: for a machine that came late, or something beside one."""
+    """Return whether more was paid than the journal shows: for a machine that came late, or something beside one."""
     tokens = {intent.token for intent in all_typed(records, CreateIntended)} if _is_new(records) else set()
     incidents = list(all_typed(records, Incident))
     late = any(one.code == "create.late" and not (one.id and one.token in tokens) for one in incidents)
@@ -365,7 +365,7 @@ def is_more_than_journal_tells(records: Sequence[Record]) -> bool:
 
 
 def money_and_death(records: Sequence[Record]) -> Json:
-    """Return what the receipt must say of seconds, money and ends, and of nothing else."""
+    """Return what the receipt must state about seconds, money and ends, and nothing else."""
     opened, rentals = opened_of(records), split_rentals(records)
     cap = None if opened.cap_micros is None else Micros(opened.cap_micros)
     if opened.imported:
@@ -378,13 +378,13 @@ def money_and_death(records: Sequence[Record]) -> Json:
     is_unseen = any(one.get("extras") or (one["rate_micros_per_hour"] and one.get("end_is") in unseen) for one in facts)
     by_bill = any(one["rate_micros_per_hour"] and one.get("end_is") == "the provider's bill" for one in facts)
     figure = "bound" if is_unseen else "billed" if by_bill else "measured"
-    owed = [one for one in rentals if one.end != "refused" and (one.rate or one.facts.get("extras"))]
-    bills = [one.bill for one in owed if one.bill is not None and not one.facts.get("extras")]
-    has_bill = bool(owed) and not is_live and len(bills) == len(owed)
+    paid = [one for one in rentals if one.end != "refused" and (one.rate or one.facts.get("extras"))]
+    bills = [one.bill for one in paid if one.bill is not None and not one.facts.get("extras")]
+    has_bill = bool(paid) and not is_live and len(bills) == len(paid)
     billable = sum((Decimal(str(one["billable_s"])) for one in facts), _NONE)
     if cap is None or spent is None or left_of(cap, spent) >= 0:
         kept = None if cap is None or spent is None else True
-    elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # Any cost over it that was no bound had broken it.
+    elif (opened.rules or 1) < CAP_BROKEN_WHERE_SEEN:  # By these rules any cost over it broke it, except a bound.
         kept = None if is_unseen else False
     else:
         kept = False if left_of(cap, total(*(rental.least for rental in rentals))) < 0 else None

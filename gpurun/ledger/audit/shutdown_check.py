@@ -1,4 +1,4 @@
-"""Checks the statement that a box of the user's own was shut down, for the audit alone."""
+"""Checks, for the audit alone, the statement that the user's own box was shut down."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS = {"confirmed": "shutdown confirmed", "stated by the user": "shutdown sta
 
 @dataclass(frozen=True)
 class Shutdown:
-    """What the audit says of a box's end in place of "proven", and what is wrong with the statement about it."""
+    """What the audit shows for a box's end instead of "proven", and what is wrong with the statement about it."""
 
     death: str
     problem: str = ""
@@ -35,7 +35,7 @@ class Shutdown:
 def check_shutdown(
     folder: RunFolder, statement: Json, receipt_sha256: str, keys: Mapping[str, Ed25519PublicKey]
 ) -> Shutdown | None:
-    """The end of a box that its user ends; None for a machine that gpurun ends, unless somebody says otherwise."""
+    """Return the end of a box that its user ends; None for a machine that gpurun ends, unless it has a statement."""
     path = folder.path / "shutdown.json"
     is_users = statement["predicate"]["teardown"]["is"] == "user_operated"
     if not path.exists():
@@ -59,12 +59,12 @@ def check_shutdown(
     if signature is Signature.UNSIGNED:
         return Shutdown(_WORDS[told["predicate"]["verdict"]], unsigned="shutdown.json is unsigned")
     if signature is not Signature.OK:
-        return Shutdown("yours to end", problem=f"the signature of shutdown.json does not hold ({signature})")
+        return Shutdown("yours to end", problem=f"the signature of shutdown.json is not valid ({signature})")
     return Shutdown(_WORDS[told["predicate"]["verdict"]])
 
 
 def _unlike(told: Json, receipt: Json, run: str, receipt_sha256: str) -> list[str]:
-    """Every part that is not what the receipt and the tries give."""
+    """Return every part that differs from what the receipt and the checks of the box give."""
     predicate = told["predicate"]
     tries = predicate["checked"]["tries"]
     is_seen = {one["seen"] for one in tries} <= _QUIET and tries[-1]["at_s"] - tries[0]["at_s"] >= _SPAN_S

@@ -1,4 +1,4 @@
-"""Reads journals and the chain of receipts strictly, byte by byte, with code of its own."""
+"""Reads journals and the chain of receipts strictly, byte by byte, with its own code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Json = dict[str, Any]
 class Lines:
     """The sound lines of a journal from its beginning, and the sha256 of each.
 
-    `torn`: an unfinished last line; `hides_intent`: the rest, which does not hold, asked for a machine. `is_linked`:
-    every whole line names the one before it, also where one of them does not hold.
+    `torn`: the last line is unfinished. `hides_intent`: the rest, which is not sound, requests a machine. `is_linked`:
+    every whole line names the one before it, even where a line is not sound.
     """
 
     records: tuple[Record, ...]
@@ -38,9 +38,9 @@ class Lines:
 
 
 def journal_lines(path: Path) -> Lines:
-    """Return a journal up to the first line that does not hold: its form, its place, its fields as its class has them.
+    """Return a journal up to the first line that is not sound, by its form, its place and the fields of its class.
 
-    A line that does not say what its event must say, or says it in another type, ends what can be relied on.
+    A line that lacks a field of its event, or has it in another type, ends what can be relied on.
     """
     try:
         raw, torn = _split(path)
@@ -60,7 +60,7 @@ def journal_lines(path: Path) -> Lines:
 
 
 def _record_of(line: bytes, number: int, before: str) -> Record:
-    """Return what a line records; Malformed where it cannot be relied on."""
+    """Return what a line records; Malformed if it cannot be relied on."""
     written = _canonical_object(line)
     if written is None:
         raise Malformed("is not a record")
@@ -73,7 +73,7 @@ def _record_of(line: bytes, number: int, before: str) -> Record:
             f"is not a record that this gpurun knows: look at its {field[0] if field else 'form'}"
         ) from error
     if record.seq != number:
-        raise Malformed(f"says that it is line {record.seq}")
+        raise Malformed(f"has the number {record.seq}")
     if record.prev != before:
         raise Malformed("does not follow from the line before it")
     if (record.event == Event.RUN_CLOSED or "seal" in record.data) and not _is_sealed(written):
@@ -82,27 +82,27 @@ def _record_of(line: bytes, number: int, before: str) -> Record:
 
 
 def _is_linked(raw: list[bytes]) -> bool:
-    """Whether every line of a journal is JSON and names the digest of the one before it."""
+    """Return whether every line of a journal is JSON and names the digest of the one before it."""
     befores = [GENESIS, *(hashlib.sha256(line).hexdigest() for line in raw)]
     written = [_canonical_object(line) for line in raw]
     return all(line is not None and line.get("prev") == one for line, one in zip(written, befores, strict=False))
 
 
 def _is_sealed(record: Json) -> bool:
-    """Whether a closing line, which no line after it confirms, still is what its own digest says."""
+    """Return whether a closing line, which no later line confirms, still matches its own digest."""
     unsealed = {**record, "data": {key: value for key, value in record["data"].items() if key != "seal"}}
     return bool(record["data"].get("seal") == hashlib.sha256(canonical(unsealed)).hexdigest())
 
 
 def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
-    """Every readable line of the chain of receipts, and what is wrong with the lines or their order.
+    """Return every readable line of the chain of receipts, and what is wrong with the lines or their order.
 
-    A SetupError where the file cannot be read at all.
+    Raises a SetupError if the file cannot be read at all.
     """
     try:
         raw, torn = _split(path)
     except OSError as error:
-        hint = "Give yourself read access to it; nothing can be held against a chain that cannot be read."
+        hint = "Give yourself read access to it; nothing can be checked against a chain that cannot be read."
         raise SetupError("ledger.unreadable", f"{path} cannot be read: {error.strerror}.", hint=hint) from error
     links: list[Json] = []
     runs = set[str]()
@@ -126,14 +126,14 @@ def chain_lines(path: Path) -> tuple[tuple[Json, ...], tuple[str, ...]]:
 
 
 def _split(path: Path) -> tuple[list[bytes], bool]:
-    """The whole lines of a file, and whether something unfinished follows them: no line end, or a power cut's zeros."""
+    """Return the whole lines of a file, and whether something unfinished follows: no line end, or zeros."""
     *raw, rest = (read_regular(path) if path.exists() else b"").split(b"\n")
     zeroed = not rest and bool(raw) and b"\0" in raw[-1]
     return raw[:-1] if zeroed else raw, zeroed or bool(rest)
 
 
 def _canonical_object(line: bytes) -> Json | None:
-    """A JSON object written in exactly the one canonical way, or None."""
+    """Return a JSON object that is written in the one canonical way, or None."""
     try:
         value = parse_object(line, numbers=AS_WRITTEN)
         return value if canonical(value) == line else None

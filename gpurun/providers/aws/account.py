@@ -1,4 +1,4 @@
-"""Whose credentials these are, and what they may not do that gpurun needs."""
+"""Whose credentials these are, and which of the actions that gpurun needs they may not do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gpurun.providers.aws.wire import AwsClients, AwsRefused
 from gpurun.providers.base import Rejected, Unknown
 
 _NO_INSTANCE, _NO_IMAGE = "i-00000000000000000", "ami-00000000000000000"
-# Dry runs: EC2 says whether it would, and does not. What it says first of a thing that is not there differs by action,
-# so that only a clear "not allowed" counts.
+# Dry runs: EC2 answers whether it would act, and does not act. Which objection to a missing thing comes first differs
+# by action, so only a clear "not allowed" counts.
 _DRY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("run_instances", {"ImageId": _NO_IMAGE, "InstanceType": "t3.micro", "MinCount": 1, "MaxCount": 1}),
     ("terminate_instances", {"InstanceIds": [_NO_INSTANCE]}),
@@ -36,20 +36,20 @@ _DRY: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def account_of(wire: AwsClients) -> Account:
-    """Who asks, what is missing, and how far the clocks are apart."""
-    told = whoami(wire)
+    """Return who asks, what is missing, and how far the clocks are apart."""
+    caller = whoami(wire)
     missing = _missing(wire)
     worry = _worry(wire.key_ends_wall())
     return Account(
         provider="aws",
-        identity=str(told.get("Arn") or told.get("Account")),
+        identity=str(caller.get("Arn") or caller.get("Account")),
         missing=(*missing, worry) if worry else missing,
         clock_ahead_s=wire.clock_ahead_s,
     )
 
 
 def _worry(ends_wall: float) -> str:
-    """What is to be feared of credentials that end, in words; empty for those that do not."""
+    """Return the risk of credentials that expire, in words; "" for those that do not."""
     if ends_wall == inf:
         return ""
     when = f"end at {utc(ends_wall)}" if ends_wall else "are temporary"
@@ -57,7 +57,7 @@ def _worry(ends_wall: float) -> str:
 
 
 def whoami(wire: AwsClients) -> dict[str, Any]:
-    """Account, ARN and user id, as AWS knows them; SetupError when it does not."""
+    """Return account, ARN and user id from AWS; SetupError if it does not accept the credentials."""
     try:
         return wire.call("sts", wire.region, "get_caller_identity")
     except AwsRefused as refused:
@@ -65,7 +65,7 @@ def whoami(wire: AwsClients) -> dict[str, Any]:
 
 
 def mark_of(wire: AwsClients) -> str:
-    """The mark of the account, which anyone with its credentials may ask for."""
+    """Return the mark of the account, which anyone with its credentials may ask for."""
     number = str(whoami(wire).get("Account") or "")
     if not number:
         raise Unknown("AWS does not say whose credentials these are")
@@ -73,13 +73,13 @@ def mark_of(wire: AwsClients) -> str:
 
 
 def may_launch(wire: AwsClients, region: str) -> bool:
-    """Whether anything could be started in a region; only a clear "not allowed" is a no."""
-    operation, asked = _DRY[0]
-    return not _denied(partial(wire.call, "ec2", region, operation, DryRun=True, **asked))
+    """Return whether anything could be started in a region; only a clear "not allowed" is a no."""
+    operation, parameters = _DRY[0]
+    return not _denied(partial(wire.call, "ec2", region, operation, DryRun=True, **parameters))
 
 
 def _missing(wire: AwsClients) -> tuple[str, ...]:
-    """The actions that are refused, by their IAM names; what gives no clear answer is not called missing."""
+    """Return the refused actions, by their IAM names; an action without a clear answer does not count as missing."""
     region = wire.region
     asks: dict[str, Callable[[], object]] = {
         operation: partial(wire.call, "ec2", region, operation, DryRun=True, **asked) for operation, asked in _DRY

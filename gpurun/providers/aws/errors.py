@@ -1,4 +1,4 @@
-"""What EC2's refusals mean: which certainly made nothing, which leave a doubt, which are about the key or a quota."""
+"""What EC2's refusals mean: which certainly made nothing, which leave a doubt, which concern the key or a quota."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NO_KEY = frozenset(
      "MissingAuthenticationToken", "RequestTimeTooSkewed", "RequestInTheFuture"}
 )  # fmt: skip
 OFF_CLOCK = frozenset({"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"})
-"""What AWS says of a request whose time is off; of an expired session EC2 says the first, too."""
+"""AWS's codes for a request whose time is off; EC2 also has the first for an expired session."""
 _RENEW = "`aws configure`, `aws sso login` or AWS_PROFILE; then `gpurun doctor`."
 _POLICY = "`gpurun aws setup --policy` shows the policy that gpurun needs."
 _NO_SPOT_ROLE = "AuthFailure.ServiceLinkedRoleCreationNotPermitted"
 _SUPPORT = "write to AWS: https://console.aws.amazon.com/support/home"
 _ACCOUNT = {
-    "OptInRequired": "Switch the region or the service on for the account, or take another --region.",
+    "OptInRequired": "Enable the region or the service for the account, or use another --region.",
     "SubscriptionRequiredException": "Finish signing up: https://portal.aws.amazon.com/billing/signup",
-    "PendingVerification": f"AWS verifies a new account within some hours; after a day {_SUPPORT}",
+    "PendingVerification": f"AWS verifies a new account within a few hours; after a day {_SUPPORT}",
     "Blocked": f"Only AWS can lift that; {_SUPPORT}",
 }
 """What to do about an account that may not rent yet."""
 _SKEW_S = 240.0
-"""AWS takes no request whose time is five minutes off."""
+"""AWS accepts no request whose time is five minutes off."""
 _WRONG = ("Invalid", "Missing", "UnknownParameter", "Malformed", "UnsupportedOperation", "OperationNotPermitted")
 
 _QUOTAS = {
@@ -50,16 +50,16 @@ _QUOTAS = {
 def judge_launch_refusal(
     error: AwsRefused, type_id: str, region: str, *, spot: bool
 ) -> NoCapacity | Rejected | Unknown:
-    """What the answer to a launch says about whether there is an instance; whatever is not known leaves the doubt."""
+    """Return what a refused launch says about whether there is an instance; an unknown refusal leaves the doubt."""
     if error.code in NO_CAPACITY:
         return NoCapacity(str(error))
     if error.code in NO_QUOTA:
         what = f"The quota of this AWS account does not allow a {type_id} in {region} ({error})."
-        mendable = no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}")
-        return RejectedFor(mendable, of_offer=True)  # A quota is one region's and one family's.
-    told = _about_the_account(error)
-    if told is not None:
-        return RejectedFor(told)
+        refusal = no_quota(what, hint=f"Nothing was made; {quota_in_words(type_id, region, spot=spot)}")
+        return RejectedFor(refusal, of_offer=True)  # A quota is for one region and one family.
+    explained = _about_the_account(error)
+    if explained is not None:
+        return RejectedFor(explained)
     if 400 <= error.status < 500 and error.code.startswith(_WRONG):
         return Rejected(str(error))
     # The same client token with other parameters means that an earlier launch with it was accepted.
@@ -67,32 +67,32 @@ def judge_launch_refusal(
 
 
 def explain_early_refusal(error: AwsRefused) -> Rejected:
-    """What a refusal before the launch means: nothing was made, and where AWS is out of order another offer may do."""
+    """Return what a refusal before the launch means: nothing was made; if AWS is out of order, another offer may do."""
     if error.status >= 500:
         return Rejected(f"{error.operation}: {error}", of_offer=True)
-    told = _about_the_account(error)
-    return RejectedFor(told) if told else Rejected(f"{error.operation}: {error}")
+    explained = _about_the_account(error)
+    return RejectedFor(explained) if explained else Rejected(f"{error.operation}: {error}")
 
 
 def explain_refusal(error: AwsRefused) -> SetupError | Unknown:
-    """What an unexpected refusal of anything but a launch is."""
+    """Return the error for an unexpected refusal of anything but a launch."""
     return _about_the_account(error) or Unknown(f"{error.operation}: {error}")
 
 
 def _about_the_account(error: AwsRefused) -> SetupError | None:
-    """The refusals that somebody can mend: a permission, the credentials, this machine's clock, the account."""
+    """Return the error for a refusal that can be fixed: permission, credentials, this machine's clock, account."""
     if error.code in NOT_ALLOWED:
         return not_allowed(f"These AWS credentials may not call {action_of(error.operation)} ({error}).", hint=_POLICY)
     if error.code == _NO_SPOT_ROLE:
         return not_allowed(f"These AWS credentials may not call iam:CreateServiceLinkedRole ({error}).", hint=_POLICY)
     ahead_s = error.clock_ahead_s or 0.0
     if error.code in NO_KEY and abs(ahead_s) > _SKEW_S:
-        what = f"AWS refuses requests of this machine, whose clock is {ahead_s:+.0f} s off AWS's ({error})."
+        what = f"AWS refuses requests from this machine, whose clock is {ahead_s:+.0f} s off AWS's ({error})."
         return SetupError("clock.skewed", what, hint="Set the clock: on Linux `timedatectl set-ntp true`.")
     if error.code in OFF_CLOCK:
-        what = f"AWS refuses requests of this machine for their time ({error})."
+        what = f"AWS refuses requests from this machine because of their time ({error})."
         hint = (
-            "Set the clock (on Linux `timedatectl set-ntp true`). Where it is right, a session may be over: " + _RENEW
+            "Set the clock (on Linux `timedatectl set-ntp true`). If it is right, a session may have expired: " + _RENEW
         )
         return SetupError("clock.skewed", what, hint=hint)
     if error.code in NO_KEY:
@@ -103,7 +103,7 @@ def _about_the_account(error: AwsRefused) -> SetupError | None:
 
 
 def action_of(operation: str) -> str:
-    """`run_instances` as IAM writes it; the services that are not EC2 are few."""
+    """Return `run_instances` as IAM writes it; the services that are not EC2 are few."""
     name = operation.title().replace("_", "")
     service = next((service for service, names in _SERVICES.items() if operation in names), "ec2")
     return f"{service}:{name}"
@@ -119,7 +119,7 @@ _SERVICES = {
 
 
 def quota_in_words(type_id: str, region: str, *, spot: bool) -> str:
-    """Which quota limits a machine type, and where it can be raised."""
+    """Return which quota limits a machine type, and where it can be raised."""
     family = type_id.partition(".")[0].upper()
     kind = "P5" if spot and family.startswith("P5") else "P" if family.startswith("P") else ""
     kind = "G" if family.startswith(("G", "VT")) else kind

@@ -1,6 +1,6 @@
-"""Which machine image is booted: the one that was named, or the newest Deep Learning AMI that suits the trainer.
+"""Which machine image is booted: the named one, or the newest Deep Learning AMI that suits the trainer.
 
-A machine without a GPU boots the same image: it has torch, at the same place, and its driver does no harm there.
+A machine without a GPU boots the same image: it has torch in the same place, and its driver does no harm there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ USER = "ubuntu"
 LEAST_TORCH = (2, 8)
 SYSTEMS = ("24.04", "22.04")
 WITHOUT_DRIVER = ("p2.", "p3.")
-"""Machine types whose cards the image's open kernel module does not drive."""
+"""Machine types whose cards the image's open kernel module does not support."""
 
 _NAME = re.compile(
     re.escape(PARAMETERS) + r"oss-nvidia-driver-gpu-pytorch-(\d+)\.(\d+)-ubuntu-(\d\d\.\d\d)/latest/ami-id"
@@ -28,7 +28,7 @@ _ID = re.compile(r"ami-[0-9a-f]{8,32}")
 
 @dataclass(frozen=True)
 class Image:
-    """An image in one region; `least_gb` is how large its first disk is made, so none can be smaller."""
+    """An image in one region; `least_gb` is the size of its first disk, so a machine's disk cannot be smaller."""
 
     id: str
     root_device: str
@@ -36,7 +36,7 @@ class Image:
 
 
 def choose_image(wire: AwsClients, region: str, named: str) -> Image:
-    """The image to boot in a region; Rejected when there is none, or the named one is no AMI or costs more than Linux.
+    """Return the image to boot in a region; Rejected if there is none, or the named one is not an AMI or costs extra.
 
     AWS's own images cost nothing.
     """
@@ -51,32 +51,32 @@ def choose_image(wire: AwsClients, region: str, named: str) -> Image:
     first = disks.pop(root, {})
     beside = _billed_beside(found[0], list(disks)) if named else ""
     if beside:
-        what = f"the image {identifier} is billed beside its machine, which neither plan nor cap counts: {beside}"
-        raise Rejected(f"{what}; take another one with --image")
+        what = f"the image {identifier} costs extra, which neither plan nor cap includes: {beside}"
+        raise Rejected(f"{what}; choose another one with --image")
     return Image(identifier, root, int(first.get("VolumeSize") or 0))
 
 
 def _billed_beside(image: Told, more_disks: Sequence[object]) -> str:
-    """Why an image costs more than Linux on one disk, in words; empty where it does not."""
+    """Return why an image costs more than Linux on one disk, in words; "" if it does not."""
     system = str(image.get("PlatformDetails") or _LINUX)
     if system != _LINUX:
         return f"its system is {system}"
     if image.get("ProductCodes"):
-        return "it is sold in AWS Marketplace, at a price that EC2 does not tell"
-    return f"it brings more disks: {', '.join(map(str, more_disks))}" if more_disks else ""
+        return "it is sold in AWS Marketplace, at a price that EC2 does not report"
+    return f"it has more disks: {', '.join(map(str, more_disks))}" if more_disks else ""
 
 
 def _newest(wire: AwsClients, region: str) -> str:
-    """The newest PyTorch, then the newest system that is known to suit; the list is AWS's own."""
+    """Return the image with the newest PyTorch, on the newest system that suits; the list is AWS's own."""
     best: tuple[tuple[int, int], str] | None = None
     chosen = ""
-    for one in wire.pages("ssm", region, "get_parameters_by_path", "Parameters", Path=PARAMETERS, Recursive=True):
-        name = _NAME.fullmatch(str(one.get("Name")))
+    for parameter in wire.pages("ssm", region, "get_parameters_by_path", "Parameters", Path=PARAMETERS, Recursive=True):
+        name = _NAME.fullmatch(str(parameter.get("Name")))
         if name is None or name[3] not in SYSTEMS:
             continue
         rank = ((int(name[1]), int(name[2])), name[3])
         if rank[0] >= LEAST_TORCH and (best is None or rank > best):
-            best, chosen = rank, str(one.get("Value"))
+            best, chosen = rank, str(parameter.get("Value"))
     if not _ID.fullmatch(chosen):
         least = ".".join(map(str, LEAST_TORCH))
         raise Rejected(f"{region} lists no Deep Learning AMI with PyTorch {least} or newer; name one: --image ami-…")

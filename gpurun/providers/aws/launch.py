@@ -1,4 +1,4 @@
-"""One instance, asked for once in each zone: which request is sent, and what its refusal means."""
+"""One instance, requested once in each zone: which request is sent, and what its refusal means."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpurun.providers.base import NoCapacity, Rejected, Unknown
 
 USER_DATA_LIMIT_BYTES = 16_384
 DISK_KIND = "gp3"
-# A group that was made a moment ago is not seen everywhere yet.
+# A group that was just made is not visible everywhere yet.
 _SETTLE_S, _SETTLE_POLL_S = 20.0, 2.0
 
 
@@ -33,24 +33,25 @@ class Network:
 
 
 def network_of(wire: AwsClients, region: str) -> Network:
-    """The default VPC with its subnet of every zone; Rejected when there is none."""
-    wanted = [{"Name": "default-for-az", "Values": ["true"]}]
-    found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", Filters=wanted))
+    """Return the default VPC with its subnet of every zone; Rejected if there is none."""
+    filters = [{"Name": "default-for-az", "Values": ["true"]}]
+    found = list(wire.pages("ec2", region, "describe_subnets", "Subnets", Filters=filters))
     if not found:
         make = f"aws ec2 create-default-vpc --region {region}"
-        raise Rejected(f"{region} has no default VPC; make one (`{make}`) or take another region")
+        raise Rejected(f"{region} has no default VPC; make one (`{make}`) or use another region")
     vpc = str(found[0]["VpcId"])
-    zones = {str(one["AvailabilityZone"]): str(one["SubnetId"]) for one in found if one["VpcId"] == vpc}
+    zones = {str(subnet["AvailabilityZone"]): str(subnet["SubnetId"]) for subnet in found if subnet["VpcId"] == vpc}
     return Network(vpc, zones)
 
 
 def launch(
     wire: AwsClients, order: Order, image: Image, network: Network, group: str, made: Callable[[Told], Instance]
 ) -> Instance:
-    """The instance, which `made` reads from EC2's answer.
+    """Launch an instance and return it, as `made` reads it from EC2's answer.
 
-    First where EC2 likes, then in each zone. A doubt ends it: no other zone is asked while there may be an instance.
-    The same request may be sent again: EC2 answers one of the same ClientToken with what the first has made.
+    The first request leaves the zone to EC2, the next ones name each zone in turn. A doubt ends this: no other zone is
+    asked while there may be an instance. The same request may be repeated: EC2 answers a known ClientToken with what
+    the first request made.
     """
     region, offer = order.offer.region, order.offer
     refused = NoCapacity("no zone was asked")
@@ -73,7 +74,7 @@ def launch(
 
 
 def _again(wire: AwsClients, region: str, request: dict[str, Any], made: Callable[[Told], Instance]) -> Instance:
-    """What a request made whose answer was lost; whatever is not the instance itself leaves the doubt."""
+    """Repeat a request whose answer was lost; anything but the instance itself leaves the doubt."""
     try:
         return made(_the_one(_run(wire, region, request)))
     except (AwsRefused, SetupError) as error:
@@ -81,10 +82,10 @@ def _again(wire: AwsClients, region: str, request: dict[str, Any], made: Callabl
 
 
 def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) -> dict[str, Any]:
-    """The whole request; the same order gives the same bytes."""
+    """Return the whole request; the same order gives the same bytes."""
     if order.disk_gb and order.disk_gb < image.least_gb:
         raise Rejected(
-            f"the image {image.id} needs a disk of {image.least_gb} GB, and {order.disk_gb} were planned and paid "
+            f"the image {image.id} needs a disk of {image.least_gb} GB, but {order.disk_gb} GB were planned and paid "
             f"for; plan with --set hardware.disk_gb={image.least_gb}"
         )
     interface: dict[str, Any] = {
@@ -116,11 +117,11 @@ def request_for(order: Order, image: Image, group: str, zone: str, subnet: str) 
 
 
 def _places(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[str, str]]:
-    """Zone and subnet of each launch; the zones that sell the type are looked up only once they are needed."""
+    """Yield zone and subnet of each launch; the zones that offer the type are looked up only when they are needed."""
     yield "", ""
     try:
         selling = zones_selling(wire, order.offer.region, [order.offer.type_id])
-    except Unknown as error:  # Each launch so far was refused, so that there is nothing.
+    except Unknown as error:  # Each launch so far was refused, so there is no instance.
         raise NoCapacity(f"no other zone could be looked up: {error}") from error
     yield from (
         (zone, network.subnets[zone]) for zone in sorted(selling[order.offer.type_id]) if zone in network.subnets
@@ -128,19 +129,19 @@ def _places(wire: AwsClients, order: Order, network: Network) -> Iterator[tuple[
 
 
 def zones_selling(wire: AwsClients, region: str, types: list[str]) -> dict[str, list[str]]:
-    """In which zones of a region each machine type is offered; an empty list where it is not."""
-    zones: dict[str, list[str]] = {one: [] for one in types}
-    wanted = [{"Name": "instance-type", "Values": types}]
-    for told in wire.pages(
+    """Return the zones of a region in which each machine type is offered; an empty list if there are none."""
+    zones: dict[str, list[str]] = {kind: [] for kind in types}
+    filters = [{"Name": "instance-type", "Values": types}]
+    for offering in wire.pages(
         "ec2", region, "describe_instance_type_offerings", "InstanceTypeOfferings",
-        LocationType="availability-zone", Filters=wanted,
+        LocationType="availability-zone", Filters=filters,
     ):  # fmt: skip
-        zones.get(str(told.get("InstanceType")), []).append(str(told.get("Location")))
+        zones.get(str(offering.get("InstanceType")), []).append(str(offering.get("Location")))
     return zones
 
 
 def _run(wire: AwsClients, region: str, request: dict[str, Any]) -> Told:
-    """Send a launch; again, with the same key, while EC2 does not see the new firewall group yet."""
+    """Send a launch; repeat it, with the same key, while EC2 does not see the new firewall group yet."""
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
         try:
             return wire.call("ec2", region, "run_instances", once=True, **request)
@@ -156,7 +157,7 @@ def _the_one(answer: Told) -> Told:
 
 
 def _user_data(order: Order) -> str:
-    """What arms the machine's own timer and its host key; without it nothing may be launched."""
+    """Return what arms the machine's own timer and its host key; without it nothing may be launched."""
     from gpurun.providers import guard
 
     if order.keys is None:
@@ -168,7 +169,7 @@ def _user_data(order: Order) -> str:
 
 
 def _spot(rate: Micros) -> dict[str, Any]:
-    """Bid no more than was agreed to: above that AWS takes the machine away instead of billing more."""
+    """Bid no more than the agreed price: above it, AWS takes the machine away instead of billing more."""
     options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
     price = format(Decimal(rate).scaleb(-6), "f")
     return {"MarketType": "spot", "SpotOptions": {**options, "MaxPrice": price}}

@@ -1,4 +1,4 @@
-"""What EC2 has on sale for a need: where it is offered, and the price that AWS tells today."""
+"""What EC2 offers for a need: where it is available, and today's price from AWS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpurun.providers.aws.wire import AwsClients, AwsRefused, Told
 from gpurun.providers.base import Rejected, Unknown
 
 PRICING_REGION = "us-east-1"
-"""Pricing is a service of a few regions, about all of them."""
+"""The pricing service runs in a few regions, and covers all of them."""
 _HOUR = "Hrs"
 _FIELDS = {
     "operatingSystem": "Linux",
@@ -28,7 +28,7 @@ _FIELDS = {
 
 
 def offers_for_need(wire: AwsClients, need: GpuNeed, known: Sequence[Offer], *, spot: bool) -> list[Offer]:
-    """The known machine types with so many GPUs, in the chosen region or else in each row's own, at today's price."""
+    """Return the known types with so many GPUs, in the chosen region or else in each row's own, at today's price."""
     rows = [row for row in known if row.gpu_count == need.count and not row.type_id.startswith(WITHOUT_DRIVER)]
     by_region: dict[str, list[Offer]] = {}
     for row in rows:
@@ -42,7 +42,7 @@ def offers_for_need(wire: AwsClients, need: GpuNeed, known: Sequence[Offer], *, 
 
 
 def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
-    """By the Pricing API; else by the catalogue, for the region that its price is of."""
+    """Yield the rows at the Pricing API's price; else at the catalogue's, if that is for this region."""
     for row in rows:
         try:
             price = _listed_price(wire, region, row.type_id)
@@ -59,11 +59,11 @@ def _on_demand(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator
 
 
 def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[Offer]:
-    """By the newest spot price of the cheapest zone, which then is the most that is bid."""
+    """Yield the rows at the newest spot price of the cheapest zone, which then is the most that is bid."""
     if not rows:
         return
     lowest: dict[str, Micros] = {}
-    for told in wire.pages(
+    for entry in wire.pages(
         "ec2",
         region,
         "describe_spot_price_history",
@@ -72,8 +72,8 @@ def _on_spot(wire: AwsClients, region: str, rows: Sequence[Offer]) -> Iterator[O
         ProductDescriptions=["Linux/UNIX"],
         StartTime=datetime.fromtimestamp(wire.clock.wall(), UTC),
     ):
-        price = _dollars(told.get("SpotPrice"))
-        kind = str(told.get("InstanceType"))
+        price = _dollars(entry.get("SpotPrice"))
+        kind = str(entry.get("InstanceType"))
         if price is not None and (kind not in lowest or price < lowest[kind]):
             lowest[kind] = price
     for row in rows:
@@ -98,11 +98,11 @@ def _beside(wire: AwsClients, region: str, row: Offer) -> Micros | None:
 
 
 def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
-    """The dearest on-demand price that is listed; None when it is not sold so. An unreadable list is Unknown."""
-    wanted = {**_FIELDS, "instanceType": type_id, "regionCode": region}
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    asked: dict[str, Any] = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": filters}
-    products = list(wire.pages("pricing", PRICING_REGION, "get_products", "PriceList", **asked))
+    """Return the highest listed on-demand price; None if it is not sold like that. An unreadable list is Unknown."""
+    fields = {**_FIELDS, "instanceType": type_id, "regionCode": region}
+    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in fields.items()]
+    query: dict[str, Any] = {"ServiceCode": "AmazonEC2", "FormatVersion": "aws_v1", "Filters": filters}
+    products = list(wire.pages("pricing", PRICING_REGION, "get_products", "PriceList", **query))
     prices: list[Micros] = []
     for text in products:
         try:
@@ -113,7 +113,7 @@ def _listed_price(wire: AwsClients, region: str, type_id: str) -> Micros | None:
 
 
 def _prices_in(product: Told) -> Iterator[Micros]:
-    """Every hourly on-demand price of one product; capacity blocks are another kind of sale."""
+    """Yield every hourly on-demand price of one product; capacity blocks are another kind of sale."""
     if product["product"]["attributes"].get("marketoption", "OnDemand") != "OnDemand":
         return
     for term in product["terms"].get("OnDemand", {}).values():
@@ -123,10 +123,10 @@ def _prices_in(product: Told) -> Iterator[Micros]:
                 yield price
 
 
-def _dollars(told: object) -> Micros | None:
-    """A price as AWS writes it, a string; None for what is none, which includes zero."""
+def _dollars(text: object) -> Micros | None:
+    """Return a price that AWS writes as a string; None if it is not a price, or zero."""
     try:
-        amount = Decimal(str(told))
+        amount = Decimal(str(text))
     except InvalidOperation:
         return None
     return usd(amount) if amount.is_finite() and 0 < amount < 1_000_000 else None

@@ -1,4 +1,4 @@
-"""An instance as EC2 tells it."""
+"""An instance as EC2 describes it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NOT_THERE = frozenset({"InvalidInstanceID.NotFound"})
 
 
 def split_instance_id(instance_id: str) -> tuple[str, str]:
-    """Region and EC2's own id of `us-east-1/i-0123456789abcdef0`; Rejected for what no instance is called.
+    """Return region and EC2's own id of `us-east-1/i-0123456789abcdef0`; Rejected for anything else.
 
-    The region is part of the id, so that a holder of an id needs no search, and no default region can mislead it.
+    The region is part of the id, so the holder of an id needs no search, and a default region cannot mislead it.
     """
     named = _ID.fullmatch(instance_id)
     if named is None:
@@ -35,16 +35,16 @@ def split_instance_id(instance_id: str) -> tuple[str, str]:
     return named[1], named[2]
 
 
-def parse_ec2_instance(region: str, told: Told) -> Instance:
-    """One instance; Unknown when it has no id, since it may be any."""
-    identifier = f"{region}/{told.get('InstanceId')}"
+def parse_ec2_instance(region: str, entry: Told) -> Instance:
+    """Return one instance; Unknown if it has no id, because it may be any."""
+    identifier = f"{region}/{entry.get('InstanceId')}"
     if not _ID.fullmatch(identifier):
-        raise Unknown(f"AWS {region} told of an instance without an id")
-    token, run, deadline = owner(told)
-    name = str((told.get("State") or {}).get("Name") or "")
+        raise Unknown(f"AWS {region} listed an instance without an id")
+    token, run, deadline = owner(entry)
+    name = str((entry.get("State") or {}).get("Name") or "")
     state = _STATES.get(name, InstanceState.UNKNOWN)
-    host = str(told.get("PublicIpAddress") or "")
-    launched = told.get("LaunchTime")
+    host = str(entry.get("PublicIpAddress") or "")
+    launched = entry.get("LaunchTime")
     return Instance(
         id=identifier,
         provider="aws",
@@ -55,14 +55,14 @@ def parse_ec2_instance(region: str, told: Told) -> Instance:
         created_wall=launched.timestamp() if isinstance(launched, datetime) else None,
         deadline_wall=deadline,
         region=region,
-        type_id=str(told.get("InstanceType") or ""),
-        said=" · ".join(word for word in (name, _why(told)) if word),
-        ended_wall=_ended(told) if state in (InstanceState.GONE, InstanceState.STOPPED) else None,
+        type_id=str(entry.get("InstanceType") or ""),
+        said=" · ".join(word for word in (name, _why(entry)) if word),
+        ended_wall=_ended(entry) if state in (InstanceState.GONE, InstanceState.STOPPED) else None,
     )
 
 
 def read_instance(wire: AwsClients, instance_id: str) -> Instance:
-    """One instance by its id; GONE when its region says that there is none."""
+    """Return one instance by its id; GONE if its region says that there is none."""
     region, identifier = split_instance_id(instance_id)
     gone = Instance(id=instance_id, provider="aws", token="", run="", state=InstanceState.GONE, region=region)
     try:
@@ -71,35 +71,35 @@ def read_instance(wire: AwsClients, instance_id: str) -> Instance:
         if refused.code in NOT_THERE:
             return gone
         raise
-    for told in (one for held in listed for one in held.get("Instances") or ()):
-        if told.get("InstanceId") == identifier:
-            return parse_ec2_instance(region, told)
+    for entry in (instance for held in listed for instance in held.get("Instances") or ()):
+        if entry.get("InstanceId") == identifier:
+            return parse_ec2_instance(region, entry)
     return gone
 
 
 def instances_in(wire: AwsClients, region: str, token: str | None) -> list[Instance]:
-    """All that carries the token in a region, by tag and by the key it was launched with."""
+    """Return everything that carries the token in a region, by tag and by the key of its launch."""
     found: dict[str, Instance] = {}
-    for wanted in (by_tag(token), by_client_token(token)):
-        for held in wire.pages("ec2", region, "describe_instances", "Reservations", Filters=[wanted]):
-            for told in held.get("Instances") or ():
-                one = parse_ec2_instance(region, told)
-                if one.token and token in (None, one.token):
-                    found[one.id] = one
+    for selection in (by_tag(token), by_client_token(token)):
+        for held in wire.pages("ec2", region, "describe_instances", "Reservations", Filters=[selection]):
+            for entry in held.get("Instances") or ():
+                instance = parse_ec2_instance(region, entry)
+                if instance.token and token in (None, instance.token):
+                    found[instance.id] = instance
     return list(found.values())
 
 
-def _why(told: Told) -> str:
-    """EC2's own reason for the state, such as a spot interruption."""
-    words = str((told.get("StateReason") or {}).get("Message") or "")
+def _why(entry: Told) -> str:
+    """Return EC2's own reason for the state, such as a spot interruption."""
+    words = str((entry.get("StateReason") or {}).get("Message") or "")
     if "SpotInstanceTermination" in words or "SpotInstanceShutdown" in words:
         return f"spot interruption: {words}"
     return words
 
 
-def _ended(told: Told) -> float | None:
-    """When it ended, as EC2 says in words: `User initiated (2026-11-20 12:00:00 GMT)`."""
-    found = _ENDED.search(str(told.get("StateTransitionReason") or ""))
+def _ended(entry: Told) -> float | None:
+    """Return when it ended, from EC2's sentence: `User initiated (2026-11-20 12:00:00 GMT)`."""
+    found = _ENDED.search(str(entry.get("StateTransitionReason") or ""))
     try:
         return datetime.fromisoformat(found[1]).replace(tzinfo=UTC).timestamp() if found else None
     except ValueError:

@@ -35,9 +35,9 @@ LET_IN_S = 60.0
 
 
 class AwsProvider:
-    """EC2 in the region that is named here, or in the SDK's own; what exists is looked for in every region.
+    """EC2 in the named region, or in the SDK's own; what exists is looked for in every region.
 
-    `my_address` tells the address that the firewall lets in.
+    `my_address` returns the address that the firewall lets in.
     """
 
     name = "aws"
@@ -63,7 +63,7 @@ class AwsProvider:
 
     @cached_property
     def traits(self) -> Traits:
-        """EC2 shows a new instance within seconds, and lists the dead as such for about an hour."""
+        """Return the waiting times: EC2 shows a new instance within seconds, and ended ones for about an hour."""
         region = self._wire.region
         return Traits(
             settle_s=120.0,
@@ -76,11 +76,11 @@ class AwsProvider:
         )
 
     def verify(self) -> Account:
-        """Ask who this is, and by dry runs what it may not do; credentials that may end too early are among that."""
+        """Check who this is, and by dry runs what is missing; credentials that expire too early are missing."""
         return account_of(self._wire)
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """The known types that are offered in the region, on demand or (with `spot`) on spot, never both."""
+        """Return the known types that are offered in the region, on demand or (with `spot`) on spot, never both."""
         if not self._has_region():
             return []
         try:
@@ -91,15 +91,15 @@ class AwsProvider:
     def create(self, order: Order) -> Instance:
         """Make the firewall group, send the launch, and set the outside schedule if the account has its role.
 
-        The launch carries the token as its idempotency key. The second call for an order gives what the first made.
+        The launch carries the token as its idempotency key: a second call for an order returns what the first made.
         """
         region = order.offer.region
         self._homes[order.token] = region
         try:
             try:
-                for one in instances_in(self._wire, region, order.token):
-                    if one.state is not InstanceState.GONE:
-                        return one
+                for instance in instances_in(self._wire, region, order.token):
+                    if instance.state is not InstanceState.GONE:
+                        return instance
                 image = self._image(region, order.image)
                 network = network_of(self._wire, region)
                 group = make_group(self._wire, order, network.vpc, self._my_address)
@@ -108,7 +108,7 @@ class AwsProvider:
             return launch(self._wire, order, image, network, group, partial(self._made, order))
         except AwsRefused as refused:
             raise explain_early_refusal(refused) from refused
-        except SetupError as error:  # The SDK could not sign the request, so that none was sent.
+        except SetupError as error:  # The SDK could not sign the request, so none was sent.
             raise RejectedFor(error) from error
 
     def _made(self, order: Order, told: Told) -> Instance:
@@ -117,11 +117,11 @@ class AwsProvider:
         return made
 
     def find(self, token: str | None) -> list[Instance]:
-        """All that carries the token, the terminated of the last hour too, as long as EC2 lists them."""
+        """Return everything that carries the token, including what ended in the last hour, as long as EC2 lists it."""
         return self._found(token, ())
 
     def find_in(self, regions: Sequence[str]) -> list[Instance]:
-        """All that is gpurun's in these regions."""
+        """Return everything of gpurun's in these regions."""
         return self._found(None, regions)
 
     def _found(self, token: str | None, regions: Sequence[str]) -> list[Instance]:
@@ -136,7 +136,7 @@ class AwsProvider:
         return found
 
     def read(self, instance_id: str) -> Instance:
-        """One instance; its id names the region, so nobody else is asked."""
+        """Return one instance; its id has the region, so no other region is asked."""
         try:
             return read_instance(self._wire, instance_id)
         except AwsRefused as refused:
@@ -152,11 +152,11 @@ class AwsProvider:
                 raise explain_refusal(refused) from refused
 
     def guard_folder(self, instance: Instance) -> str:
-        """The folder of the timer that was armed at boot, named by the deadline as it was ordered."""
+        """Return the folder of the timer that was armed at boot, named by the ordered deadline."""
         return "" if instance.deadline_wall is None else f"/var/lib/gpurun/{int(instance.deadline_wall)}"
 
     def let_in(self, instance: Instance) -> None:
-        """Open its firewall to the address that this laptop has now, once a minute at most."""
+        """Open its firewall to the address that this laptop has now, at most once a minute."""
         now = self._wire.clock.monotonic()
         if now - self._let_in_mono < LET_IN_S:
             return
@@ -169,7 +169,7 @@ class AwsProvider:
             raise explain_refusal(refused) from refused
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """Firewall groups, volumes and network cards that no machine holds, and schedules."""
+        """Return firewall groups, volumes and network interfaces that no machine holds, and schedules."""
         answers, doubt = self._everywhere(token, lambda region: leftovers_in(self._wire, region, token))
         if doubt is not None:
             raise doubt
@@ -177,36 +177,36 @@ class AwsProvider:
 
     @property
     def endpoint(self) -> str:
-        """Where the SDK sends what is for EC2, if not to AWS."""
+        """Return where the SDK sends requests for EC2, if not to AWS."""
         return self._wire.endpoint
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """How far this machine's clock is ahead of AWS's; None before its first answer."""
+        """Return how far this machine's clock is ahead of AWS's; None before its first answer."""
         return self._wire.clock_ahead_s
 
     def regions(self) -> tuple[str, ...]:
-        """The regions that the account has switched on."""
+        """Return the regions that the account has enabled."""
         return tuple(self._regions)
 
     def ask_time(self) -> None:
-        """Ask whose the credentials are, whose answer carries a date as every one does."""
+        """Ask whose the credentials are: the answer carries a date."""
         whoami(self._wire)
 
     def account_mark(self) -> str:
-        """The mark of the account that the credentials are of; SetupError when AWS does not take them."""
+        """Return the mark of the account of these credentials; SetupError if AWS does not accept them."""
         return self._mark
 
     def key_ends_wall(self) -> float:
-        """When these credentials end, where they are a session's."""
+        """Return when these credentials expire, if they are a session's."""
         return self._wire.key_ends_wall()
 
     def remove(self, leftover: Leftover) -> None:
-        """Ask for the removal of one; Unknown while something still needs it."""
+        """Request the removal of one; Unknown while something still needs it."""
         remove_leftover(self._wire, leftover)
 
     def _image(self, region: str, named: str) -> Image:
-        """The image of a region, chosen once: the same order must be the same request."""
+        """Return the image of a region, chosen once: the same order must be the same request."""
         if (region, named) not in self._images:
             self._images[region, named] = choose_image(self._wire, region, named)
         return self._images[region, named]
@@ -217,47 +217,47 @@ class AwsProvider:
 
     @cached_property
     def _regions(self) -> list[str]:
-        """Every region that the account has switched on."""
+        """Return every region that the account has enabled."""
         try:
-            told = list(self._wire.pages("ec2", self._wire.region, "describe_regions", "Regions"))
+            listed = list(self._wire.pages("ec2", self._wire.region, "describe_regions", "Regions"))
         except AwsRefused as refused:
             raise explain_refusal(refused) from refused
-        names = [str(one["RegionName"]) for one in told]
+        names = [str(region["RegionName"]) for region in listed]
         if not names:
             raise Unknown("AWS names no region")
         return names
 
     def _has_region(self) -> bool:
-        """Whether the chosen region is there, for of one that is not the SDK would only say that nobody answers.
+        """Return whether the chosen region exists; for one that does not, the SDK only reports that nothing answers.
 
-        SetupError where it is the SDK's own settings that name such a one: `--region` may mean another cloud's.
+        SetupError if the SDK's own settings name such a region: `--region` may mean another cloud's.
         """
         chosen = self._wire.chosen_region
         if not chosen or chosen == self._wire.region or chosen in self._regions:
             return True
         if self._named_region:
             return False
-        told = no_such_region(chosen, {self.name: self._regions})
-        raise SetupError(told.code, told.what, hint=f"{told.hint} The AWS SDK's settings name it: aws configure.")
+        error = no_such_region(chosen, {self.name: self._regions})
+        raise SetupError(error.code, error.what, hint=f"{error.hint} The AWS SDK's settings name it: aws configure.")
 
     def _everywhere(
         self, token: str | None, look: Callable[[str], list[T]], regions: Sequence[str] = ()
     ) -> tuple[list[list[T]], SetupError | Unknown | None]:
-        """What each region answers: the token's own, where that is known, else those named, or all; and the doubt.
+        """Return what each region answers, and the doubt: the token's own region if known, else those given, or all.
 
-        A region that does not answer leaves one, unless what was looked for was found elsewhere, or nothing can be
-        there: these credentials may neither look into it nor launch in it.
+        A region that does not answer leaves a doubt, unless what was looked for was found elsewhere, or nothing can be
+        there, because these credentials may neither look into it nor launch in it.
         """
         home = self._homes.get(token or "")
-        told, silent = everywhere([home] if home else regions or self._regions, look)
-        if token and any(told.values()):
-            return list(told.values()), None
+        answers, silent = everywhere([home] if home else regions or self._regions, look)
+        if token and any(answers.values()):
+            return list(answers.values()), None
         doubtful = {region: error for region, error in silent.items() if home or not self._is_closed(region, error)}
-        doubt = _unseen(doubtful, all_of_them=not told) if doubtful else None
-        return list(told.values()), doubt
+        doubt = _unseen(doubtful, all_of_them=not answers) if doubtful else None
+        return list(answers.values()), doubt
 
     def _is_closed(self, region: str, error: Exception) -> bool:
-        """Whether an organisation's policy shuts a region; the chosen one is never taken for that."""
+        """Return whether an organisation's policy closes a region; the chosen one never counts as closed."""
         if region in self._closed:
             return True
         denied = isinstance(error, AwsRefused) and error.code in NOT_ALLOWED
@@ -267,10 +267,10 @@ class AwsProvider:
 
 
 def _unseen(silent: dict[str, Exception], *, all_of_them: bool) -> SetupError | Unknown:
-    """Why no answer can be given; where nobody answered for one reason, that reason is about the key."""
+    """Return why there is no answer; if no region answered, for one reason, that reason concerns the key."""
     first = next(iter(silent.values()))
     judged = explain_refusal(first) if isinstance(first, AwsRefused) else first
     if all_of_them and isinstance(judged, SetupError):
         return judged
     reasons = clauses(f"{region}: {error}" for region, error in sorted(silent.items()))
-    return Unknown(f"AWS did not let itself be looked at everywhere ({reasons})")
+    return Unknown(f"not every region of AWS could be read ({reasons})")

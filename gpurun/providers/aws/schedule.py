@@ -1,6 +1,6 @@
-"""The knife outside the machine: a one-time schedule that ends the instance at its deadline, and then itself.
+"""The end from outside the machine: a one-time schedule that ends the instance at its deadline, and then itself.
 
-It needs a role that `gpurun aws setup` makes once for an account. Without it the machine's own timer stands alone.
+It needs a role that `gpurun aws setup` makes once for an account. Without it there is only the machine's own timer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def role_arn(wire: AwsClients, region: str) -> str | None:
-    """The role that a schedule acts under; None where the account has none."""
+    """Return the role that a schedule uses; None if the account has none."""
     try:
         return str(wire.call("iam", region, "get_role", RoleName=ROLE)["Role"]["Arn"])
     except AwsRefused as refused:
@@ -34,9 +34,9 @@ def role_arn(wire: AwsClients, region: str) -> str | None:
 
 
 def arm_schedule(wire: AwsClients, order: Order, identifier: str) -> bool:
-    """Have the instance ended at its deadline; False, and a warning in the log, where that cannot be.
+    """Schedule the end of the instance at its deadline; False, with a warning in the log, if that fails.
 
-    It is asked for once the instance exists, so that nothing here may raise: the instance would be lost with it.
+    The instance exists already, so nothing here may raise: the instance would be lost with it.
     """
     region = order.offer.region
     try:
@@ -61,25 +61,25 @@ def arm_schedule(wire: AwsClients, order: Order, identifier: str) -> bool:
                 "RetryPolicy": {"MaximumRetryAttempts": 185, "MaximumEventAgeInSeconds": 86_400},
             },
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is, the instance exists and must be told of.
+    except Exception as error:  # noqa: BLE001 - whatever it is, the instance exists and must be reported.
         if not (isinstance(error, AwsRefused) and error.code == "ConflictException"):
-            _log.warning("aws: no schedule ends %s from outside, its own timer does: %s", identifier, error)
+            _log.warning("aws: no outside schedule ends %s, only its own timer: %s", identifier, error)
             return False
     return True
 
 
 def schedules_in(wire: AwsClients, region: str, token: str | None) -> Iterator[Token]:
-    """The tokens that name the schedules for a token, or of all; none where they may not be listed.
+    """Yield the tokens of the schedules for a token, or for all; none if they may not be listed.
 
-    A schedule costs nothing and ends with its deadline, so that not being allowed to see one holds nothing up.
+    A schedule costs nothing and ends with its deadline, so a missing permission to list them blocks nothing.
     """
     if not wire.serves("scheduler", region):
         return
     try:
         for prefix in (token,) if token else PREFIXES:
-            asked = {"GroupName": _GROUP, "NamePrefix": prefix}
-            for told in wire.pages("scheduler", region, "list_schedules", "Schedules", **asked):
-                named = parse_token(str(told.get("Name")))
+            query = {"GroupName": _GROUP, "NamePrefix": prefix}
+            for entry in wire.pages("scheduler", region, "list_schedules", "Schedules", **query):
+                named = parse_token(str(entry.get("Name")))
                 if named and token in (None, named.text):
                     yield named
     except AwsRefused as refused:
@@ -88,7 +88,7 @@ def schedules_in(wire: AwsClients, region: str, token: str | None) -> Iterator[T
 
 
 def end_schedule(wire: AwsClients, region: str, name: str) -> None:
-    """Take one away; harmless when it has fired and is gone."""
+    """Delete one; harmless if it has fired and is gone."""
     try:
         wire.call("scheduler", region, "delete_schedule", Name=name, GroupName=_GROUP)
     except AwsRefused as refused:

@@ -1,4 +1,4 @@
-"""What an account needs once: the role of the outside schedules, and the policy of those who use gpurun."""
+"""What an account needs once: the role of the outside schedules, and the policy for those who use gpurun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EC2 = (
 
 @dataclass(frozen=True)
 class RolePlan:
-    """The role as it is to be: who may take it, and what it may do. `arn` is None while there is none."""
+    """The role as it should be: who may assume it, and what it may do. `arn` is None while there is none."""
 
     account: str
     partition: str
@@ -33,14 +33,14 @@ class RolePlan:
 
 
 def plan_role(wire: AwsClients) -> RolePlan:
-    """The role for this account, and whether there is one by its name; it changes nothing."""
-    told = whoami(wire)
-    account, partition = str(told["Account"]), str(told["Arn"]).split(":")[1]
+    """Return the role for this account, and whether it exists; changes nothing."""
+    caller = whoami(wire)
+    account, partition = str(caller["Account"]), str(caller["Arn"]).split(":")[1]
     trust = {
         "Effect": "Allow",
         "Principal": {"Service": "scheduler.amazonaws.com"},
         "Action": "sts:AssumeRole",
-        # Nobody else's schedule may borrow it.
+        # Other accounts' schedules must not use it.
         "Condition": {"StringEquals": {"aws:SourceAccount": account}},
     }
     policy = {
@@ -58,9 +58,9 @@ def plan_role(wire: AwsClients) -> RolePlan:
 
 
 def make_role(wire: AwsClients, plan: RolePlan) -> str:
-    """Make the role, or bring the one that is there to what it should be; its ARN.
+    """Make the role, or bring the existing one up to date; return its ARN.
 
-    Not being allowed to is a SetupError that says what somebody else has to type.
+    Without the permission for that, a SetupError shows what an administrator must type.
     """
     trust = json.dumps(plan.trust)
     policy = json.dumps(plan.policy)
@@ -82,7 +82,7 @@ def make_role(wire: AwsClients, plan: RolePlan) -> str:
 
 
 def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
-    """The same by hand, for a person who may."""
+    """Return the commands that do the same by hand, for a person with the permission."""
     return [
         f"aws iam create-role --role-name {ROLE} --assume-role-policy-document '{json.dumps(trust)}'",
         f"aws iam put-role-policy --role-name {ROLE} --policy-name {POLICY} --policy-document '{json.dumps(policy)}'",
@@ -90,14 +90,14 @@ def commands(trust: dict[str, Any], policy: dict[str, Any]) -> list[str]:
 
 
 def user_policy(plan: RolePlan) -> dict[str, Any]:
-    """The least that the credentials of a gpurun user must be allowed."""
+    """Return the least permissions that the credentials of a gpurun user need."""
     actions = [f"ec2:{name}" for name in _EC2.split()]
     actions += ["ssm:GetParametersByPath", "pricing:GetProducts", "sts:GetCallerIdentity", "iam:GetRole"]
     actions += [f"scheduler:{name}" for name in ("CreateSchedule", "DeleteSchedule", "ListSchedules")]
     allowed = {"Effect": "Allow", "Action": actions, "Resource": "*"}
     role = f"arn:{plan.partition}:iam::{plan.account}:role/{ROLE}"
     passed = {"Effect": "Allow", "Action": "iam:PassRole", "Resource": role}
-    # The first spot instance of an account makes this one.
+    # The first spot instance of an account makes this role.
     service = {"StringLike": {"iam:AWSServiceName": "spot.amazonaws.com"}}
     spot = {"Effect": "Allow", "Action": "iam:CreateServiceLinkedRole", "Resource": "*", "Condition": service}
     return {"Version": "2012-10-17", "Statement": [allowed, passed, spot]}
@@ -108,9 +108,9 @@ def _document(statement: dict[str, Any]) -> dict[str, Any]:
 
 
 def _by_hand(refused: AwsRefused, trust: dict[str, Any], policy: dict[str, Any]) -> Exception:
-    """What to tell somebody who may not make roles."""
+    """Return the error that shows what an administrator must type."""
     if refused.code not in NOT_ALLOWED:
         return explain_refusal(refused)
     what = f"These AWS credentials may not make the role {ROLE} ({refused})."
-    hint = "Give this to somebody who may, then run it again:\n" + "\n".join(commands(trust, policy))
+    hint = "Ask an administrator to run this, then try again:\n" + "\n".join(commands(trust, policy))
     return SetupError("aws.role_not_allowed", what, hint=hint)

@@ -1,6 +1,6 @@
-"""What stands beside an instance: its firewall group, and whatever a broken launch or end may have left.
+"""What is beside an instance: its firewall group, and whatever a broken launch or end may have left.
 
-All of it carries the token, and the journal knows the token before the first of it is made: nothing here can be lost.
+All of it carries the token, and the journal has the token before the first of it is made, so nothing can be lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROUP, VOLUME, INTERFACE, SCHEDULE = "security group", "volume", "network interf
 ADDRESS_URL = "https://checkip.amazonaws.com"
 _LOOPBACK = "127.0.0.0/8"
 _SETTLE_S, _SETTLE_POLL_S = 20.0, 2.0
-# Kind, the listing and its key, the id in it, and the status in which it belongs to no machine any more.
+# Kind, the listing and its key, the id in it, and the status in which it no longer belongs to a machine.
 _LISTINGS = (
     (GROUP, "describe_security_groups", "SecurityGroups", "GroupId", ""),
     (VOLUME, "describe_volumes", "Volumes", "VolumeId", "available"),
@@ -38,19 +38,19 @@ _IN_USE = frozenset({"DependencyViolation", "VolumeInUse", "InvalidNetworkInterf
 
 
 def public_address(clock: Clock) -> str:
-    """The address under which this machine reaches AWS, as AWS sees it."""
+    """Return the public address of this machine, as AWS sees it."""
     try:
         words = Http(ADDRESS_URL, headers={}, clock=clock, name="AWS").request("GET", "/", timeout_s=15.0).text
         return str(IPv4Address(words.strip()))
     except (Unknown, ValueError) as error:
         raise Rejected(
-            f"the public address of this machine could not be found out from {ADDRESS_URL} ({error}), "
+            f"the public address of this machine could not be read from {ADDRESS_URL} ({error}), "
             "so the machine's firewall could let nobody in"
         ) from error
 
 
 def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[], str]) -> str:
-    """The firewall group of a run: SSH from here alone. Made once for a token, however often it is asked for."""
+    """Return the firewall group of a run, which lets in SSH from here alone; it is made once for a token."""
     region = order.offer.region
     group = find_firewall_group(wire, region, order.token)
     if not group:
@@ -66,18 +66,18 @@ def make_group(wire: AwsClients, order: Order, vpc: str, my_address: Callable[[]
             )
             group = str(made.get("GroupId") or "")
         except AwsRefused as refused:
-            # The first answer was lost, and the group was made.
+            # The first answer was lost, but the group was made.
             group = find_firewall_group(wire, region, order.token) if refused.code == "InvalidGroup.Duplicate" else ""
             if not group:
                 raise
-    if not group:  # The SDK takes any XML for an answer, as in `Wire.pages`.
+    if not group:  # The SDK accepts any XML as an answer, as in `AwsClients.pages`.
         raise Unknown(f"AWS {region} answered create_security_group without its group")
     let_in(wire, region, group, my_address)
     return group
 
 
 def let_in(wire: AwsClients, region: str, group: str, my_address: Callable[[], str]) -> None:
-    """Open the SSH port of a group to the address that this laptop has now; harmless when it is open."""
+    """Open the SSH port of a group to the address that this laptop has now; harmless if it is open."""
     source = _LOOPBACK if wire.is_near("ec2", region) else f"{my_address()}/32"
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": source}]}
     for elapsed in ticks(wire.clock, _SETTLE_POLL_S, _SETTLE_S):
@@ -92,31 +92,31 @@ def let_in(wire: AwsClients, region: str, group: str, my_address: Callable[[], s
 
 
 def leftovers_in(wire: AwsClients, region: str, token: str | None) -> list[Leftover]:
-    """What carries the token in a region, but for the machines and what still belongs to one."""
+    """Return what carries the token in a region, but no machines and nothing that still belongs to one."""
     found: list[Leftover] = []
     for kind, listing, key, name, status in _LISTINGS:
         filters: list[dict[str, Any]] = [by_tag(token)]
         if status:
             filters.append({"Name": "status", "Values": [status]})
-        for told in wire.pages("ec2", region, listing, key, Filters=filters):
-            found.extend(_leftover(region, kind, str(told[name]), told, token))
+        for entry in wire.pages("ec2", region, listing, key, Filters=filters):
+            found.extend(_leftover(region, kind, str(entry[name]), entry, token))
     for named in schedules_in(wire, region, token):
-        told = {"id": named.text, "token": named.text, "run": named.run, "deadline_wall": named.deadline_wall}
-        found.append(Leftover(provider="aws", kind=SCHEDULE, region=region, **told))
+        entry = {"id": named.text, "token": named.text, "run": named.run, "deadline_wall": named.deadline_wall}
+        found.append(Leftover(provider="aws", kind=SCHEDULE, region=region, **entry))
     return found
 
 
 def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
-    """Ask for the removal of one; Unknown while something still needs it."""
+    """Request the removal of one; Unknown while something still needs it."""
     if leftover.kind == SCHEDULE:
         end_schedule(wire, leftover.region, leftover.id)
         return
     if leftover.kind not in _REMOVALS:
         raise Rejected(f"gpurun makes no {leftover.kind} at AWS")
     operation, name = _REMOVALS[leftover.kind]
-    asked: dict[str, Any] = {name: leftover.id}
+    parameters: dict[str, Any] = {name: leftover.id}
     try:
-        wire.call("ec2", leftover.region, operation, **asked)
+        wire.call("ec2", leftover.region, operation, **parameters)
     except AwsRefused as refused:
         if refused.code in _IN_USE:
             raise Unknown(f"the {leftover.kind} {leftover.id} is still in use ({refused.code})") from refused
@@ -124,9 +124,9 @@ def remove_leftover(wire: AwsClients, leftover: Leftover) -> None:
             raise explain_refusal(refused) from refused
 
 
-def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | None) -> Iterator[Leftover]:
-    """One thing, if it is gpurun's and is the one that was asked for."""
-    carried, run, deadline = owner(told)
+def _leftover(region: str, kind: str, identifier: str, entry: Told, token: str | None) -> Iterator[Leftover]:
+    """Yield one thing, if it is gpurun's and carries the token."""
+    carried, run, deadline = owner(entry)
     if carried and token in (None, carried):
         yield Leftover(
             provider="aws",
@@ -141,6 +141,6 @@ def _leftover(region: str, kind: str, identifier: str, told: Told, token: str | 
 
 
 def find_firewall_group(wire: AwsClients, region: str, token: str) -> str:
-    """The id of the firewall group that carries a token; empty where there is none."""
+    """Return the id of the firewall group that carries a token; "" if there is none."""
     found = list(wire.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=[by_tag(token)]))
     return str(found[0]["GroupId"]) if found else ""

@@ -1,7 +1,7 @@
-"""The way to AWS: the only room of the providers that touches boto3, and the only one that decides what is asked twice.
+"""The way to AWS: the only module of the providers that uses boto3, and the only one that decides what is retried.
 
-The SDK's own repeating is off. It would repeat a launch for which there is no capacity, and a launch whose answer was
-lost; and it would sleep where nobody counts.
+The SDK's own retries are off. They would repeat a launch for which there is no capacity, and a launch whose answer was
+lost; and they would sleep without being counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Told = dict[str, Any]
 T = TypeVar("T")
 FALLBACK_REGION = "us-east-1"
 _HOMES = {"cn-": "cn-north-1", "us-gov-": "us-gov-west-1"}
-"""The partitions whose credentials are no good in the fallback region."""
+"""The partitions whose credentials do not work in the fallback region."""
 _OWN = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".api.amazonwebservices.com.cn")
 CONNECT_S, READ_S, EXCHANGE_S = 5, 25, 30.0
 """The last is for a whole exchange: a server that drips would hold the socket for ever."""
@@ -53,7 +53,7 @@ _NO_WAY = (
 
 
 class AwsRefused(Exception):
-    """AWS answered with an error; what that means is for the caller to judge."""
+    """AWS answered with an error; the caller judges what that means."""
 
     clock_ahead_s: float | None = None
     """How far this machine's clock was ahead of AWS's, by the refusal's own Date header."""
@@ -69,7 +69,7 @@ class AwsClients:
     """One set of credentials, as the SDK finds them, and a client for each service and region."""
 
     clock_ahead_s: float | None = None
-    """How far this machine's clock is ahead of AWS's, by the last Date header; None before there was one."""
+    """How far this machine's clock is ahead of AWS's, by the last Date header; None before the first."""
 
     def __init__(self, clock: Clock, region: str | None = None) -> None:
         self.clock = clock
@@ -81,14 +81,14 @@ class AwsClients:
 
     @property
     def chosen_region(self) -> str | None:
-        """The region that was named, here or in the SDK's own configuration; None when nobody named one."""
+        """Return the region that was named, here or in the SDK's own configuration; None if none was."""
         return self._given or self._opened().region_name
 
     @property
     def region(self) -> str:
-        """Where questions are asked that are about no region: the chosen one, if the SDK has heard of it.
+        """Return where to send requests that concern no region: the chosen one, if the SDK knows it.
 
-        The address of a region that is not there answers nobody, not even that it is not there.
+        The address of a region that does not exist never answers, not even that it does not exist.
         """
         chosen = self.chosen_region or FALLBACK_REGION
         session = self._opened()
@@ -96,17 +96,17 @@ class AwsClients:
             return chosen
         return next((home for prefix, home in _HOMES.items() if chosen.startswith(prefix)), FALLBACK_REGION)
 
-    def call(self, service: str, region: str, operation: str, *, once: bool = False, **asked: Any) -> Told:
-        """Ask, and return the answer; Refused when AWS says no, Unknown when it says nothing clear.
+    def call(self, service: str, region: str, operation: str, *, once: bool = False, **parameters: Any) -> Told:
+        """Send a request and return the answer; AwsRefused if AWS says no, Unknown if the answer is not clear.
 
-        "Not so fast" is waited out. A lost answer or a server's error is asked for again, but not with `once`: there
-        the first has to be judged, since what was asked for may have been done.
+        Throttling is waited out. A lost answer or a server's error is retried, but not with `once`: there the caller
+        has to judge the first, because the request may have been carried out.
         """
         slow = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25)
         lost = Retry(self.clock, 0.25, longest_s=16.0, limit_s=PATIENCE_S, jitter=0.25, tries=_LOST_TRIES - 1)
         while True:
             try:
-                return self._send(service, region, operation, asked)
+                return self._send(service, region, operation, parameters)
             except AwsRefused as refused:
                 words = f"AWS {region} gave no clear answer to {operation}: {refused}"
                 if refused.code in _TOO_FAST:
@@ -120,14 +120,14 @@ class AwsClients:
                     raise
                 lost.wait(unknown)
 
-    def pages(self, service: str, region: str, operation: str, key: str, **asked: Any) -> Iterator[Any]:
-        """Every item of a listing, over all its pages; Unknown when it does not end, or is none.
+    def pages(self, service: str, region: str, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
+        """Yield every item of a listing, over all its pages; Unknown if it does not end, or is not a list.
 
-        The SDK takes any XML for an answer: in a proxy's page there is no list, which is not an empty one.
+        The SDK accepts any XML as an answer: a proxy's page has no list, which is not an empty one.
         """
         more: Told = {}
         for _ in range(_MOST_PAGES):
-            answer = self.call(service, region, operation, **asked, **more)
+            answer = self.call(service, region, operation, **parameters, **more)
             if not isinstance(answer.get(key), list):
                 raise Unknown(f"AWS {region} answered {operation} without its list")
             yield from answer[key]
@@ -141,7 +141,7 @@ class AwsClients:
 
     @property
     def endpoint(self) -> str:
-        """Where the SDK sends what is for EC2, by its own settings; "" for AWS, and where they are of no use."""
+        """Return where the SDK's settings send requests for EC2; "" for AWS, or if they cannot be used."""
         try:
             url = str(self._client("ec2", self.region).meta.endpoint_url)
         except (Unknown, SetupError):
@@ -149,7 +149,7 @@ class AwsClients:
         return "" if (urlsplit(url).hostname or "").endswith(_OWN) else url
 
     def is_near(self, service: str, region: str) -> bool:
-        """Whether the endpoint is on this machine, which only an emulator's is."""
+        """Return whether the endpoint is on this machine, which only an emulator's is."""
         host = urlsplit(self._client(service, region).meta.endpoint_url).hostname or ""
         try:
             return ip_address(host).is_loopback
@@ -157,45 +157,45 @@ class AwsClients:
             return host == "localhost"
 
     def serves(self, service: str, region: str) -> bool:
-        """Whether a service is known to be in a region, as far as the SDK knows."""
+        """Return whether a service exists in a region, as far as the SDK knows."""
         return region in self._opened().get_available_regions(service)
 
     def key_ends_wall(self) -> float:
-        """When the credentials end: infinity for those that renew themselves or never end, 0 if nobody says when."""
+        """Return when the credentials expire: infinity if they renew themselves or never do, 0 at an unknown time."""
         try:
             found = self._session.keyed().get_credentials()
             token = found.get_frozen_credentials().token if found else None
         except Exception as error:
-            raise _told(error, "credentials", self.region) from error
+            raise _explain(error, "credentials", self.region) from error
         if found is None or not token or found.method not in ("env", "shared-credentials-file", "config-file"):
             return inf
         ends = getattr(found, "_expiry_time", None)
         return ends.timestamp() if isinstance(ends, datetime) else 0.0
 
-    def _send(self, service: str, region: str, operation: str, asked: Told) -> Told:
-        """One exchange; everything that the SDK may raise becomes one of four things."""
+    def _send(self, service: str, region: str, operation: str, parameters: Told) -> Told:
+        """Make one exchange; everything that the SDK may raise becomes one of four errors."""
         client = self._client(service, region)
-        changes = not operation.startswith(_READING) and not asked.get("DryRun")
+        changes = not operation.startswith(_READING) and not parameters.get("DryRun")
         if changes:
             crashpoint(f"before aws.{operation}")
         sent_wall = self.clock.wall()
-        exchange = Background[Told](lambda: getattr(client, operation)(**asked))
+        exchange = Background[Told](lambda: getattr(client, operation)(**parameters))
         if not exchange.wait(EXCHANGE_S):
             raise Unknown(f"AWS {region} gave no whole answer to {operation} within {EXCHANGE_S:.0f} s")
         try:
             answer = exchange.result()
         except Exception as error:
-            told = _told(error, operation, region)
-            if isinstance(told, AwsRefused):
-                told.clock_ahead_s = self._compare_clocks(getattr(error, "response", {}), sent_wall)
-            raise told from error
+            explained = _explain(error, operation, region)
+            if isinstance(explained, AwsRefused):
+                explained.clock_ahead_s = self._compare_clocks(getattr(error, "response", {}), sent_wall)
+            raise explained from error
         if changes:
             crashpoint(f"after aws.{operation}")
         self._compare_clocks(answer, sent_wall)
         return answer
 
     def _compare_clocks(self, answer: Told, sent_wall: float) -> float | None:
-        """Remember the skew, and tell it; a Date header names whole seconds, so half a second more is meant."""
+        """Remember and return the clock skew; a Date header cuts off half a second on average."""
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
         wall = (sent_wall + self.clock.wall()) / 2
         try:
@@ -209,13 +209,13 @@ class AwsClients:
         try:
             return self._session.boto()
         except Exception as error:
-            raise _told(error, "opening", self._given or "") from error
+            raise _explain(error, "opening", self._given or "") from error
 
     def _client(self, service: str, region: str) -> Any:
         try:
             session = self._session.keyed()
         except Exception as error:
-            raise _told(error, "credentials", region) from error
+            raise _explain(error, "credentials", region) from error
         with self._lock:  # Making one is not safe for threads; using one is.
             if session is not self._clients_of:
                 self._clients, self._clients_of = {}, session
@@ -232,28 +232,28 @@ class AwsClients:
                 try:
                     client = session.client(service, region_name=region, config=config)
                 except Exception as error:
-                    raise _told(error, service, region) from error
+                    raise _explain(error, service, region) from error
                 self._clients[service, region] = client
             return client
 
 
 def everywhere(regions: Sequence[str], look: Callable[[str], T]) -> tuple[dict[str, T], dict[str, Exception]]:
-    """Look at several regions at the same time: what each answered, and the trouble of those that did not."""
+    """Look at several regions at once; return what each answered, and the errors of those that did not."""
 
-    def one(region: str) -> T | Exception:
+    def look_at(region: str) -> T | Exception:
         try:
             return look(region)
         except (Unknown, AwsRefused, SetupError) as error:
             return error
 
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(regions)))) as pool:
-        answers = dict(zip(regions, pool.map(one, regions), strict=True))
-    told = {region: answer for region, answer in answers.items() if not isinstance(answer, Exception)}
-    return told, {region: answer for region, answer in answers.items() if isinstance(answer, Exception)}
+        answers = dict(zip(regions, pool.map(look_at, regions), strict=True))
+    found = {region: answer for region, answer in answers.items() if not isinstance(answer, Exception)}
+    return found, {region: answer for region, answer in answers.items() if isinstance(answer, Exception)}
 
 
-def _told(error: Exception, operation: str, region: str) -> Exception:
-    """What went wrong, in gpurun's terms: AWS refused, there is no way to ask, or nothing is known."""
+def _explain(error: Exception, operation: str, region: str) -> Exception:
+    """Return the error in gpurun's terms: AWS refused, there is no way to ask, or nothing is known."""
     from botocore.exceptions import (  # type: ignore[import-untyped]
         ClientError,
         ParamValidationError,
@@ -263,12 +263,12 @@ def _told(error: Exception, operation: str, region: str) -> Exception:
     if isinstance(error, Unknown | AwsRefused | SetupError | Rejected):
         return error
     if isinstance(error, ClientError):
-        told = error.response.get("Error", {})
+        details = error.response.get("Error", {})
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
-        words = str(told.get("Message") or "").partition("Encoded authorization failure message")[0]
-        return AwsRefused(operation, str(told.get("Code") or "?"), " ".join(words.split())[:500], status)
+        words = str(details.get("Message") or "").partition("Encoded authorization failure message")[0]
+        return AwsRefused(operation, str(details.get("Code") or "?"), " ".join(words.split())[:500], status)
     if isinstance(error, ParamValidationError):
-        return Rejected(f"{operation} was not sent: the SDK does not take it")
+        return Rejected(f"{operation} was not sent: the SDK does not accept it")
     if {cls.__name__ for cls in type(error).__mro__} & set(_NO_WAY):
         hint = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE; then `gpurun doctor`."
         return SetupError("auth.aws", f"The AWS SDK finds no usable credentials: {error}.", hint=hint)
@@ -276,6 +276,6 @@ def _told(error: Exception, operation: str, region: str) -> Exception:
         return SetupError(
             "auth.aws", "The AWS credentials have expired.", hint="Renew them; then gpurun doctor --online."
         )
-    if isinstance(error, ResponseParserError):  # It quotes all of what came, as a proxy's page.
-        return Unknown(f"AWS {region} answered {operation} with what is no answer of AWS's")
+    if isinstance(error, ResponseParserError):  # It quotes everything that came, such as a proxy's page.
+        return Unknown(f"AWS {region} answered {operation} with something that is not an answer of AWS's")
     return Unknown(f"AWS {region} gave no answer to {operation}: {error or type(error).__name__}")

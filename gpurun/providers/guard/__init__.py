@@ -1,4 +1,4 @@
-"""The dead-man texts: what a machine is given so that it ends itself at its deadline, even if everybody else is lost.
+"""The dead-man programs: a machine gets one so that it ends itself at its deadline, even if all else is lost.
 
 Programs for any POSIX shell, in the files beside this one: `deadline.sh` knows when the time is over, `request.sh`
 speaks HTTP, and each cloud has one that ends its machine. All of them go with the create.
@@ -18,59 +18,59 @@ from gpurun.core.secrets import Secret
 
 
 def runpod_wrapper() -> str:
-    """A pod's first program, for `/bin/sh -c`: arms its end, installs its host key, then becomes "$0" "$@".
+    """Return a pod's first program, for `/bin/sh -c`: arms its end, installs its host key, then becomes "$0" "$@".
 
-    Its environment names the deadline (GPURUN_DEADLINE, GPURUN_LEASE_S), the API (GPURUN_API_URL) and the host key
+    Its environment has the deadline (GPURUN_DEADLINE, GPURUN_LEASE_S), the API (GPURUN_API_URL) and the host key
     (GPURUN_HOST_KEY_B64); RunPod adds the pod's id and the key that ends only this pod.
     """
     return _text("deadline", "request", "runpod")
 
 
 def aws_user_data(*, deadline_wall: float, lease_s: int, keys: RunKeys) -> str:
-    """Cloud-config that powers the machine off at its deadline, at every boot again, and gives it its keys."""
+    """Return a cloud-config that powers the machine off at its deadline, at every boot again, and gives it its keys."""
     calendar = datetime.fromtimestamp(int(deadline_wall), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    told = _told(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
+    head = _told(DEADLINE=str(int(deadline_wall)), LEASE_S=str(lease_s), CALENDAR=calendar)
     return _cloud_config(
         **_host_key(keys),
         ssh_authorized_keys=[keys.client_public.strip()],
         ssh_pwauth=False,
-        bootcmd=[["sh", "-c", told + _text("deadline", "aws")]],
+        bootcmd=[["sh", "-c", head + _text("deadline", "aws")]],
     )
 
 
 def lambda_user_data(*, keys: RunKeys, guard: str = "") -> str:
-    """Cloud-config that gives the machine its host key and, at every boot again, its guard (`lambda_guard`), if any."""
+    """Return a cloud-config with the machine's host key and, run at every boot, its guard (`lambda_guard`), if any."""
     return _cloud_config(**_host_key(keys), **({"bootcmd": [guard]} if guard else {}))
 
 
 def lambda_guard(*, key: Secret, base_url: str, token: str, deadline_wall: float, lease_s: int) -> str:
-    """The program that ends what carries the token, with an account's key, which is in it: it is as secret as that.
+    """Return the program that ends everything with the token. An account's key is in it: it is as secret as that key.
 
     As text among the commands of the boot it becomes part of a file of root's; in a list it would be an argument. The
     key is in base64, one run of letters that needs no quoting and is left out wherever an answer repeats it.
     """
-    told = _told(
+    head = _told(
         BASE_URL=base_url,
         TOKEN=token,
         DEADLINE=str(int(deadline_wall)),
         LEASE_S=str(lease_s),
         KEY_B64=b64encode(key.reveal().encode()).decode(),
     )
-    return told + _text("deadline", "request", "lambda")
+    return head + _text("deadline", "request", "lambda")
 
 
 def _text(*names: str) -> str:
-    """The programs, one after the other."""
+    """Return the programs, one after the other."""
     return "\n".join(Path(__file__).with_name(f"{name}.sh").read_text(encoding="utf-8") for name in names)
 
 
 def _told(**values: str) -> str:
-    """Assignments for the top of a program."""
+    """Return assignments for the top of a program."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
 def _host_key(keys: RunKeys) -> dict[str, Any]:
-    """The run's host key in place of all others, so that a client knows the machine before its first boot."""
+    """Return the run's host key in place of all others, so that a client knows the machine before its first boot."""
     private = keys.host_private.get_secret_value()
     return {
         "ssh_deletekeys": True,
@@ -80,5 +80,5 @@ def _host_key(keys: RunKeys) -> dict[str, Any]:
 
 
 def _cloud_config(**settings: Any) -> str:
-    """Settings as cloud-init reads them: JSON is YAML, and has no quoting to get wrong."""
+    """Return settings as cloud-init reads them: JSON is YAML, and has no quoting to get wrong."""
     return "#cloud-config\n" + json.dumps(settings, indent=1) + "\n"

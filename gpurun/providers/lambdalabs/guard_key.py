@@ -1,4 +1,4 @@
-"""The key with which a machine is to end itself: looked at before a plan or a launch rests on it."""
+"""The key with which a machine should end itself: checked before a plan or a launch relies on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HINT = "Give another key: gpurun auth set lambda-guard."
 
 
 class GuardKey:
-    """`http` asks with it; None where it is the user's own key, which has been looked at with every request."""
+    """`http` sends requests with it; None if it is the user's own key, which every request checks."""
 
     def __init__(self, secret: Secret, http: Http | None, clock: Clock, pause_s: float) -> None:
         self.secret = secret
@@ -23,16 +23,16 @@ class GuardKey:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is another key than the user's."""
+        """Return whether it is another key than the user's."""
         return self._http is not None
 
     def require_taken(self) -> None:
-        """SetupError where Lambda does not take it: nothing would end the machine, and nobody would hear of that."""
+        """Raise SetupError if Lambda refuses it: nothing would end the machine, and that would stay unnoticed."""
         if self._http is not None:
             self._ssh_keys(self._http)
 
     def require_sight(self, key_name: str) -> None:
-        """RejectedFor where it does not see the SSH key that was just registered, and so would not see the machine."""
+        """Raise RejectedFor if it does not see the newly registered SSH key, and so would not see the machine."""
         if self._http is None:
             return
         try:
@@ -40,15 +40,15 @@ class GuardKey:
         except SetupError as error:
             raise RejectedFor(error) from error
         if not is_seen:
-            what = "The key for --lambda-guard is of another account, so it could not end the machine."
+            what = "The key for --lambda-guard belongs to another account, so it could not end the machine."
             raise RejectedFor(bad_key(what, hint=_HINT))
 
     def _ssh_keys(self, http: Http) -> list[str]:
-        """The names that it sees; the account's limit on requests is of both keys together."""
+        """Return the names that it sees; the account's limit on requests counts both keys together."""
         self._clock.sleep(self._pause_s)
         try:
             return ssh_keys.list_key_names(http)
         except SetupError as error:
-            raise SetupError(error.code, f"The key for --lambda-guard does not do. {error.what}", hint=_HINT) from error
+            raise SetupError(error.code, f"The key for --lambda-guard fails. {error.what}", hint=_HINT) from error
         finally:
             self._clock.sleep(self._pause_s)

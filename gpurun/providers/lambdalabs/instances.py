@@ -1,4 +1,4 @@
-"""An instance as Lambda tells it, and an order as Lambda wants it."""
+"""An instance as Lambda describes it, and an order as Lambda accepts it."""
 
 from __future__ import annotations
 
@@ -22,51 +22,51 @@ _STATES = {
     AILING: InstanceState.RUNNING,  # It may recover, and it is billed either way.
     "terminating": InstanceState.STOPPING,
     "terminated": InstanceState.GONE,
-    "preempted": InstanceState.STOPPED,  # Nobody says that its billing has ended.
+    "preempted": InstanceState.STOPPED,  # It is not known whether its billing has ended.
 }
 
 
-def is_id(told: object) -> bool:
-    """Whether this can be the id of a thing."""
-    return isinstance(told, str) and _ID.fullmatch(told) is not None
+def is_id(value: object) -> bool:
+    """Return whether this can be an id."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def check_lambda_id(identifier: str) -> str:
-    """The id of a thing; one of another shape is never made part of a URL."""
+    """Return the id of a thing; one of another form is never made part of a URL."""
     if not is_id(identifier):
         raise Rejected(f"{identifier!r} is not an id at Lambda")
     return identifier
 
 
-def parse_lambda_instance(told: Any) -> Instance:
-    """An instance of anybody's; Unknown when it has no id, since it may be any.
+def parse_lambda_instance(entry: Any) -> Instance:
+    """Return any instance of the account; Unknown if it has no id, because it may be any.
 
-    Its tags say whose it is or, where they are lost, its name.
+    Its tags show whose it is or, if they are lost, its name.
     """
-    if not isinstance(told, dict) or not is_id(told.get("id")):
-        raise Unknown("Lambda told of an instance without an id")
-    tags = _tags(told)
-    token = parse_token(tags.get(TOKEN), str(told.get("name")))
-    kind, said = get_nested(told, "instance_type"), str(told.get("status") or "")
+    if not isinstance(entry, dict) or not is_id(entry.get("id")):
+        raise Unknown("Lambda listed an instance without an id")
+    tags = _tags(entry)
+    token = parse_token(tags.get(TOKEN), str(entry.get("name")))
+    kind, said = get_nested(entry, "instance_type"), str(entry.get("status") or "")
     gpus = get_nested(kind, "specs").get("gpus")
     return Instance(
-        id=told["id"],
+        id=entry["id"],
         provider="lambda",
         token=token.text if token else "",
         run=token.run_or(tags.get(RUN)) if token else "",
         state=_STATES.get(said, InstanceState.UNKNOWN),
-        address=_address(told.get("ip")),
+        address=_address(entry.get("ip")),
         gpu_count=gpus if isinstance(gpus, int) else 0,
         rate_micros_per_hour=hourly(kind.get("price_cents_per_hour")),
         deadline_wall=token.deadline_or(tags.get(DEADLINE)) if token else None,
-        region=str(get_nested(told, "region").get("name") or ""),
+        region=str(get_nested(entry, "region").get("name") or ""),
         type_id=str(kind.get("name") or ""),
         said=said,
     )
 
 
 def make_launched_instance(order: Order, identifier: str) -> Instance:
-    """What is known of an instance from its launch alone, whose answer is nothing but an id."""
+    """Return what is known of an instance from its launch alone, whose answer is only an id."""
     return Instance(
         id=identifier,
         provider="lambda",
@@ -79,11 +79,11 @@ def make_launched_instance(order: Order, identifier: str) -> Instance:
 
 
 def make_launch_body(order: Order, user_data: str) -> dict[str, Any]:
-    """The body of a launch, but for its SSH key."""
+    """Return the body of a launch, without its SSH key."""
     if parse_token(order.token) is None:
-        raise Rejected(f"{order.token!r} is no token: what carried it would not be found again")
+        raise Rejected(f"{order.token!r} is not a token: an instance with it would not be found again")
     if order.offer.region in ("", "any"):
-        raise Rejected("Lambda launches only in a region that is named")
+        raise Rejected("Lambda launches only in a named region")
     tags = {RUN: order.run, TOKEN: order.token, DEADLINE: str(int(order.deadline_wall))}
     body: dict[str, Any] = {
         "region_name": order.offer.region,
@@ -99,14 +99,14 @@ def make_launch_body(order: Order, user_data: str) -> dict[str, Any]:
     return body
 
 
-def _tags(told: dict[str, Any]) -> dict[str, str]:
-    listed = told.get("tags")
-    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    return {str(one.get("key")): str(one.get("value")) for one in entries}
+def _tags(entry: dict[str, Any]) -> dict[str, str]:
+    listed = entry.get("tags")
+    entries = [tag for tag in listed if isinstance(tag, dict)] if isinstance(listed, list) else []
+    return {str(tag.get("key")): str(tag.get("value")) for tag in entries}
 
 
 def _address(ip: Any) -> Address | None:
-    """Where its sshd is, once it has an address; a name in its place would be looked up, and is not taken."""
+    """Return where its sshd is, once it has an address; a host name is not accepted, because it would be looked up."""
     try:
         return Address(kind="ssh", host=str(ip_address(ip)), port=22, user=USER) if isinstance(ip, str) else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""What Lambda's answers mean. Only `error.code` decides: its messages may change, and an edge answers in HTML."""
+"""What Lambda's answers mean. Only `error.code` decides: messages may change, and its edge answers in HTML."""
 
 from __future__ import annotations
 
@@ -33,65 +33,65 @@ _ACCOUNT = {
         f"Its billing address is not valid: correct it at {_CONSOLE}.",
     ),
 }
-"""Keys and accounts that are refused: as which error, what is refused, and what to do about it."""
+"""Refused keys and accounts: the error, what is refused, and what to do about it."""
 _WRONG = frozenset(
     {"global/invalid-parameters", "instance-operations/launch/file-system-in-wrong-region", NOT_THERE, NO_SUCH_PATH}
 )
-"""The codes of a request that was turned down as a whole."""
-# Lambda's keys have dots and underscores in them, and the base64 of a host key may be repeated from the request.
+"""The codes of a request that was refused as a whole."""
+# Lambda's keys contain dots and underscores, and an answer may repeat the base64 of a host key from the request.
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_.]{40,}")
 _MOST_DIGITS = 9
 
 
 def is_success(answer: Answer) -> bool:
-    """Whether an answer is one of success; what it says is another matter."""
+    """Return whether an answer is a success; its content is another matter."""
     return 200 <= answer.status < 300 and not _error(answer)
 
 
 def code_of(answer: Answer) -> str:
-    """The code of an error; empty where there is none, as in an answer that is not JSON."""
+    """Return the code of an error; "" if there is none, as in an answer that is not JSON."""
     return str(_error(answer).get("code") or "")
 
 
 def describe_lambda_error(answer: Answer) -> str:
-    """Code and message of an error on one line of moderate length; a key that it repeats is left out."""
+    """Return code and message of an error on one line of limited length, without a key that it repeats."""
     error = _error(answer)
-    said = [str(part) for part in (error.get("code"), error.get("message")) if part]
-    told = _KEY_LIKE.sub("•••", answer_words(": ".join(said)))[:300]
-    return f"HTTP {answer.status}: {told}" if told else f"HTTP {answer.status} without a reason"
+    parts = [str(part) for part in (error.get("code"), error.get("message")) if part]
+    text = _KEY_LIKE.sub("•••", answer_words(": ".join(parts)))[:300]
+    return f"HTTP {answer.status}: {text}" if text else f"HTTP {answer.status} without a reason"
 
 
 def read_data(answer: Answer, kind: type[Any]) -> Any:
-    """The data of an answer, which must be of this kind; what else came is raised as trouble."""
-    told = answer.json
+    """Return the data of an answer, which must be of this kind; raise an error for anything else."""
+    payload = answer.json
     if not is_success(answer):
         raise explain_lambda_answer(answer)
-    if not isinstance(told, dict) or not isinstance(told.get("data"), kind):
+    if not isinstance(payload, dict) or not isinstance(payload.get("data"), kind):
         raise Unknown("Lambda's answer cannot be read")
-    return told["data"]
+    return payload["data"]
 
 
 def judge_launch_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
-    """What an answer to a launch that names no instance says about whether there is one."""
+    """Return what a launch's answer without an instance says about whether there is one."""
     code, words = code_of(answer), describe_lambda_error(answer)
     if 400 <= answer.status < 500 and code == _SOLD_OUT:
         return NoCapacity(words)
     if 400 <= answer.status < 500 and code in _WRONG:
         return Rejected(words)
-    told = _about_the_account(answer, code, words)
+    refusal = _about_the_account(answer, code, words)
     # An instance quota says nothing about another provider's offer, which may come next.
-    return RejectedFor(told, of_offer=code == _NO_QUOTA) if told else Unknown(f"Lambda answered {words}")
+    return RejectedFor(refusal, of_offer=code == _NO_QUOTA) if refusal else Unknown(f"Lambda answered {words}")
 
 
 def explain_lambda_answer(answer: Answer) -> SetupError | Unknown:
-    """What an unexpected answer to anything but a launch is."""
+    """Return the error for an unexpected answer to anything but a launch."""
     code, words = code_of(answer), describe_lambda_error(answer)
-    told = _about_the_account(answer, code, words)
-    return told if isinstance(told, SetupError) else Unknown(f"Lambda answered {words}")
+    refusal = _about_the_account(answer, code, words)
+    return refusal if isinstance(refusal, SetupError) else Unknown(f"Lambda answered {words}")
 
 
 def _about_the_account(answer: Answer, code: str, words: str) -> GpurunError | None:
-    """The refusals that somebody can mend: a key, an account, a quota."""
+    """Return the error for a refusal that can be fixed: a key, an account, a quota."""
     if not 400 <= answer.status < 500:
         return None
     if code == _NO_QUOTA:
@@ -104,7 +104,7 @@ def _about_the_account(answer: Answer, code: str, words: str) -> GpurunError | N
 
 
 def hourly(cents: object) -> Micros | None:
-    """A price of cents for an hour of the whole machine; None for what is none, which includes zero."""
+    """Return a price in cents per hour of the whole machine; None if it is not a price, or zero."""
     if isinstance(cents, bool) or not isinstance(cents, int | Decimal):
         return None
     amount = Decimal(cents)
@@ -113,12 +113,12 @@ def hourly(cents: object) -> Micros | None:
     return usd(amount.scaleb(-2))
 
 
-def get_nested(told: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object within another; an empty one where there is none."""
-    found = told.get(name)
+def get_nested(entry: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object within another; {} if there is none."""
+    found = entry.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _error(answer: Answer) -> dict[str, Any]:
-    told = answer.json
-    return get_nested(told, "error") if isinstance(told, dict) else {}
+    payload = answer.json
+    return get_nested(payload, "error") if isinstance(payload, dict) else {}

@@ -1,7 +1,7 @@
 """The six verbs on Lambda, the SSH key that a rental leaves, and the key by which a machine ends itself.
 
-A launch has no idempotency key: an instance is known by its tags and its name. Nothing at Lambda ends a machine by
-itself, and one that powers itself off is billed on: only a call to the API ends it, from here or from the machine.
+A launch has no idempotency key: an instance is recognised by its tags and its name. Nothing at Lambda ends a machine on
+a timer, and one that powers itself off is still billed: only a call to the API ends it, from here or from the machine.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpurun.providers.lambdalabs.parse import (
 URL = "https://cloud.lambda.ai/api/v1"
 _BILLING_UNIT_S = 60
 AILING_LIMIT_S = 300.0
-"""How long an unhealthy machine is waited for: one that powered itself off is told so too, and is billed on."""
+"""How long gpurun waits for an unhealthy machine: one that powered itself off looks the same, and is still billed."""
 _TRAITS = Traits(
     settle_s=120.0,
     poll_s=10.0,
@@ -58,7 +58,8 @@ _TRAITS = Traits(
 class Pace:
     """What Lambda allows: so many seconds between two requests, and between two launches; it answers 429 to more.
 
-    A launch is waited for long, since its answer is worth it; a terminate shortly, since it is known to hang.
+    A launch has a long time limit, because its answer is worth it; a terminate a short one, because it is known to
+    hang.
     """
 
     request_s: float = 1.1
@@ -68,9 +69,9 @@ class Pace:
 
 
 class LambdaProvider:
-    """Lambda under one key; `guard_key` is put on each machine, so that it can end itself.
+    """Lambda with one key; `guard_key` is put on each machine, so that it can end itself.
 
-    `turns` is a folder in which all processes of this machine keep Lambda's pace together, since it counts by account.
+    `turns` is a folder through which all processes of this machine share Lambda's limits, which count by account.
     """
 
     name = "lambda"
@@ -92,7 +93,7 @@ class LambdaProvider:
         self._pace = pace
         self._requests = Gap(pace.request_s, clock, turns and turns / "lambda")
         self._launches = Gap(pace.launch_s, clock, turns and turns / "lambda-launch")
-        self._ailing_mono: dict[str, tuple[float, float]] = {}  # Since when, and when it was last told so.
+        self._ailing_mono: dict[str, tuple[float, float]] = {}  # Since when, and when it was last reported so.
         self._mark = mark_of_key(self.name, self._base_url, key)
         self._http = self._opened(key)
         self._guard = None
@@ -101,14 +102,14 @@ class LambdaProvider:
             self._guard = GuardKey(guard_key, own, clock, pace.request_s)
 
     def verify(self) -> Account:
-        """Read the list of instances, by which all is found again. Lambda tells no name of the account."""
+        """Read the list of instances, by which everything is found again. Lambda does not name the account."""
         self._instances()
         return Account(provider=self.name, identity="Lambda account", clock_ahead_s=self._http.clock_ahead_s)
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """The known types at their price of now, once for each region that has one left.
+        """Return the known types at their current price, once for each region that has one left.
 
-        SetupError where the machine is to end itself, and Lambda does not take the key that is meant for that.
+        SetupError if the machine should end itself, and Lambda refuses the key for that.
         """
         if self._guard is not None:
             self._guard.require_taken()
@@ -120,28 +121,28 @@ class LambdaProvider:
             "dies_by_itself": "yes · key on the box, armed at boot" if self._guard else "NO · laptop only",
         }
         found = []
-        for row in {one.type_id: one for one in known if one.gpu_count == need.count}.values():
+        for row in {offer.type_id: offer for offer in known if offer.gpu_count == need.count}.values():
             entry = get_nested(types, row.type_id)
             kind = get_nested(entry, "instance_type")
             rate = hourly(kind.get("price_cents_per_hour"))
-            told = (kind.get("name"), get_nested(kind, "specs").get("gpus"))
-            if rate is None or told != (row.type_id, row.gpu_count):
-                continue  # Sold no more, or not what it was: an instance of it would be refused when it is read back.
+            sold = (kind.get("name"), get_nested(kind, "specs").get("gpus"))
+            if rate is None or sold != (row.type_id, row.gpu_count):
+                continue  # No longer sold, or changed: an instance of it would be refused when it is read back.
             for region in _regions(entry.get("regions_with_capacity_available")):
                 found.append(row.model_copy(update={**now, "region": region, "rate_micros_per_hour": rate}))
         return found
 
     def create(self, order: Order) -> Instance:
-        """Register the run's key, then launch. What is told is the id alone: the rate is for `read` to tell.
+        """Register the run's key, then launch. The answer is only an id: `read` reports the price.
 
-        No second call is made for more, since whatever happened to it would put the id at risk.
+        No second call is made for more, because whatever happened to it would put the id at risk.
         """
         if order.keys is None:
             raise Rejected("Lambda launches nothing without an SSH key")
         body = make_launch_body(order, self._user_data(order, order.keys))
         try:
             key_name = ssh_keys.register(self._http, order, order.keys.client_public)
-        except Unknown as error:  # No launch was sent; a key that was registered all the same is a leftover.
+        except Unknown as error:  # No launch was sent; a key that was registered anyway is a leftover.
             raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
         try:
             self._require_sight(key_name)
@@ -154,29 +155,29 @@ class LambdaProvider:
         return make_launched_instance(order, _launched_id(answer))
 
     def find(self, token: str | None) -> list[Instance]:
-        """Every instance that carries the token by its tags or its name, the terminated too as long as they are listed.
+        """Return every instance that carries the token in its tags or name, including terminated ones that are listed.
 
-        Lambda tells no time of launch, so instead of the oldest the lowest id comes first: any order will do where
-        everybody who looks at two of one token takes the same one for the first.
+        Lambda has no launch time, so the lowest id comes first, not the oldest: any order will do, if every process
+        that sees two instances of one token takes the same one for the first.
         """
-        ours = [one for one in self._instances() if one.token and token in (None, one.token)]
-        return sorted(ours, key=lambda one: one.id)
+        ours = [instance for instance in self._instances() if instance.token and token in (None, instance.token)]
+        return sorted(ours, key=lambda instance: instance.id)
 
     def read(self, instance_id: str) -> Instance:
-        """One instance; GONE only when Lambda says that it is terminated, or by its code that there is none.
+        """Return one instance; GONE only if Lambda reports it as terminated, or by its code that there is none.
 
-        One that has been told as unhealthy for five minutes is STOPPED: it will not recover.
+        One that was reported as unhealthy for five minutes is STOPPED: it will not recover.
         """
         answer = self._http.request("GET", f"/instances/{check_lambda_id(instance_id)}")
         if answer.status == 404 and code_of(answer) == NOT_THERE:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
         read = parse_lambda_instance(read_data(answer, dict))
         if read.id != instance_id:
-            raise Unknown(f"Lambda told of {read.id} when it was asked about {instance_id}")
+            raise Unknown(f"Lambda answered with {read.id} when asked about {instance_id}")
         return read.model_copy(update={"state": InstanceState.STOPPED}) if self._has_failed(read) else read
 
     def destroy(self, instance_id: str) -> None:
-        """Terminate it. An answer that does not come soon is Unknown: asking again harms nobody."""
+        """Terminate it. If no answer comes soon, it is Unknown: repeating the request does no harm."""
         answer = self._http.request(
             "POST",
             "/instance-operations/terminate",
@@ -187,48 +188,48 @@ class LambdaProvider:
             raise explain_lambda_answer(answer)
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """The SSH keys of rentals; each says in its comment when it is no longer needed."""
+        """Return the SSH keys of rentals; the comment of each says when it is no longer needed."""
         return ssh_keys.left(self._http, token)
 
     def remove(self, leftover: Leftover) -> None:
-        """Ask for the removal of a key; Unknown while a machine still holds on to it."""
+        """Request the removal of a key; Unknown while a machine still uses it."""
         ssh_keys.remove_key(self._http, leftover)
 
     @property
     def guard_shares_key(self) -> bool:
-        """Whether the machine was given the account's own key, for want of one that is the guard's alone."""
+        """Return whether the machine was given the account's own key, because there is none for the guard alone."""
         return self._guard is not None and not self._guard.is_own
 
     def guard_folder(self, instance: Instance) -> str:
-        """Where the guard, which begins with the machine's boot, keeps its time."""
+        """Return where the guard, which starts at the machine's boot, keeps its time."""
         return "/var/lib/gpurun" if self._guard is not None else ""
 
     @property
     def endpoint(self) -> str:
-        """The base URL that is asked, where it is not Lambda's."""
+        """Return the base URL in use, if it is not Lambda's."""
         return "" if self._base_url == URL else self._base_url
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """How far this machine's clock is ahead of Lambda's; None before its first answer."""
+        """Return how far this machine's clock is ahead of Lambda's; None before its first answer."""
         return self._http.clock_ahead_s
 
     def regions(self) -> tuple[str, ...]:
-        """The names of all regions, with capacity or without."""
+        """Return the names of all regions, with capacity or without."""
         return tuple(_regions(read_data(self._http.request("GET", "/regions"), list)))
 
     def ask_time(self) -> None:
-        """Read the list of instances, whose answer carries a date as every one does."""
+        """Read the list of instances: the answer carries a date."""
         self._instances()
 
     def account_mark(self) -> str:
-        """The mark of the key, for Lambda does not say whose it is; nothing is asked."""
+        """Return the mark of the key, because Lambda does not say whose it is; sends no request."""
         return self._mark
 
     def _has_failed(self, read: Instance) -> bool:
-        """Whether it has ailed for too long, as far as this process has looked.
+        """Return whether it has been unhealthy for too long, as far as this process has seen.
 
-        A look that comes so long after the last one begins again: nobody asks about a machine that answers again.
+        After a pause of that length the time starts again: no process reads a machine that has recovered.
         """
         if read.said != AILING:
             self._ailing_mono.pop(read.id, None)
@@ -240,7 +241,7 @@ class LambdaProvider:
         return now - since >= AILING_LIMIT_S
 
     def _user_data(self, order: Order, keys: RunKeys) -> str:
-        """What the machine boots with; with a guard it holds the guard's key, and goes into nothing but the launch."""
+        """Return what the machine boots with; with a guard it contains a key, and goes only into the launch."""
         from gpurun.providers.guard import lambda_guard, lambda_user_data
 
         if self._guard is None:
@@ -259,11 +260,11 @@ class LambdaProvider:
         return Http(self._base_url, headers=headers, clock=self._clock, name="lambda", gap=self._requests)
 
     def _instances(self) -> list[Instance]:
-        """All instances of the account; Unknown when the list does not come whole, since an absence must be one."""
-        return [parse_lambda_instance(one) for one in read_data(self._http.request("GET", "/instances"), list)]
+        """Return all instances of the account; Unknown if the list is incomplete: an absence must be certain."""
+        return [parse_lambda_instance(entry) for entry in read_data(self._http.request("GET", "/instances"), list)]
 
     def _require_sight(self, key_name: str) -> None:
-        """Refuse to launch what the guard's key could not end; no launch was sent where that is not known."""
+        """Refuse a launch that the guard's key could not end; if that is not known, no launch was sent either."""
         try:
             if self._guard is not None:
                 self._guard.require_sight(key_name)
@@ -271,7 +272,7 @@ class LambdaProvider:
             raise Rejected(f"nothing was launched: {error}", of_offer=True) from error
 
     def _launch(self, body: dict[str, Any]) -> Answer:
-        """Send a launch, so long after the one before that Lambda takes it."""
+        """Send a launch, so long after the one before that Lambda accepts it."""
         self._launches.wait()
         path = "/instance-operations/launch"
         try:
@@ -280,22 +281,22 @@ class LambdaProvider:
             self._launches.begin()
 
     def _forget_key(self, token: str) -> None:
-        """Remove the key of a launch that certainly made nothing; one that stays is a leftover, and found as that."""
+        """Remove the key of a launch that certainly made nothing; one that stays is found as a leftover."""
         with suppress(Unknown, Rejected, SetupError):
-            for one in self.leftovers(token):
-                self.remove(one)
+            for leftover in self.leftovers(token):
+                self.remove(leftover)
 
 
 def _launched_id(answer: Answer) -> str:
-    """The id that a launch gave. Where it gave more than one, the others carry the same token and are found by it."""
+    """Return the id that a launch gave. If it gave several, the others carry the same token and are found by it."""
     ids = read_data(answer, dict).get("instance_ids")
     if not isinstance(ids, list) or not ids or not is_id(ids[0]):
-        raise Unknown("Lambda launched something, and does not say what")
+        raise Unknown("Lambda launched something, but did not return its id")
     return str(ids[0])
 
 
-def _regions(told: object) -> Iterator[str]:
-    """The names of the regions in a list."""
-    for region in told if isinstance(told, list) else ():
+def _regions(listed: object) -> Iterator[str]:
+    """Yield the names of the regions in a list."""
+    for region in listed if isinstance(listed, list) else ():
         if isinstance(region, dict) and isinstance(region.get("name"), str):
             yield region["name"]

@@ -1,4 +1,4 @@
-"""The one SSH key that every launch needs: registered before it under its token, removed when the machine is gone."""
+"""The SSH key that every launch needs: registered before it under its token, removed when the machine is gone."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _COMMENT = re.compile(r"gpurun-deadline=(\S+)")
 
 
 def register(http: Http, order: Order, public_key: str) -> str:
-    """Have a public key registered for an order; the name that it has there.
+    """Register a public key for an order; return its name at Lambda.
 
-    That is the order's token or, where an earlier try of the same run left the same key, that one's: nobody says that
-    Lambda takes a key twice. Rejected when another key has the name. A lost answer loses nothing, for a key is free.
+    That is the order's token or, if an earlier try of the same run left the same key, that try's: Lambda may not accept
+    a key twice. Rejected if another key has the name. A lost answer loses nothing, because a key is free.
     """
     plain, listed = _without_comment(public_key), _listed(http, refusing=True)
-    same = [_name(one) for one in listed if _without_comment(str(one.get("public_key"))) == plain]
+    same = [_name(key) for key in listed if _without_comment(str(key.get("public_key"))) == plain]
     if order.token in same:
         return order.token
-    if any(_name(one) == order.token for one in listed):
+    if any(_name(key) == order.token for key in listed):
         raise Rejected(f"another SSH key is registered at Lambda as {order.token}")
     earlier = sorted(name for name in same if (token := parse_token(name)) and token.run_or(order.run) == order.run)
     if earlier:
@@ -50,17 +50,17 @@ def register(http: Http, order: Order, public_key: str) -> str:
 
 
 def list_key_names(http: Http) -> list[str]:
-    """The names of all keys that this key of the account sees."""
-    return [_name(one) for one in _listed(http)]
+    """Return the names of all keys that this key of the account sees."""
+    return [_name(key) for key in _listed(http)]
 
 
 def left(http: Http, token: str | None) -> list[Leftover]:
-    """The keys that carry the token (None: all that are gpurun's), of living machines too."""
-    return [_leftover(one) for one in _listed(http) if parse_token(_name(one)) and token in (None, _name(one))]
+    """Return the keys that carry the token (None: all of gpurun's), including those of living machines."""
+    return [_leftover(key) for key in _listed(http) if parse_token(_name(key)) and token in (None, _name(key))]
 
 
 def remove_key(http: Http, leftover: Leftover) -> None:
-    """Ask for the end of a key; Unknown while a machine still holds on to it."""
+    """Request the removal of a key; Unknown while a machine still uses it."""
     if leftover.kind != KIND:
         raise Rejected(f"gpurun makes no {leftover.kind} at Lambda")
     answer = http.request("DELETE", f"/ssh-keys/{check_lambda_id(leftover.id)}")
@@ -72,13 +72,13 @@ def remove_key(http: Http, leftover: Leftover) -> None:
 
 
 def _listed(http: Http, *, refusing: bool = False) -> list[dict[str, Any]]:
-    """Every key of the account; `refusing` tells a clear refusal in the words of a create."""
+    """Return every key of the account; `refusing` raises a clear refusal in the terms of a create."""
     answer = http.request("GET", "/ssh-keys")
     if refusing and not is_success(answer):
         raise judge_launch_answer(answer)
     listed = read_data(answer, list)
-    if not all(isinstance(one, dict) and is_id(one.get("id")) for one in listed):
-        raise Unknown("Lambda told of an SSH key without an id")
+    if not all(isinstance(key, dict) and is_id(key.get("id")) for key in listed):
+        raise Unknown("Lambda listed an SSH key without an id")
     return list(listed)
 
 

@@ -1,4 +1,4 @@
-"""RunPod: pods over REST v2, and what only its GraphQL has (spot bids, the balance) through its own SDK."""
+"""RunPod: pods over REST v2; spot bids and the balance, which only its GraphQL has, through its own SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RunPod's catalogue has for a need: the known rows at their price of now, in both of its clouds."""
+"""What RunPod's catalogue has for a need: the known rows at their current price, in both of its clouds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AVAILABLE = {"include": "AVAILABILITY", "product": "POD"}
 
 
 def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: float, region: str | None) -> list[Offer]:
-    """The GPUs of the known rows in the number that is needed, for each cloud that has them (in a region)."""
+    """Return the GPUs of the known rows in the needed number, for each cloud that has them (in a region)."""
     found = []
     for cloud in CLOUDS if known else ():
         query = {**_AVAILABLE, "count": str(need.count), "cloud": cloud.upper(), "minCudaVersion": IMAGE_CUDA}
@@ -31,9 +31,9 @@ def gpu_offers(http: Http, need: GpuNeed, known: Sequence[Offer], now_wall: floa
 
 
 def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float, region: str | None) -> list[Offer]:
-    """The CPU pods of the known rows; the secure cloud alone has them."""
+    """Return the CPU pods of the known rows; only the secure cloud has them."""
     found = []
-    for row in {one.type_id: one for one in known}.values():
+    for row in {offer.type_id: offer for offer in known}.values():
         flavour, vcpus = flavour_of(row.type_id)
         for kind in _entries(http, "cpus", {**_AVAILABLE, "vcpuCount": str(vcpus)}, region):
             price = rate(_part(kind, "price").get("securePerVcpu"))
@@ -43,21 +43,21 @@ def cpu_offers(http: Http, known: Sequence[Offer], now_wall: float, region: str 
 
 
 def data_centers(http: Http) -> tuple[str, ...]:
-    """The ids of all data centres."""
+    """Return the ids of all data centres."""
     listed = _listed(http, "datacenters", "dataCenters", {})
-    return tuple(str(one["id"]) for one in listed if isinstance(one.get("id"), str))
+    return tuple(str(center["id"]) for center in listed if isinstance(center.get("id"), str))
 
 
 def _entries(http: Http, what: str, query: Mapping[str, str], region: str | None) -> Iterator[Mapping[str, Any]]:
-    """The entries of a catalogue that are not sold out, there or anywhere; what is not told is not held against it."""
-    for one in _listed(http, what, what, query):
-        places = one.get("dataCenters")
+    """Yield the entries of a catalogue that are not sold out, there or anywhere; an unknown availability counts."""
+    for entry in _listed(http, what, what, query):
+        places = entry.get("dataCenters")
         if region is not None and isinstance(places, list):
             levels = [place.get("availability") for place in places if _is_at(place, region)]
         else:
-            levels = [one.get("availability")]
+            levels = [entry.get("availability")]
         if any(level != "NONE" for level in levels):
-            yield one
+            yield entry
 
 
 def _is_at(place: object, region: str) -> bool:
@@ -71,17 +71,17 @@ def _listed(http: Http, what: str, key: str, query: Mapping[str, str]) -> Iterat
     listed = answer.json.get(key) if isinstance(answer.json, dict) else None
     if not isinstance(listed, list):
         raise Unknown(f"RunPod's catalogue of {what} cannot be read")
-    yield from (one for one in listed if isinstance(one, dict))
+    yield from (entry for entry in listed if isinstance(entry, dict))
 
 
 def _row(known: Sequence[Offer], type_id: str, count: int, cloud: str) -> Offer | None:
-    """The row that is nearest to a GPU in this number and cloud: what it says of the card and of booting holds."""
+    """Return the row that is nearest to a GPU in this number and cloud, for its facts about the card and the boot."""
     rows = [row for row in known if row.type_id == type_id]
     return max(rows, key=lambda row: (row.gpu_count == count, row.tier == cloud, row.gpu_count), default=None)
 
 
 def _price(kind: Mapping[str, Any], cloud: str, count: int) -> Micros | None:
-    """The price of one such GPU in a cloud; None where that does not have it, or not so many in one machine."""
+    """Return the price of one such GPU in a cloud; None if the cloud does not have it, or so many in one machine."""
     if kind.get(cloud) is not True or _number(_part(kind, "maxCount").get(cloud)) < count:
         return None
     return rate(_part(kind, "price").get(cloud))
@@ -108,5 +108,5 @@ def _part(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _number(told: object) -> int:
-    return told if isinstance(told, int) else 0
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,6 +1,6 @@
-"""The few questions that only RunPod's GraphQL answers, put through its SDK in a process of its own.
+"""The few questions that only RunPod's GraphQL answers, sent through its SDK in a separate process.
 
-The SDK has no limit on time, takes a second to load and reads its address from the environment. In a child it is ended
+The SDK has no time limit, takes a second to load and reads its address from the environment. As a child it is ended
 when its time is over, so nothing that was given up is sent later; and the key goes through a pipe.
 """
 
@@ -32,12 +32,12 @@ class GraphqlRefused(Exception):
 
 
 def is_installed() -> bool:
-    """Whether the SDK is there; it is an extra."""
+    """Return whether the SDK is installed; it is an extra."""
     return find_spec("runpod") is not None
 
 
 def require_sdk() -> None:
-    """SetupError when the SDK is not installed."""
+    """Raise a SetupError if the SDK is not installed."""
     if not is_installed():
         raise SetupError(
             "runpod.no_sdk",
@@ -47,18 +47,18 @@ def require_sdk() -> None:
 
 
 def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) -> dict[str, Any]:
-    """The `data` of one GraphQL document.
+    """Return the `data` of one GraphQL document.
 
-    Raises Refused for an error that RunPod tells, SetupError for a key or a package that does not do, and Unknown when
-    there is no whole answer within the limit: a mutation may have been done.
+    Raises GraphqlRefused for an error from RunPod, SetupError for a refused key or a missing package, and Unknown if
+    there is no complete answer within the limit: a mutation may have been carried out.
     """
     require_sdk()
     crashpoint("before runpod graphql")
-    told = json.dumps({"key": key.reveal(), "document": document, "limit_s": limit_s}).encode()
+    question = json.dumps({"key": key.reveal(), "document": document, "limit_s": limit_s}).encode()
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-m", "gpurun.providers.runpod.sdk"],
-            input=told,
+            input=question,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_environment(base_url),
@@ -73,33 +73,33 @@ def ask(document: str, key: Secret, base_url: str, *, limit_s: int = LIMIT_S) ->
 
 
 def quote_text(value: str) -> str:
-    """A GraphQL string literal; its escapes are those of JSON."""
+    """Return a GraphQL string literal; its escapes are those of JSON."""
     return json.dumps(value)
 
 
 def _data(answer: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(answer[:_ANSWER_LIMIT_BYTES], parse_float=Decimal)
+        payload = json.loads(answer[:_ANSWER_LIMIT_BYTES], parse_float=Decimal)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
-        raise Unknown("RunPod's GraphQL gave no whole answer")
-    words = plain(str(told.get("words") or ""))
-    match told.get("refused"):
+        payload = None
+    if not isinstance(payload, dict):
+        raise Unknown("RunPod's GraphQL gave no complete answer")
+    words = plain(str(payload.get("words") or ""))
+    match payload.get("refused"):
         case "key":
             hint = "Give a key with full access: gpurun auth set runpod."
             raise SetupError("auth.refused", "RunPod's GraphQL refuses the key.", hint=hint)
         case "query":
             raise GraphqlRefused(words)
         case "unclear":
-            raise Unknown(f"RunPod's GraphQL gave no whole answer: {words}")
-    if not isinstance(told.get("data"), dict):
+            raise Unknown(f"RunPod's GraphQL gave no complete answer: {words}")
+    if not isinstance(payload.get("data"), dict):
         raise Unknown("RunPod's GraphQL gave an answer without data")
-    return dict(told["data"])
+    return dict(payload["data"])
 
 
 def _environment(base_url: str) -> dict[str, str]:
-    """Where the SDK is to ask, through which proxies, and without anybody's .netrc in the place of the key."""
+    """Return the SDK's environment: its address, the proxies, and no .netrc that could replace the key."""
     proxies = {f"{scheme.upper()}_PROXY": url for scheme, url in getproxies().items() if scheme in ("https", "no")}
     here = {"RUNPOD_API_BASE_URL": base_url, "NETRC": os.devnull, "PYTHONPATH": str(Path(__file__).parents[3])}
     return child_environment({**proxies, **here})

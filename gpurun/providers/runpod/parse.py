@@ -1,4 +1,4 @@
-"""What RunPod's answers mean: which certainly made nothing, which leave a doubt, which are about the key."""
+"""What RunPod's answers mean: which certainly made nothing, which leave a doubt, which concern the key."""
 
 from __future__ import annotations
 
@@ -28,47 +28,47 @@ _KEY_LIKE = re.compile(r"[A-Za-z0-9+/=_]{40,}")
 _MOST_DIGITS = 7
 _NOISE_USD = Decimal("0.000001")
 _SINGLE_NOISE = 3 * Decimal(2) ** -24
-"""How far three roundings to single precision move a price, relative to it: of one GPU's, the product, its digits."""
+"""How far three roundings to single precision move a price, relative to it: one GPU's, the product, its digits."""
 _MOST_PLACES = 6
 
 
 def describe_runpod_error(answer: Answer) -> str:
-    """The reason that an error gives, on one line of moderate length."""
-    told = answer.json
-    if not isinstance(told, dict):
+    """Return the reason that an error gives, on one line of limited length."""
+    payload = answer.json
+    if not isinstance(payload, dict):
         return f"HTTP {answer.status} without a reason"
-    listed = told.get("errors")
-    parts = [told.get("detail") or told.get("title"), *(listed if isinstance(listed, list) else [])]
-    said = plain(" · ".join(str(part) for part in parts if part))
-    return f"HTTP {answer.status}: {said}" if said else f"HTTP {answer.status} without a reason"
+    listed = payload.get("errors")
+    parts = [payload.get("detail") or payload.get("title"), *(listed if isinstance(listed, list) else [])]
+    words = plain(" · ".join(str(part) for part in parts if part))
+    return f"HTTP {answer.status}: {words}" if words else f"HTTP {answer.status} without a reason"
 
 
 def plain(said: str) -> str:
-    """A server's words on one line of moderate length; a key that it repeats from the request is left out."""
+    """Return a server's words on one line of limited length, without a key that they repeat from the request."""
     return _KEY_LIKE.sub("•••", answer_words(said))[:500]
 
 
 def judge_create_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
-    """What an answer to a create that is not a pod says about whether there is one.
+    """Return what a create's answer without a pod says about whether there is one.
 
-    400 and 403 may be about this GPU, data centre or pool alone: RunPod says to go on to the next candidate.
+    400 and 403 may concern this GPU, data centre or pool alone: RunPod says to continue with the next candidate.
     """
     words = describe_runpod_error(answer)
     if answer.status in (400, 403) and is_sold_out(words):
         return NoCapacity(words)
-    if answer.status == 500 and _NO_FUNDS.search(words):  # So it says that the balance does not pay for this.
+    if answer.status == 500 and _NO_FUNDS.search(words):  # RunPod's answer if the balance is too low.
         return _penniless(words)
     match answer.status:
         case 401:
             return RejectedFor(bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY))
         case 403:
-            what = f"This key may not create pods at RunPod, or none of this kind ({words})."
+            what = f"This key may not create pods at RunPod, or not of this kind ({words})."
             refused = not_allowed(what, hint=_ANOTHER_KEY)
             return RejectedFor(refused, of_offer=True)
         case 402:
             return _penniless(words)
         case 410:
-            return RejectedFor(retired(f"RunPod retired this way of asking ({words})."))
+            return RejectedFor(retired(f"RunPod no longer supports this kind of request ({words})."))
         case 400:
             return Rejected(words, of_offer=True)
         case 404 | 405 | 406 | 413 | 415 | 422:
@@ -77,7 +77,7 @@ def judge_create_answer(answer: Answer) -> NoCapacity | Rejected | Unknown:
 
 
 def refusal_in_words(words: str) -> NoCapacity | Rejected | Unknown:
-    """The same for GraphQL, which has no status: only what certainly made nothing is called so."""
+    """Return the same for GraphQL, which has no status: only what certainly made nothing counts as that."""
     if is_sold_out(words):
         return NoCapacity(words)
     if _NO_FUNDS.search(words):
@@ -93,42 +93,42 @@ def _penniless(words: str) -> RejectedFor:
 
 
 def is_sold_out(words: str) -> bool:
-    """Whether a refusal is about capacity; there is no code for that, only sentences."""
+    """Return whether a refusal is about capacity; there is no code for that, only sentences."""
     return any(sign in words.lower() for sign in _SOLD_OUT)
 
 
 def explain_runpod_answer(answer: Answer) -> SetupError | Unknown:
-    """What an unexpected answer to anything but a create is."""
+    """Return the error for an unexpected answer to anything but a create."""
     words = describe_runpod_error(answer)
     if answer.status == 401:
         return bad_key(f"RunPod refuses the key ({words}).", hint=_ANOTHER_KEY)
     if answer.status == 403:
-        return not_allowed(f"RunPod does not let this key do what was asked for ({words}).", hint=_ANOTHER_KEY)
+        return not_allowed(f"RunPod does not allow this request with this key ({words}).", hint=_ANOTHER_KEY)
     if answer.status == 410:
-        return retired(f"RunPod retired this way of asking ({words}).")
+        return retired(f"RunPod no longer supports this kind of request ({words}).")
     return Unknown(f"RunPod gave no clear answer ({words})")
 
 
-def money(told: object) -> Micros | None:
-    """An amount of dollars as RunPod writes it, rounded up; None when it is none.
+def money(value: object) -> Micros | None:
+    """Return an amount of dollars as RunPod writes it, rounded up; None if it is not an amount.
 
-    Its figures pass through floats (14.320000000000002): what differs from seven digits by less than a micro-dollar is
+    Its figures pass through floats (14.320000000000002): a difference of less than a micro-dollar from seven digits is
     such noise.
     """
-    amount = _number(told)
+    amount = _number(value)
     if amount is None:
         return None
     plain = Precision(prec=7).plus(amount)
     return usd(plain if abs(plain - amount) < _NOISE_USD else amount)
 
 
-def rate(told: object) -> Micros | None:
-    """An hourly rate; None when there is none, which is also what a zero says: a pod that does not run, a free GPU.
+def rate(value: object) -> Micros | None:
+    """Return an hourly rate; None if there is none, or if it is zero: a pod that does not run, a free GPU.
 
     RunPod's prices are floats of single precision, in which 36.72 may come as 36.720001220703125. So the shortest
-    decimal that can have become this number is read; what that can give away is below two ten-millionths of a price.
+    decimal that can have become this number is read; the error is below two ten-millionths of a price.
     """
-    amount = _number(told)
+    amount = _number(value)
     if amount is None or amount <= 0:
         return None
     for places in range(_MOST_PLACES + 1):
@@ -138,9 +138,9 @@ def rate(told: object) -> Micros | None:
     return usd(amount)
 
 
-def _number(told: object) -> Decimal | None:
-    """A figure that can be an amount of dollars; the JSON is read with decimals, never with floats."""
-    if isinstance(told, bool) or not isinstance(told, int | Decimal):
+def _number(value: object) -> Decimal | None:
+    """Return a figure that can be an amount of dollars; the JSON is read with decimals, never with floats."""
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
         return None
-    amount = Decimal(told)
+    amount = Decimal(value)
     return amount if amount.is_finite() and amount.adjusted() <= _MOST_DIGITS else None

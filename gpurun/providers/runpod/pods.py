@@ -1,4 +1,4 @@
-"""A pod as RunPod tells it, and an order as RunPod wants it."""
+"""A pod as RunPod describes it, and an order as RunPod accepts it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpurun.providers.base import Rejected, Unknown
 from gpurun.providers.runpod.parse import rate
 
 IMAGE = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
-"""The official image that is used where the user names none; it starts sshd and keeps a host key that is there."""
+"""The official image, used if the user names none; it starts sshd and keeps an existing host key."""
 IMAGE_CUDA = "12.8"
-"""The CUDA version that this image needs of its host: on an older one its container never starts."""
+"""The CUDA version that this image needs on its host: on an older one its container never starts."""
 START = "/start.sh"
 BODY_LIMIT_BYTES = 102_400
 DISK_GB = 20
@@ -34,16 +34,16 @@ _STATES = {
 
 
 def check_pod_id(identifier: str) -> str:
-    """The id of a pod; one of another shape is never made part of a URL."""
+    """Return the id of a pod; one of another form is never made part of a URL."""
     if not _ID.fullmatch(identifier):
         raise Rejected(f"{identifier!r} is not the id of a pod")
     return identifier
 
 
 def parse_pod(pod: Any) -> Instance:
-    """A pod of any age as an instance; Unknown when it has no id, since it may be any."""
+    """Return any pod as an instance; Unknown if it has no id, because it may be any."""
     if not isinstance(pod, dict) or not isinstance(pod.get("id"), str) or not _ID.fullmatch(pod["id"]):
-        raise Unknown("RunPod told of a pod without an id")
+        raise Unknown("RunPod listed a pod without an id")
     env = _dict(pod.get("env"))
     token = parse_token(_text(env.get("GPURUN_TOKEN")), _text(pod.get("name")))
     gpu, cpu = _dict(pod.get("gpu")), _dict(pod.get("cpu"))
@@ -67,11 +67,11 @@ def parse_pod(pod: Any) -> Instance:
 
 
 def make_pod_environment(order: Order, api_url: str) -> dict[str, str]:
-    """What the pod is told: whose it is, when it ends, who may log in, and which host key it shows.
+    """Return the pod's environment: whose it is, when it ends, who may log in, and which host key it shows.
 
-    The host key is made for this run alone; it can be read by anyone with the account's key, who owns the pod anyway.
+    The host key is made for this run only; whoever has the account's key can read it, and owns the pod anyway.
     """
-    told = {
+    environment = {
         "GPURUN_RUN": order.run,
         "GPURUN_TOKEN": order.token,
         "GPURUN_DEADLINE": str(int(order.deadline_wall)),
@@ -79,14 +79,14 @@ def make_pod_environment(order: Order, api_url: str) -> dict[str, str]:
         "GPURUN_API_URL": api_url,
     }
     if order.keys is None:
-        return told
+        return environment
     private = order.keys.host_private.get_secret_value()
     host_key = base64.b64encode(private.encode()).decode()
-    return {**told, "PUBLIC_KEY": order.keys.client_public, "GPURUN_HOST_KEY_B64": host_key}
+    return {**environment, "PUBLIC_KEY": order.keys.client_public, "GPURUN_HOST_KEY_B64": host_key}
 
 
 def make_pod_body(order: Order, api_url: str, guard: str, *, as_args: bool) -> dict[str, Any]:
-    """The body of a create; `as_args` is the older way to say what runs first."""
+    """Return the body of a create; `as_args` names the first program in the older way."""
     offer = order.offer
     body: dict[str, Any] = {
         "name": order.token,
@@ -112,18 +112,18 @@ def make_pod_body(order: Order, api_url: str, guard: str, *, as_args: bool) -> d
 
 
 def cuda_of(image: str) -> str:
-    """The CUDA version that an image needs of its host, as its name tells it (`cu1281`, `cuda12.8.1`); else empty."""
+    """Return the CUDA version that an image needs on its host, by its name (`cu1281`, `cuda12.8.1`); else ""."""
     found = _CUDA.search(image)
     return f"{found[1] or found[3]}.{found[2] or found[4]}" if found else ""
 
 
 def arguments_of(guard: str) -> str:
-    """The guard and what it hands over to, as one line that is split like a shell's."""
+    """Return the guard and what it hands over to, as one line that is split like a shell's."""
     return shlex.join(["/bin/sh", "-c", guard, START])
 
 
 def flavour_of(type_id: str) -> tuple[str, int]:
-    """`cpu3c-4` is four vCPUs of flavour cpu3c."""
+    """Return flavour and vCPUs: `cpu3c-4` is four vCPUs of flavour cpu3c."""
     flavour, _, vcpus = type_id.rpartition("-")
     if not flavour or not (vcpus.isascii() and vcpus.isdigit()):
         raise Rejected(f"{type_id!r} is not a CPU flavour with a number of vCPUs")
@@ -135,7 +135,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _address(pod: dict[str, Any]) -> Address | None:
-    """The direct way to the pod's sshd; the proxy carries no files and no host key of ours."""
+    """Return the direct way to the pod's sshd; the proxy carries no files and has another host key."""
     direct = _dict(_dict(pod.get("ssh")).get("direct"))
     host, port = direct.get("host"), direct.get("port")
     if not isinstance(host, str) or not host or not isinstance(port, int) or not 0 < port < 65536:
@@ -143,13 +143,13 @@ def _address(pod: dict[str, Any]) -> Address | None:
     return Address(kind="ssh", host=host, port=port, user=str(direct.get("username") or "root"))
 
 
-def _text(told: Any) -> str:
-    return told if isinstance(told, str) else ""
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
-def _wall(told: Any) -> float | None:
+def _wall(value: Any) -> float | None:
     try:
-        moment = datetime.fromisoformat(str(told))
+        moment = datetime.fromisoformat(str(value))
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None

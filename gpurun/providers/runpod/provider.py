@@ -1,7 +1,7 @@
 """The six verbs on RunPod.
 
-RunPod has no idempotency key and no timer of its own that works: a pod is known by its name and by what its environment
-says, and it ends itself through the guard that is the first thing to run in it.
+RunPod has no idempotency key and no working timer of its own: a pod is recognised by its name and its environment, and
+it ends itself through the guard, which is the first program to run in it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WHO = {"query": "query{myself{id}}"}
 
 
 class RunPodProvider:
-    """RunPod under one key; `base_url` is an origin, `spot` adds spot pods to the offers, `region` is a data centre."""
+    """RunPod with one key; `base_url` is an origin, `spot` adds spot pods to the offers, `region` is a data centre."""
 
     name = "runpod"
     guard_shares_key = False
@@ -68,7 +68,7 @@ class RunPodProvider:
         self._http = Http(self._base_url, headers=headers, clock=clock, name="runpod")
 
     def verify(self) -> Account:
-        """Read the list of pods, and ask for the end of a pod that there is none of: only a full key may do both."""
+        """Read the list of pods, and request the end of a pod that does not exist: only a full key may do both."""
         list(self._pods())
         probe = self._http.request("DELETE", "/v2/pods/gpurun-none")
         missing = ("write access to pods",) if probe.status in (401, 403) else ()
@@ -79,7 +79,7 @@ class RunPodProvider:
         )
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """The known rows at their live price, in both clouds; with `spot` the same again at the lowest bid."""
+        """Return the known rows at their live price, in both clouds; with `spot` also at the lowest bid."""
         now = self._clock.wall()
         if not need.count:
             return cpu_offers(self._http, known, now, self._region)
@@ -87,7 +87,7 @@ class RunPodProvider:
         return found + (spot_offers(found, self._key, self._base_url) if self._spot else [])
 
     def create(self, order: Order) -> Instance:
-        """Ask for a pod whose first process is the guard; a spot offer is bid for instead."""
+        """Request a pod whose first process is the guard; for a spot offer, bid for it instead."""
         from gpurun.providers.guard import runpod_wrapper
 
         guard = runpod_wrapper()
@@ -95,30 +95,30 @@ class RunPodProvider:
             return create_spot(order, self._key, self._base_url, guard)
         answer = self._post(make_pod_body(order, self._base_url, guard, as_args=False))
         if answer.status == 422 and any(field in describe_runpod_error(answer) for field in ("entrypoint", "cmd")):
-            # Certainly not made, for the exec form is newer than the spec: the older form says the same.
+            # Certainly not made: the exec form is newer than the spec. The older form says the same.
             answer = self._post(make_pod_body(order, self._base_url, guard, as_args=True))
             if answer.status == 422 and "args" in describe_runpod_error(answer):
                 raise Rejected(
-                    f"RunPod takes no start command, so nothing would end the pod ({describe_runpod_error(answer)})"
+                    f"RunPod accepts no start command, so nothing would end the pod ({describe_runpod_error(answer)})"
                 )
         if answer.status not in (200, 201, 202):
             raise judge_create_answer(answer)
         return parse_pod(answer.json)
 
     def find(self, token: str | None) -> list[Instance]:
-        """Every pod that carries the token by its environment or, where that is not told, by its name."""
+        """Return every pod that carries the token in its environment or, if that is not shown, in its name."""
         found: dict[str, Instance] = {}
         try:
             for pod in self._pods():
-                one = parse_pod(pod)
-                if one.token and token in (None, one.token):
-                    found[one.id] = one
+                instance = parse_pod(pod)
+                if instance.token and token in (None, instance.token):
+                    found[instance.id] = instance
         except Unknown as error:
             raise Unknown(str(error), found=_oldest_first(found)) from error
         return list(_oldest_first(found))
 
     def read(self, instance_id: str) -> Instance:
-        """One pod; an answer of 404 is GONE, which proves nothing without the list."""
+        """Return one pod; an answer of 404 is GONE, which proves nothing without the list."""
         answer = self._http.request("GET", f"/v2/pods/{check_pod_id(instance_id)}")
         if answer.status == 404:
             return Instance(id=instance_id, provider=self.name, token="", run="", state=InstanceState.GONE)
@@ -126,11 +126,11 @@ class RunPodProvider:
             raise explain_runpod_answer(answer)
         read = parse_pod(answer.json)
         if read.id != instance_id:
-            raise Unknown(f"RunPod told of {read.id} when it was asked about {instance_id}")
+            raise Unknown(f"RunPod answered with {read.id} when asked about {instance_id}")
         return read
 
     def destroy(self, instance_id: str) -> None:
-        """Ask for the end of a pod, unlocked if need be; never for a stop, since a stopped pod's disk is billed."""
+        """Request the end of a pod, unlocked if necessary; never a stop, because a stopped pod's disk is billed."""
         path = f"/v2/pods/{check_pod_id(instance_id)}"
         answer = self._http.request("DELETE", path)
         if answer.status == 409:
@@ -145,7 +145,7 @@ class RunPodProvider:
             raise explain_runpod_answer(answer)
 
     def charges(self, instance_id: str, from_wall: float, to_wall: float) -> Charge | None:
-        """What was billed by the hour; settled once the last hour has been over for one more."""
+        """Return what was billed, by the hour; it is settled once the last hour has been over for another hour."""
         begin, end = _hour(from_wall), _hour(to_wall) + timedelta(hours=1)
         window = {"startTime": _stamp(begin), "endTime": _stamp(end), "bucketSize": "hour"}
         answer = self._http.request("GET", "/v2/billing/pods", query={"podId": check_pod_id(instance_id), **window})
@@ -164,30 +164,30 @@ class RunPodProvider:
 
     @property
     def endpoint(self) -> str:
-        """The origin that is asked, where it is not RunPod's."""
+        """Return the origin in use, if it is not RunPod's."""
         return "" if self._base_url == URL else self._base_url
 
     @property
     def clock_ahead_s(self) -> float | None:
-        """How far this machine's clock is ahead of RunPod's; None before its first answer."""
+        """Return how far this machine's clock is ahead of RunPod's; None before its first answer."""
         return self._http.clock_ahead_s
 
     def regions(self) -> tuple[str, ...]:
-        """The data centres, by the names that a pod's place is asked for with."""
+        """Return the data centres, by the names in which a pod's place is requested."""
         return data_centers(self._http)
 
     def guard_folder(self, instance: Instance) -> str:
-        """Where the first process of every pod keeps its time."""
+        """Return where the first process of every pod keeps its time."""
         return "/var/lib/gpurun"
 
     def ask_time(self) -> None:
-        """Ask who the user is, whose answer carries a date as every one does."""
+        """Ask who the user is: the answer carries a date."""
         self._http.request("POST", "/graphql", body=_WHO)
 
     def account_mark(self) -> str:
-        """The mark of the user that RunPod names; of the key where GraphQL, which alone names it, is closed to that.
+        """Return the mark of RunPod's user; of the key, if GraphQL, which alone names the user, is closed to it.
 
-        Asked once. Unknown when there is no clear answer, SetupError when REST refuses the key too.
+        Asked once. Unknown if there is no clear answer, SetupError if REST refuses the key, too.
         """
         return self._mark
 
@@ -199,16 +199,16 @@ class RunPodProvider:
         user = _user_of(answer.json) if answer.status == 200 else ""
         if user:
             return mark_of_account(self.name, user)
-        list(self._pods())  # A key that may read these is good, whatever GraphQL makes of it.
+        list(self._pods())  # A key that may read these is valid, even if GraphQL refuses it.
         return mark_of_key(self.name, self._base_url, self._key)
 
     def _post(self, body: dict[str, Any]) -> Answer:
         if len(json.dumps(body).encode()) > BODY_LIMIT_BYTES:
-            raise Rejected(f"the order is larger than the {BODY_LIMIT_BYTES} bytes that RunPod takes")
+            raise Rejected(f"the order is larger than the {BODY_LIMIT_BYTES} bytes that RunPod accepts")
         return self._http.request("POST", "/v2/pods", body=body, timeout_s=_CREATE_LIMIT_S)
 
     def _pods(self) -> Iterator[Any]:
-        """Every pod of the account; Unknown when the list does not come whole, since an absence must be one."""
+        """Yield every pod of the account; Unknown if the list is incomplete, because an absence must be certain."""
         query: dict[str, str] = {}
         for _ in range(_MOST_PAGES):
             answer = self._http.request("GET", "/v2/pods", query=query)
@@ -224,14 +224,14 @@ class RunPodProvider:
             if not cursor or cursor == query.get("cursor"):
                 break
             query = {"cursor": cursor}
-        raise Unknown("RunPod's list of pods goes on, and its next page cannot be had")
+        raise Unknown("RunPod's list of pods has more pages, but the next one cannot be read")
 
     def _whose(self) -> tuple[str, Micros | None]:
-        """The account's name and what is left on it, where GraphQL tells; neither is worth an error."""
+        """Return the account's name and its balance, if GraphQL reports them; neither is worth an error."""
         if graphql.is_installed():
             try:
-                told = graphql.ask("query{myself{id email clientBalance}}", self._key, self._base_url)
-                me = told["myself"]
+                data = graphql.ask("query{myself{id email clientBalance}}", self._key, self._base_url)
+                me = data["myself"]
                 return str(me.get("email") or me.get("id") or "RunPod account"), money(me.get("clientBalance"))
             except (Unknown, SetupError, graphql.GraphqlRefused, KeyError, AttributeError):
                 return "RunPod account", None
@@ -242,19 +242,19 @@ def _oldest_first(found: Mapping[str, Instance]) -> tuple[Instance, ...]:
     return tuple(sorted(found.values(), key=lambda one: (one.created_wall or 0.0, one.id)))
 
 
-def _user_of(told: object) -> str:
-    """The user's id; empty where GraphQL says no, Unknown where it says nothing that can be read."""
-    if not isinstance(told, dict) or not ({"data", "errors"} & set(told)):
-        raise Unknown("RunPod's GraphQL gave no whole answer")
-    if "INTERNAL_SERVER_ERROR" in str(told.get("errors")):
+def _user_of(payload: object) -> str:
+    """Return the user's id; "" if GraphQL says no, Unknown if its answer cannot be read."""
+    if not isinstance(payload, dict) or not ({"data", "errors"} & set(payload)):
+        raise Unknown("RunPod's GraphQL gave no complete answer")
+    if "INTERNAL_SERVER_ERROR" in str(payload.get("errors")):
         raise Unknown("RunPod's GraphQL is out of order")
-    data = told.get("data")
+    data = payload.get("data")
     me = data.get("myself") if isinstance(data, dict) else None
     return str(me.get("id") or "") if isinstance(me, dict) else ""
 
 
 def _next(page: Mapping[str, Any]) -> tuple[str, bool]:
-    """The cursor of the next page, and whether there is one; a page without either is the last."""
+    """Return the cursor of the next page, and whether there is one; a page without either is the last."""
     parts = [page, *(page[name] for name in ("pagination", "pageInfo", "meta") if isinstance(page.get(name), dict))]
     for part in parts:
         for name in ("nextCursor", "next_cursor", "cursor", "endCursor"):

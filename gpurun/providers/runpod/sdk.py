@@ -1,4 +1,4 @@
-"""The child that puts one question to RunPod's SDK, and ends within its limit whatever happens.
+"""The child that sends one question to RunPod's SDK, and ends within its limit whatever happens.
 
 python -m gpurun.providers.runpod.sdk < {"key", "document", "limit_s"} > {"data"} or {"refused", "words"}
 """
@@ -13,13 +13,13 @@ from typing import Any
 
 
 def main() -> None:
-    """Answer on the standard output that it was given; the SDK's own chatter goes to the standard error."""
-    asked = json.load(sys.stdin)
-    signal.alarm(asked["limit_s"])  # The kernel ends this process even if its parent is gone.
+    """Answer on the original standard output; the SDK's own output goes to the standard error."""
+    question = json.load(sys.stdin)
+    signal.alarm(question["limit_s"])  # The kernel ends this process even if its parent is gone.
     out = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(out, "wb") as answer:
-        answer.write(json.dumps(_ask(asked["document"], asked["key"])).encode())
+        answer.write(json.dumps(_ask(question["document"], question["key"])).encode())
 
 
 def _ask(document: str, key: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Spot pods: the lowest bid that is taken now, and a create that bids it. Only GraphQL has them."""
+"""Spot pods: the lowest bid that is accepted now, and a create that bids it. Only GraphQL has them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from gpurun.providers.runpod.pods import (
     parse_pod,
 )
 
-# A bid is read for hosts that do, as the catalogue's prices are: a driver that runs the image, an address of their own.
+# A bid is read for suitable hosts, as the catalogue's prices are: a driver that runs the image, and a public address.
 _FIT = f"minCudaVersion:{quote_text(IMAGE_CUDA)},supportPublicIp:true"
 
 
 @dataclass(frozen=True)
 class _Bid:
-    """A bid for one GPU-hour: as RunPod writes it, to be sent back, and in micros."""
+    """A bid for one GPU-hour: as RunPod writes it, to be sent back, and in micro-dollars."""
 
     text: str
     micros: Micros
 
 
 def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Offer]:
-    """For each of these offers the same as a spot pod at the lowest bid, where one is taken now."""
+    """Return each of these offers as a spot pod at the lowest bid, if one is accepted now."""
     bids = _lowest_bids(offers, key, base_url) if offers else []
     return [
         offer.model_copy(
@@ -53,44 +53,44 @@ def spot_offers(offers: Sequence[Offer], key: Secret, base_url: str) -> list[Off
 
 
 def create_spot(order: Order, key: Secret, base_url: str, guard: str) -> Instance:
-    """Bid the lowest price of now for a pod; never more than was agreed to.
+    """Bid the current lowest price for a pod; never more than the agreed price.
 
-    The answer tells little: what the pod really is and costs is read later. Raises as `create` does.
+    The answer has few fields: what the pod really is and costs is read later. Raises what `create` raises.
     """
     try:
         (bid,) = _lowest_bids([order.offer], key, base_url)
-    except SetupError as error:  # Nothing was asked for yet.
+    except SetupError as error:  # Nothing was requested yet.
         raise RejectedFor(error) from error
     except Unknown as error:
         raise NoCapacity(f"the lowest bid cannot be read: {error}") from error
     if bid is None or times(bid.micros, order.offer.gpu_count) > order.offer.rate_micros_per_hour:
-        raise NoCapacity("no spot pod is to be had at the price that was agreed to")
+        raise NoCapacity("no spot pod is available at the agreed price")
     try:
-        told = ask(_rent(order, bid.text, base_url, guard), key, base_url)
+        data = ask(_rent(order, bid.text, base_url, guard), key, base_url)
     except GraphqlRefused as error:
         raise refusal_in_words(str(error)) from error
     except SetupError as error:
         raise RejectedFor(error) from error
-    pod = told.get("podRentInterruptable")
+    pod = data.get("podRentInterruptable")
     if not isinstance(pod, dict):
-        raise Unknown("RunPod's GraphQL told of no pod and of no error")
+        raise Unknown("RunPod's GraphQL returned neither a pod nor an error")
     born = parse_pod({**pod, "cost": pod.get("costPerHr")})
     deadline_wall = float(int(order.deadline_wall))
     return born.model_copy(update={"state": InstanceState.PENDING, "deadline_wall": deadline_wall})
 
 
 def _lowest_bids(offers: Sequence[Offer], key: Secret, base_url: str) -> list[_Bid | None]:
-    """The lowest bid for one GPU of each offer, in one question; None where none is taken."""
-    asked = " ".join(
+    """Return the lowest bid for one GPU of each offer, in one query; None if none is accepted."""
+    queries = " ".join(
         f"o{number}:gpuTypes(input:{{id:{quote_text(offer.type_id)}}}){{lowestPrice(input:{{gpuCount:{offer.gpu_count},"
         f"secureCloud:{'true' if offer.tier == 'secure' else 'false'},{_FIT}}}){{stockStatus minimumBidPrice}}}}"
         for number, offer in enumerate(offers)
     )
     try:
-        told = ask(f"query{{{asked}}}", key, base_url)
-        return [_bid(told[f"o{number}"]) for number in range(len(offers))]
+        data = ask(f"query{{{queries}}}", key, base_url)
+        return [_bid(data[f"o{number}"]) for number in range(len(offers))]
     except (GraphqlRefused, KeyError, TypeError, IndexError) as error:
-        raise Unknown(f"RunPod's GraphQL told no lowest bid: {error}") from error
+        raise Unknown(f"RunPod's GraphQL returned no lowest bid: {error}") from error
 
 
 def _bid(kinds: Any) -> _Bid | None:
@@ -102,7 +102,7 @@ def _bid(kinds: Any) -> _Bid | None:
 
 
 def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
-    """The mutation; every string in it is escaped, numbers are our own."""
+    """Return the mutation; every string in it is escaped, and its numbers are our own."""
     offer, image = order.offer, order.image or IMAGE
     env = [
         f"{{key:{quote_text(name)},value:{quote_text(value)}}}"
@@ -127,5 +127,5 @@ def _rent(order: Order, bid: str, base_url: str, guard: str) -> str:
         fields["minCudaVersion"] = quote_text(cuda)
     if offer.region not in ("", "any"):
         fields["dataCenterId"] = quote_text(offer.region)
-    asked = ",".join(f"{name}:{value}" for name, value in fields.items())
-    return f"mutation{{podRentInterruptable(input:{{{asked}}}){{id name costPerHr imageName machineId desiredStatus}}}}"
+    data = ",".join(f"{name}:{value}" for name, value in fields.items())
+    return f"mutation{{podRentInterruptable(input:{{{data}}}){{id name costPerHr imageName machineId desiredStatus}}}}"

@@ -1,4 +1,4 @@
-"""What squeue and sinfo print, read with care: names and comments are whatever somebody typed."""
+"""Reads what squeue and sinfo print, with care: names and comments may be any text."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpurun.core.untrusted import safe_line, safe_text
 SQUEUE = "%i|%T|%V|%M|%e|%r|%j|%k"
 """Number (of several jobs of one sbatch N_0, N_1), state, submitted, used, ends, reason, name, and last the comment."""
 SINFO = "%P|%a|%l|%t|%D|%G"
-"""Partition, whether it is up, its longest job, the state of so many nodes, and what they have beside CPUs."""
+"""Partition, whether it is up, its longest job, state and number of some nodes, and what they have beside CPUs."""
 
 STARTS = re.compile(r"Job \d+ to start at (\d{9,}) ")
-"""What `sbatch --test-only` says of a job that it would take, under SLURM_TIME_FORMAT=%s."""
-MOST_DIGITS = 10  # A job that no end of others would let start is told a year beyond 6000.
+"""What `sbatch --test-only` prints for a job that it would accept, under SLURM_TIME_FORMAT=%s."""
+MOST_DIGITS = 10  # For a job that can never start, Slurm prints a year beyond 6000.
 
-MOST_SAID = 300  # The sentence about an account names all that the partition admits.
+MOST_SAID = 300  # The sentence about an account names all those that the partition admits.
 
 _STATES = {
     InstanceState.PENDING: ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
@@ -34,8 +34,8 @@ _STATES = {
 }  # fmt: skip
 STATES = {word: state for state, words in _STATES.items() for word in words}
 
-# A job that waits for one of these is not admitted, however long it waits, and what its user can do about each.
-# squeue has Slurm's sentence in the place of its code where there is one; newer ones write it with underscores.
+# Reasons for which a waiting job is never admitted, and what its user can do about each. squeue prints Slurm's sentence
+# in place of its code if there is one; newer versions write it with underscores.
 _ACCOUNT = (
     "Name an account that this partition admits (--account, or account = … in {table} of config.toml), or another "
     "partition. `sacctmgr show assoc user=$USER` lists yours."
@@ -58,7 +58,7 @@ _NOT_ADMITTED = {
     r"PartitionTimeLimit|QOSMaxWallDurationPerJobLimit|AssocMaxWallDurationPerJobLimit": _TIME,
     r"PartitionNodeLimit|(?:QOS|Assoc)Max(?:GRES|Node|Nodes|Cpu|Memory|Mem)PerJob(?:Limit)?": _SIZE,
 }
-# The words of an sbatch that is refused, which name one of them.
+# Words of a refused sbatch that names one of them.
 _REFUSED = {
     r"invalid account": _ACCOUNT,
     r"invalid qos": _QOS,
@@ -69,7 +69,7 @@ _REFUSED = {
     r"feature|node name": _EXTRA,
     r"partition": _PARTITION,
 }
-# One that waits for one of these will not start by itself either, but an admin or the user's other jobs may change it.
+# A job that waits for one of these will not start either, but an admin or the user's other jobs may change that.
 _HOPELESS = re.compile(
     "|".join(_NOT_ADMITTED) + r"|PartitionConfig|PartitionInactive|BadConstraints|Invalid.*|InactiveLimit"
     r"|QOSMax.*|Assoc(?:Grp|Max).*|JobHeld.*|ReqNodeNotAvail.*|DependencyNeverSatisfied",
@@ -108,8 +108,8 @@ class SlurmJob:
 class Partition:
     """What a partition has: its longest job, its `nodes` that work (GPUs on one, how many such), and `over_s`.
 
-    That is for how long Slurm lets a job run on whose time is over, beside what killing it takes. `tracker` is how it
-    finds the processes that a job has started. `idle` nodes have nothing to do.
+    `over_s` is how long Slurm lets a job run beyond its time, without the time to kill it. `tracker` is how it finds
+    the processes that a job has started. `idle` nodes have nothing to do.
     """
 
     name: str
@@ -123,11 +123,11 @@ class Partition:
 
     @property
     def most_gpus(self) -> int:
-        """The most GPUs on one node."""
+        """Return the most GPUs on one node."""
         return max((gpus for gpus, _ in self.nodes), default=0)
 
     def nodes_with(self, gpus: int) -> int:
-        """How many nodes have so many GPUs, or more."""
+        """Return how many nodes have so many GPUs, or more."""
         return sum(count for there, count in self.nodes if there >= gpus)
 
 
@@ -159,15 +159,15 @@ def _together(jobs: list[SlurmJob]) -> SlurmJob:
 
 
 def cure_of(said: str) -> str:
-    """Return what to do about a job that is not admitted, `{table}` standing for its cluster's; "" for any other."""
+    """Return what to do about a job that is not admitted, with `{table}` for its cluster's; "" for any other."""
     reason = said.removeprefix("PENDING: ")
     return next((cure for form, cure in _NOT_ADMITTED.items() if re.fullmatch(form, reason, re.IGNORECASE)), "")
 
 
 def sbatch_refusal(stderr: str) -> tuple[str, str]:
-    """Return why sbatch refuses a job, and what to do about it as `cure_of` has it; "" where its words are not known.
+    """Return why sbatch refuses a job, and what to do about it as in `cure_of`; "" if its words are not known.
 
-    A limit has two lines: the code of the limit, and a sentence for all limits.
+    The refusal by a limit has two lines: the code of the limit, and a sentence for all limits.
     """
     lines = [_FRAME.sub("", line) for line in safe_text(stderr, most_lines=100) if line.strip()]
     for code in lines:
@@ -178,7 +178,7 @@ def sbatch_refusal(stderr: str) -> tuple[str, str]:
 
 
 def comment_of(run: str, deadline_wall: float, gpu_count: int) -> str:
-    """What a job's comment says beside its name."""
+    """Return what a job's comment says beside its name."""
     return f"{run} {int(deadline_wall)} {gpu_count}"
 
 
@@ -198,7 +198,7 @@ def _job(line: str) -> SlurmJob | None:
     is_waiting = state is InstanceState.PENDING and reason not in ("", "None")
     used_s = parse_slurm_time(used) if _SPAN.fullmatch(used) else None
     if state is InstanceState.RUNNING and used_s is None:
-        state = InstanceState.UNKNOWN  # A lease that begins nobody knows when would have no end.
+        state = InstanceState.UNKNOWN  # A lease with an unknown start would have no end.
     return SlurmJob(
         number=int(which[1]),
         place=int(which[2]) if which[2] else None,
@@ -219,7 +219,7 @@ def _wall(text: str) -> float | None:
 
 
 def parse_slurm_time(text: str) -> float:
-    """The seconds of Slurm's `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; infinite for `infinite`, 0 for what is none."""
+    """Return the seconds of Slurm's `D-HH:MM:SS`, `HH:MM:SS` or `MM:SS`; infinity for `infinite`, else 0."""
     if text == "infinite":
         return inf
     found = _SPAN.fullmatch(text)
@@ -228,16 +228,16 @@ def parse_slurm_time(text: str) -> float:
 
 
 def partition_in(sinfo: str, name: str, gres: str) -> Partition | None:
-    """The partition of that name, or the default one, in what sinfo prints by SINFO; None if not there, or not up."""
+    """Return the partition of that name, or the default one, in what sinfo prints by SINFO; None if it is not up."""
     found = partitions_in(sinfo, gres)
     return next((part for part in found if part.is_up and (part.name == name if name else part.is_default)), None)
 
 
 def partitions_in(sinfo: str, gres: str) -> list[Partition]:
-    """Every partition in what sinfo prints by SINFO, in its order.
+    """Return every partition in what sinfo prints by SINFO, in its order.
 
-    Of the cluster's own settings, which may follow, two are read. A node that is away does not count; `gres` is the
-    request for one GPU of those that do.
+    Two of the cluster's own settings, which may follow, are read, too. A node that is away does not count; `gres` is
+    the request for one GPU of the others.
     """
     over = _OVER.search(sinfo)
     over_s = inf if over and over[1] == "UNLIMITED" else 60.0 * int(over[1]) if over else 0.0
@@ -261,6 +261,6 @@ def partitions_in(sinfo: str, gres: str) -> list[Partition]:
     return parts
 
 
-def _gpus(told: str, gres: str) -> int:
-    found: Iterable[tuple[str, str]] = _GRES.findall(told)
+def _gpus(listed: str, gres: str) -> int:
+    found: Iterable[tuple[str, str]] = _GRES.findall(listed)
     return sum(int(count) for kind, count in found if gres in (kind, kind.partition(":")[0]))

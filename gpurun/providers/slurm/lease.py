@@ -12,15 +12,15 @@ from gpurun.core.run_plan import Choices, Lease
 from gpurun.providers.slurm.jobs import Partition
 
 QUEUE_S = 24 * SECONDS_PER_HOUR
-"""So long a job may wait to begin where nobody says it with --queue."""
+"""How long a job may wait to start, if --queue does not say it."""
 LEAST_BOOT_S, LEAST_COLLECT_S, LEAST_DESTROY_S = 60, 60, 30
 _SURE = ("", "proctrack/cgroup")
 
 
 def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, cap: Micros | None) -> Lease:
-    """Return the lease of a job, cut down to what its caps and its partition allow; NoOffer where none is left."""
+    """Return the lease of a job, cut down to what its caps and its partition allow; NoOffer if none is left."""
     if part.over_s == inf:
-        what = f"The cluster ends no job of partition {part.name} whose time is over (OverTimeLimit)."
+        what = f"The cluster does not end jobs of partition {part.name} at their time limit (OverTimeLimit)."
         raise NoOffer("slurm.no_end", f"{what} No cap would hold.", hint="Name another cluster in config.toml.")
     lease = lease.model_copy(update={"kill_allowance_s": lease.kill_allowance_s + ceil(part.over_s)})
     cap_s = inf if choices.max_gpu_hours is None else choices.max_gpu_hours * SECONDS_PER_HOUR / offer.processes
@@ -33,16 +33,16 @@ def lease_of_job(lease: Lease, offer: Offer, part: Partition, choices: Choices, 
     if over_s >= lease.train_s:
         which = "--time" if limit_s < part.longest_s else f"The limit of partition {part.name}"
         which = "The cap" if cap_s < limit_s else which
-        what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and all but training takes "
+        what = f"{which} leaves {max(0.0, most_s) / 60:.0f} min, and everything but training takes "
         what += f"{(lease.total_s - lease.train_s) / 60:.0f} min."
         raise NoOffer("slurm.no_time", what, hint="Raise it, or name another partition: --partition.")
     return lease.model_copy(update={"train_s": lease.train_s - over_s, "queue_s": choices.queue_s or QUEUE_S})
 
 
 def _in_short(lease: Lease, most_s: float) -> Lease:
-    """Return a lease whose begin and end take no more than a part of a short time.
+    """Return a lease whose start and end take no more than a part of a short time.
 
-    They take seconds as a rule, and what is not home when the job is over is brought from its folder afterwards.
+    They usually take seconds, and what is not home when the job is over is downloaded from its folder afterwards.
     """
     tenth_s = ceil(min(most_s, lease.total_s) / 10)
     update = {
@@ -59,12 +59,12 @@ def gpu_hours(lease: Lease, offer: Offer) -> float:
 
 
 def may_outlive(part: Partition) -> bool:
-    """Return whether a process that detaches itself may outlive its job, by how the cluster finds them."""
+    """Return whether a detached process may outlive its job, by how the cluster finds processes."""
     return part.tracker not in _SURE
 
 
 def too_few(part: Partition, cluster: Cluster, need: GpuNeed) -> NoOffer:
-    """Return the refusal that says what a partition lacks for a need, in numbers."""
+    """Return the refusal that shows, in numbers, what a partition lacks for a need."""
     where = f"partition {part.name} of {cluster.name}"
     what = f"No node of {where} has {need.count} GPUs; the most is {part.most_gpus}."
     if there := part.nodes_with(need.count):

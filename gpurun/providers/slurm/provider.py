@@ -43,14 +43,14 @@ DIES_BY_ITSELF = "yes · Slurm's time limit"
 NO_FOLDER = 97
 BASH = "/bin/bash"
 SBATCH_S = 60
-"""An sbatch that finds no controller tries for a while; after this long it is ended, and will make nothing more."""
+"""An sbatch that finds no controller retries for a while; after this long it is ended, and makes nothing more."""
 BOOT_S = 120
 PULL_S = 900
-"""What it takes until an image of some gigabytes is fetched and put into one file."""
+"""The time to fetch an image of some gigabytes and to put it into one file."""
 JOIN_S = 60
-"""What it takes until several nodes have answered, and what is between them was measured."""
+"""The time until several nodes have answered, and the connection between them was measured."""
 IDLE_S = 900
-"""A job in which nothing trains is given back after so long without a call."""
+"""A job in which nothing trains is released after this long without a call."""
 
 _QUEUE = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-r", "--me", "-t", "all", "-o", SQUEUE]
 _CREATE = (
@@ -59,7 +59,7 @@ _CREATE = (
     f'shift 2; exec timeout {SBATCH_S} sbatch "$@"'
 )
 # $1 the workdir, $2 the Python, $3 the set-up, then modules. Prints how set-up and Python ended and whether the Python
-# lies on the workdir's disk, then words. A set-up may `exit`: so the trap.
+# is on the workdir's disk, then words. The trap is there because a set-up may `exit`.
 _LOOK_THERE = r"""
 cd / || exit
 first() { there=$1; until [ -e "$there" ]; do there=$(dirname -- "$there"); done; }
@@ -82,7 +82,7 @@ print("\n".join(lacks))
 sys.exit(bool(lacks))' "$@" >"$log" 2>/dev/null
 echo "look: 0 $? $shared"; cat "$log"
 """
-# $1 the workdir, $2 the image, $3 the set-up, then modules. Prints what was found, and whether the image lies on the
+# $1 the workdir, $2 the image, $3 the set-up, then modules. Prints what was found, and whether the image is on the
 # workdir's disk, then words.
 _LOOK_INTO_IMAGE = r"""
 cd / || exit
@@ -108,7 +108,7 @@ echo "look: ended $? $shared"; cat "$log"
 """
 _LOOK = f'shell="sh -c"; [ ! -x {BASH} ] || shell="{BASH} -lc"; exec timeout -k 5 60 $shell "$LOOK" "$0" "$@"'
 _LOOKED = re.compile(r"^look: (\S+) (\S+) (\S+)\n(.*)", re.MULTILINE | re.DOTALL)
-# Of all that waits in the job's partition, the job's own line and how many there are; the order is the scheduler's.
+# Of all jobs that wait in the partition: the job's own line and the number of jobs; the order is the scheduler's.
 _PLACE = (
     'export SLURM_TIME_FORMAT=%s; p=$(squeue -h -r -j "$1" -o %P | head -n 1) && [ -n "$p" ] && '
     "squeue -h -r -t PENDING -p \"$p\" --sort=-p,i -o '%i|%S|%P' | "
@@ -120,7 +120,7 @@ _FINISHED = "out/MANIFEST.json"
 _FIRST = "_0"
 _LIST = f'cd -- "$1" 2>/dev/null || exit 0; ls -A; ls -d -- */{_FINISHED} 2>/dev/null || :'
 _WHO = 'id -un; [ ! -e "$1" ] || [ -w "$1" ] || echo shut'
-# $1 a run's folder, whose pilot is asked once to end the job by itself, if what it ran has ended well; 0 where it does.
+# $1 a run's folder: its pilot is asked once to end the job, if what it ran has ended well; exit code 0 if it does.
 _LEAVE = r"""
 cd -- "$1/calls" 2>/dev/null && [ ! -e leave.run ] && grep -q '"exit_code": 0[,}]' ../agent/exit.json 2>/dev/null &&
     mkdir leave.go || exit 1
@@ -134,8 +134,8 @@ done
 _LOST = re.compile("contact|timed out|timeout|bytes were|connection|communicat|socket|slurm_receive", re.IGNORECASE)
 
 _IMAGE_HINT = (
-    "See that apptainer is there (`module load apptainer` in `setup`). Where the nodes have no way out, fetch it on the"
-    " login node (apptainer pull FILE.sif docker://…), and name that file."
+    "Make apptainer available (`module load apptainer` in `setup`). If the nodes have no internet access, fetch it on"
+    " the login node (apptainer pull FILE.sif docker://…), and name that file."
 )
 
 T = TypeVar("T")
@@ -151,14 +151,14 @@ class Site:
 
 @dataclass(frozen=True)
 class Start:
-    """When Slurm would start a job, by its own reckoning; None where it does not tell, with what it said instead."""
+    """When Slurm would start a job, by its own estimate; None if it gives none, with its words instead."""
 
     wall: float | None
     words: str = ""
 
 
 class SlurmProvider:
-    """The `slurm` provider: jobs on the clusters that it was given, of which the first one takes new ones."""
+    """The `slurm` provider: jobs on the given clusters; the first one gets new jobs."""
 
     name = "slurm"
     traits = Traits(
@@ -174,34 +174,34 @@ class SlurmProvider:
     def __init__(
         self, sites: Sequence[Site], clock: Clock, traits: Traits | None = None, *, faults: Sequence[str] = ()
     ) -> None:
-        """`faults` are the tables of further clusters that cannot be read, so that those are not asked."""
+        """`faults` are the tables of further clusters that cannot be read, so those clusters are not asked."""
         self._sites: Mapping[str, Site] = {site.cluster.name: site for site in sites}
         self._first = next(iter(self._sites.values()))
         self._clock, self._faults = clock, tuple(faults)
         self.traits = traits or self.traits
 
     def verify(self) -> Account:
-        """Who submits the jobs in each cluster, that its controller answers, and that its workdir takes files."""
+        """Check who submits jobs in each cluster, that its controller answers, and that its workdir accepts files."""
         found, missing = list[str](), list[str]()
         for site in self._sites.values():
             name, workdir = site.cluster.name, site.cluster.workdir
-            said = self._told(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
-            found.append(f"{said[0]} on {name} ({self._cluster_name(site)})")
-            if said[1:2] == ["shut"]:
+            lines = self._told(site, ["sh", "-c", _WHO, "gpurun", workdir]).splitlines()
+            found.append(f"{lines[0]} on {name} ({self._cluster_name(site)})")
+            if lines[1:2] == ["shut"]:
                 missing.append(f"write to {workdir} on {name}")
         return Account(provider=self.name, identity=", ".join(found), missing=tuple(missing))
 
     def account_mark(self) -> str:
-        """Which cluster takes new jobs, by its own name: a table may lead to another one some day, which knows none."""
+        """Return which cluster gets new jobs, by its own name: its table may later lead to another, which has none."""
         return f"cluster:{self._cluster_name(self._first)}"
 
     def _cluster_name(self, site: Site) -> str:
-        """The cluster's own name, which is the same from each of its login nodes."""
+        """Return the cluster's own name, which is the same from each of its login nodes."""
         found = re.search(r"^ClusterName\s*=\s*(\S+)", self._told(site, ["scontrol", "show", "config"]), re.MULTILINE)
         return found[1] if found else site.cluster.host
 
     def partition(self) -> Partition:
-        """The partition that new jobs go to; NoCapacity where there is none that is up."""
+        """Return the partition for new jobs; NoCapacity if there is none that is up."""
         cluster = self._first.cluster
         found = partition_in(self._sinfo(), cluster.partition, cluster.gres)
         if found is None:
@@ -210,14 +210,14 @@ class SlurmProvider:
         return found
 
     def partitions(self) -> list[Partition]:
-        """Every partition of the cluster that takes new jobs."""
+        """Return every partition of the cluster that gets new jobs."""
         return partitions_in(self._sinfo(), self._first.cluster.gres)
 
     def _sinfo(self) -> str:
         return self._told(self._first, ["sh", "-c", f"sinfo -h -o '{SINFO}' && scontrol show config"])
 
     def offers(self, need: GpuNeed, known: Sequence[Offer]) -> list[Offer]:
-        """A job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price for them.
+        """Return a job on so many nodes, if the partition has them with so many GPUs each, at the cluster's price.
 
         The card is the smallest of the `known` rows that fit, as with a box: a plan must not count on more memory.
         """
@@ -245,21 +245,21 @@ class SlurmProvider:
         ]
 
     def create(self, order: Order) -> Instance:
-        """Submit the job; Rejected where Slurm says no, Unknown where its answer was lost."""
+        """Submit the job; Rejected if Slurm says no, Unknown if its answer was lost."""
         site, part = self._first, self.partition()
         minutes = order.lease_s // 60
         if minutes < 1:
-            raise Rejected(f"Slurm counts minutes, and {order.lease_s} s are none")
+            raise Rejected(f"Slurm counts whole minutes, and {order.lease_s} s is less than one")
         if minutes * 60 > part.longest_s:
             limit = f"{part.longest_s / 60:,.0f} min"
             raise Rejected(
-                f"a job in partition {part.name} may take {limit}, and this one {minutes:,} min", of_offer=True
+                f"a job in partition {part.name} may take {limit}, but this one needs {minutes:,} min", of_offer=True
             )
         folder = _folder(site, order.token)
         options = self._options(order, minutes, folder)
         argv = ["sh", "-c", _CREATE, "gpurun", site.cluster.workdir, order.token, *options]
         crashpoint("before slurm.create")
-        said = self._ask(
+        reply = self._ask(
             site,
             [
                 *(*argv, f"{folder}/pilot.sh", folder, str(10 * IDLE_S), site.cluster.setup, site.cluster.container),
@@ -276,7 +276,7 @@ class SlurmProvider:
             raise RejectedFor(_no_folder(site.cluster, words))
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
-            refusal, cure = sbatch_refusal(said.stderr)
+            refusal, cure = sbatch_refusal(reply.stderr)
             if not cure:
                 raise Rejected(words, of_offer=True)
             hint = cure.format(table=f"[slurm.{site.cluster.name}]")
@@ -285,10 +285,10 @@ class SlurmProvider:
         raise Unknown(words)
 
     def _options(self, order: Order, minutes: int, folder: str) -> list[str]:
-        """Those of sbatch for a run."""
+        """Return the options of sbatch for a run."""
         waits_s = max(60, ceil(order.deadline_wall - self._clock.wall()))
         return [
-            *self._wanted(order.offer, minutes),
+            *self._requirements(order.offer, minutes),
             "--parsable",
             *([f"--array=0-{order.offer.jobs - 1}"] if order.offer.jobs > 1 else []),
             f"--job-name={order.token}",
@@ -301,8 +301,8 @@ class SlurmProvider:
             f"--output={folder}/job.log",
         ]
 
-    def _wanted(self, offer: Offer, minutes: int) -> list[str]:
-        """What a job asks the cluster for; the user's own options come first, as the later of two counts."""
+    def _requirements(self, offer: Offer, minutes: int) -> list[str]:
+        """Return what a job requests from the cluster; the user's own options come first: the later counts."""
         cluster, gpus = self._first.cluster, offer.gpus_per_node
         named = {"partition": cluster.partition, "account": cluster.account, "qos": cluster.qos}
         return [
@@ -317,29 +317,29 @@ class SlurmProvider:
     def start_of(self, offer: Offer, lease_s: int) -> Start:
         """Return when Slurm would start such a job as its queue is now; nothing is submitted.
 
-        NoOffer where it would refuse the job, with what to change.
+        NoOffer if it would refuse the job, with what to change.
         """
         site = self._first
-        wanted = self._wanted(offer, max(1, lease_s // 60))
-        said = self._ask(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *wanted], b"#!/bin/sh\n")
-        if found := STARTS.search(said.stderr):
+        requirements = self._requirements(offer, max(1, lease_s // 60))
+        reply = self._ask(site, ["env", "SLURM_TIME_FORMAT=%s", "sbatch", "--test-only", *requirements], b"#!/bin/sh\n")
+        if found := STARTS.search(reply.stderr):
             is_some_day = len(found[1]) <= MOST_DIGITS
             return Start(float(found[1])) if is_some_day else Start(None, "as its queue is now, that is never")
-        words, cure = sbatch_refusal(said.stderr)
-        if said.exit_code and cure:
+        words, cure = sbatch_refusal(reply.stderr)
+        if reply.exit_code and cure:
             what = f"Slurm on {site.cluster.name} would refuse the job: {words}."
             raise NoOffer("slurm.refused", what, hint=cure.format(table=f"[slurm.{site.cluster.name}]"))
         return Start(None, words)
 
     def look_at_login(self, modules: Sequence[str]) -> list[str]:
-        """Return what a job's set-up and Python lack on the login node, for warnings: the nodes may be others.
+        """Return what a job's set-up and Python lack on the login node, as warnings: the nodes may differ.
 
-        SetupError for a Python that is not on the disk that they share, or has no such modules there.
+        SetupError if the Python is on the disk that they share, and does not work there or lacks one of the modules.
         """
         cluster = self._first.cluster
         about = [cluster.workdir, cluster.python, cluster.setup or ":", *modules]
-        said = self._ask(self._first, ["env", f"LOOK={_LOOK_THERE}", "sh", "-c", _LOOK, "gpurun", *about])
-        found = _LOOKED.search(said.stdout)
+        reply = self._ask(self._first, ["env", f"LOOK={_LOOK_THERE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOKED.search(reply.stdout)
         setup, python, disk, words = found.groups() if found else ("", "", "", "")
         if setup == "shut":
             raise _no_folder(cluster)
@@ -347,8 +347,8 @@ class SlurmProvider:
         where = f"on the login node of {cluster.name}"
         if not python.isdigit():
             ended = f"ended with {setup}" if setup else "did not end within a minute"
-            last = f", with the words: {lines[-1]}" if lines else ""
-            return [f"the `setup` {ended} {where}, and the job will fail where the nodes are like it{last}."]
+            last = f", with the message: {lines[-1]}" if lines else ""
+            return [f"the `setup` {ended} {where}, and the job will fail on nodes like it{last}."]
         if python == "0":
             return []
         lack = {"3": "is older than 3.8", "1": f"has no {', '.join(lines)}"}.get(python, "does not run")
@@ -356,17 +356,17 @@ class SlurmProvider:
             hint = f"Name the Python that has torch in [slurm.{cluster.name}] of config.toml (python = …)."
             what = f"{cluster.python} {lack}, {where}, which shares that disk with the nodes."
             raise SetupError("slurm.python", what, hint=hint)
-        return [f"{cluster.python} {lack}, {where}; whether it does on the nodes is not known."]
+        return [f"{cluster.python} {lack}, {where}; it is not known whether it works on the nodes."]
 
     def look_into_image(self, modules: Sequence[str], *, needs_python: bool) -> list[str]:
-        """Return what the login node cannot tell of the image of a job, for warnings: the nodes may be others.
+        """Return what the login node cannot show about the image of a job, as warnings: the nodes may differ.
 
-        SetupError for one that is not on the disk that they share, or that has no Python with such modules.
+        SetupError for one that is missing on the disk that they share, or that has no Python with these modules.
         """
         cluster = self._first.cluster
         about = [cluster.workdir, cluster.container, cluster.setup or ":", *modules]
-        said = self._ask(self._first, ["env", f"LOOK={_LOOK_INTO_IMAGE}", "sh", "-c", _LOOK, "gpurun", *about])
-        found = _LOOKED.search(said.stdout)
+        reply = self._ask(self._first, ["env", f"LOOK={_LOOK_INTO_IMAGE}", "sh", "-c", _LOOK, "gpurun", *about])
+        found = _LOOKED.search(reply.stdout)
         what, code, disk, words = found.groups() if found else ("", "", "", "")
         where = f"on the login node of {cluster.name}"
         hint = f"Correct `container` in [slurm.{cluster.name}] of config.toml, or --image."
@@ -379,20 +379,20 @@ class SlurmProvider:
             no_python = f"{cluster.container} has neither python3 nor python"
             if needs_python:
                 raise SetupError("slurm.image", f"{no_python}.", hint=hint)
-            return [f"{no_python}: a command that wants one will fail."]
+            return [f"{no_python}: a command that needs one will fail."]
         if what == "missing":
-            return [f"there is no {cluster.container} {where}; whether the nodes have it is not known."]
+            return [f"there is no {cluster.container} {where}; it is not known whether the nodes have it."]
         if what == "no-engine":
-            return [f"neither apptainer nor singularity is {where}, and the job will fail where the nodes lack it too."]
+            return [f"neither apptainer nor singularity is {where}, and the job will fail if the nodes lack them, too."]
         if what == "ended" and code == "0":
             return []
         if what == "pulled":
-            return [f"the job fetches {cluster.container} itself, in its own time, and the nodes must reach it."]
+            return [f"the job fetches {cluster.container} itself, in its own time; the nodes must be able to reach it."]
         last = f": {lines[-1]}" if lines else ""
         return [f"{cluster.container} could not be tried {where}{last}."]
 
     def find(self, token: str | None) -> list[Instance]:
-        """The user's own jobs that carry the token, in every cluster, oldest first."""
+        """Return the user's own jobs that carry the token, in every cluster, oldest first."""
         named = [f"--name={token}"] if token else []
 
         def jobs(site: Site) -> list[Instance]:
@@ -407,21 +407,21 @@ class SlurmProvider:
         return found
 
     def _of_all(self, listed: Callable[[Site], list[T]]) -> tuple[list[T], dict[str, str]]:
-        """What the clusters have that answer, and by its name why each of the others does not."""
+        """Return what the answering clusters have, and by name why each of the others does not answer."""
         found, silent = list[T](), dict[str, str]()
         for site in self._sites.values():
             try:
                 found += listed(site)
             except Unknown as error:
                 silent[site.cluster.name] = str(error)
-            except GpurunError as error:  # Such as a host key that changed: it says nothing of the other clusters.
+            except GpurunError as error:  # Such as a changed host key, which says nothing about the other clusters.
                 if len(self._sites) == 1 and not self._faults:
                     raise
                 silent[site.cluster.name] = error.what
         return found, silent
 
     def read(self, instance_id: str) -> Instance:
-        """One job as squeue tells it; GONE where the controller knows no such job of gpurun's."""
+        """Return one job as squeue shows it; GONE if the controller knows no such job of gpurun's."""
         site, number = self._place(instance_id)
         crashpoint("before slurm.read")
         whole = number.removesuffix(_FIRST)
@@ -436,7 +436,7 @@ class SlurmProvider:
     def destroy(self, instance_id: str) -> None:
         """End the job by number and name: a number that Slurm has given to another job ends nothing.
 
-        One whose work has ended well is asked to leave first; at the next request it is cancelled as any other.
+        A job whose work has ended well is asked to leave first; at the next request it is cancelled like any other.
         """
         known = self.read(instance_id)
         site, number = self._place(instance_id)
@@ -448,11 +448,11 @@ class SlurmProvider:
             return
         said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST)])
         crashpoint("after slurm.destroy")
-        if said.exit_code and "invalid job id" not in said.stderr.lower():  # That is one which has just ended.
-            raise Unknown(_failed("scancel", said))
+        if reply.exit_code and "invalid job id" not in reply.stderr.lower():  # That job has just ended.
+            raise Unknown(_failed("scancel", reply))
 
     def leftovers(self, token: str | None) -> list[Leftover]:
-        """The folders of runs that lie in the shared workdir."""
+        """Return the folders of runs in the shared workdir."""
 
         def folders(site: Site) -> list[Leftover]:
             names = self._told(site, ["sh", "-c", _LIST, "gpurun", site.cluster.workdir]).splitlines()
@@ -460,15 +460,15 @@ class SlurmProvider:
                 Leftover(
                     provider=self.name,
                     kind="folder",
-                    id=f"{site.cluster.name}:{_folder(site, one.text)}",
-                    run=one.run,
-                    token=one.text,
-                    holds=f"{one.text}/{_FINISHED}" in names,
+                    id=f"{site.cluster.name}:{_folder(site, named.text)}",
+                    run=named.run,
+                    token=named.text,
+                    holds=f"{named.text}/{_FINISHED}" in names,
                     region=site.cluster.name,
-                    deadline_wall=one.deadline_wall,
+                    deadline_wall=named.deadline_wall,
                 )
-                for one in filter(None, map(parse_token, names))
-                if token in (None, one.text)
+                for named in filter(None, map(parse_token, names))
+                if token in (None, named.text)
             ]
 
         found, silent = self._of_all(folders)
@@ -522,7 +522,7 @@ class SlurmProvider:
         )
 
     def queue_words(self, instance: Instance) -> str:
-        """Return why a job waits, its place in its partition and when Slurm expects to start it, as it says it now."""
+        """Return why a job waits, its place in its partition and its expected start, as Slurm reports them now."""
         site, number = self._place(instance.id)
         words = [instance.said.removeprefix("PENDING: ")]
         own, _, waiting = self._told(site, ["sh", "-c", _PLACE, "gpurun", number]).strip().partition("\n")
@@ -550,7 +550,7 @@ class SlurmProvider:
         if not code:
             return None
         lines = [line for line in safe_text(words, most_lines=2000) if line.strip()]
-        said = " Its last words:\n" + "\n".join(lines) if lines else " It said nothing."
+        said = " Its last words:\n" + "\n".join(lines) if lines else " It printed nothing."
         if part:
             what = f"The image could not be entered on the node (exit code {safe_line(code)}).{said}"
             return SetupError("image.failed", what, hint=_IMAGE_HINT)
@@ -559,29 +559,29 @@ class SlurmProvider:
         return SetupError("setup.failed", what, hint=hint)
 
     def setup_log(self, instance: Instance) -> bytes:
-        """Return what the table's `setup` has said in the job, and its container's engine, or the end of that."""
+        """Return the output of the table's `setup` in the job, and of its container engine, or the end of it."""
         site, _ = self._place(instance.id)
         if not (site.cluster.setup or site.cluster.container) or parse_token(instance.token) is None:
             return b""
         return self._told(site, ["sh", "-c", _SETUP_LOG, "gpurun", _folder(site, instance.token)]).encode()
 
     def _told(self, site: Site, argv: Sequence[str]) -> str:
-        """What a command prints that ends well; else `Unknown`."""
-        said = self._ask(site, argv)
-        if said.exit_code:
-            raise Unknown(_failed(argv[0] if argv[0] not in ("env", "sh") else "Slurm", said))
-        return said.stdout
+        """Return what a command prints that ends well; else raise `Unknown`."""
+        reply = self._ask(site, argv)
+        if reply.exit_code:
+            raise Unknown(_failed(argv[0] if argv[0] not in ("env", "sh") else "Slurm", reply))
+        return reply.stdout
 
     def _ask(self, site: Site, argv: Sequence[str], stdin: bytes = b"") -> LoginNodeResult:
         try:
-            said = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
+            reply = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
         except NoAnswer as error:
             raise Unknown(str(error), hint=error.hint) from error
         if said.exit_code == 127:
             what = f"{site.cluster.name} ({site.cluster.host}) has no Slurm: {last_words(said.stderr.encode())}."
             hint = "Name its login node in config.toml; sbatch and squeue must be in the PATH of a plain ssh command."
             raise SetupError("slurm.not_there", what, hint=hint)
-        return said
+        return reply
 
 
 def _no_folder(cluster: Cluster, words: str = "") -> SetupError:
@@ -592,9 +592,9 @@ def _no_folder(cluster: Cluster, words: str = "") -> SetupError:
 
 
 def _folder(site: Site, token: str) -> str:
-    """The run's own folder below the shared workdir."""
+    """Return the run's own folder below the shared workdir."""
     return str(PurePosixPath(site.cluster.workdir) / token)
 
 
-def _failed(program: str, said: LoginNodeResult) -> str:
-    return f"{program} ended with {said.exit_code}: {last_words(said.stderr.encode()) or 'it said nothing'}"
+def _failed(program: str, reply: LoginNodeResult) -> str:
+    return f"{program} ended with {reply.exit_code}: {last_words(reply.stderr.encode()) or 'it printed nothing'}"

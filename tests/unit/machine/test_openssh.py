@@ -99,7 +99,7 @@ def test_an_entry_is_resolved_reached_and_told(place: Place, entry: Callable[...
     box, told = settled(own_home)
     assert (box.target, box.entry) == (f"{place.server.user}@127.0.0.1:{place.server.port}", "lab")
     assert fingerprint(box.host_key) == fingerprint(place.keys.host_public)
-    assert told[0].startswith("Your own ssh logs in, by the entry lab of ~/.ssh/config: ")
+    assert told[0].startswith("Your own ssh logs in, with the entry lab of ~/.ssh/config: ")
     assert "first time" in told[1]
     assert "first time" not in settled(own_home)[1][1]
 
