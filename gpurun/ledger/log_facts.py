@@ -184,10 +184,10 @@ def _summarise(events: Iterable[TrainerEvent]) -> _EventSummary:
                 at = "" if event.step is None else f"step {event.step}: "
                 summary.warnings.append(f"{at}{plain_line(event.message)}")
             case StopEvent():
-                told.stop = event
-            case TrialEvent(trial=int(number)) if number in told.trials or len(told.trials) < _MOST_TRIALS:
-                told.trials[number] = later_of_trial(told.trials.get(number), event)
-    return told
+                summary.stop = event
+            case TrialEvent(trial=int(number)) if number in summary.trials or len(summary.trials) < _MOST_TRIALS:
+                summary.trials[number] = later_of_trial(summary.trials.get(number), event)
+    return summary
 
 
 def _figures(summary: _EventSummary) -> dict[str, Any]:

@@ -328,11 +328,11 @@ def _legs(predicate: Predicate) -> list[Cell]:
         where = f"{leg['provider']} {cards}{' spot' if leg['spot'] else ''}"
         cost = "cost unknown" if leg["micros"] is None else format_usd(Micros(leg["micros"]))
         start = f"from step {leg['step']:,}" if leg["step"] else "from the beginning"
-        twice = f", {leg['again']:,} steps twice" if leg["again"] else ""
+        twice = f", {leg['again']:,} steps repeated" if leg["again"] else ""
         dollars = f" ({format_usd(Micros(leg['again_micros']))})" if "again_micros" in leg else ""
         why = f", ended: {safe_line(leg['why'])}" if leg.get("why") else ""
         cells.append(f"leg {leg['leg']}: {where}, {start}{twice}{dollars}, {cost}{why}")
-    return [*cells, *_legs_in_all(told)]
+    return [*cells, *_legs_in_all(predicate)]
 
 
 def _legs_in_all(told: Predicate) -> Iterator[Cell]:

@@ -268,11 +268,11 @@ class SlurmProvider:
             PILOT.read_bytes(),
         )
         crashpoint("after slurm.create")
-        number = said.stdout.strip().partition(";")[0]
-        if said.exit_code == 0 and number.isdigit():
+        number = reply.stdout.strip().partition(";")[0]
+        if reply.exit_code == 0 and number.isdigit():
             return self.read(f"{site.cluster.name}/{number}{_FIRST if order.offer.jobs > 1 else ''}")
-        words = last_words(said.stderr.encode()) or f"sbatch ended with {said.exit_code}"
-        if said.exit_code == NO_FOLDER:
+        words = last_words(reply.stderr.encode()) or f"sbatch ended with {reply.exit_code}"
+        if reply.exit_code == NO_FOLDER:
             raise RejectedFor(_no_folder(site.cluster, words))
         if "job submission failed" in words.lower() and not _LOST.search(words):
             self._drop(site, order.token)
@@ -446,7 +446,7 @@ class SlurmProvider:
         is_up = known.state is InstanceState.RUNNING and parse_token(known.token) is not None
         if is_up and self._ask(site, ["sh", "-c", _LEAVE, "gpurun", _folder(site, known.token)]).exit_code == 0:
             return
-        said = self._ask(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST)])
+        reply = self._ask(site, ["scancel", "--me", f"--name={known.token}", number.removesuffix(_FIRST)])
         crashpoint("after slurm.destroy")
         if reply.exit_code and "invalid job id" not in reply.stderr.lower():  # That job has just ended.
             raise Unknown(_failed("scancel", reply))
@@ -577,8 +577,8 @@ class SlurmProvider:
             reply = site.login.run(argv, stdin, timeout_s=SBATCH_S + 30.0)
         except NoAnswer as error:
             raise Unknown(str(error), hint=error.hint) from error
-        if said.exit_code == 127:
-            what = f"{site.cluster.name} ({site.cluster.host}) has no Slurm: {last_words(said.stderr.encode())}."
+        if reply.exit_code == 127:
+            what = f"{site.cluster.name} ({site.cluster.host}) has no Slurm: {last_words(reply.stderr.encode())}."
             hint = "Name its login node in config.toml; sbatch and squeue must be in the PATH of a plain ssh command."
             raise SetupError("slurm.not_there", what, hint=hint)
         return reply
