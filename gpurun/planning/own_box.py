@@ -201,7 +201,11 @@ class LoginOverSsh:
             )
             reply = self._kept.call(argv, stdin=[stdin], timeout_s=timeout_s)
         except (MachineLost, FarRefusal) as lost:
-            raise NoAnswer(lost.what.rstrip("."), hint="" if lost.code == "machine.lost" else lost.hint) from lost
+            hint = lost.hint
+            if lost.code == "machine.lost":
+                hint = f"See that `ssh {self._cluster.host}` leads there. "
+                hint += 'An entry of ~/.ssh/config is reached with transport = "openssh" in its table.'
+            raise NoAnswer(lost.what.rstrip("."), hint=hint) from lost
         return LoginNodeResult(
             reply.exit_code, reply.stdout.decode("utf-8", "replace"), reply.stderr.decode("utf-8", "replace")
         )
@@ -262,6 +266,10 @@ def _on_login_node(
 ) -> RemoteMachine:
     """Return a folder of a cluster's login node, with the host key of config.toml, or the one seen at first use."""
     entry = cluster.host if cluster.transport else ""
+    if entry and _entry(entry) is None:
+        what = f"~/.ssh/config has no entry {entry}, which [slurm.{cluster.name}] names with its transport."
+        hint = f"Write the entry (`ssh -G {entry}` shows what it has), or name host and user without transport."
+        raise UsageError("config.slurm", what, hint=hint)
     login = login_of(entry) if entry else Login(cluster.user, cluster.host, cluster.port)
     request = Request(recipe="", host=entry, host_key=cluster.host_key, identity=cluster.identity, jump=cluster.jump)
     box, _ = _settled(request, login, home, clock, asks=asks)

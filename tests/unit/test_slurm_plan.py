@@ -15,6 +15,7 @@ from gpurun.cli.durations import limit_s
 from gpurun.core.errors import ExitCode, UsageError
 from gpurun.core.money import usd
 from gpurun.core.paths import Home
+from gpurun.remote.key_pairs import make_keys
 from tests.command_line import gpurun
 from tests.emulators.slurm import ScriptedSlurm, scripted_slurm
 
@@ -120,6 +121,17 @@ def test_a_time_is_read_as_sbatch_reads_it(text: str, seconds: int | None) -> No
             limit_s(text)
     else:
         assert limit_s(text) == seconds
+
+
+@pytest.mark.parametrize(("way", "code"), [("", "slurm.no_answer"), ('transport = "openssh"', "config.slurm")])
+def test_a_host_that_leads_nowhere_names_the_entry_and_the_transport(
+    slurm: ScriptedSlurm, tmp_path: Path, way: str, code: str
+) -> None:
+    make_keys(Home(Path(os.environ["GPURUN_HOME"])).keys / "ssh")
+    host = "127.0.0.1" if not way else "no-such-entry"
+    write_table(slurm, f'host = "{host}"\nport = 1\nuser = "me"\n{way}')
+    refused = planned("--max-cost", "50")
+    assert (refused["code"], "transport" in refused["hint"]) == (code, True), refused
 
 
 def test_a_login_node_without_slurm_is_told_as_that(slurm: ScriptedSlurm) -> None:

@@ -310,7 +310,7 @@ def test_a_clusters_login_node_is_reached_by_an_entry(
     login = own_box.login_to(cluster, Home(own_home).prepare(), SystemClock())
     assert login.run(["echo", "sinfo"]).stdout == "sinfo\n"
     nowhere = replace(cluster, host="nowhere")
-    with refusal(UsageError, "host.malformed", "--host 'nowhere'"):
+    with refusal(UsageError, "config.slurm", "no entry nowhere", "[slurm.centre]"):
         own_box.login_to(nowhere, Home(own_home), SystemClock()).run(["true"])
 
 
