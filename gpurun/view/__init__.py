@@ -1,1 +1,1 @@
-"""Events in, text out: everything that a person reads is drawn here, and nothing here decides anything."""
+"""Events in, text out: all text for people is drawn here, and nothing here makes decisions."""

@@ -1,4 +1,4 @@
-"""The audit table: what was promised, what was found, and the one verdict per run."""
+"""The audit table: the promise, the finding, and one verdict per run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def audit_screen(
     *,
     exit_code: int,
 ) -> list[Line]:
-    """Return the table, the chain's head, which is worth writing down, and how many problems there are.
+    """Return the table, the head of the chain, which is worth writing down, and the number of problems.
 
-    `ways_on` has the next command of each run that may be billing while nobody drives it.
+    `ways_on` has the next command for each run that may be billing without a process that drives it.
     """
     columns = (
         Column("RUN"),
@@ -35,7 +35,7 @@ def audit_screen(
         Column("Δ", right=True, leaves=6),
         Column("VERDICT", least=22),
     )
-    nothing = "No run was opened since that day." if report.receipts else "No receipts yet."
+    nothing = "No run has been opened since that day." if report.receipts else "No receipts yet."
     lines = [line(f"  {nothing}")]
     if report.rows:
         lines = table(columns, [_cells(row, billed.get(row.run), ways_on.get(row.run)) for row in report.rows], style)
@@ -44,17 +44,17 @@ def audit_screen(
     is_unbroken = not report.problems and all(row.chain != "bad" for row in report.rows)
     chain = line("chain unbroken" if is_unbroken else Span("CHAIN BROKEN", "bad"), span)
     kinds = {Figure.FLOOR if row.measured_micros is None else row.measured_is for row in report.rows}
-    kind = next((one for one in (Figure.FLOOR, Figure.BOUND) if one in kinds), Figure.MEASURED)
+    kind = next((figure for figure in (Figure.FLOOR, Figure.BOUND) if figure in kinds), Figure.MEASURED)
     count = line(f"{report.receipts} receipt{'s' * (report.receipts != 1)}")
     lines += flow([count, chain, line(f"total {format_figure(report.total_micros, kind)}")], style, gap=" · ", indent=2)
-    # Whole: what is written down is compared digit by digit (`--head`).
+    # In full: a noted head is compared digit by digit (`--head`).
     lines += fold(f"head {report.head}", style, indent=2) if report.receipts else []
     looks = [_look(row, is_lost=row.run in ways_on) for row in report.rows]
     problems, warnings = looks.count("bad") + len(report.problems), looks.count("warn")
-    said = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."
+    counts = f"{problems} problem{'s' * (problems != 1)}, {warnings} warning{'s' * (warnings != 1)}."
     suffix = f"   exit {exit_code}" if exit_code else ""
     look = "bad" if problems or not is_unbroken else "warn" if warnings else "good"
-    return [*lines, line("  ", Span(said, look), Span(suffix, "dim"))]
+    return [*lines, line("  ", Span(counts, look), Span(suffix, "dim"))]
 
 
 def _look(row: AuditRow, *, is_lost: bool) -> str:

@@ -1,4 +1,4 @@
-"""What is left of each budget, who holds how much of it, and what was spent."""
+"""What is left of each budget, which runs hold parts of it, and what was spent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True, slots=True)
 class HoldRow:
-    """What a run may still cost, and when it is over at the latest."""
+    """How much a run may still cost, and when it ends at the latest."""
 
     run: str
     micros: Micros
@@ -24,7 +24,7 @@ class HoldRow:
 
 @dataclass(frozen=True, slots=True)
 class BudgetRow:
-    """One sum; without a limit nothing is left or lacking."""
+    """One budget; without a limit, nothing is left or lacking."""
 
     name: str
     limit_micros: Micros | None
@@ -35,7 +35,7 @@ class BudgetRow:
 
 
 class SpentRow(Protocol):
-    """What a month's runs of one job with one provider cost at most."""
+    """The upper bound of the cost of a month's runs, for one job and one provider."""
 
     @property
     def month(self) -> str: ...
@@ -52,29 +52,35 @@ class SpentRow(Protocol):
 def budget_screen(
     budgets: Sequence[BudgetRow], spent: Sequence[SpentRow], unread: Sequence[str], style: Style, *, now: float
 ) -> list[Line]:
-    """Draw the budgets, each with what is held of it, then the table of receipts."""
+    """Draw the budgets, each with its holds, then the table of receipts."""
     sums = [Column(""), *(Column(name, right=True) for name in ("LIMIT", "SPENT", "HELD", "LEFT"))]
     cells = [
-        [Span(row.name, "title"), *(Span(_amount(one)) for one in _amounts(row))]
+        [Span(row.name, "title"), *(Span(_amount(entry)) for entry in _amounts(row))]
         for row in budgets
     ]  # fmt: skip
     lines = table(sums, cells, style)
     for row in budgets:
         lines += [line("  ", Span(_hold(hold, now))) for hold in row.holds]
         if row.limit_micros is None and row.name == "month":
-            lines += wrap("No limit is set: write budget.month = 50 into config.toml.", style, indent=2)
+            lines += wrap("No limit is set. To set one, write budget.month = 50 into config.toml.", style, indent=2)
     if spent:
         columns = (
             Column("MONTH"), Column("PROVIDER"), Column("JOB", leaves=1), Column("RUNS", right=True),
             Column("COST AT MOST", right=True),
         )  # fmt: skip
         rows = [
-            [Span(one.month), Span(one.provider), Span(one.recipe), Span(str(one.runs)), Span(format_usd(one.micros))]
-            for one in spent
+            [
+                Span(entry.month),
+                Span(entry.provider),
+                Span(entry.recipe),
+                Span(str(entry.runs)),
+                Span(format_usd(entry.micros)),
+            ]
+            for entry in spent
         ]
         lines += [line(""), *table(columns, rows, style)]
     if unread:
-        lines += wrap(f"Not counted, as their receipt cannot be read: {', '.join(unread)}.", style, indent=2)
+        lines += wrap(f"Not counted, because their receipts cannot be read: {', '.join(unread)}.", style, indent=2)
     return lines
 
 
@@ -88,5 +94,5 @@ def _amount(micros: int | None) -> str:
 
 def _hold(hold: HoldRow, now: float) -> str:
     left_s = hold.until_wall - now
-    when = f"for {format_duration(left_s)} at most" if left_s > 0 else "past its deadline: gpurun ps"
+    when = f"for {format_duration(left_s)} at most" if left_s > 0 else "past its deadline; see gpurun ps"
     return f"{hold.run or 'a run'} holds {format_usd(hold.micros)}, {when}"

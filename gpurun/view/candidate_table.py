@@ -1,4 +1,4 @@
-"""The table of offers, judged: what fits, how fast, how long, how many dollars, ranked by what finishing takes."""
+"""The table of judged offers: which fit, their speed, time and cost, ranked by the cost to finish."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _COLUMNS: tuple[Column, ...] = (
     Column("dies by", leaves=5),
 )
 _OF_COMMANDS = ("", "Provider", "GPU", "Region", "$/h", "time", "boot", "dies by")
-"""The columns of which something is known where a command of the user's own is to run."""
+"""The columns that have values for a command of the user."""
 _LEGEND = {
-    "fit": "fit: sequences at once on a GPU (or CPU) / GiB that this takes",
-    "slow $": "slow $: where training takes the long end of its range",
-    "dies by": "dies by: what ends the machine when this laptop is lost, or why it is not taken",
+    "fit": "fit: sequences at once on a GPU (or CPU) / GiB that they need",
+    "slow $": "slow $: the cost at the slow end of the estimate",
+    "dies by": "dies by: what ends the machine if this laptop is lost, or why it is not chosen",
 }
-"""What a column means, where it is shown."""
+"""The meaning of a column, shown below the table."""
 _SHORT = tuple(
     (re.compile(long), short)
     for long, short in (
@@ -62,15 +62,15 @@ _SHORT = tuple(
         (r"\S+ (?:has (no bf16);|computes in fp16, which) .*", "no bf16"),
     )
 )
-"""The words of the last column: whole beside the other columns of a narrow terminal."""
+"""The short forms for the last column, which fit beside the other columns of a narrow terminal."""
 _MEANINGS = {
-    "NO": "NO: nothing but this laptop does",
-    "weak lease": "weak lease: nothing but this laptop would end it; --accept-weak-lease takes it all the same",
-    "needs $": "needs: the cap under which it finishes",
-    "speed unknown": "speed unknown: nobody measured this card; --hours says how long to train on it",
-    "uneven": "uneven: a step's tokens are no whole number of sequences for each GPU",
-    "one process": 'one process: train.loop "huggingface" uses one GPU, and more would wait',
-    "no bf16": "no bf16: the card computes in fp16 or fp32, and the recipe does not",
+    "NO": "NO: only this laptop ends it",
+    "weak lease": "weak lease: only this laptop would end it; --accept-weak-lease allows it",
+    "needs $": "needs: the cap that it needs to finish",
+    "speed unknown": "speed unknown: no measurement for this card; --hours sets how long to train on it",
+    "uneven": "uneven: a step's sequences cannot be shared equally by the GPUs",
+    "one process": 'one process: train.loop "huggingface" uses one GPU; others would be idle',
+    "no bf16": "no bf16: the card lacks the recipe's precision",
 }
 
 
@@ -83,16 +83,17 @@ def candidates_table(
     every: bool = False,
     end_s: int | None = None,
 ) -> list[Line]:
-    """One row a card and price, in the order given, the chosen one marked; beneath, what the columns mean.
+    """Return one row per card and price, in the given order, with the chosen one marked; below, what the columns mean.
 
-    With `end_s` nobody knows how long the job takes: the time is how long it may, less what its end takes. Without
-    `every` at most ten rows, of what may be rented; how many more there are, and why, stands beneath.
+    With `end_s` the duration of the job is unknown: the time shown is its limit, minus the time that its end needs.
+    Without `every` there are at most ten rows, of rentable offers; below is how many more there are, and why they are
+    hidden.
     """
     groups: dict[tuple[object, ...], list[Candidate]] = {}
-    for one in candidates:
-        offer = one.offer
-        groups.setdefault((offer.provider, offer.label, offer.tier, offer.rate_micros_per_hour), []).append(one)
-    ours = next((group for group in groups.values() if chosen in [one.offer for one in group]), None)
+    for candidate in candidates:
+        offer = candidate.offer
+        groups.setdefault((offer.provider, offer.label, offer.tier, offer.rate_micros_per_hour), []).append(candidate)
+    ours = next((group for group in groups.values() if chosen in [candidate.offer for candidate in group]), None)
     shown = list(groups.values()) if every else _best(list(groups.values()), ours)
     columns, rows = _COLUMNS, [_row(group, chosen if group is ours else None, end_s=end_s) for group in shown]
     if end_s is not None:
@@ -100,25 +101,25 @@ def candidates_table(
         columns, rows = tuple(_COLUMNS[place] for place in kept), [[row[place] for place in kept] for row in rows]
     lines = table(columns, rows, style)
     hidden = [group[0] for group in groups.values() if group not in shown]
-    told = [f"{len(hidden)} more ({_why(hidden)}): plan --all."] if hidden else []
+    notes = [f"{len(hidden)} more ({_why(hidden)}): plan --all."] if hidden else []
     if cap is not None:
         is_any = any(group[0].lease is not None for group in shown)
-        holds = f"Whichever is rented, the cap of {format_usd(cap)} holds."
-        told.append(holds if is_any else f"None of them finishes under the cap of {format_usd(cap)}.")
-    told.append(_legend(lines[0], [group[0] for group in shown]))
-    return [*lines, *(row for text in told for row in wrap(text, style, indent=2, look="dim"))]
+        holds = f"The cap of {format_usd(cap)} holds whichever is rented."
+        notes.append(holds if is_any else f"None of them finishes under the cap of {format_usd(cap)}.")
+    notes.append(_legend(lines[0], [group[0] for group in shown]))
+    return [*lines, *(row for text in notes for row in wrap(text, style, indent=2, look="dim"))]
 
 
 def _best(groups: list[list[Candidate]], ours: list[Candidate] | None) -> list[list[Candidate]]:
-    """The ten to choose from, the chosen one among them; where none may be rented, the ten that come nearest."""
+    """Return the ten best groups, including the chosen one; if none may be rented, the ten that come nearest."""
     open_ones = [group for group in groups if group[0].lease is not None] or groups
     best = open_ones[:MOST_ROWS]
     return best if ours is None or ours in best else [*best[: MOST_ROWS - 1], ours]
 
 
 def _why(hidden: list[Candidate]) -> str:
-    """Why rows are not shown: `31 over the cap, 4 dearer`."""
-    words = Counter("dearer" if one.lease is not None else _last(one).text for one in hidden)
+    """Return why rows are hidden: `31 over the cap, 4 dearer`."""
+    words = Counter("dearer" if candidate.lease is not None else _last(candidate).text for candidate in hidden)
     kinds: Counter[str] = Counter()
     for word, count in words.items():
         kinds["over the cap" if word.startswith(("needs $", "over cap")) else word] += count
@@ -126,20 +127,20 @@ def _why(hidden: list[Candidate]) -> str:
 
 
 def _legend(heading: Line, candidates: Sequence[Candidate]) -> str:
-    """What the columns that are shown mean, and the words in the last one."""
+    """Return the meaning of the columns that are shown, and of the words in the last one."""
     shown = {span.text for span in heading}
-    said = [text for title, text in _LEGEND.items() if title in shown]
+    meanings = [text for title, text in _LEGEND.items() if title in shown]
     last = {_last(candidate).text for candidate in candidates} if "dies by" in shown else set()
-    said += [text for word, text in _MEANINGS.items() if any(one.startswith(word) for one in last)]
-    return "; ".join(said) + "."
+    meanings += [text for word, text in _MEANINGS.items() if any(one.startswith(word) for one in last)]
+    return "; ".join(meanings) + "."
 
 
 def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None = None) -> list[Cell]:
-    """The first of those at one price, or the chosen one, and in how many other regions there are more."""
-    candidate = next((one for one in group if one.offer == chosen), group[0])
+    """Return the row of a group at one price: its first offer or the chosen one, and how many more regions have it."""
+    candidate = next((member for member in group if member.offer == chosen), group[0])
     offer, estimate = candidate.offer, candidate.estimate
     look = "" if candidate.lease is not None else "dim"
-    regions = len({one.offer.region for one in group})
+    regions = len({member.offer.region for member in group})
     return [
         Span("→" if chosen else "", "accent"),
         Span(offer.provider, look),
@@ -158,7 +159,7 @@ def _row(group: Sequence[Candidate], chosen: Offer | None, *, end_s: int | None 
 
 
 def _time(candidate: Candidate, end_s: int | None) -> str:
-    """How long it is likely to take, or how long it may."""
+    """Return the likely duration, or its limit."""
     seconds = candidate.estimate.likely_s
     if end_s is not None and candidate.lease:
         seconds = candidate.lease.train_s - end_s
@@ -166,7 +167,7 @@ def _time(candidate: Candidate, end_s: int | None) -> str:
 
 
 def _last(candidate: Candidate) -> Span:
-    """What ends the machine, or why it is not to be had, in a word or two."""
+    """Return what ends the machine, or why it cannot be rented, in a word or two."""
     is_for_hours = candidate.lease is not None and candidate.estimate.train_s is None
     is_taken = candidate.finishes or is_for_hours
     whole = death(candidate.offer) if is_taken else Span(candidate.why_not or "does not finish", "dim")
@@ -175,13 +176,13 @@ def _last(candidate: Candidate) -> Span:
 
 
 def death(offer: Offer) -> Span:
-    """Who ends this machine when the laptop does not; in capitals and colour when nobody does."""
+    """Return what ends this machine if the laptop does not; in capitals and colour if nothing does."""
     nobody = offer.dies_by_itself.upper().startswith("NO")
     return Span(offer.dies_by_itself, "bad" if nobody else "good")
 
 
 def _fit(offer: Offer, estimate: Estimate) -> str:
-    """The micro-batch and the memory that it takes on each GPU, or on a CPU whose memory is known: `64/27G`."""
+    """Return the micro-batch and the memory that it needs on each GPU, or on a CPU with known memory: `64/27G`."""
     if not estimate.fits:
         return "no"
     is_known = offer.gpu_count or offer.memory_gb
@@ -189,7 +190,7 @@ def _fit(offer: Offer, estimate: Estimate) -> str:
 
 
 def _speed(estimate: Estimate) -> str:
-    """Tokens a second, low to high in one unit: `1.31-1.75M`."""
+    """Return tokens per second, low to high in one unit: `1.31-1.75M`."""
     if estimate.tokens_per_s is None:
         return UNKNOWN
     low, high = estimate.tokens_per_s
@@ -199,12 +200,12 @@ def _speed(estimate: Estimate) -> str:
 
 
 def _reach(candidate: Candidate) -> str:
-    """The share of the run that the cap or the hours would buy, where that is not all of it."""
+    """Return the share of the run that the cap or the hours would buy, if that is not all of it."""
     reach = candidate.reach
     is_part = not candidate.finishes and reach is not None and reach.step < reach.steps
     return f"{100 * reach.step // reach.steps}%" if is_part and reach else UNKNOWN
 
 
 def _bare(amount: Micros | None) -> str:
-    """An amount for a column whose heading has the dollar sign."""
+    """Return an amount for a column whose heading has the dollar sign."""
     return UNKNOWN if amount is None else format_usd(amount).replace("$", "")

@@ -1,4 +1,4 @@
-"""The table of `recipes check`: what each recipe would take when paid for, and how its rehearsal went."""
+"""The table of `recipes check`: the cost of each recipe's paid run, and the result of its rehearsal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One recipe: its cheapest offer that finishes, its rehearsal here, and whether both are as they should be."""
+    """One recipe: its cheapest offer that finishes, its rehearsal here, and whether both are in order."""
 
     recipe: str
     offer: str = ""
@@ -41,7 +41,7 @@ _COLUMNS = (
 
 
 def checks_table(rows: Sequence[CheckRow], style: Style) -> list[Line]:
-    """One row a recipe, in the order in which they were checked."""
+    """Return one row per recipe, in the order in which they were checked."""
     return table(_COLUMNS, [_cells(row) for row in rows], style)
 
 

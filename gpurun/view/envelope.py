@@ -1,7 +1,7 @@
-"""What programs read: the versioned JSON envelope of a verb, and the JSON Lines of a run. Additive only; `v` is 1.
+"""Output for programs: the versioned JSON envelope of a verb, and the JSON Lines of a run. Additive only; `v` is 1.
 
-Everything is ASCII on the way out, so that no string of the far side can reach a terminal raw, and a figure that is
-not finite becomes null, because JSON has no name for it; so does what is nested too deep for anybody to read.
+The output is ASCII, so that no string of the remote side can reach a terminal unescaped. A figure that is
+not finite becomes null, because JSON cannot express it; so does anything that is nested too deeply.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 ENVELOPE_KEYS = ("v", "command", "ok", "data", "errors", "exit_code")
 ERROR_KEYS = ("code", "message", "hint")
 _DEEPEST = 64
-_OK = (0, 8)  # Done, and left while the run goes on: the command did what was asked.
+_OK = (0, 8)  # Done, or left while the run continues: the command succeeded.
 
 
 def envelope_json(command: str, data: Mapping[str, Any], errors: Sequence[Mapping[str, str]], exit_code: int) -> str:
-    """One line of JSON for one verb. `ok` means that there is no error and the exit code is 0 or 8 (pending)."""
-    told = [{key: error[key] for key in ERROR_KEYS} for error in errors]
-    values = (1, command, not told and exit_code in _OK, dict(data), told, int(exit_code))
+    """Return one line of JSON for one verb. `ok` means no error, and exit code 0 or 8 (pending)."""
+    records = [{key: error[key] for key in ERROR_KEYS} for error in errors]
+    values = (1, command, not records and exit_code in _OK, dict(data), records, int(exit_code))
     return _dump(dict(zip(ENVELOPE_KEYS, values, strict=True)))
 
 
 def record_json(record: Record) -> str:
-    """A journal record as a line of `train --json`."""
+    """Return a journal record as a line of `train --json`."""
     head = {"v": 1, "stream": "journal", "event": str(record.event), "seq": record.seq, "time": utc(record.wall)}
     return _dump({**head, "data": record.data})
 
 
 def event_json(event: TrainerEvent) -> str:
-    """A trainer's event as a line of `train --json`, its own words under `data`."""
+    """Return a trainer's event as a line of `train --json`, with its raw content under `data`."""
     return _dump({"v": 1, "stream": "trainer", "event": event.kind, "data": event.said})
 
 
 def log_json(words: bytes) -> str:
-    """A line of the trainer's log as a line of `logs --json`, whole, in its own words."""
+    """Return a line of the trainer's log as a line of `logs --json`, complete and unchanged."""
     text = words.decode("utf-8", "replace")
     return _dump({"v": 1, "stream": "log", "event": "line", "data": {"text": text}})
 
@@ -52,7 +52,7 @@ def _dump(value: Mapping[str, Any]) -> str:
 
 
 def finite(value: Any, depth: int = 0) -> Any:
-    """The same data with null for every figure that JSON cannot carry, and for brackets that would exhaust a reader."""
+    """Return the data with null for figures that JSON cannot express, and for nesting that would exhaust a reader."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (Mapping, list, tuple)) and depth == _DEEPEST:

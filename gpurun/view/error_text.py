@@ -1,4 +1,4 @@
-"""An error for people: what happened, what to do, and the code to search for; nothing else."""
+"""An error for people: what happened, what to do, and the code to search for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from gpurun.view.styled_text import Line, Span, count_cells, hang, line, render,
 
 
 def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> list[Line]:
-    """The sentence, the hint under it, and the code at the end of the hint where there is room.
+    """Return the sentence, the hint below it, and the code at the end of the hint if there is room.
 
-    Lines after the first are quoted, those of a hint to be copied: each is left whole, wherever the terminal ends.
+    Further lines are quoted text; in a hint they are commands to copy, and are never wrapped.
     """
     tail = line("  ", Span(f"[{code}]" + (f" exit {exit_code}" if exit_code is not None else ""), "dim"))
     advice, *copied = hint.split("\n")
@@ -25,5 +25,5 @@ def error_lines(what: str, hint: str, code: str, style: Style, *, exit_code: int
 
 
 def error_text(what: str, hint: str, code: str, style: Style, *, exit_code: int | None = None) -> str:
-    """The same, ready to print to standard error."""
+    """Return the same, ready to print to standard error."""
     return render(error_lines(what, hint, code, style, exit_code=exit_code), style)

@@ -1,4 +1,4 @@
-"""What a journal record or a trainer's event says, in words; the plain lines and the live view share it."""
+"""The words for journal records and trainer events, shared by the plain lines and the live view."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ from gpurun.view.styled_text import clip
 
 PHASES = ("plan", "provision", "ship", "run", "collect", "destroy", "receipt")
 
-# Which phase a record belongs to, and whether it begins, goes on in or ends it. Together they name every event.
+# The phase of each record, and whether the record begins, continues or ends it. Together they name every event.
 BEGINS = {
     "create.intended": "provision",
     "ship.intended": "ship",
@@ -110,23 +110,23 @@ ENDS = {
     "run.closed": "receipt",
 }
 FELL = ("failed", "lost")
-"""The outcomes of a training that are no end of it."""
+"""The outcomes of a training after which the run continues."""
 _MOST_NAMED = 6
 _STOPS = {"done": "ended: done", "failed": "ended: failed"}
 SILENT, HEARD = "machine.silent", "machine.heard"
-"""The incidents of a machine that trains and has not answered for minutes, and of its first answer after that."""
+"""The incidents of a training machine that has not answered for minutes, and of its next answer."""
 JOB_SILENT, JOB_HEARD = "job.silent", "job.heard"
-"""The incidents of a job that has written nothing for long, and of its first word after that."""
+"""The incidents of a job that has written nothing for a long time, and of its next output."""
 IDLE_SOON, IDLE_OVER = "dev.idle_soon", "dev.used_again"
-"""The incidents of a dev box that will be ended as idle within minutes, and of its first use after that."""
+"""The incidents of a dev box that will be ended as idle within minutes, and of its next use."""
 APART = frozenset({"stop.requested", "step.failed", "incident", "journal.repaired"})
 
 
 def tell_record(record: Record, terms: JobTerms = TRAINER) -> str:
-    """Return one clause without a full stop, in the job's `terms`. Names from the far side inside it are harmless."""
+    """Return one clause without a full stop, in the job's `terms`. Remote names in it are harmless."""
     typed = record.typed
     if isinstance(typed, NewerEvent):
-        return f"{record.event}, which a newer gpurun wrote and this one does not know"
+        return f"{record.event}, which is unknown here: a newer gpurun wrote it"
     return _tell(typed, terms)
 
 
@@ -147,14 +147,14 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
         case CreateRefused(message=message, reason=reason):
             return f"no machine was made: {_line(message or reason)}"
         case CreateUnknown(message=message):
-            return f"no clear answer, looking for the machine by its token: {_line(message)}"
+            return f"no clear answer; looking for the machine by its token: {_line(message)}"
         case ReadyObserved():
             return _ready(event)
         case ShipIntended():
-            return "shipping code and data"
+            return "uploading code and data"
         case ShipObserved(bytes=size, files=files):
             amount = "" if size is None else f" {format_bytes(size)}"
-            return f"shipped{amount}" + ("" if files is None else f" in {format_files(files)}") + ", digests verified"
+            return f"uploaded{amount}" + ("" if files is None else f" in {format_files(files)}") + ", digests verified"
         case TrainIntended():
             return f"starting {terms.worker}"
         case TrainStarted():
@@ -173,25 +173,25 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
             until = UNKNOWN if number(until_wall) is None else local_minute(until_wall, now=until_wall)
             return f"the machine is held until {until}: {_line(message)}"
         case HoldObserved(how=how):
-            why = {"home": "all that was missing is at home", "gone": "it runs no more", "over": "its time is over"}
-            return f"the machine is held no longer: {why.get(how, 'it was ended')}"
+            why = {"home": "all missing files are at home", "gone": "it no longer runs", "over": "its time is over"}
+            return f"the machine is no longer held: {why.get(how, 'it was ended')}"
         case DestroyIntended():
             return "ending the machine"
         case DestroyAsked(attempt=attempt, taken=True):
-            return f"asked to die, attempt {attempt}"
+            return f"destroy requested, attempt {attempt}"
         case DestroyAsked(attempt=attempt, answer=answer):
-            return f"no request for its end was taken, attempt {attempt}: {_line(answer)}"
+            return f"no destroy request was accepted, attempt {attempt}: {_line(answer)}"
         case DeathRead(state=state):
             return f"read back: {_line(state)}"
         case DeathProven(teardown=teardown, reads=reads):
             how = _TEARDOWNS.get(teardown, "proven gone")
             return f"{how} ({reads} {'read' if reads == 1 else 'reads'})"
         case BillObserved(micros=micros):
-            return f"its provider has billed {format_usd(Micros(micros))}, by two readings"
+            return f"the provider has billed {format_usd(Micros(micros))}, by two readings"
         case SalvageIntended(folder=""):
-            return "counting what came home early"
+            return "counting the files that came home before"
         case SalvageIntended():
-            return "bringing home what the machine has put into the bucket"
+            return "downloading what the machine has put into the bucket"
         case StepFailed(step=step, message=message, code=code):
             return f"{_STEPS.get(step, _line(step))} failed: {_line(message or code)}"
         case Incident(message=message, code=code):
@@ -203,12 +203,12 @@ def _tell(event: JournalEvent, terms: JobTerms) -> str:
         case RunClosed(exit_code=exit_code):
             return f"closed, exit {int(exit_code)}"
         case JournalRepaired():
-            return "the journal's torn last line was cut: crash while writing"
+            return "the journal's incomplete last line was removed: a crash while writing"
     raise AssertionError(f"{type(event).__name__} has no words")
 
 
 def is_alarming(record: Record) -> bool:
-    """Whether a person should look up."""
+    """Return whether a record needs a person's attention."""
     match record.typed:
         case RateObserved(finishes=finishes):
             return finishes is False
@@ -224,11 +224,11 @@ _TEARDOWNS = {
     Teardown.PROCESSES_KILLED_HOST_KEPT: "every process ended, proven; this machine stays",
     Teardown.RELEASED: "released, proven gone",
     Teardown.STOPPED_DISK_BILLED: "stopped; its disk is still billed",
-    Teardown.EXPIRES_AT: "left to expire by itself",
-    Teardown.USER_OPERATED: "left running: ending it is yours to do",
+    Teardown.EXPIRES_AT: "left to expire at its time limit",
+    Teardown.USER_OPERATED: "left running: you must end it",
     Teardown.NOT_PROVEN: "NOT proven gone",
 }
-"""How death was proven; the word destroyed is kept for the teardown that is one."""
+"""How the end was proven; only a real destroy is called destroyed."""
 _STEPS = {
     "create": "getting a machine",
     "await_ready": "getting the machine ready",
@@ -237,7 +237,7 @@ _STEPS = {
 
 
 def _ready(ready: ReadyObserved) -> str:
-    """That it answers; of several nodes how many, and how fast they reach one another."""
+    """Return that the machine answers; for several nodes, how many do, and the speed between them."""
     network, others = ready.network or {}, ready.not_passed
     if others:
         names = ", ".join(others[:_MOST_NAMED]) + (" and more" if others[_MOST_NAMED:] else "")
@@ -250,17 +250,17 @@ def _ready(ready: ReadyObserved) -> str:
 
 
 def _leg(leg: LegPlanned) -> str:
-    """Return from where the run continues, on which of its machines, with how much, and how the last one ended."""
+    """Return where the run continues from, on which machine, with how much money, and how the last machine ended."""
     start = f"from step {format_whole(leg.step)}" if leg.step else "from the beginning"
     again = leg.reached - leg.step
-    twice = f", {format_whole(again)} steps are trained twice" if leg.token and again > 0 else ""
+    twice = f", {format_whole(again)} steps are repeated" if leg.token and again > 0 else ""
     left = f"{format_usd(Micros(leg.left_micros))} of the cap are left"
     why = f"; the last machine: {_line(leg.why)}" if leg.why else ""
     return f"leg {leg.number}: the run continues {start} on another machine{twice}; {left}{why}"
 
 
 def _ended(end: TrainObserved, terms: JobTerms) -> str:
-    """Return how the work ended, with the reason where that says more; of one that failed, in its own words."""
+    """Return how the work ended, with the reason if that adds something; for a failure, its own words."""
     outcome, reason = _line(end.outcome), _line(end.reason)
     is_worded = outcome in FELL or "elsewhere" in (end.outputs or {})
     why = _line(end.message) if is_worded else ""
@@ -269,7 +269,7 @@ def _ended(end: TrainObserved, terms: JobTerms) -> str:
 
 
 def _asked(intent: CreateIntended) -> str:
-    """Which offer is asked for, and its price; of an offer that an older gpurun wrote, what there is."""
+    """Return which offer is requested, and its price; for an older gpurun's record, as much as it has."""
     offer, asked = intent.offer, f"asking {_line(intent.provider)} for"
     if not whole(offer.get("gpu_count")):
         return f"{asked} a machine"
@@ -284,7 +284,7 @@ def _asked(intent: CreateIntended) -> str:
 
 
 def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
-    """Return what was measured and what it means: when the work ends and what all of it costs, or how far it gets."""
+    """Return the measured speed and its consequence: when the work ends and its total cost, or how far it gets."""
     measured, left_s = f"measured {tell_pace(rate)}", rate.left_s or 0
     expected, cap, needed = rate.expected_micros, rate.cap_micros, rate.needed_micros
     if rate.finishes:
@@ -294,32 +294,32 @@ def tell_rate(rate: RateObserved, terms: JobTerms = TRAINER) -> str:
     step, steps = rate.ends_at_step or 0, rate.steps or 0
     share = f" ({format_percent(step / steps)})" if steps else ""
     far = f"does not finish: it ends at step {format_whole(step)} of {format_whole(steps)}{share}"
-    would = f"to finish takes {format_duration(left_s)} more"
-    under = f", under a cap of {format_usd(Micros(needed))}" if needed else ""
-    return f"{measured}, {far}; {would}{under}; {terms.verb} --from goes on later"
+    would = f"finishing needs {format_duration(left_s)} more"
+    under = f"and a cap of {format_usd(Micros(needed))}" if needed else ""
+    return f"{measured}, {far}; {would}{under}; {terms.verb} --from continues later"
 
 
 def tell_pace(rate: RateObserved) -> str:
-    """Return the speed that was measured: in tokens, where they are known."""
+    """Return the measured speed: in tokens if they are known."""
     speed = number(rate.tokens_per_s)
     return f"{number(rate.step_s) or 0.0:.3g} s a step" if speed is None else f"{format_count(speed)} tok/s"
 
 
-def _collected(brought: FilesBrought) -> str:
-    missing = brought.missing
-    here = brought.listed["files"] if brought.listed else len(brought.files)
+def _collected(downloaded: FilesBrought) -> str:
+    missing = downloaded.missing
+    here = downloaded.listed["files"] if downloaded.listed else len(downloaded.files)
     lost = ""
     if missing:
         more = " and more" if missing[_MOST_NAMED:] else ""
-        count = brought.missing_files["files"] if brought.missing_files else len(missing)
+        count = downloaded.missing_files["files"] if downloaded.missing_files else len(missing)
         lost = f", {count} MISSING: {', '.join(map(shown, missing[:_MOST_NAMED]))}{more}"
-    if not brought.files and not lost:
-        return "collected no files: there were none"
+    if not downloaded.files and not lost:
+        return "collected no files, because there were none"
     return f"collected {format_files(here)}, digests verified{lost}"
 
 
 def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
-    """One line for a trainer's event; an unknown kind is named and nothing more."""
+    """Return one line for a trainer's event; for an unknown kind only its name."""
     if isinstance(event, StartEvent):
         return _start(event)
     if isinstance(event, TrialEvent):
@@ -331,7 +331,7 @@ def tell_event(event: TrainerEvent, steps: int | None = None) -> str:
 
 
 def _told(event: TrainerEvent, steps: int | None) -> str:
-    """Return what an event says, without its step."""
+    """Return the content of an event, without its step."""
     match event:
         case StepEvent():
             return metrics(event, steps)
@@ -356,7 +356,7 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
             return f"{ended}: {_line(event.message)}" if event.message else ended
     if event.kind == "removed":
         names = event.said.get("names")
-        return f"{format_files(len(names) if isinstance(names, list) else 0)} of the upload were removed there"
+        return f"{format_files(len(names) if isinstance(names, list) else 0)} of the upload were deleted there"
     if event.kind == "clone":
         return f"cloned, at commit {short_hash(_line(str(event.said.get('commit'))))}"
     if event.kind == "output":
@@ -368,7 +368,7 @@ def _told(event: TrainerEvent, steps: int | None) -> str:
 
 
 def trial_words(event: TrialEvent) -> str:
-    """What a trial says of itself."""
+    """Return what a trial reports about itself."""
     settings = ", ".join(f"{name} {value}" for name, value in event.params.items())
     result = "" if event.result is None else f", {format_loss(event.result)}"
     why = f": {_line(event.why)}" if event.why else ""
@@ -381,7 +381,7 @@ def _line(text: str) -> str:
 
 
 def metrics(event: StepEvent, steps: int | None) -> str:
-    """The figures of a step, with what is missing left out."""
+    """Return the figures of a step, leaving out missing ones."""
     parts = [] if event.loss is None and "loss" not in event.said else [f"loss {format_loss(event.loss)}"]
     if event.lr is not None:
         parts.append(f"lr {format_small(event.lr)}")

@@ -1,4 +1,4 @@
-"""A run's evidence card, as Markdown and as a page that loads nothing; and a class's cards as a table."""
+"""A run's evidence card, in Markdown and as a self-contained page; and a table of a class's cards."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _COLUMNS = (
 
 
 Quoted = Sequence[tuple[str, Sequence[str]]]
-"""Blocks of lines that a log has, each with its title."""
+"""Blocks of log lines, each with its title."""
 
 
 def card_markdown(
     receipt: Receipt, *, platform: str, shutdown: str = "", more: Sequence[tuple[str, str]] = (), quoted: Quoted = ()
 ) -> str:
-    """The card for a platform that takes text; `platform` is where it ran, in the words of who chose it.
+    """Return the card for a platform that accepts text; `platform` is where it ran, as its user put it.
 
-    `more` are rows beside those of the receipt.
+    `more` are rows in addition to the receipt's.
     """
-    told = receipt.predicate
-    rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in [*_first(told, platform), *more])
-    head = f"# Evidence card: {escape_markdown(told['run'])}\n\n| | |\n| --- | --- |\n{rows}\n"
+    predicate = receipt.predicate
+    rows = "".join(f"| {name} | {escape_markdown(text)} |\n" for name, text in [*_first(predicate, platform), *more])
+    head = f"# Evidence card: {escape_markdown(predicate['run'])}\n\n| | |\n| --- | --- |\n{rows}\n"
     page = receipt_markdown(receipt, shutdown=shutdown).replace("# Receipt", "## Receipt", 1)
     blocks = [line for title, lines in quoted for line in ("", *literal_block(title, lines))]
     return "\n".join([head + page, *blocks]) + "\n"
@@ -62,15 +62,15 @@ def card_html(
     quoted: Quoted = (),
     losses: Sequence[tuple[int, float]] = (),
 ) -> str:
-    """The same as one page without a script or a link; the curve of its `losses` comes first."""
-    told, verdict = receipt.predicate, receipt.predicate["verdict"]
-    pairs = [*_first(told, platform), *more, *card_pairs(receipt, shutdown)]
-    for _, files in file_rows(told):
+    """Return the same as one page without scripts or links; the curve of its `losses` comes first."""
+    predicate, verdict = receipt.predicate, receipt.predicate["verdict"]
+    pairs = [*_first(predicate, platform), *more, *card_pairs(receipt, shutdown)]
+    for _, files in file_rows(predicate):
         pairs += [(name, f"sha256 {sha256}" if sha256 else "") for name, sha256 in files]
     rows = "".join(tag("tr", tag("th", escaped(name)) + tag("td", escaped(text))) for name, text in pairs)
-    texts = (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told))), *quoted)
+    texts = (("Log", log_lines(predicate)), ("Sample", safe_text(sample_text(predicate))), *quoted)
     blocks = "".join(tag("h2", escaped(title)) + tag("pre", lines_escaped(lines)) for title, lines in texts if lines)
-    title = escaped(f"Evidence card: {told['run']}")
+    title = escaped(f"Evidence card: {predicate['run']}")
     says = tag("p", tag("strong", escaped(verdict["says"])) + " " + escaped(verdict.get("not_shown", "")))
     head = (
         f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -82,7 +82,7 @@ def card_html(
 
 
 def loss_curve(losses: Sequence[tuple[int, float]]) -> str:
-    """Return losses by their steps as a drawing without a library, which a card must not need; "" for less than two."""
+    """Return losses by step as an SVG, drawn without a library, which a card must not need; "" for fewer than two."""
     drawn = [(step, loss) for step, loss in losses if isfinite(loss)]
     if len(drawn) < 2:
         return ""
@@ -106,16 +106,16 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> str:
     )
 
 
-def _first(told: Predicate, platform: str) -> list[tuple[str, str]]:
-    """What a card has before its receipt."""
-    challenge = told["asked"].get("challenge", "")
-    verdict = told["verdict"]
+def _first(predicate: Predicate, platform: str) -> list[tuple[str, str]]:
+    """Return the rows of a card that precede its receipt."""
+    challenge = predicate["asked"].get("challenge", "")
+    verdict = predicate["verdict"]
     first = [("Platform", platform), ("Challenge", challenge), ("Verdict", verdict["is"])]
     return [(name, text) for name, text in first if text]
 
 
 def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
-    """A row for each card or learner, then how many of each verdict there are; rows are `CardRow`s."""
+    """Return a row for each card or learner, then the number of each verdict; rows are `CardRow`s."""
     is_replayed = any(row.replayed for row in rows)
     columns = (
         Column("LEARNER"),
@@ -149,12 +149,12 @@ def roster_screen(rows: Sequence[Any], style: Style) -> list[Line]:
             ]
         )
     counts = Counter(row.verdict for row in rows)
-    told = " · ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-    return [*(table(columns, cells, style) if rows else []), line(f"  {told or 'no card in that folder'}")]
+    tally = " · ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    return [*(table(columns, cells, style) if rows else []), line(f"  {tally or 'no card in that folder'}")]
 
 
 def roster_csv(rows: Sequence[Any]) -> str:
-    """Return the same for a spreadsheet, in which no cell is a formula: names and words are strangers'."""
+    """Return the same for a spreadsheet, with no cell that could be a formula: names and words are untrusted."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(_COLUMNS)

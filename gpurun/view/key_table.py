@@ -1,4 +1,4 @@
-"""The table of `auth status`: which provider has a key, and where it is from."""
+"""The table of `auth status`: which provider has a key, and where it was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True)
 class KeyRow:
-    """One key. Without a `source` there is none, or a `problem` keeps it from being used."""
+    """One key. Without a `source` there is none, or a `problem` prevents its use."""
 
     name: str
     source: str | None
@@ -22,7 +22,7 @@ class KeyRow:
 
 
 def keys_table(rows: Sequence[KeyRow], style: Style) -> list[Line]:
-    """The keys in the order given; nothing of a key itself."""
+    """Return the keys in the given order, without any part of their values."""
     columns = (Column("PROVIDER"), Column("KEY"), Column("FROM", least=20), Column("", least=20, leaves=1))
     return table(columns, [_cells(row) for row in rows], style)
 

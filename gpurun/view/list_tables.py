@@ -16,9 +16,9 @@ from gpurun.view.table import Column, table
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run for `ps`. `dies_wall` with `dies_by` is when it ends at the latest and who enforces that.
+    """One run for `ps`. `dies_wall` is when it ends at the latest, `dies_by` what enforces that.
 
-    `spent_is`: whether it cost that, at most that or at least that.
+    `spent_is` tells whether the cost is exact, an upper bound or a lower bound.
     """
 
     run: str
@@ -38,7 +38,7 @@ class RunRow:
 
 
 def ps_table(rows: Sequence[RunRow], style: Style, *, now: float) -> list[Line]:
-    """Runs that may cost something first, then the live ones, then the rest in the order given."""
+    """Return runs that may be billing first, then live ones, then the rest in the given order."""
     columns = (
         Column(""),
         Column("RUN"),
@@ -73,7 +73,7 @@ def _run_cells(row: RunRow, now: float) -> list[Cell]:
 
 
 def _began(row: RunRow, now: float) -> str:
-    """How long ago a run began that is not over; of one that is, when: the day, if it was not today."""
+    """Return how long ago an open run began; for a closed run the time, with the day if it was not today."""
     if row.started_wall is None:
         return UNKNOWN
     is_over = not row.live and not row.may_be_billing
@@ -108,7 +108,7 @@ class RecipeRow:
 
 
 def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
-    """The recipes in the order given, each with what it is about below it, whole."""
+    """Return the recipes in the given order, each with its full description below it."""
     columns = (
         Column("RECIPE"),
         Column("PARAMETERS", right=True),
@@ -118,14 +118,14 @@ def recipes_table(rows: Sequence[RecipeRow], style: Style) -> list[Line]:
     cells: list[list[Cell]] = [
         [Span(r.name, "title"), format_count(r.parameters), format_count(r.tokens), r.gpu] for r in rows
     ]
-    heading, *told = table(columns, cells, style)
+    heading, *heads = table(columns, cells, style)
     below = [wrap(row.about, style, indent=4, look="dim") for row in rows]
-    return [heading, *(shown for first, rest in zip(told, below, strict=True) for shown in (first, *rest))]
+    return [heading, *(shown for first, rest in zip(heads, below, strict=True) for shown in (first, *rest))]
 
 
 @dataclass(frozen=True)
 class PackRow:
-    """One file of a pack; a file with a refusal is not shipped."""
+    """One file of a pack; a refused file is not uploaded."""
 
     name: str
     bytes: int
@@ -134,7 +134,7 @@ class PackRow:
 
 
 def pack_listing(files: Sequence[PackRow], style: Style, *, packed_bytes: int | None = None) -> list[Line]:
-    """Exactly what would be shipped, then what is refused and why, then the totals."""
+    """Return exactly what would be uploaded, then what is refused and why, then the totals."""
     kept, refused = [f for f in files if not f.refusal], [f for f in files if f.refusal]
     columns = (Column("FILE", least=20), Column("SIZE", right=True), Column("SHA256", leaves=1))
     lines = table(columns, [[f.name, format_bytes(f.bytes), Span(short_hash(f.sha256), "dim")] for f in kept], style)
@@ -142,19 +142,19 @@ def pack_listing(files: Sequence[PackRow], style: Style, *, packed_bytes: int | 
         lines += hang(Span("✘", "bad"), f"{file.name}: {file.refusal}", style)
     size = format_bytes(sum(f.bytes for f in kept))
     packed = f" → {format_bytes(packed_bytes)} packed" if packed_bytes is not None else ""
-    said = f" · {len(refused)} refused" if refused else ""
-    return [*lines, line(f"  {format_files(len(kept))} · {size}{packed}{said}")]
+    refusals = f" · {len(refused)} refused" if refused else ""
+    return [*lines, line(f"  {format_files(len(kept))} · {size}{packed}{refusals}")]
 
 
 def config_table(rows: Sequence[tuple[str, str, str]], style: Style) -> list[Line]:
-    """Key, value, and where the value came from."""
+    """Return the key, the value, and the source of the value."""
     columns = (Column("KEY"), Column("VALUE", least=12), Column("FROM", least=10))
     return table(columns, [[key, value or UNKNOWN, Span(source, "dim")] for key, value, source in rows], style)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that `doctor` looked at."""
+    """One result of `doctor`."""
 
     level: Literal["ok", "warn", "bad"]
     text: str
@@ -162,7 +162,7 @@ class Finding:
 
 
 def doctor_lines(findings: Sequence[Finding], style: Style) -> list[Line]:
-    """A mark, what is so, and what to do about it."""
+    """Return a mark, the finding, and what to do about it."""
     blank = "" if style.unicode else " "  # In ASCII the tick is two letters wide.
     marks = {"ok": Span("✔", "good"), "warn": Span(f"!{blank}", "warn"), "bad": Span(f"✘{blank}", "bad")}
     lines: list[Line] = []
@@ -171,7 +171,7 @@ def doctor_lines(findings: Sequence[Finding], style: Style) -> list[Line]:
         lines += hang(marks[finding.level], text, style)
     bad, warnings = (sum(f.level == level for f in findings) for level in ("bad", "warn"))
     if not bad and not warnings:
-        return [*lines, line("  Nothing is wrong.")]
+        return [*lines, line("  Everything is in order.")]
     return [*lines, line(f"  {_counted(bad, 'problem')}, {_counted(warnings, 'warning')}.")]
 
 

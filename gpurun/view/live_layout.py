@@ -1,4 +1,4 @@
-"""Draws the live view: a pure function of what the `Screen` knows, the room there is, and the time."""
+"""Draws the live view: a pure function of the `Screen`, the available room, and the time."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _DOING = {
     "destroy": "DESTROYING",
     "receipt": "SETTLING",
 }
-# What Ctrl-C does differs by phase; the footer never promises what it does not do.
+# The effect of Ctrl-C depends on the phase; the footer must never promise anything else.
 _FOOTERS = {
     "run": "Ctrl-C: detach or stop",
-    "collect": "Ctrl-C: leave; the rest goes on without this terminal",
-    "destroy": "Ctrl-C twice: leave before it is proven gone",
+    "collect": "Ctrl-C: leave; the rest continues without this terminal",
+    "destroy": "Ctrl-C twice: leave before the machine is proven gone",
     "receipt": "",
 }
 _BEFORE_TRAINING = "Ctrl-C: give up and destroy the machine"
@@ -60,22 +60,22 @@ _ENDS = {
 
 
 _HELP = (
-    ("step", "steps done, of all; eta: what the others take"),
+    ("step", "steps done, of all; eta: time for the others"),
     ("loss", "training loss; val: validation loss, at its step"),
     ("gpu", "use, memory, temperature, power; every 5 s"),
     ("money", "spent, expected in all, the worst case, the cap"),
-    ("lease", "by then the machine ends, with or without you"),
-    ("saved", "what was finished last, and what is here"),
-    ("q", "leave; the run goes on: gpurun attach"),
+    ("lease", "when the machine ends at the latest"),
+    ("saved", "the last finished checkpoint, and what is here"),
+    ("q", "leave; the run continues: gpurun attach"),
     ("?", "hide this"),
 )
 
 
 def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False, helps: bool = False) -> list[Line]:
-    """The view as lines, none wider than the terminal and together at most one less than its height.
+    """Return the view as lines, none wider than the terminal, and at most one fewer than its height.
 
-    The last line says what Ctrl-C does while the run goes on, and with `keys` which key helps; with `helps` what the
-    lines mean stands in the place of chart and log. The chart leaves first when there is little room.
+    The last line says what Ctrl-C does while the run continues, and with `keys` which key opens the help. With `helps`
+    the help replaces chart and log. If there is little room, the chart is dropped first.
     """
     room = max(4, style.height - 1)
     head = [_header(screen, style, now), *_phases(screen, style, now)]
@@ -92,13 +92,13 @@ def live_screen(screen: Screen, style: Style, *, now: float, keys: bool = False,
     footer = " · ".join(filter(None, (_FOOTERS.get(screen.phase, _BEFORE_TRAINING), "? help" if keys else "")))
     end = [line(Span(f" {footer}", "dim"))] if footer and screen.closed_wall is None else []
     lines = [*head, *blank, *training, *([line()] if chart else []), *chart, *blank, *foot, *log, *end]
-    return [clip_line(one, style.width, style) for one in lines[:room]]
+    return [clip_line(row, style.width, style) for row in lines[:room]]
 
 
 def _help(style: Style) -> list[Line]:
-    """What the lines and the keys mean."""
-    told = (flow([line(text)], style, indent=_LABEL, first=line(Span(f" {word}", "title"))) for word, text in _HELP)
-    return [line(), *(row for rows in told for row in rows)]
+    """Return the meaning of the lines and the keys."""
+    blocks = (flow([line(text)], style, indent=_LABEL, first=line(Span(f" {word}", "title"))) for word, text in _HELP)
+    return [line(), *(row for rows in blocks for row in rows)]
 
 
 def _header(screen: Screen, style: Style, now: float) -> Line:
@@ -117,7 +117,7 @@ def _header(screen: Screen, style: Style, now: float) -> Line:
 
 def _state(screen: Screen) -> Span:
     if screen.exit_code == 0 and screen.outcome == "stopped":
-        return Span("STOPPED", "warn")  # As was asked, but not done: there are steps left.
+        return Span("STOPPED", "warn")  # Stopped on request, with steps left.
     if screen.exit_code is not None:
         return Span(*_ENDS.get(screen.exit_code, (f"FAILED exit {screen.exit_code}", "bad")))
     if screen.stopping and screen.phase in _BEFORE_COLLECTING:
@@ -126,7 +126,7 @@ def _state(screen: Screen) -> Span:
 
 
 def _phases(screen: Screen, style: Style, now: float) -> list[Line]:
-    """A tick and a time for what is done, a dot for what goes on, a cross for what failed."""
+    """Return a tick and a time for finished phases, a dot for current ones, a cross for failed ones."""
     narrow = style.width < 100
     names = PHASES[1:] if narrow and screen.phases["plan"].ended is not None else PHASES
     parts = [_phase(name, screen.phases[name], name == screen.phase, now) for name in names]
@@ -146,7 +146,7 @@ def _phase(name: str, phase: PhaseTime, current: bool, now: float) -> Line:
 
 
 def _training(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Progress and figures once there are steps; besides or instead, what is going on."""
+    """Return progress and figures once there are steps; besides or instead, the current activity."""
     lines: list[Line] = []
     last, steps = screen.step, screen.steps
     if last is not None and last.step is not None:
@@ -155,8 +155,8 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
     lines += _cards(screen, style)
     silent_s = screen.silent_s(now)
     if silent_s is not None and silent_s >= _QUIET_S:
-        told = Span(f"nothing was heard of the machine for {format_duration(silent_s)}: these figures are old", "warn")
-        lines += flow([line(told)], style, indent=_LABEL, first=line(Span(" quiet", "dim")))
+        warning = Span(f"no word from the machine for {format_duration(silent_s)}: these figures are old", "warn")
+        lines += flow([line(warning)], style, indent=_LABEL, first=line(Span(" quiet", "dim")))
     if (last is None or screen.phase != "run") and screen.story and screen.closed_wall is None:
         lines += flow([line(screen.story)], style, indent=_LABEL, first=line(Span(" now", "dim")))
     if screen.moving is not None and screen.closed_wall is None:
@@ -165,7 +165,7 @@ def _training(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> list[Line]:
-    """How far it is: in one line with a bar, or without one and broken where there is no room for that."""
+    """Return the progress: one line with a bar, or several without a bar if there is little room."""
     label = line(Span(" step", "dim"))
     if not steps:
         return flow([line(Span(format_whole(step), "title"))], style, indent=_LABEL, first=label)
@@ -180,7 +180,7 @@ def _progress(screen: Screen, step: int, steps: int | None, style: Style) -> lis
 
 
 def _figures(step: StepEvent | None, screen: Screen, style: Style) -> list[Line]:
-    """The figures that were told, and no others."""
+    """Return the figures that are known."""
     evaluation = screen.evaluation
     parts = [line(Span(format_loss(step.loss), "title"))] if step is not None and "loss" in step.said else []
     label = "loss" if parts or evaluation is not None else "speed"
@@ -202,7 +202,7 @@ def _figures(step: StepEvent | None, screen: Screen, style: Style) -> list[Line]
 
 
 def _cards(screen: Screen, style: Style) -> list[Line]:
-    """What the machine's GPUs do; nothing where that is not known."""
+    """Return what the machine's GPUs do; [] if that is unknown."""
     now = screen.gpus
     if now is None or screen.phase != "run" or screen.closed_wall is not None:
         return []
@@ -220,7 +220,7 @@ def _cards(screen: Screen, style: Style) -> list[Line]:
 
 
 def _chart(screen: Screen, style: Style, height: int) -> list[Line]:
-    """The loss curve, and where there is room beside it the speed, the memory and the device."""
+    """Return the loss curve and, if there is room beside it, the speed, the memory and the device."""
     if len(screen.losses.points) < 2 or height < 4:
         return []
     side = _side(screen, style) if style.width >= _WIDE else []
@@ -256,7 +256,7 @@ def _side(screen: Screen, style: Style) -> list[Line]:
 
 
 def _trials(screen: Screen, style: Style, now: float, most: int) -> list[Line]:
-    """A row a trial, each with its share of what was spent by its seconds."""
+    """Return one row per trial, each with its share of the cost by its seconds."""
     events, spent = list(screen.trials.values()), screen.spent(now)
     whole_s = sum(event.seconds or 0.0 for event in events if not event.is_restored)
     best = min(events, key=lambda event: event.rank)
@@ -302,7 +302,7 @@ def _used(spent: Micros, cap: Micros, style: Style) -> Line:
 
 
 def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Until when the machine may live, while it may; and where the last checkpoint is."""
+    """Return until when the machine may live, if it still may, and where the last checkpoint is."""
     lines: list[Line] = []
     if screen.pace and screen.phase == "run":
         lines += wrap(screen.pace, style, indent=_LABEL, look="warn" if screen.is_too_slow else "")[:2]
@@ -319,7 +319,7 @@ def _lease(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
-    """Where the newest checkpoint is, and which one is here where that is another; of a job without, its files."""
+    """Return where the newest checkpoint is, and which one is here if that is another; for other jobs, the files."""
     newest, home = screen.checkpoint.step if screen.checkpoint is not None else None, screen.home_step
     parts: list[Line] = []
     if newest is not None and (home is None or newest > home):
@@ -335,7 +335,7 @@ def _saved(screen: Screen, style: Style, now: float) -> list[Line]:
 
 
 def _away(screen: Screen, now: float) -> Span:
-    """What became of a checkpoint that is not at home."""
+    """Return the state of a checkpoint that is not at home."""
     if screen.phases["destroy"].ended is not None:
         return Span("did not come home", "bad")
     written = screen.checkpoint_wall()

@@ -1,6 +1,6 @@
-"""What the live view knows: fed with records, events and log lines, asked for nothing but facts; it draws nothing.
+"""The state of the live view: it receives records, events and log lines, answers with facts, and draws nothing.
 
-Everything it keeps is bounded, because the far side decides how much it sends.
+Everything that it keeps is bounded, because the remote side decides how much it sends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _MOST_POINTS = 4096
 _MOST_LOG_LINES = 200
 _MOST_TRIALS = 1000
-_GPU_EVERY_S = 5.0  # As often as the agent asks; the same figures are read more often.
+_GPU_EVERY_S = 5.0  # The agent's own interval; the figures are read more often than they change.
 
 
 @dataclass
@@ -60,12 +60,12 @@ class PhaseTime:
     failed: bool = False
 
     def seconds(self, now: float) -> float | None:
-        """How long it took, or takes so far; None when it has not begun."""
+        """Return how long it took, or has taken so far; None if it has not begun."""
         return None if self.began is None else max(0.0, (self.ended if self.ended is not None else now) - self.began)
 
 
 class Series:
-    """Points of a curve; when there are too many, every second one goes, and only every second new one comes in."""
+    """Points of a curve; if there are too many, every second one is dropped, and only every second new one is added."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
@@ -73,7 +73,7 @@ class Series:
         self._offered = 0
 
     def add(self, x: float, y: float) -> None:
-        """Offer a point."""
+        """Add a point, if its turn has come."""
         if self._offered % self._stride == 0:
             self.points.append((x, y))
         self._offered += 1
@@ -83,10 +83,10 @@ class Series:
 
 
 class Screen:
-    """One run, as far as it has been told."""
+    """One run, as far as it is known."""
 
     def __init__(self, plan: Plan, spent_by: Callable[[Sequence[Record], float], Micros]) -> None:
-        """`spent_by` is the ledger's reckoning of what a journal's records have cost until a moment."""
+        """`spent_by` is the ledger's function for the cost of a journal's records up to a moment."""
         self.plan, self.terms = plan, plan.job.terms
         self.phases = {name: PhaseTime() for name in PHASES}
         self.phase = "plan"
@@ -101,7 +101,7 @@ class Screen:
         self.heard_wall: float | None = None
         self.deadline_wall: float | None = None
         self.queued: Lease | None = None
-        """The lease of what is not known to have left its queue: it counts from there."""
+        """The lease of a job that may still be in its queue: it counts from the start."""
         self.pace, self.is_too_slow = "", False
         self.start: StartEvent | None = None
         self.step: StepEvent | None = None
@@ -109,7 +109,7 @@ class Screen:
         self.checkpoint: CheckpointEvent | None = None
         self.trials: dict[int, TrialEvent] = {}
         self.outcome = ""
-        self.output: tuple[str, int] | None = None  # The name and the bytes of the last one that was finished.
+        self.output: tuple[str, int] | None = None  # Name and bytes of the last finished output.
         self.home_step: int | None = None
         self.home_files = 0
         self.losses, self.validation = Series(), Series()
@@ -130,7 +130,7 @@ class Screen:
         heard_wall: float | None = None,
         gpus: GpuReading | None = None,
     ) -> None:
-        """Take in what is new since last time, the transfer and cards of now, and when the machine's last word came."""
+        """Add the new input, the current transfer and GPU figures, and the time of the machine's last word."""
         self.moving, self.heard_wall = moving, heard_wall
         self.gpus = gpus
         if gpus is not None and gpus.use_percent is not None and gpus.wall >= self._gpu_due_wall:
@@ -140,7 +140,7 @@ class Screen:
             self._records.append(record)
             self._record(record)
             self.story = tell_record(record, self.terms)
-            if is_alarming(record) and str(record.event) != "rate.observed":  # That has a line of its own.
+            if is_alarming(record) and str(record.event) != "rate.observed":  # This one has its own line.
                 self.alarm = self.story
         for event in events:
             self._event(event)
@@ -148,18 +148,18 @@ class Screen:
 
     @property
     def steps(self) -> int | None:
-        """How many steps the worker said it will do, else what the plan says."""
-        told = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
-        return told or self.plan.job.steps or None
+        """Return the number of steps that the worker announced, or else the plan's."""
+        announced = (self.start.steps if self.start is not None else None) or (self.step.steps if self.step else None)
+        return announced or self.plan.job.steps or None
 
     def silent_s(self, now: float) -> float | None:
-        """For how long nothing was heard of a trainer that is thought to run; None where no word is waited for."""
+        """Return how long a trainer that should run has been silent; None if no word is expected."""
         if self.phase != "run" or self.phases["run"].ended or self.heard_wall is None:
             return None
         return max(0.0, now - self.heard_wall)
 
     def eta_s(self) -> float | None:
-        """Seconds of training left at the pace of the last line."""
+        """Return the seconds of training that are left at the latest speed."""
         last, steps = self.step, self.steps
         if last is None or last.step is None or last.step_s is None or steps is None:
             return None
@@ -168,23 +168,26 @@ class Screen:
         return max(0.0, last.step_s * (steps - last.step))
 
     def spent(self, now: float) -> Micros:
-        """What the rentals cost by `now`, by the one reckoning of the ledger."""
+        """Return the cost of the rentals at `now`, by the ledger's only calculation."""
         return self._spent_by(self._records, now)
 
     def at_end(self, now: float) -> Micros | None:
-        """What it will have cost when training ends, at most the worst case; None while that cannot be told."""
+        """Return the cost when training ends, at most the worst case; None while that is unknown."""
         eta = self.eta_s()
         return None if eta is None else min(self.spent(now + eta), self.worst_micros)
 
     @property
     def worst_micros(self) -> Micros:
-        """The most that it can cost with the machine of now, beside what those before it cost."""
+        """Return the most that it can cost with the current machine, plus the cost of earlier ones."""
         return total(self.spent_before, self.plan.worst_micros)
 
     def _take(self, intent: CreateIntended) -> None:
-        """The approved offer that is asked for now: those before it were not to be had."""
-        taken = next((one for one in self.plan.approved if one.offer.model_dump(mode="json") == intent.offer), None)
-        if taken is None and self.leg:  # The prices and the lease are those of this leg.
+        """Switch to the approved offer that is requested now: earlier ones were unavailable."""
+        taken = next(
+            (candidate for candidate in self.plan.approved if candidate.offer.model_dump(mode="json") == intent.offer),
+            None,
+        )
+        if taken is None and self.leg:  # Prices and lease are this leg's.
             offer, worst = Offer.model_validate(intent.offer), Micros(intent.worst_micros)
             leased = {"offer": offer, "lease": Lease(**intent.lease.model_dump()), "worst_micros": worst}
             taken = self.plan.chosen.model_copy(update=leased)
@@ -262,13 +265,13 @@ class Screen:
             series.add(float(step), value)
 
     def checkpoint_wall(self) -> float:
-        """When the last checkpoint was written; 0.0 when the far side does not say."""
+        """Return when the last checkpoint was written; 0.0 if the remote side does not say."""
         return (self.checkpoint.wall if self.checkpoint is not None else None) or 0.0
 
 
-def _newest_whole(brought: FilesBrought, whole_kinds: frozenset[str]) -> int | None:
-    """The newest step of which every file of a checkpoint is at home, verified."""
+def _newest_whole(downloaded: FilesBrought, whole_kinds: frozenset[str]) -> int | None:
+    """Return the newest step whose checkpoint files are all at home, verified."""
     kinds: dict[int, set[str]] = {}
-    for file in brought.files:
+    for file in downloaded.files:
         kinds.setdefault(file["step"], set()).add(file["kind"])
     return max((step for step, found in kinds.items() if found >= whole_kinds), default=None)

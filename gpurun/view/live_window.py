@@ -1,6 +1,6 @@
-"""The live view's window: redraws a terminal in place, when its caller says so. No thread, no clock, no reading.
+"""The live view's window: redraws a terminal in place when its caller says so. It has no thread, no clock, no input.
 
-The only importer of rich, and rich is given styled text that is harmless already: it interprets no markup.
+This is the only importer of rich, which gets styled text that is already harmless: it interprets no markup.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _LOOKS = {
 
 
 class LiveWindow:
-    """A context in which `show` redraws. Use it only where `style.redraw` is true; elsewhere use `PlainView`.
+    """A context in which `show` redraws. Use it only if `style.redraw` is true; otherwise use `PlainView`.
 
-    The last picture stays on the terminal, unless `keep` is false. Leaving restores the cursor, whatever was raised.
+    The last picture stays on the terminal, unless `keep` is false. Leaving restores the cursor, also after an
+    exception.
     """
 
     def __init__(self, stream: TextIO, style: Style, *, keep: bool = True) -> None:
@@ -69,9 +70,9 @@ class LiveWindow:
         self._live.stop()
 
     def show(self, screen: Screen, *, now: float, keys: bool = False, helps: bool = False) -> None:
-        """Draw the screen for the size that the terminal has now; see `live_screen`."""
+        """Draw the screen for the current size of the terminal; see `live_screen`."""
         if self._console.size != self._size:
-            # A terminal that was made narrower has folded the old picture; rich cannot know where its lines went.
+            # A narrower terminal has wrapped the old picture; rich cannot know where its lines are now.
             self._size = self._console.size
             self._console.clear()
         style = replace(self._style, width=self._size.width, height=self._size.height)

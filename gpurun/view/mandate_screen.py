@@ -1,4 +1,4 @@
-"""The terms of a mandate, for the person who writes it or looks at it."""
+"""The terms of a mandate, for the person who writes it or reads it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpurun.view.table import fields
 
 
 def mandate_lines(terms: Mapping[str, Any], style: Style, *, now: float, revoked: bool = False) -> list[Line]:
-    """Draw what a mandate lets be done; without terms, that its file cannot be believed."""
+    """Draw what a mandate permits; without terms, that its file is not valid."""
     if not terms:
         return [
-            line("  ", Span("It was edited, or its file cannot be read: nothing is begun under it.", "warn")),
+            line("  ", Span("It was edited, or its file cannot be read: no run starts under it.", "warn")),
             line(),
         ]
     rate, until_wall = terms["rate_max_micros_per_hour"], terms["until_wall"]

@@ -1,4 +1,4 @@
-"""Durations, sizes, counts, hashes and metrics as people read them. Money is core.money's."""
+"""Durations, sizes, counts, hashes and metrics for people. Money is in core.money."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNKNOWN = "—"
 
 
 def format_duration(seconds: float) -> str:
-    """`42 s`, `9 m 05 s`, `3 h 08 m`, `2 d 03 h`; below zero is zero, what is not finite is unknown."""
+    """Return `42 s`, `9 m 05 s`, `3 h 08 m` or `2 d 03 h`; negative counts as zero, a non-finite value is unknown."""
     if not math.isfinite(seconds):
         return UNKNOWN
     whole = max(0, int(seconds))
@@ -25,40 +25,40 @@ def format_duration(seconds: float) -> str:
 
 
 def format_exact(seconds: int) -> str:
-    """A duration to the second without empty parts, so that a sum can be checked by eye: `3 h 42 m`, `1 m 30 s`."""
+    """Return a duration to the second without empty parts, so that sums can be checked: `3 h 42 m`, `1 m 30 s`."""
     parts = ((seconds // 3600, "h"), (seconds % 3600 // 60, "m"), (seconds % 60, "s"))
     return " ".join(f"{value} {unit}" for value, unit in parts if value) or "0 s"
 
 
 def format_stopwatch(seconds: float) -> str:
-    """`1:48` or `2:03:10`: how long a phase took, in little room."""
+    """Return the duration of a phase in short form: `1:48` or `2:03:10`."""
     whole = max(0, int(seconds)) if math.isfinite(seconds) else 0
     hours, minutes, second = whole // 3600, whole % 3600 // 60, whole % 60
     return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
 
 
 def format_whole(number: int) -> str:
-    """Thousands apart by a space: `2 410`."""
+    """Return an integer with spaces between thousands: `2 410`."""
     return f"{number:,}".replace(",", " ")
 
 
 def format_files(number: int) -> str:
-    """`1 file`, `2 410 files`."""
+    """Return, for example, `1 file` or `2 410 files`."""
     return f"{format_whole(number)} {'file' if number == 1 else 'files'}"
 
 
 def format_count(number: float) -> str:
-    """`960`, `112 k`, `124 M`, `2.5 B`, `1.3 T`."""
+    """Return a count in short form: `960`, `112 k`, `124 M`, `2.5 B`, `1.3 T`."""
     return _scaled(number, 1000.0, ("", " k", " M", " B", " T"))
 
 
 def format_bytes(number: float) -> str:
-    """Decimal units: `512 B`, `450 kB`, `3.1 GB`."""
+    """Return a size in decimal units: `512 B`, `450 kB`, `3.1 GB`."""
     return _scaled(number, 1000.0, (" B", " kB", " MB", " GB", " TB", " PB"))
 
 
 def _scaled(number: float, base: float, units: tuple[str, ...]) -> str:
-    """The largest unit that leaves at least 1; one decimal below 10, unless it is a whole number of the first unit."""
+    """Return the number in the largest unit that leaves at least 1; one decimal below 10, but not in the first unit."""
     if not math.isfinite(number):
         return UNKNOWN
     value, index = float(number), 0
@@ -70,19 +70,19 @@ def _scaled(number: float, base: float, units: tuple[str, ...]) -> str:
 
 
 def short_hash(digest: str) -> str:
-    """The first and last four: `9f2c…1ab4`; what is short already stays whole."""
+    """Return the first and last four digits: `9f2c…1ab4`; a short digest stays complete."""
     return digest if len(digest) <= 9 else f"{digest[:4]}…{digest[-4:]}"
 
 
 def format_loss(loss: float | None) -> str:
-    """Three decimals, or three digits when that would be long."""
+    """Return a loss with three decimals, or three digits if that would be long."""
     if loss is None or not math.isfinite(loss):
         return UNKNOWN
     return f"{loss:.3f}" if abs(loss) < 1000 else f"{loss:.2e}"
 
 
 def format_small(number: float | None) -> str:
-    """A learning rate: `4.1e-4`; 0 is `0`."""
+    """Return a small number such as a learning rate: `4.1e-4`; 0 is `0`."""
     if number is None or not math.isfinite(number):
         return UNKNOWN
     if number == 0:
@@ -92,16 +92,16 @@ def format_small(number: float | None) -> str:
 
 
 def format_percent(share: float, decimals: int = 0) -> str:
-    """A share of 1 in percent: `50.5 %`."""
+    """Return a share in percent: `50.5 %`."""
     return f"{100 * share:.{decimals}f} %" if math.isfinite(share) else UNKNOWN
 
 
 def why_free(provider: str) -> str:
-    """Why a run at that provider costs nothing, in words."""
+    """Return why a run at that provider costs nothing, in words."""
     return place_facts(provider).why_free
 
 
 def format_cards(gpu: str, gpu_count: int, nodes: int) -> str:
-    """So many cards on so many nodes: `8×A100`, `2×8×A100`, `cpu`, `2×cpu`."""
+    """Return the GPUs and nodes: `8×A100`, `2×8×A100`, `cpu`, `2×cpu`."""
     cards = f"{gpu_count // nodes}×{gpu}" if gpu_count else "cpu"
     return f"{nodes}×{cards}" if nodes > 1 else cards

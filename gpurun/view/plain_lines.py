@@ -1,7 +1,7 @@
-"""Off a terminal: one line an event, UTC times, no carriage return, no escape byte, and a sign of life every minute.
+"""Output without a terminal: one line per event, UTC times, no carriage returns or escapes, a heartbeat each minute.
 
-Metrics are thinned to one line in `metric_period_s`; what else the far side says is let through at a steady rate, the
-newest of it, so that a flood of warnings cannot fill a CI log. Nothing of the journal is ever held back.
+Metrics are reduced to one line per `metric_period_s`; other remote output passes at a limited rate, newest
+first, so that a flood of warnings cannot fill a CI log. Journal records are never held back.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _BURST = 40
 _LINES_PER_S = 1.0
-# How training began and ended is told of any history, though not of a flood of such words.
+# The start and end of training are always shown, although not a flood of such events.
 _ALWAYS = (StartEvent, StopEvent)
-# A transfer that is over sooner is told by its end alone.
+# A shorter transfer is only reported when it ends.
 _WORTH_S = 5.0
 
 
 class PlainView:
-    """Turns what was read since last time into lines; the caller prints them to standard error."""
+    """Turns new records and events into lines; the caller prints them to standard error."""
 
     def __init__(
         self,
@@ -61,15 +61,15 @@ class PlainView:
     def update(
         self, records: Iterable[Record], events: Iterable[TrainerEvent], now: float, moving: Moving | None = None
     ) -> list[str]:
-        """The lines to print for new records and events, in the order of their times, and for the transfer of `now`."""
+        """Return the lines to print for new records and events, in time order, and for the current transfer."""
         lines: list[str] = []
         self._refill(now)
         events = [event for event in events if not (isinstance(event, TrialEvent) and event.is_under_way)]
         others = sum(not isinstance(event, (StepEvent, *_ALWAYS)) for event in events)
         self._to_skip = max(0, others - max(0, int(self._allowance)))
-        told = ((record.wall, partial(self._tell, record)) for record in records)
-        heard = ((_wall(event, now), partial(self._hear, event, now)) for event in events)
-        for _, tell in merge(told, heard, key=itemgetter(0)):
+        from_records = ((record.wall, partial(self._tell, record)) for record in records)
+        from_events = ((_wall(event, now), partial(self._hear, event, now)) for event in events)
+        for _, tell in merge(from_records, from_events, key=itemgetter(0)):
             lines += tell()
         lines += self._metric(now)
         if moving is not None and moving.seconds >= _WORTH_S and self._is_due(moving, now):
@@ -80,18 +80,18 @@ class PlainView:
         if lines or self._line_wall is None or now < self._line_wall:
             self._line_wall = now
         elif now - self._line_wall >= self._heartbeat_s:
-            words = f"still at it; nothing new for {format_duration(now - self._line_wall)}"
+            words = f"still working; nothing new for {format_duration(now - self._line_wall)}"
             lines.append(self._line(now, self._phase, f"still no answer: {self._silence}" if self._silence else words))
             self._line_wall = now
         return lines
 
     def _is_due(self, moving: Moving, now: float) -> bool:
-        """Whether a transfer is shown again: a while has passed, or what is said of a machine to come has changed."""
+        """Return whether a transfer is shown again: time has passed, or an expected machine's status has changed."""
         is_news = moving.what == "boot" and moving.words != self._boot_words
         return is_news or abs(now - self._moving_wall) >= self._metric_period_s
 
     def rest(self, now: float) -> list[str]:
-        """What is still held when nothing more is shown: the last step, and how much was left out."""
+        """Return what was held back when the output ends: the last step, and how many lines were left out."""
         return [*self._release(now), *self._gap(now)]
 
     def _tell(self, record: Record) -> list[str]:
@@ -104,7 +104,7 @@ class PlainView:
         return [self._line(record.wall, self._phase, f"{mark}{tell_record(record, self._terms)}")]
 
     def _hear(self, event: TrainerEvent, now: float) -> list[str]:
-        """Steps are held for `_metric`; a stop lets the held one out first, so that the last figures are never lost."""
+        """Hold steps for `_metric`; a stop releases the held one first, so that the last figures are never lost."""
         if isinstance(event, StepEvent):
             self._held = event
             return []
@@ -123,7 +123,7 @@ class PlainView:
         return [*lines, *self._gap(wall), self._line(wall, "run", tell_event(event, self._steps))]
 
     def _gap(self, wall: float) -> list[str]:
-        """How much was left out since the last line, once."""
+        """Report once how many lines were left out since the last line."""
         count, self._left_out = self._left_out, 0
         return [self._line(wall, "run", f"{count} lines of {self._terms.worker} left out")] if count else []
 

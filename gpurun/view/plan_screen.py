@@ -1,4 +1,4 @@
-"""The plan screen: what will be done, on which machine, and what it may cost at most, with the sum in the open."""
+"""The plan screen: what will be done, on which machine, and its maximum cost, with the calculation shown."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def plan_text(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> str:
-    """The plan, ready to print."""
+    """Return the plan, ready to print."""
     return render(plan_screen(plan, style, now=now, every=every), style)
 
 
 def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bool = False) -> list[Line]:
-    """The whole screen, with the best of the offers or `every` one.
+    """Return the whole screen, with the best offers or `every` offer.
 
-    With the wall time, the lease's end is shown as it would be if the answer came at once.
+    With the wall time, the end of the lease is shown as if the user agreed now.
     """
     terms, (name, *more) = plan.job.terms, plan.job.headline()
     what: list[Cell] = [Span(name, "title"), *more]
@@ -43,7 +43,7 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
         lines += fields([("From", _earlier(plan.continues))], style)
     if plan.lease.setup_s:
         limit = f"{format_exact(plan.lease.setup_s)} at most (--setup-limit)"
-        lines += fields([("Set-up", ["a script on the machine, before anything is sent", limit])], style)
+        lines += fields([("Set-up", ["a script on the machine, before anything is uploaded", limit])], style)
     if plan.stage is not None:
         lines += fields([("Stage", _stage(plan.stage, plan))], style)
     if plan.mode.value != "paid" or not plan.candidates:
@@ -67,7 +67,7 @@ def plan_screen(plan: Plan, style: Style, *, now: float | None = None, every: bo
 
 
 def _earlier(earlier: Earlier) -> list[Cell]:
-    """The checkpoint that it goes on from, and what has been paid for it."""
+    """Return the checkpoint that the run continues from, and the cost so far."""
     spent = [] if not earlier.spent_micros else [f"{format_usd(earlier.spent_micros)} spent until there, at most"]
     proof = Span(f"receipt {short_hash(earlier.receipt_sha256)}", "dim")
     of = f" of {earlier.steps:,}" if earlier.steps else ""
@@ -76,12 +76,12 @@ def _earlier(earlier: Earlier) -> list[Cell]:
 
 
 def _time(plan: Plan) -> list[Cell]:
-    """How long training is expected to take, between what limits, and what that rests on."""
+    """Return the expected training time, its limits, and its basis."""
     guess = plan.estimate
     if not plan.job.is_estimated:
         most_s = plan.lease.train_s - plan.job.save_s
         most_s = min(most_s, plan.lease.hours_s or most_s)
-        return ["no estimate", f"it may run {format_duration(most_s)}, and then is stopped"]
+        return ["no estimate", f"it may run {format_duration(most_s)}; then it is stopped"]
     if guess.train_s is None or guess.likely_s is None:
         return ["speed unknown: it trains until its steps are done or the --hours are over"]
     low, high = (format_duration(seconds) for seconds in guess.train_s)
@@ -90,16 +90,16 @@ def _time(plan: Plan) -> list[Cell]:
 
 
 def _ship(plan: Plan) -> list[Cell]:
-    """What is sent, how long that takes, and by which digests it is known there."""
+    """Return what is uploaded, how long that takes, and its digests."""
     what, digests = plan.job.cargo(plan)
-    if not plan.ship_files:  # Data that is only spoken of has a size and nothing to count.
+    if not plan.ship_files:  # Data that is not here yet has a size, but no files to count.
         return [*what, f"about {format_bytes(plan.ship_bytes)}", *_sending(plan)]
     size = f"{format_bytes(plan.ship_bytes)} in {format_files(plan.ship_files)}"
     return [*what, size, *_sending(plan), *digests]
 
 
 def _sending(plan: Plan) -> list[Cell]:
-    """How long shipping is counted to take on paid time, and what that costs."""
+    """Return the assumed paid time of the upload, and its cost."""
     rate, seconds = plan.offer.rate_micros_per_hour, plan.lease.ship_s
     if plan.mode.value != "paid" or not rate:
         return []
@@ -110,9 +110,9 @@ def _sending(plan: Plan) -> list[Cell]:
 
 
 def _stage(stage: StagePlan, plan: Plan) -> list[Cell]:
-    """What is in the bucket already, what goes there before anything is paid for, and what that saves."""
+    """Return what is in the bucket, what will be uploaded before anything is rented, and how much that saves."""
     if not stage.files:
-        return [stage.url, "what is large enough goes there before anything is rented"]
+        return [stage.url, "large files are uploaded there before anything is rented"]
     there = f"{stage.there_files} of {stage.files} files are there ({format_bytes(stage.there_bytes)})"
     left = f"{format_bytes(stage.bytes - stage.there_bytes)} to upload before renting"
     takes = f"about {format_duration(stage.upload_s)} (uplink {plan.uplink.words})"
@@ -128,7 +128,7 @@ def _machine(plan: Plan) -> list[Cell]:
 
 
 def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
-    """The worst case as a sum that can be checked: billed lease at the exact rate, and whatever the plan adds to it."""
+    """Return the worst case as a checkable sum: the billed lease at the exact price, plus the plan's other costs."""
     offer, lease = plan.offer, plan.lease
     if not plan.worst_micros:
         free = why_free(plan.offer.provider)
@@ -143,7 +143,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
     if plan.cap_micros is not None:
         left = left_of(plan.cap_micros, plan.worst_micros)
         worst += [*_cap(plan), Span(f"left {format_left(left)}", "good" if left >= 0 else "bad")]
-    if not lease.queue_s:  # A scheduler ends what it starts.
+    if not lease.queue_s:  # A scheduler ends the jobs that it starts.
         hourly = format_rate(offer.rate_micros_per_hour)
         worst.append(f"if {offer.provider} ends nothing at the deadline, {hourly} more until it does")
     if not plan.job.is_estimated:
@@ -152,7 +152,7 @@ def _money(plan: Plan) -> list[tuple[str, list[Cell]]]:
 
 
 def _cap(plan: Plan) -> list[Cell]:
-    """The cap, with its place where it was not typed: a folder's file may have lowered it."""
+    """Return the cap, with its source if it was not typed: a folder's file may have lowered it."""
     if plan.cap_micros is None:
         return []
     place = f" ({plan.cap_from})" if plan.cap_from not in ("", "--max-cost") else ""
@@ -160,8 +160,8 @@ def _cap(plan: Plan) -> list[Cell]:
 
 
 def _part(plan: Plan) -> list[Cell]:
-    """How far the run gets for that, where the hours that were asked for are too few for all of it."""
-    chosen = next((one for one in plan.candidates if one.offer == plan.offer), None)
+    """Return how far the run gets for that cost, if --hours is too short for all of it."""
+    chosen = next((candidate for candidate in plan.candidates if candidate.offer == plan.offer), None)
     if chosen is None or chosen.reach is None or chosen.finishes:
         return []
     step, steps = chosen.reach.step, chosen.reach.steps
@@ -169,20 +169,20 @@ def _part(plan: Plan) -> list[Cell]:
 
 
 def _trust(plan: Plan) -> list[Cell]:
-    """Which machine will be believed, and what it will be told."""
-    from gpurun.providers.catalog import terms_of  # Whoever draws no plan does not read the catalogue.
+    """Return which machine will be trusted, and which secrets it gets."""
+    from gpurun.providers.catalog import terms_of  # Read the catalogue only to draw a plan.
 
     key = f"host key: {plan.box.trusted}" if plan.box else place_facts(plan.offer.provider).trust
     named = [f"your {name}" for name in plan.job.secrets]
     guard = (
         ["the guard key, from its launch on"] if plan.choices.guard and terms_of(plan.offer.provider).with_guard else []
     )
-    urls = ["URLs for its part of the bucket, which run out"] if plan.choices.stage else []
+    urls = ["URLs for its part of the bucket, which expire"] if plan.choices.stage else []
     secrets = " and ".join(guard + urls + named)
-    told = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
+    secret_words = Span(f"secrets on the machine: {secrets}", "warn") if secrets else "secrets shipped: none"
     end, globs = death(plan.offer), ", ".join(plan.choices.pass_env)
     login = [Span(f"passed on from its login: {globs}", "warn")] if globs else []
-    return [key, told, *login, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
+    return [key, secret_words, *login, Span(f"dies by itself: {end.text}", "" if end.look == "good" else end.look)]
 
 
 def _lease(plan: Plan, now: float | None) -> list[Cell]:
@@ -197,6 +197,6 @@ def _lease(plan: Plan, now: float | None) -> list[Cell]:
     )
     sum_of = " + ".join(f"{name} {format_exact(seconds)}" for name, seconds in parts)
     until = [] if now is None else [f"until {local_minute(now + lease.total_s, now=now)}, if it starts now"]
-    kill = [f"{format_exact(lease.kill_allowance_s)} more to kill it is in the worst case"] if plan.worst_micros else []
+    kill = [f"{format_exact(lease.kill_allowance_s)} more to kill it, in the worst case"] if plan.worst_micros else []
     queue = [f"after {format_exact(lease.queue_s)} in the queue at most"] if lease.queue_s else []
     return [*until, f"{format_exact(lease.total_s)} = {sum_of}", *kill, *queue]

@@ -1,4 +1,4 @@
-"""The price list: what can be rented, and which of it ends by itself."""
+"""The price list: what can be rented, and which machines end themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 
 def offers_screen(offers: Sequence[Offer], notes: Sequence[str], warnings: Sequence[str], style: Style) -> list[Line]:
-    """The offers in the order given, then what should be said about them, the doubtful first."""
+    """Return the offers in the given order, then notes about them, warnings first."""
     lines = table(_COLUMNS, [_cells(offer) for offer in offers], style) if offers else []
     if offers and (notes or warnings):
         lines.append(line())
@@ -39,7 +39,7 @@ def offers_screen(offers: Sequence[Offer], notes: Sequence[str], warnings: Seque
 
 
 def partitions_table(partitions: Sequence[Partition], style: Style) -> list[Line]:
-    """The partitions of a cluster in the order given: nodes that work and are idle, their GPUs, the longest job."""
+    """Return the partitions of a cluster in the given order: working and idle nodes, their GPUs, the longest job."""
     columns = (
         Column("PARTITION"),
         Column("STATE"),
@@ -76,5 +76,5 @@ def _cells(offer: Offer) -> list[Cell]:
 
 
 def _source(offer: Offer) -> str:
-    """Whether a price is live; when it was read, or which catalogue it is from, stands below the table."""
+    """Return whether a price is live; its time, or its catalogue, is shown below the table."""
     return "catalogue" if offer.price_source.startswith("catalogue") else "live"

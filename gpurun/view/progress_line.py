@@ -1,4 +1,4 @@
-"""How far a transfer or a set-up is, as one line: what is there, at what rate, how long it still takes."""
+"""The progress of a transfer or a set-up as one line: the amount done, the rate, the time left."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _LABELS |= {"wait": "wait"}
 _BAR_CELLS, _MOST_WORDS = 60, 100
 
 
-def moving_words(told: Moving) -> str:
-    """As in a log: "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", or "2 m 10 s of 10 m"; then the last words there are."""
-    last = next((shown for one in reversed(told.words.split("\n")) if (shown := safe_line(one).strip())), "")
-    far = _how_far(told)
+def moving_words(moving: Moving) -> str:
+    """Return progress for a log: "1.2 GB of 4.7 GB, 38 MB/s, 1 m 32 s left", or "2 m 10 s of 10 m"; then its words."""
+    last = next((shown for words in reversed(moving.words.split("\n")) if (shown := safe_line(words).strip())), "")
+    far = _how_far(moving)
     return f"{far} · {clip(last, _MOST_WORDS)}" if last else far
 
 
-def _how_far(told: Moving) -> str:
-    if told.what in ("boot", "setup", "look", "wait"):
-        return f"{format_duration(told.done)} of {format_duration(told.total)}"
-    parts = [f"{format_bytes(told.done)} of {format_bytes(told.total)}"]
-    rate = told.bytes_per_s
+def _how_far(moving: Moving) -> str:
+    if moving.what in ("boot", "setup", "look", "wait"):
+        return f"{format_duration(moving.done)} of {format_duration(moving.total)}"
+    parts = [f"{format_bytes(moving.done)} of {format_bytes(moving.total)}"]
+    rate = moving.bytes_per_s
     if rate is not None:
-        left_s = max(0, told.total - told.done) / rate
+        left_s = max(0, moving.total - moving.done) / rate
         parts += [f"{format_bytes(rate)}/s", f"{format_duration(left_s)} left"]
     return ", ".join(parts)
 
 
-def moving_line(told: Moving, style: Style, *, label: int) -> Line:
-    """The same with a bar, where there is room for one."""
-    before, after = pad(Span(f" {_LABELS[told.what]}", "dim"), label), line(f"  {moving_words(told)}")
+def moving_line(moving: Moving, style: Style, *, label: int) -> Line:
+    """Return the same with a bar, if there is room for one."""
+    before, after = pad(Span(f" {_LABELS[moving.what]}", "dim"), label), line(f"  {moving_words(moving)}")
     room = style.width - label - count_cells(after) - 1
-    full, empty = bar(told.done / told.total, min(_BAR_CELLS, room)) if room >= 8 else ("", "")
+    full, empty = bar(moving.done / moving.total, min(_BAR_CELLS, room)) if room >= 8 else ("", "")
     return (*before, Span(full, "accent"), Span(empty, "dim"), *after)

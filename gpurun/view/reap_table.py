@@ -1,4 +1,4 @@
-"""What `gpurun reap` found: whose it is, what became of it, what to do about it."""
+"""What `gpurun reap` found: the owner of each machine, what happened to it, and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACTIONS = {
     "owned": "left: a supervisor here drives it",
     "within lease": "left: within its lease ({flags} ends it)",
     "no deadline": "DEADLINE UNKNOWN ({flags} ends it)",
-    "closed here": "MAY BE BILLING: its end was believed",
+    "closed here": "MAY BE BILLING: its end was only assumed",
     "overdue": "overdue: gpurun reap ends it",
     "destroyed": "destroyed, proven",
     "not proven gone": "NOT PROVEN GONE",
@@ -26,10 +26,10 @@ _ACTIONS = {
 
 
 def reap_table(found: Sequence[Orphan | Stray], asked: Sequence[str], style: Style, *, now: float) -> list[Line]:
-    """Return what carries our tag, wherever it was found; where nothing was, who was asked."""
+    """Return everything that carries our tag, wherever it was found; if there is nothing, who was asked."""
     if not found:
-        told = f" Nothing that gpurun made is left anywhere that was asked: {', '.join(asked)}."
-        return [line(" ", Span("✔", "good"), told)] if asked else []
+        nothing = f" Nothing of gpurun is left at: {', '.join(asked)}."
+        return [line(" ", Span("✔", "good"), nothing)] if asked else []
     columns = (
         Column(""),
         Column("RUN"),
@@ -42,25 +42,25 @@ def reap_table(found: Sequence[Orphan | Stray], asked: Sequence[str], style: Sty
         Column("DEADLINE", right=True, leaves=6),
         Column("ACTION", least=34),
     )
-    return table(columns, [_cells(one, now) for one in found], style)
+    return table(columns, [_cells(item, now) for item in found], style)
 
 
 def reap_notes(found: Sequence[Orphan]) -> Iterator[str]:
-    """Yield what to do about each machine that may be billed with nobody to end it, and what became of one that was."""
+    """Yield what to do about each machine that may be billing unattended, and what happened to such a machine."""
     for orphan in found:
         who = safe_line(f"{orphan.instance.provider} {orphan.instance.id}")
         ends = f"gpurun reap {_flags(orphan.owner)}"
         if orphan.fate == "no deadline":
             most = f"{LONGEST_LEASE_S / 3600:.0f} h"
             yield (
-                f"{who} tells no deadline, or one more than {most} after its start, of which no journal here knows. "
-                f"If nobody needs it: {ends}, or its console."
+                f"{who} has no deadline, or one more than {most} after its start that no journal here confirms. "
+                f"If it is not needed, end it with {ends}, or in the provider's console."
             )
         elif orphan.fate == "closed here":
-            yield f"{who} is listed, and by the record of {orphan.owner.run} there is no such machine: {ends} ends it."
+            yield f"{who} is listed, although {orphan.owner.run} has recorded its end: {ends} ends it."
         elif orphan.has_outlived:
-            audits = f"gpurun audit {orphan.owner.run} says what that means."
-            yield f"{who} lived though its end had been believed: {audits}"
+            audits = f"gpurun audit {orphan.owner.run} explains what that means."
+            yield f"{who} was still alive although its end had been recorded: {audits}"
 
 
 def _cells(found: Orphan | Stray, now: float) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""The files in a receipt, as a page has them: what came home, and what did not."""
+"""The files in a receipt for a page: those that came home, and those that did not."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gpurun.view.number_format import format_whole, short_hash
 from gpurun.view.styled_text import Cell, Span
 
 MOST_CELLS = 20
-"""So many files of a kind stand on a screen; the receipt has the others."""
+"""How many files of a kind a screen shows; the receipt has the others."""
 
 
 @dataclass(frozen=True)
 class FilesHome:
-    """The files of one kind that a receipt names, and how many more there are in the run's `collected.list`."""
+    """The files of one kind that a receipt lists, and how many more are in the run's `collected.list`."""
 
     title: str
     files: list[FileAtHome]
     unnamed: int = 0
 
     def more(self, named: int) -> int:
-        """Return how many files are left where so many are named."""
+        """Return how many files remain if `named` are shown."""
         return len(self.files) + self.unnamed - min(named, len(self.files))
 
 
-def files_home(told: Predicate) -> list[FilesHome]:
-    """Return what came home, but for the samples: the checkpoints, and what a command left besides."""
-    named, listed = told["checkpoint"]["files"], told["checkpoint"].get("listed")
+def files_home(predicate: Predicate) -> list[FilesHome]:
+    """Return the files that came home, except samples: checkpoints, and a command's other outputs."""
+    named, listed = predicate["checkpoint"]["files"], predicate["checkpoint"].get("listed")
     files = [file for file in named if file["kind"] != "sample"]
     outputs = [file for file in files if file["kind"] == "output"]
     unnamed = listed["files"] - len(named) if listed else 0
@@ -38,10 +38,10 @@ def files_home(told: Predicate) -> list[FilesHome]:
     return [FilesHome("Checkpoints", checkpoints), FilesHome("Outputs", outputs, unnamed)]
 
 
-def cells_home(told: Predicate) -> Iterator[tuple[str, list[Cell]]]:
-    """Yield the same as cells, name and digest; of very many the first, and how many there are."""
-    listed = told["checkpoint"].get("listed")
-    for home in files_home(told):
+def cells_home(predicate: Predicate) -> Iterator[tuple[str, list[Cell]]]:
+    """Yield the same as cells, name and digest; of very many the first ones and a count."""
+    listed = predicate["checkpoint"].get("listed")
+    for home in files_home(predicate):
         cells: list[Cell] = [
             f"{shown(str(file['name']))} {short_hash(file['sha256'])}" for file in home.files[:MOST_CELLS]
         ]
@@ -51,9 +51,9 @@ def cells_home(told: Predicate) -> Iterator[tuple[str, list[Cell]]]:
         yield home.title, cells
 
 
-def files_missing(told: Predicate) -> list[Cell]:
-    """Return the names of what did not come home."""
-    named, listed = told["checkpoint"].get("missing") or (), told["checkpoint"].get("missing_files")
+def files_missing(predicate: Predicate) -> list[Cell]:
+    """Return the names of the files that did not come home."""
+    named, listed = predicate["checkpoint"].get("missing") or (), predicate["checkpoint"].get("missing_files")
     cells: list[Cell] = [Span(shown(str(name)), "bad") for name in named]
     more = listed["files"] - len(named) if listed else 0
     return [*cells, *([Span(f"and {format_whole(more)} more (missing.list)", "bad")] if more > 0 else [])]

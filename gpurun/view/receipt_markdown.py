@@ -1,4 +1,4 @@
-"""A receipt as Markdown, to hand in or to paste: whole digests, and times in UTC."""
+"""A receipt in Markdown, to hand in or to paste: complete digests, and times in UTC."""
 
 from __future__ import annotations
 
@@ -20,67 +20,67 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 
 
 def receipt_markdown(receipt: Receipt, *, shutdown: str = "") -> str:
-    """The same as Markdown: a table with whole digests and UTC times, then log and sample as literal blocks."""
-    told = receipt.predicate
+    """Return the receipt in Markdown: a table with complete digests and UTC times, then log and sample as blocks."""
+    predicate = receipt.predicate
     lines = [
-        f"# Receipt {escape_markdown(told['run'])} #{told['seq']:04d}",
+        f"# Receipt {escape_markdown(predicate['run'])} #{predicate['seq']:04d}",
         "",
-        f"**{escape_markdown(told['verdict']['says'])}**"
-        + escape_markdown(f" {told['verdict'].get('not_shown', '')}".rstrip()),
+        f"**{escape_markdown(predicate['verdict']['says'])}**"
+        + escape_markdown(f" {predicate['verdict'].get('not_shown', '')}".rstrip()),
         "",
         "| | |",
         "| --- | --- |",
     ]
     lines += [f"| {name} | {escape_markdown(value)} |" for name, value in card_pairs(receipt, shutdown)]
-    for title, files in file_rows(told):
+    for title, files in file_rows(predicate):
         lines += ["", f"| {title} | sha256 |", "| --- | --- |"]
         lines += [
             f"| {escape_markdown(name)} | {f'`{escape_markdown(sha256)}`' if sha256 else ''} |"
             for name, sha256 in files
         ]
-    for title, texts in (("Log", log_lines(told)), ("Sample", safe_text(sample_text(told)))):
+    for title, texts in (("Log", log_lines(predicate)), ("Sample", safe_text(sample_text(predicate)))):
         if any(texts):
             lines += ["", *literal_block(title, texts)]
     return "\n".join(lines)
 
 
 def literal_block(title: str, texts: Sequence[str]) -> list[str]:
-    """Return lines below a title, in a fence that none of them closes."""
+    """Return lines below a title, in a fence that none of them can close."""
     longest = max((len(run) for text in texts for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"## {title}", "", f"{fence}text", *texts, fence]
 
 
 def card_pairs(receipt: Receipt, shutdown: str) -> list[tuple[str, str]]:
-    """What is handed in of a receipt, name by name: whole digests, and times in UTC."""
-    told = receipt.predicate
+    """Return the fields of a receipt that are handed in, by name: complete digests, and times in UTC."""
+    predicate = receipt.predicate
     pairs: list[tuple[str, str]] = []
-    for name, parts in receipt_pairs(told, now=0.0, shutdown=shutdown):
+    for name, parts in receipt_pairs(predicate, now=0.0, shutdown=shutdown):
         texts = [part.text if isinstance(part, Span) else part for part in parts]
         if name == "Timeline":
-            texts = [f"{step} {UNKNOWN if wall is None else utc(wall)}" for step, wall in times_of(told)]
+            texts = [f"{step} {UNKNOWN if wall is None else utc(wall)}" for step, wall in times_of(predicate)]
         if name not in ("Checkpoints", "Outputs", "Next", "Chain", "Shipped") and any(texts):
             pairs.append((name, " · ".join(text for text in texts if text)))
-    proofs = told["teardown"]["evidence"]
-    terms = terms_in(told)
+    proofs = predicate["teardown"]["evidence"]
+    terms = terms_in(predicate)
     digests = (
-        (f"{terms.label} sha256", told["digests"]["recipe"]),
-        ("Trainer", told["asked"].get("trainer", "")),
-        ("Trainer sha256" if terms.has_model else "Folder sha256", told["digests"]["trainer"]),
-        ("Data sha256", told["digests"]["data"]),
+        (f"{terms.label} sha256", predicate["digests"]["recipe"]),
+        ("Trainer", predicate["asked"].get("trainer", "")),
+        ("Trainer sha256" if terms.has_model else "Folder sha256", predicate["digests"]["trainer"]),
+        ("Data sha256", predicate["digests"]["data"]),
         ("Evidence sha256", proofs[-1]["evidence_sha256"] if proofs else ""),
         ("Receipt sha256", receipt.sha256),
-        ("After", told["prev"]),
+        ("After", predicate["prev"]),
     )
     words = {"signed": "signed, ed25519", "unsigned": "unsigned", "bad": "BAD SIGNATURE"}
     pairs += [(name, digest) for name, digest in digests if digest]
     return [*pairs, ("Signature", words[signature_word(receipt)])]
 
 
-def file_rows(told: Predicate) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return what came home, by "checkpoint" and "output": names with digests, and of very many how many more."""
+def file_rows(predicate: Predicate) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the files that came home, as "checkpoint" and "output": names with digests, and a count of others."""
     rows = []
-    for home in files_home(told):
+    for home in files_home(predicate):
         names = [(shown(file["name"]), file["sha256"]) for file in home.files[:_MOST_FILES]]
         more = home.more(_MOST_FILES)
         rest = [(f"and {more} more, in {'collected.list' if home.unnamed else 'receipt.json'}", "")] if more else []
@@ -89,5 +89,5 @@ def file_rows(told: Predicate) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that Markdown and HTML leave as it is."""
+    """Return text that Markdown and HTML show unchanged."""
     return _MARKDOWN.sub(r"\\\1", safe_line(text))

@@ -1,6 +1,6 @@
-"""The receipt as a person reads it on a terminal; `receipt_markdown.py` has the same to hand in or to paste.
+"""The receipt for a terminal; `receipt_markdown.py` has the form for handing in or pasting.
 
-Unknown stays unknown: what nobody measured is left out or called unknown, never guessed.
+Unknown values stay unknown: what was not measured is left out or called unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -30,49 +30,52 @@ _TIMES = ("asked", "exists", "ready", "shipped", "train_start", "train_end", "co
 _TEARDOWNS = {
     "destroyed": ("Destroyed", "PROVEN", "good"),
     "processes_killed_host_kept": ("Ended", "PROVEN, this machine stays", "good"),
-    "released": ("Released", "PROVEN, the provider has it no more", "good"),
+    "released": ("Released", "PROVEN, the provider no longer has it", "good"),
     "stopped_disk_billed": ("Stopped", "its disk is still billed", "warn"),
     "expires_at": ("Teardown", "expires by itself", "warn"),
-    "user_operated": ("Teardown", "yours to do: gpurun does not end this machine", "warn"),
+    "user_operated": ("Teardown", "you must end this machine; gpurun cannot", "warn"),
     "not_proven": ("Teardown", "NOT PROVEN, may be billing", "bad"),
-    "": ("Teardown", "no machine was made, none to end", ""),
+    "": ("Teardown", "no machine was made, so there is none to end", ""),
 }
 _MOST_FILES = 20
 _MOST_TRIALS = 40
-NOT_HERE = "of which no checkpoint is at home"
-"""What is said of the best validation loss where what had it is not here: nothing can be made of it."""
+NOT_HERE = "but its checkpoint is not at home"
+"""Said of the best validation loss if its checkpoint is not here, so that nothing can be done with it."""
 
 
 def receipt_screen(receipt: Receipt, style: Style, *, now: float, shutdown: str = "", then: str = "") -> list[Line]:
-    """The receipt for a terminal.
+    """Return the receipt for a terminal.
 
-    `shutdown` is what is known of the end of a box of the user's own, `then` the command that is typed next.
+    `shutdown` is what is known about the end of the user's own box, `then` the next command to type.
     """
-    told = receipt.predicate
+    predicate = receipt.predicate
     mark = {
         "signed": Span("signed ✔", "good"),
         "unsigned": Span("unsigned", "warn"),
         "bad": Span("BAD SIGNATURE", "bad"),
     }
-    title, chain = Span(f"#{told['seq']:04d}  ", "title"), Span(f"sha256 {short_hash(receipt.sha256)}  ", "dim")
+    title, chain = Span(f"#{predicate['seq']:04d}  ", "title"), Span(f"sha256 {short_hash(receipt.sha256)}  ", "dim")
     right = line(title, chain, mark[signature_word(receipt)])
-    lines = [line(), *_headed(line("  ", Span(f"Receipt {told['run']}", "title")), right, style), line()]
-    pairs = receipt_pairs(told, now=now, shutdown=shutdown, then=then)
+    lines = [line(), *_headed(line("  ", Span(f"Receipt {predicate['run']}", "title")), right, style), line()]
+    pairs = receipt_pairs(predicate, now=now, shutdown=shutdown, then=then)
     lines += fields([(name, parts) for name, parts in pairs if parts], style)
-    if trials := told["training"].get("trials"):
+    if trials := predicate["training"].get("trials"):
         lines += [line(), *trial_table(told_trials(trials), style, most=_MOST_TRIALS)]
-    for title_of, texts in (("log", log_lines(told)), ("sample", safe_text(sample_text(told), most_lines=12))):
+    for title_of, texts in (
+        ("log", log_lines(predicate)),
+        ("sample", safe_text(sample_text(predicate), most_lines=12)),
+    ):
         if any(texts):
             lines += [line(), line(Span(f"  ── {title_of} " + "─" * (style.width - 6 - len(title_of)), "dim"))]
             for text in texts:
                 lines += fold(text, style, indent=2)
-    verdict = told["verdict"]
+    verdict = predicate["verdict"]
     lines += [line(), *wrap(verdict["says"], style, indent=2, look="good" if on_gpu(verdict) else "warn")]
     return lines + wrap(verdict.get("not_shown", ""), style, indent=2, look="dim")
 
 
 def told_trials(trials: TrialsTold) -> list[TrialLine]:
-    """The rows of a sweep's receipt, as a table shows them."""
+    """Return the rows of a sweep's receipt for the table of trials."""
     return [
         TrialLine(
             number=row["trial"], state=row["state"], params=row["params"], step=row["step"], steps=row["steps"],
@@ -84,72 +87,72 @@ def told_trials(trials: TrialsTold) -> list[TrialLine]:
 
 
 def signature_word(receipt: Receipt) -> str:
-    """What checking its signature found: "signed", "unsigned" or "bad"."""
+    """Return the result of checking its signature: "signed", "unsigned" or "bad"."""
     return _SIGNED.get(receipt.signature, "bad")
 
 
-def hardware_words(told: Predicate) -> str:
-    """The machine that was rented, and what it told of itself."""
-    return " · ".join((_instance(told["instance"]), *(str(part) for part in _machine(told))))
+def hardware_words(predicate: Predicate) -> str:
+    """Return the rented machine, and what it reported about itself."""
+    return " · ".join((_instance(predicate["instance"]), *(str(part) for part in _machine(predicate))))
 
 
-def shutdown_words(told: Predicate) -> Span:
-    """How the machine ended, and by what proof."""
-    ended = told["teardown"]["is"] or ""
-    _, said, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
-    return Span(" · ".join(filter(None, (said, _proof(told)))), look)
+def shutdown_words(predicate: Predicate) -> Span:
+    """Return how the machine ended, and its proof."""
+    ended = predicate["teardown"]["is"] or ""
+    _, words, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
+    return Span(" · ".join(filter(None, (words, _proof(predicate)))), look)
 
 
-def cost_label(told: Predicate) -> str:
-    """What the cost rests on."""
-    place = place_facts(told["asked"]["provider"])
-    if place.is_queued and not any(rental["rate_micros_per_hour"] for rental in told["cost"]["rentals"]):
+def cost_label(predicate: Predicate) -> str:
+    """Return the label that says how exactly the cost is known."""
+    place = place_facts(predicate["asked"]["provider"])
+    if place.is_queued and not any(rental["rate_micros_per_hour"] for rental in predicate["cost"]["rentals"]):
         return place.why_free
-    says = told["cost"].get("says", "")
-    is_plain = told["cost"]["is"] != Figure.BOUND and not says.startswith(("at most", "not observed"))
-    return told["cost"]["is"] if is_plain else says or told["cost"]["is"]
+    says = predicate["cost"].get("says", "")
+    is_plain = predicate["cost"]["is"] != Figure.BOUND and not says.startswith(("at most", "not observed"))
+    return predicate["cost"]["is"] if is_plain else says or predicate["cost"]["is"]
 
 
 def _headed(title: Line, right: Line, style: Style) -> list[Line]:
-    """Title and number in a line, or in two where the name would be cut."""
+    """Return title and number in one line, or in two if the name would be cut."""
     if count_cells(title) + 2 + count_cells(spell(span, style) for span in right) <= style.width:
         return [spread(title, right, style)]
     return [title, (Span("  "), *right)]
 
 
-def receipt_pairs(told: Predicate, *, now: float, shutdown: str, then: str = "") -> list[tuple[str, list[Cell]]]:
-    """Return the fields of both forms, in their order."""
-    ended, digests, prev = told["teardown"]["is"] or "", told["digests"], told["prev"]
-    name, said, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
+def receipt_pairs(predicate: Predicate, *, now: float, shutdown: str, then: str = "") -> list[tuple[str, list[Cell]]]:
+    """Return the fields of both forms, in order."""
+    ended, digests, prev = predicate["teardown"]["is"] or "", predicate["digests"], predicate["prev"]
+    name, ending, look = _TEARDOWNS.get(ended, ("Teardown", ended, "bad"))
     closed = Span(shutdown, "bad" if shutdown.startswith("SHUTDOWN NOT") else "good")
-    proofs = told["teardown"]["evidence"]
+    proofs = predicate["teardown"]["evidence"]
     evidence = _hashed("evidence", proofs[-1]["evidence_sha256"] or "") if proofs else ""
     chain = _hashed("after", prev) if prev.strip("0") else "the first receipt of this home"
-    terms = terms_in(told)
-    whose = told["asked"].get("trainer", "trainer") if terms.has_model else "folder"
+    terms = terms_in(predicate)
+    whose = predicate["asked"].get("trainer", "trainer") if terms.has_model else "folder"
     trained = [_hashed(whose, digests["trainer"]), _hashed("data", digests["data"])]
-    incidents = [f"{one['code']}: {one['message']}" for one in told["incidents"]]
+    incidents = [f"{one['code']}: {one['message']}" for one in predicate["incidents"]]
     return [
-        (terms.label, [_recipe(told), *_variables(told), _hashed("sha256", digests["recipe"])]),
-        ("Shipped", [*trained, f"by gpurun {told['gpurun']['version']}"]),
-        ("Sent", _sent(told)),
-        ("Imported", _imported(told)),
-        ("Instance", [_instance(told["instance"])] if "imported" not in told["asked"] else []),
-        ("Machine", _machine(told)),
-        ("Timeline", [f"{step} {_when(wall, now)}" for step, wall in times_of(told)]),
-        ("Runtime", _runtime(told)),
-        ("Paid time", _phases(told["runtime"], terms.doing)),
-        ("In training", _in_training(told["runtime"]) if terms.has_model else []),
-        ("GPU", _gpu_use(told)),
-        ("Sessions", _sessions(told)),
-        ("Cost", _cost(told)),
-        ("Legs", _legs(told)),
-        ("Result", [Span(_result(told), "title")]),
-        ("Why", _why(told)),
-        *cells_home(told),
-        ("Not home", files_missing(told)),
-        (name, [Span(said, look), _proof(told), evidence, closed]),
-        ("Warnings", [Span(one, "warn") for one in told["training"].get("warnings", {"lines": []})["lines"]]),
+        (terms.label, [_recipe(predicate), *_variables(predicate), _hashed("sha256", digests["recipe"])]),
+        ("Shipped", [*trained, f"by gpurun {predicate['gpurun']['version']}"]),
+        ("Sent", _sent(predicate)),
+        ("Imported", _imported(predicate)),
+        ("Instance", [_instance(predicate["instance"])] if "imported" not in predicate["asked"] else []),
+        ("Machine", _machine(predicate)),
+        ("Timeline", [f"{step} {_when(wall, now)}" for step, wall in times_of(predicate)]),
+        ("Runtime", _runtime(predicate)),
+        ("Paid time", _phases(predicate["runtime"], terms.doing)),
+        ("In training", _in_training(predicate["runtime"]) if terms.has_model else []),
+        ("GPU", _gpu_use(predicate)),
+        ("Sessions", _sessions(predicate)),
+        ("Cost", _cost(predicate)),
+        ("Legs", _legs(predicate)),
+        ("Result", [Span(_result(predicate), "title")]),
+        ("Why", _why(predicate)),
+        *cells_home(predicate),
+        ("Not home", files_missing(predicate)),
+        (name, [Span(ending, look), _proof(predicate), evidence, closed]),
+        ("Warnings", [Span(one, "warn") for one in predicate["training"].get("warnings", {"lines": []})["lines"]]),
         ("Incidents", [Span(incident, "warn") for incident in incidents]),
         ("Chain", [chain]),
         ("Next", [Span(then, "accent")] if then else []),
@@ -160,11 +163,11 @@ def _hashed(word: str, digest: str) -> str:
     return f"{word} {short_hash(digest)}" if digest else ""
 
 
-def times_of(told: Predicate) -> list[tuple[str, float | None]]:
-    """Return when each thing was seen, in seconds since the epoch; a time that is not known has none."""
-    stamps: dict[str, Any] = {**told["timeline"]}
+def times_of(predicate: Predicate) -> list[tuple[str, float | None]]:
+    """Return when each event was seen, in seconds since the epoch; None if unknown."""
+    stamps: dict[str, Any] = {**predicate["timeline"]}
     known = {name: datetime.fromisoformat(stamps[name]) for name in _TIMES if stamps[name] != NOT_KNOWN}
-    words = {name: name.replace("train", terms_in(told).verb).replace("_", " ") for name in _TIMES}
+    words = {name: name.replace("train", terms_in(predicate).verb).replace("_", " ") for name in _TIMES}
     return [(words[name], known[name].timestamp() if name in known else None) for name in _TIMES]
 
 
@@ -172,53 +175,53 @@ def _when(wall: float | None, now: float) -> str:
     return UNKNOWN if wall is None else local_time(wall, now=now)
 
 
-def log_lines(told: Predicate) -> list[str]:
-    """The lines of the trainer's log that the receipt quotes."""
-    return [safe_line(text) for text in told["training"]["log"]["lines"]]
+def log_lines(predicate: Predicate) -> list[str]:
+    """Return the lines of the trainer's log that the receipt quotes."""
+    return [safe_line(text) for text in predicate["training"]["log"]["lines"]]
 
 
-def _recipe(told: Predicate) -> str:
-    """What was trained, in which form, and what it went on from."""
-    asked = told["asked"]
-    before = asked.get("continues")
+def _recipe(predicate: Predicate) -> str:
+    """Return what was trained, in which form, and what it continued from."""
+    request = predicate["asked"]
+    before = request.get("continues")
     of = f" of {before['steps']}" if before and "steps" in before else ""
     after = f" after step {before['step']}{of}" if before and before["step"] else ""
     since = f", from {before['run']}{after}" if before else ""
-    if command := asked.get("command"):
+    if command := request.get("command"):
         return f"{shlex.join(command['argv'])}{since}"
-    form = f" ({asked['form']}{since})" if terms_in(told).has_model else since
-    return f"{asked['recipe']}{form}"
+    form = f" ({request['form']}{since})" if terms_in(predicate).has_model else since
+    return f"{request['recipe']}{form}"
 
 
-def _variables(told: Predicate) -> list[Cell]:
-    """The names of the variables that a command was given."""
-    command = told["asked"].get("command")
+def _variables(predicate: Predicate) -> list[Cell]:
+    """Return the names of the variables that a command was given."""
+    command = predicate["asked"].get("command")
     names = [*command["env"], *(f"{name} (secret)" for name in command["secrets"])] if command else []
     return [f"with {', '.join(names)}"] if names else []
 
 
-def _gpu_use(told: Predicate) -> list[Cell]:
-    """How often the machine's agent saw the cards at work."""
-    seen = told["training"].get("gpu_use")
-    if seen is None:
+def _gpu_use(predicate: Predicate) -> list[Cell]:
+    """Return how often the machine's agent saw the GPUs at work."""
+    use = predicate["training"].get("gpu_use")
+    if use is None:
         return []
-    own = f", {seen['own']} by a process of this run" if seen["own"] else ""
-    return [f"at work in {seen['busy']} of {seen['looks']} looks{own}", f"{seen['most_mib'] / 1024:.1f} GiB at most"]
+    own = f", {use['own']} by a process of this run" if use["own"] else ""
+    return [f"busy in {use['busy']} of {use['looks']} samples{own}", f"{use['most_mib'] / 1024:.1f} GiB at most"]
 
 
-def _sessions(told: Predicate) -> list[Cell]:
-    """How people used a dev box."""
-    seen = told["training"].get("sessions")
-    if seen is None:
+def _sessions(predicate: Predicate) -> list[Cell]:
+    """Return how people used a dev box."""
+    sessions = predicate["training"].get("sessions")
+    if sessions is None:
         return []
-    count = "1 terminal" if seen["terminals"] == 1 else f"{seen['terminals']} terminals"
-    times = f"open for {format_duration(seen['open_s'])}", f"in use for {format_duration(seen['used_s'])}"
-    return [count, *times, "by the machine's word"]
+    count = "1 terminal" if sessions["terminals"] == 1 else f"{sessions['terminals']} terminals"
+    times = f"open for {format_duration(sessions['open_s'])}", f"in use for {format_duration(sessions['used_s'])}"
+    return [count, *times, "as reported by the machine"]
 
 
-def _sent(told: Predicate) -> list[Cell]:
-    """Which bytes went which way; receipts of older versions, and of runs that shipped nothing, do not say."""
-    shipping, is_local = told.get("shipping"), place_facts(told["asked"]["provider"]).is_here
+def _sent(predicate: Predicate) -> list[Cell]:
+    """Return the bytes that took each route; older receipts, and runs without uploads, do not have them."""
+    shipping, is_local = predicate.get("shipping"), place_facts(predicate["asked"]["provider"]).is_here
     if shipping is None:
         return []
     ways = (
@@ -230,27 +233,27 @@ def _sent(told: Predicate) -> list[Cell]:
     return [f"{format_bytes(sent)} {way}" for sent, way in ways if sent is not None]
 
 
-def _instance(told: ReceiptMachine | None) -> str:
-    if told is None:
+def _instance(machine: ReceiptMachine | None) -> str:
+    if machine is None:
         return "none was made"
-    gpu = format_cards(told["gpu"], told["gpu_count"], told.get("nodes", 1))
-    at = f", asked at {told['endpoint']}" if told.get("endpoint") else ""
-    return f"{told['provider']} {told['id']}, {gpu}, {told['region']}{at}"
+    gpu = format_cards(machine["gpu"], machine["gpu_count"], machine.get("nodes", 1))
+    at = f", asked at {machine['endpoint']}" if machine.get("endpoint") else ""
+    return f"{machine['provider']} {machine['id']}, {gpu}, {machine['region']}{at}"
 
 
-def _imported(told: Predicate) -> list[Cell]:
-    """Whence a run came that ran in a notebook."""
-    told_of = told["asked"].get("imported")
+def _imported(predicate: Predicate) -> list[Cell]:
+    """Return where a run that ran in a notebook came from."""
+    told_of = predicate["asked"].get("imported")
     if told_of is None:
         return []
     by = f"made by gpurun {told_of['gpurun_version']}"
-    place = f"from a notebook on {told_of['platform']}, by its word"
+    place = f"from a notebook on {told_of['platform']}, as it reported"
     return [place, by, _hashed("evidence", told_of["evidence_sha256"])]
 
 
-def _machine(told: Predicate) -> list[Cell]:
-    """Platform, torch and device, as the machine itself told them."""
-    machine, start = told["instance"], told["training"]["start"]["event"] or {}
+def _machine(predicate: Predicate) -> list[Cell]:
+    """Return platform, torch and device, as the machine reported them."""
+    machine, start = predicate["instance"], predicate["training"]["start"]["event"] or {}
     facts = machine["facts"] if machine else None
     hello: dict[str, Any] = (facts["hello"] if facts else None) or {}
     torch = (hello.get("torch") or {}).get("version")
@@ -259,24 +262,24 @@ def _machine(told: Predicate) -> list[Cell]:
     return [str(part) for part in parts if part]
 
 
-def _runtime(told: Predicate) -> list[Cell]:
-    trained_s, billable_s = told["training"]["seconds"]["train_s"], told["runtime"]["billable_s"]
-    doing = terms_in(told).doing
-    unknown = f"{doing} unknown" if _is_begun(told) else "never started"
+def _runtime(predicate: Predicate) -> list[Cell]:
+    trained_s, billable_s = predicate["training"]["seconds"]["train_s"], predicate["runtime"]["billable_s"]
+    doing = terms_in(predicate).doing
+    unknown = f"{doing} unknown" if _is_begun(predicate) else "never started"
     train = unknown if trained_s is None else f"{format_duration(trained_s)} {doing}"
     return [train, "billable unknown" if billable_s is None else f"{format_duration(billable_s)} billable"]
 
 
-def _is_begun(told: Predicate) -> bool:
-    return told["timeline"]["train_start"] != NOT_KNOWN or "imported" in told["asked"]
+def _is_begun(predicate: Predicate) -> bool:
+    return predicate["timeline"]["train_start"] != NOT_KNOWN or "imported" in predicate["asked"]
 
 
 def _phases(runtime: Runtime, doing: str) -> list[Cell]:
-    """Where the paid seconds went, each phase beside what the plan allowed it; nothing is left out but zeros."""
+    """Return how the paid seconds were spent, each phase beside its limit in the plan; only zeros are left out."""
     planned, spent = runtime.get("planned"), runtime["phases_s"]
     limits = planned["limits_s"] if planned else {}
     cells: list[Cell] = []
-    for name in (one for one in _PHASES if one in spent):
+    for name in (phase for phase in _PHASES if phase in spent):
         seconds, limit_s = spent[name], limits.get(name)
         limit = "" if limit_s is None else f" of {format_duration(limit_s)}"
         late = limit_s is not None and seconds > limit_s
@@ -293,93 +296,93 @@ def _in_training(runtime: Runtime) -> list[Cell]:
     training = runtime.get("training")
     inside = (training["seconds"] if training else None) or {}
     cells: list[Cell] = [f"{name} {format_duration(inside[name])}" for name in _IN_TRAINING if int(inside.get(name, 0))]
-    return [*cells, "by the machine's word"] if cells else []
+    return [*cells, "as reported by the machine"] if cells else []
 
 
-def _cost(told: Predicate) -> list[Cell]:
-    cost, cap = told["cost"], told["cost"]["cap_micros"]
+def _cost(predicate: Predicate) -> list[Cell]:
+    cost, cap = predicate["cost"], predicate["cost"]["cap_micros"]
     upper = None if cost["upper_bound_micros"] is None else Micros(cost["upper_bound_micros"])
-    parts: list[Cell] = ["unknown" if upper is None else Span(format_usd(upper), "money"), cost_label(told)]
+    parts: list[Cell] = ["unknown" if upper is None else Span(format_usd(upper), "money"), cost_label(predicate)]
     if (says := cost.get("says")) and says not in parts:
         parts.append(says)
     if cost["billed_micros"] is not None:
         parts.append(f"provider bill {format_usd(Micros(cost['billed_micros']))}")
     if (used := cost.get("gpu_hours")) is not None:
-        parts.append(_gpu_hours(used, told["asked"].get("max_gpu_hours")))
+        parts.append(_gpu_hours(used, predicate["asked"].get("max_gpu_hours")))
     if cap is None:
         return parts
     limit = f"cap {format_usd(Micros(cap))}"
     if upper is not None and cost["cap_kept"] is None:
-        return [*parts, f"{limit}, kept or not is unknown"]
+        return [*parts, f"{limit}, unknown whether kept"]
     if upper is not None and upper > cap:
         return [*parts, Span(f"{limit} NOT KEPT, {format_usd(left_of(upper, Micros(cap)))} over it", "bad")]
     return [*parts, limit + ("" if upper is None else f", used {percent_of(upper, Micros(cap)):.0f} %")]
 
 
-def _legs(told: Predicate) -> list[Cell]:
-    """The machines that it was on, one after the other, each with its cost, where it began, and how it ended."""
+def _legs(predicate: Predicate) -> list[Cell]:
+    """Return the machines of the run, one after the other, each with its cost, its first step, and how it ended."""
     cells: list[Cell] = []
-    for leg in told.get("legs", []):
+    for leg in predicate.get("legs", []):
         cards = format_cards(str(leg["gpu"]), leg["gpu_count"] or 0, 1)
         where = f"{leg['provider']} {cards}{' spot' if leg['spot'] else ''}"
         cost = "cost unknown" if leg["micros"] is None else format_usd(Micros(leg["micros"]))
         start = f"from step {leg['step']:,}" if leg["step"] else "from the beginning"
-        twice = f", {leg['again']:,} steps twice" if leg["again"] else ""
+        twice = f", {leg['again']:,} steps repeated" if leg["again"] else ""
         why = f", ended: {safe_line(leg['why'])}" if leg.get("why") else ""
         cells.append(f"leg {leg['leg']}: {where}, {start}{twice}, {cost}{why}")
     return cells
 
 
 def _gpu_hours(used: float, most: float | None) -> Cell:
-    """The GPU-hours that a cluster gave, and of how many that were allowed."""
+    """Return the GPU-hours on a cluster, and the limit."""
     if most is None:
         return f"{used:.2f} GPU-hours"
     words = f"{used:.2f} of {most:g} GPU-hours"
     return words if used <= most else Span(f"{words}, {used - most:.2f} OVER", "bad")
 
 
-def _result(told: Predicate) -> str:
-    """One line of what came out."""
-    training = told["training"]
+def _result(predicate: Predicate) -> str:
+    """Return the result in one line."""
+    training = predicate["training"]
     figures = training["figures"]
     step, loss, best = figures.get("last_step"), figures.get("last_loss"), figures.get("best_val_loss")
-    nothing = "CUT OFF" if _is_begun(told) else "NEVER STARTED"
+    nothing = "CUT OFF" if _is_begun(predicate) else "NEVER STARTED"
     words = [nothing if training["outcome"] == "none" else training["outcome"].upper()]
-    if not terms_in(told).has_model and training["exit_code"] is not None:
+    if not terms_in(predicate).has_model and training["exit_code"] is not None:
         words += [f"exit code {training['exit_code']}"]
     words += [f"step {step}"] if step is not None else []
     words += [f"loss {loss:.4f}"] if isinstance(loss, float) else []
-    words += [_best_val(told, best)] if isinstance(best, float) else []
+    words += [_best_val(predicate, best)] if isinstance(best, float) else []
     core = figures.get("core")
     words += [f"CORE {core['core']:.4f}"] if isinstance(core, dict) and isinstance(core.get("core"), float) else []
     is_reasoned = training["outcome"] == "stopped" or (training["outcome"], training["reason"]) == ("done", "idle")
     return " · ".join([*words, *([training["reason"]] if is_reasoned else [])])
 
 
-def _why(told: Predicate) -> list[Cell]:
-    """The words of a job that failed, or of who lost sight of it."""
-    training = told["training"]
+def _why(predicate: Predicate) -> list[Cell]:
+    """Return the last words of a job that failed, or of the observer that lost it."""
+    training = predicate["training"]
     return [Span(safe_line(training["message"]), "warn")] if training["outcome"] in ("failed", "lost") else []
 
 
-def _best_val(told: Predicate, loss: float) -> str:
-    """The lowest loss of all evaluations; another is the best checkpoint's where that evaluation lay between two."""
-    kept = told["checkpoint"]["best"]
+def _best_val(predicate: Predicate, loss: float) -> str:
+    """Return the lowest loss of all evaluations; the best checkpoint may have another, if that evaluation had none."""
+    kept = predicate["checkpoint"]["best"]
     step, kept_loss = (kept.get("step"), kept.get("val_loss")) if isinstance(kept, dict) else (None, None)
-    if not terms_in(told).has_model:  # Which of its outputs had that loss is not known.
+    if not terms_in(predicate).has_model:  # It is unknown which of its outputs had that loss.
         return f"best val {loss:.4f}"
-    files = told["checkpoint"]["files"]
-    is_kept, is_home = kept_loss == loss, any((one["kind"], one["step"]) == ("weights", step) for one in files)
-    # A run that went on from another has that one's best checkpoint, which may be the better one.
+    files = predicate["checkpoint"]["files"]
+    is_kept, is_home = kept_loss == loss, any((file["kind"], file["step"]) == ("weights", step) for file in files)
+    # A run that continued another has that one's best checkpoint, which may be the better one.
     if (is_kept and is_home) or (isinstance(kept_loss, float) and kept_loss < loss):
         return f"best val {loss:.4f}"
     return f"best val {loss:.4f}" + (f" at step {step}" if is_kept else "") + f", {NOT_HERE}"
 
 
-def _proof(told: Predicate) -> str:
-    """The reads behind the last machine's end; of a box of the user's own only its release was read."""
-    evidence = told["teardown"]["evidence"]
-    last = evidence[-1] if evidence and told["teardown"]["is"] != "user_operated" else None
+def _proof(predicate: Predicate) -> str:
+    """Return the readings that prove the last machine's end; for the user's own box only its release was read."""
+    evidence = predicate["teardown"]["evidence"]
+    last = evidence[-1] if evidence and predicate["teardown"]["is"] != "user_operated" else None
     reads = last["reads"] if last else None
     if last is None or reads is None:
         return ""
@@ -387,11 +390,11 @@ def _proof(told: Predicate) -> str:
     return f"{reads} read{'s' if reads > 1 else ''} GONE{over} + absent from the list"
 
 
-def sample_text(told: Predicate) -> str:
-    """What the model wrote, with the prompt that it went on from; a translation stands below its source."""
-    if told["sample"] is None:
+def sample_text(predicate: Predicate) -> str:
+    """Return what the model wrote, with its prompt; a translation stands below its source."""
+    if predicate["sample"] is None:
         return ""
-    text = told["sample"]["text"]
-    # The record has a prompt in one line of bounded length, and the text as it was.
-    prompt = told["sample"]["prompt"].replace(r"\u{a}", "\n").replace(r"\u{9}", "    ")
+    text = predicate["sample"]["text"]
+    # The record has the prompt in one line of bounded length, and the text unchanged.
+    prompt = predicate["sample"]["prompt"].replace(r"\u{a}", "\n").replace(r"\u{9}", "    ")
     return text if text.startswith(prompt.removesuffix("…")) else f"{prompt}\n{text}"

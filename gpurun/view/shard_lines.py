@@ -1,4 +1,4 @@
-"""A folder of shards as lines, and how far preparing one has come."""
+"""A folder of shards as lines, and the progress of a prepare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BAR_CELLS = 24
 
 @dataclass(frozen=True)
 class DataFigures:
-    """What a folder of shards holds; `source` is as in its data.json, `shards` their number by split."""
+    """The content of a folder of shards; `source` is as in its data.json, `shards` their number by split."""
 
     found: DataSummary
     source: Mapping[str, Any]
@@ -29,7 +29,7 @@ class DataFigures:
 
 
 def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
-    """The folder's name, then one row for each thing to know."""
+    """Return the folder's name, then one row for each fact."""
     found = data.found
     rows = [
         ("train", f"{format_whole(found.train_tokens)} tokens{_in_shards(data, 'train')}"),
@@ -39,18 +39,18 @@ def data_lines(name: str, data: DataFigures, style: Style) -> list[Line]:
         ("made of", _source(data.source)),
     ]
     if data.eot:
-        told = {"before": "before each document", "after": "after each document", "none": "none"}
-        rows.append(("end of text", told.get(data.eot, UNKNOWN)))
+        places = {"before": "before each document", "after": "after each document", "none": "none"}
+        rows.append(("end of text", places.get(data.eot, UNKNOWN)))
     if divided := data.source.get("divided"):
         rows.append(("divided", str(divided)))
     if data.skipped:
-        rows.append(("passed over", ", ".join(f"{format_whole(n)} {why}" for why, n in data.skipped.items())))
+        rows.append(("skipped", ", ".join(f"{format_whole(n)} {why}" for why, n in data.skipped.items())))
     cells: list[list[Cell]] = [[Span(key, "dim"), value] for key, value in rows]
     return [line(" ", Span(name, "title")), *table((Column(""), Column("", least=20)), cells, style)[1:]]
 
 
 def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: int, style: Style) -> Line:
-    """The share that is done, the time that is left at the rate of this sitting, tokens, shards, and that rate."""
+    """Return the share done, the time left at the rate of this session, tokens, shards, and that rate."""
     done, total = figures["done_bytes"], max(1, figures["total_bytes"])
     share = min(1.0, done / total)
     full, empty = bar(share, min(_BAR_CELLS, max(8, style.width - 64)))
@@ -58,10 +58,10 @@ def progress_line(figures: Mapping[str, int], *, elapsed_s: float, done_before: 
     rate = fresh / elapsed_s if elapsed_s > 0.5 else 0.0
     left = format_duration((total - done) / rate) if rate > 0 else UNKNOWN
     shards = f"{figures['tasks']}/{figures['total_tasks']} shards"
-    # What matters most first: a narrow terminal cuts off the end.
-    told = [f"{share:4.0%}", f"{left} left", f"{format_count(figures['tokens'])} tokens", shards]
-    told.append(f"{format_bytes(rate)}/s" if rate > 0 else UNKNOWN)
-    return line(" ", Span(full, "accent"), Span(empty, "dim"), " ", "  ".join(told))
+    # The most important first, because a narrow terminal cuts off the end.
+    parts = [f"{share:4.0%}", f"{left} left", f"{format_count(figures['tokens'])} tokens", shards]
+    parts.append(f"{format_bytes(rate)}/s" if rate > 0 else UNKNOWN)
+    return line(" ", Span(full, "accent"), Span(empty, "dim"), " ", "  ".join(parts))
 
 
 def _in_shards(data: DataFigures, split: str) -> str:
@@ -75,11 +75,11 @@ def _share(data: DataFigures) -> str:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    told = [str(source.get("kind", "shards"))]
+    parts = [str(source.get("kind", "shards"))]
     if (documents := whole(source.get("documents"))) is not None:
-        told.append(f"{format_whole(documents)} documents")
+        parts.append(f"{format_whole(documents)} documents")
     if (size := whole(source.get("bytes"))) is not None:
-        told.append(f"{format_bytes(size)} of text")
+        parts.append(f"{format_bytes(size)} of text")
     if dropped := whole(source.get("dropped")):
-        told.append(f"{format_whole(dropped)} left out")
-    return ", ".join(told)
+        parts.append(f"{format_whole(dropped)} left out")
+    return ", ".join(parts)

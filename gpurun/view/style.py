@@ -1,7 +1,7 @@
-"""What the place that text goes to can show: width, colour, symbols, redrawing.
+"""What the output stream can show: width, colour, symbols, redrawing.
 
-A place without colour gets no escape byte at all: a pipe, `TERM=dumb`, `NO_COLOR`, `LC_ALL=C`, `--color never`. Only
-`--color always` overrules them, and even that never redraws where there is no terminal.
+A stream without colour gets no escape byte at all: a pipe, `TERM=dumb`, `NO_COLOR`, `LC_ALL=C`, `--color never`. Only
+`--color always` overrules these, and even then nothing is redrawn without a terminal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NARROWEST = 40
 
 @dataclass(frozen=True)
 class Style:
-    """Where text goes. `redraw` allows the live view; without `color` no escape byte leaves."""
+    """The abilities of the output. `redraw` allows the live view; without `color` no escape byte is written."""
 
     width: int = 80
     height: int = 24
@@ -29,7 +29,7 @@ class Style:
 
 
 def probe(stream: TextIO, *, color: str = "auto", environment: Mapping[str, str] | None = None) -> Style:
-    """Look at a stream and the environment; `COLUMNS` and `LINES` outrank what the terminal says.
+    """Examine a stream and the environment; `COLUMNS` and `LINES` outrank the terminal's own size.
 
     `color` is "auto", "always" or "never"; the caller has refused anything else.
     """
@@ -49,7 +49,7 @@ def probe(stream: TextIO, *, color: str = "auto", environment: Mapping[str, str]
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """A closed or odd stream is no terminal."""
+    """Return whether the stream is a terminal; a closed or odd stream is not."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):
@@ -57,12 +57,12 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _locale(environment: Mapping[str, str]) -> str:
-    """The locale that decides about characters, by POSIX precedence; empty when nothing is set."""
+    """Return the locale that determines the character set, by POSIX precedence; "" if none is set."""
     return environment.get("LC_ALL") or environment.get("LC_CTYPE") or environment.get("LANG") or ""
 
 
 def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Python writes UTF-8 under `LC_ALL=C` too, so the locale is asked besides the stream's encoding."""
+    """Return whether the symbols can be shown: Python writes UTF-8 even under `LC_ALL=C`, so the locale counts too."""
     if _locale(environment) in ("C", "POSIX"):
         return False
     try:
@@ -73,7 +73,7 @@ def _carries_symbols(stream: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> tuple[int, int]:
-    """Columns and lines."""
+    """Return columns and lines."""
     columns, lines = (_WIDTH_OFF_TERMINAL, 24)
     if on_terminal:
         try:
@@ -84,5 +84,5 @@ def _size(stream: TextIO, environment: Mapping[str, str], on_terminal: bool) -> 
 
 
 def _whole(text: str | None) -> int:
-    """A positive whole number, or 0."""
+    """Return a positive integer, or 0."""
     return int(text) if text and text.isascii() and text.isdigit() and len(text) < 6 else 0

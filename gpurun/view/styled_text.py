@@ -1,7 +1,7 @@
 """Lines of styled text: measured in cells, clipped, wrapped, and rendered for a terminal.
 
 A screen is a list of `Line`s, a line is a tuple of `Span`s. Styles are names, so that meaning and colour stay apart and
-no meaning rests on colour alone. `render` is the only door out: every span passes `harmless`, wherever it was made.
+no meaning depends on colour alone. `render` is the only way out: every span passes `harmless`, wherever it was made.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _ASCII = {
     "…": "...", "≥": ">=", "≤": "<=", "≈": "~", "Δ": "diff", "█": "#", "░": ".", "─": "-", "│": "|", "┤": "+",
     "└": "+", "“": '"', "”": '"', "‘": "'", "’": "'", "°": "", "μ": "u",
 }  # fmt: skip
-# A blank between a figure and its unit, within a figure, or before a duration is no place to break.
+# Do not break at a blank between a figure and its unit, within a figure, or before a duration.
 _GLUED = re.compile(r"(?<=\d) (?=\d|(?:[dhms%]|[kMGTP]?B|[kMT])(?!\w))|(?<=[a-z]) (?=\d+ [hms](?!\w))")
 _TO_ASCII = str.maketrans(_ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Text in one look; the empty look is plain."""
+    """Text in one style; the empty style is plain."""
 
     text: str
     look: str = ""
@@ -48,17 +48,17 @@ Cell = str | Span
 
 
 def line(*parts: Cell) -> Line:
-    """A line of spans and plain strings."""
+    """Return a line of spans and plain strings."""
     return tuple(part if isinstance(part, Span) else Span(part) for part in parts)
 
 
 def to_ascii(text: str) -> str:
-    """The same in ASCII: our symbols by their words, everything else unknown by a question mark."""
+    """Return the text in ASCII: our symbols as words, every other character as a question mark."""
     return text if text.isascii() else text.translate(_TO_ASCII).encode("ascii", "replace").decode("ascii")
 
 
 def spell(cell: Cell, style: Style) -> Span:
-    """A cell as the terminal will show it, so that it can be measured before it is laid out."""
+    """Return a cell as the terminal will show it, so that it can be measured before the layout."""
     span = cell if isinstance(cell, Span) else Span(cell)
     text = harmless(span.text)
     text = text if style.unicode else to_ascii(text)
@@ -66,7 +66,7 @@ def spell(cell: Cell, style: Style) -> Span:
 
 
 def cells(text: str) -> int:
-    """How many terminal cells a text takes: wide characters two, combining marks none."""
+    """Return how many terminal cells a text needs: wide characters two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(_cells_of(character) for character in text)
@@ -80,12 +80,12 @@ def _cells_of(character: str) -> int:
 
 
 def count_cells(spans: Iterable[Span]) -> int:
-    """The cells of a line."""
+    """Return the cells of a line."""
     return sum(cells(span.text) for span in spans)
 
 
 def clip(text: str, width: int, ellipsis: str = "…") -> str:
-    """At most `width` cells; what is cut ends in an ellipsis when there is room for one."""
+    """Return at most `width` cells of a text; a cut text ends in an ellipsis if there is room for one."""
     if cells(text) <= width:
         return text
     room = width - cells(ellipsis)
@@ -101,7 +101,7 @@ def clip(text: str, width: int, ellipsis: str = "…") -> str:
 
 
 def clip_line(spans: Line, width: int, style: Style) -> Line:
-    """A line cut to a width, styles kept."""
+    """Return a line cut to a width, with its styles."""
     spelled = tuple(spell(span, style) for span in spans)
     if count_cells(spelled) <= width:
         return spelled
@@ -115,20 +115,20 @@ def clip_line(spans: Line, width: int, style: Style) -> Line:
 
 
 def pad(span: Span, width: int, *, right: bool = False) -> Line:
-    """A span filled with blanks to a width, at its end or (right-aligned) before it."""
+    """Return a span padded with blanks to a width, at its end or (right-aligned) before it."""
     blanks = Span(" " * max(0, width - cells(span.text)))
     return (blanks, span) if right else (span, blanks)
 
 
 def spread(left: Line, right: Line, style: Style) -> Line:
-    """Left and right at the two edges; the left one is clipped when both do not fit."""
+    """Return left and right parts at the two edges; the left one is clipped if both do not fit."""
     end = tuple(spell(span, style) for span in right)
     start = clip_line(left, style.width - count_cells(end) - 2, style)
     return (*start, Span(" " * (style.width - count_cells(start) - count_cells(end))), *end)
 
 
 def flow(parts: Sequence[Line], style: Style, *, gap: str = "  ", indent: int = 0, first: Line = ()) -> list[Line]:
-    """Put parts behind one another and break only between them; `first` stands before, in the width of the indent."""
+    """Join parts into lines, breaking only between parts; `first` stands before them, in the width of the indent."""
     space = spell(Span(gap, "dim"), style)
     head = tuple(spell(span, style) for span in first)
     current: list[Span] = [*head, Span(" " * max(0, indent - count_cells(head)))]
@@ -148,12 +148,12 @@ def flow(parts: Sequence[Line], style: Style, *, gap: str = "  ", indent: int = 
 
 
 def split_words(text: str) -> list[str]:
-    """A text in parts that must not be broken: words, and figures with their units (`3 h`, `4 768`, `2.5 B`)."""
+    """Split a text into parts that must not break: words, and figures with their units (`3 h`, `4 768`, `2.5 B`)."""
     return [word.replace("\xa0", " ") for word in _GLUED.sub("\xa0", text).split(" ") if word]
 
 
 def wrap(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Line]:
-    """Break at blanks; a single longer word (a path, a command) is left whole, so that it can be copied."""
+    """Wrap at blanks; a single longer word (a path, a command) stays unbroken, so that it can be copied."""
     lines: list[Line] = []
     room = max(20, style.width - indent)
     current = ""
@@ -167,7 +167,7 @@ def wrap(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Li
 
 
 def fold(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Line]:
-    """Quote a line as it is, blanks and all, and fold it where the terminal ends: behind a blank, if one is near."""
+    """Quote a line unchanged, including blanks, folded at the terminal's edge: after a blank, if one is near."""
     room = max(20, style.width - indent)
     rows = [""]
     for character in spell(text, style).text:
@@ -180,7 +180,7 @@ def fold(text: str, style: Style, *, indent: int = 0, look: str = "") -> list[Li
 
 
 def hang(mark: Span, text: str, style: Style, *, indent: int = 2, look: str = "") -> list[Line]:
-    """A mark and a text that wraps beside it, never under it."""
+    """Return a mark and a text that wraps beside it, never under it."""
     shown = spell(mark, style)
     beside = indent + cells(shown.text) + 1
     first, *rest = wrap(text, style, indent=beside, look=look) or [line("")]
@@ -188,7 +188,7 @@ def hang(mark: Span, text: str, style: Style, *, indent: int = 2, look: str = ""
 
 
 def render(lines: Iterable[Line], style: Style) -> str:
-    """The text to print: lines parted by newlines and free of trailing blanks; no newline at the end."""
+    """Return the text to print: lines separated by newlines, without trailing blanks and without a final newline."""
     return "\n".join(_render_line(spans, style) for spans in lines)
 
 

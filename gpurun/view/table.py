@@ -1,4 +1,4 @@
-"""A table that fits: columns are measured, the least important ones leave first, then the widest text is clipped."""
+"""A table that fits: columns are measured, the least important are dropped first, then the widest text is clipped."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NARROWEST = 6
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and how its cells behave.
+    """A heading and the behaviour of its cells.
 
-    `leaves` orders the departure from a narrow terminal: the highest goes first, 0 stays whatever happens. `least` is
-    for free text: the width down to which it may be clipped before a column has to leave; 0 means never.
+    `leaves` is the order in which columns are dropped on a narrow terminal: the highest first, 0 never. `least` is
+    for free text: the width to which it may be clipped before a column is dropped; 0 means no clipping.
     """
 
     title: str
@@ -29,7 +29,7 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], style: Style) -> list[Line]:
-    """A heading and the rows. A column in which nothing is known is left out."""
+    """Return a heading and the rows. A column without any known value is left out."""
     heading = [spell(Span(column.title, "dim"), style) for column in columns]
     spelled = [[spell(cell, style) for cell in row] for row in rows]
     nothing = ("", UNKNOWN, to_ascii(UNKNOWN))
@@ -48,9 +48,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], style: Styl
 
 
 def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
-    """Let columns leave until clipping free text is enough, then take back those for which there is room after all.
+    """Drop columns until clipping free text is enough, then restore those for which there is room after all.
 
-    When nothing is left to leave, the widest text is clipped.
+    If no column is left to drop, the widest text is clipped.
     """
 
     def excess() -> int:
@@ -75,7 +75,7 @@ def _fit(columns: Sequence[Column], widths: dict[int, int], room: int) -> None:
 
 
 def _clip(columns: Sequence[Column], widths: dict[int, int], excess: int, slack: Callable[[int], int]) -> None:
-    """Take the excess from free text, or from any text when there is no slack."""
+    """Take the excess from free text, or from any text if there is no slack."""
     while excess > 0:
         texts = [i for i in widths if not columns[i].right and widths[i] > _NARROWEST]
         widest = max([i for i in texts if slack(i)] or texts, key=lambda i: widths[i], default=None)
@@ -93,7 +93,7 @@ def _without_trailing(spans: list[Span]) -> Line:
 
 
 def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: int = 14) -> list[Line]:
-    """Labelled lines: the parts of each stand apart by a dot and break under one another, never under the label."""
+    """Return labelled lines: the parts of each are separated by a dot and wrap beside the label, never under it."""
     lines: list[Line] = []
     dot = spell(Span(" · ", "dim"), style)
     for name, parts in pairs:
@@ -121,7 +121,7 @@ def fields(pairs: Sequence[tuple[str, Sequence[Cell]]], style: Style, *, label: 
 
 
 def _broken(cell: Span, room: int) -> list[Span]:
-    """A part that is too long for a line of its own, broken at blanks; a single long word stays whole."""
+    """Return a part that is too long for one line, broken at blanks; a single long word stays unbroken."""
     pieces: list[str] = []
     for word in split_words(cell.text):
         if pieces and cells(pieces[-1]) + 1 + cells(word) <= room:

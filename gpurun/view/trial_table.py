@@ -1,4 +1,4 @@
-"""Trials of a sweep as a table: in the live view, on a receipt."""
+"""The trials of a sweep as a table: in the live view and on a receipt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class TrialLine:
-    """What a table shows of one trial; `loss` ranks it, or is the last one while it has no result."""
+    """A trial as a row; `loss` is its result, or the latest loss while it has no result."""
 
     number: int
     state: str
@@ -41,38 +41,41 @@ class TrialLine:
 
 
 def trial_table(trials: Sequence[TrialLine], style: Style, *, most: int) -> list[Line]:
-    """Return at most so many lines, heading and a word about the others included: what runs, then the best."""
-    order = sorted(trials, key=lambda one: (one.state != "running", not one.is_best, _key(one), one.number))
+    """Return at most `most` lines, including the heading and a line about the others: running trials, then the best."""
+    order = sorted(trials, key=lambda trial: (trial.state != "running", not trial.is_best, _key(trial), trial.number))
     room = max(1, most - 1)
     shown, left = (order, []) if len(order) <= room else (order[: max(1, room - 1)], order[max(1, room - 1) :])
-    lines = table(_COLUMNS, [_cells(one) for one in shown], style)
+    lines = table(_COLUMNS, [_cells(trial) for trial in shown], style)
     if left:
-        states = [one.state for one in left]
-        told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-        lines.append(line(Span(f"  and {len(left)} more: {told}", "dim")))
+        states = [trial.state for trial in left]
+        counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+        lines.append(line(Span(f"  and {len(left)} more: {counts}", "dim")))
     return lines[:most]
 
 
-def _key(one: TrialLine) -> tuple[bool, bool, float]:
-    is_ranked = one.loss is not None and one.state in ("done", "stopped")
-    return not is_ranked, one.state != "done", one.loss or 0.0
+def _key(trial: TrialLine) -> tuple[bool, bool, float]:
+    is_ranked = trial.loss is not None and trial.state in ("done", "stopped")
+    return not is_ranked, trial.state != "done", trial.loss or 0.0
 
 
-def _cells(one: TrialLine) -> list[Span]:
-    of = f"/{format_whole(one.steps)}" if one.steps else ""
-    settings = ", ".join(f"{_short(name, one.params)} {safe_line(value)}" for name, value in one.params.items())
+def _cells(trial: TrialLine) -> list[Span]:
+    of = f"/{format_whole(trial.steps)}" if trial.steps else ""
+    settings = ", ".join(f"{_short(name, trial.params)} {safe_line(value)}" for name, value in trial.params.items())
     return [
-        Span(f"{one.number:03d}"),
-        Span("best" if one.is_best else safe_line(one.state), "good" if one.is_best else _LOOKS.get(one.state, "")),
-        Span(UNKNOWN if one.step is None else f"{format_whole(one.step)}{of}"),
-        Span(format_loss(one.loss), "title" if one.is_best else ""),
-        Span(UNKNOWN if one.seconds is None else format_duration(one.seconds)),
-        Span(format_usd(one.micros) if one.micros else UNKNOWN, "money"),
-        Span(settings + (f"  {safe_line(one.why)}" if one.why else "")),
+        Span(f"{trial.number:03d}"),
+        Span(
+            "best" if trial.is_best else safe_line(trial.state),
+            "good" if trial.is_best else _LOOKS.get(trial.state, ""),
+        ),
+        Span(UNKNOWN if trial.step is None else f"{format_whole(trial.step)}{of}"),
+        Span(format_loss(trial.loss), "title" if trial.is_best else ""),
+        Span(UNKNOWN if trial.seconds is None else format_duration(trial.seconds)),
+        Span(format_usd(trial.micros) if trial.micros else UNKNOWN, "money"),
+        Span(settings + (f"  {safe_line(trial.why)}" if trial.why else "")),
     ]
 
 
 def _short(name: str, names: Mapping[str, str]) -> str:
-    """Return the last word of a setting's name, where no other has the same."""
+    """Return the last word of a setting's name, if no other name ends with it."""
     last = name.rpartition(".")[2]
     return safe_line(last if sum(other.rpartition(".")[2] == last for other in names) == 1 else name)

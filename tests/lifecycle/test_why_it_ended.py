@@ -143,5 +143,5 @@ def test_only_a_request_that_was_taken_is_told_as_asked_to_die(world: World) -> 
     world.cloud.destroy = refusing  # type: ignore[method-assign]
     assert world.drive() is ExitCode.DONE
     told = [tell_record(one) for one in world.records if one.event is Event.DESTROY_ASKED]
-    assert [line.startswith("asked to die") for line in told] == [False, False, True]
-    assert all("no request" in line and "503" in line for line in told[:2])
+    assert [line.startswith("destroy requested") for line in told] == [False, False, True]
+    assert all("no destroy request" in line and "503" in line for line in told[:2])

@@ -126,7 +126,7 @@ def test_a_bad_signature_and_an_unknown_key_are_two_errors(session: Session) -> 
     ("cap", "says"),
     [
         (COST, "cap $2.37, used 100 %"),
-        (COST - 1, "cap $2.37, kept or not is unknown"),
+        (COST - 1, "cap $2.37, unknown whether kept"),
         (2_000_000, "cap $2.00 NOT KEPT, $0.37 over it"),
     ],
 )

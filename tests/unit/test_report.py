@@ -35,7 +35,7 @@ from tests.refusals import lacking, refusal
 from tests.unit.ledger_samples import RATE, CloudRun, Note
 from tests.unit.report_samples import TOKENS_PER_STEP, events, finished_run, opened_run, page_of, plan_of, write_events
 
-AWAY = "no checkpoint"
+AWAY = "its checkpoint is not at home"
 """What is said of a best loss whose weights did not come home; `golden/` has the sentence."""
 
 
@@ -439,7 +439,7 @@ def test_what_was_set_is_read_from_the_request(session: Session) -> None:
     page, content, data = report(session, "fox-41", "owl-07")
     assert "optim.lr" in content[content.index('id="differs"') : content.index('id="samples"')]
     assert "model.k7" not in content[content.index('id="differs"') : content.index('id="samples"')]
-    assert "Of different recipes only what was set is shown" in page.words
+    assert "For different recipes only the changed settings are shown" in page.words
     assert len(data["differences"]) == 21, "a program gets all of it"
 
 

@@ -110,4 +110,4 @@ def test_a_machine_that_does_not_answer_is_not_said_to_work() -> None:
     assert line.endswith(f"still no answer: {message}")
     view.update([heard], [], NOW + 90)
     (line,) = view.update([], [], NOW + 151)
-    assert line.endswith("still at it; nothing new for 1 m 01 s")
+    assert line.endswith("still working; nothing new for 1 m 01 s")

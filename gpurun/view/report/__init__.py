@@ -1,1 +1,1 @@
-"""The report: what several runs did, laid over one another, as one HTML file that needs nothing but itself."""
+"""The report: several runs compared, as one self-contained HTML file."""

@@ -1,4 +1,4 @@
-"""Text into HTML: made harmless as everywhere, then escaped; the only way for words into the page."""
+"""Text into HTML: made harmless, then escaped; the only way for words into the page."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gpurun.core.untrusted import safe_line
 
 
 def escaped(text: object) -> str:
-    """One harmless line that HTML takes as text, in an element or in a quoted attribute."""
+    """Return one harmless line that HTML shows as text, in an element or in a quoted attribute."""
     return html.escape(safe_line(str(text)), quote=True)
 
 
 def lines_escaped(lines: Iterable[str]) -> str:
-    """Several lines for an element that keeps its line ends; nothing of a line's blanks is lost."""
+    """Return several lines for an element that keeps line ends and blanks."""
     return "\n".join(escaped(line) for line in lines)
 
 
 def tag(name: str, inner: str, **attributes: str) -> str:
-    """An element around HTML that is already escaped; `class_` stands for class, `data_label` for data-label."""
+    """Return an element around HTML that is already escaped; `class_` stands for class, `data_label` for data-label."""
     spelled = "".join(f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items())
     return f"<{name}{spelled}>{inner}</{name}>"

@@ -1,4 +1,4 @@
-"""The same prompts' samples side by side: one row a checkpoint, one column a run that had the prompt."""
+"""Samples for the same prompts side by side: one row per checkpoint, one column per run that had the prompt."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SHARED_ENOUGH = 1.5
 
 
 def samples_section(runs: Sequence[RunMaterial]) -> str:
-    """Every prompt with what each run made of it over time; the first one is open."""
+    """Return every prompt with each run's samples over time; the first one is open."""
     prompts = list(dict.fromkeys(prompt for run in runs for prompt in run.told.samples))
     if not prompts:
-        return tag("p", "No sample was reported.", class_="note")
+        return tag("p", "No samples were reported.", class_="note")
     parts = [_prompt(prompt, runs, is_open=not place) for place, prompt in enumerate(prompts)]
     left_out = len({one for run in runs for one in run.told.prompts_left_out})
     if left_out:
@@ -27,17 +27,17 @@ def samples_section(runs: Sequence[RunMaterial]) -> str:
 
 def _prompt(prompt: str, runs: Sequence[RunMaterial], *, is_open: bool) -> str:
     title = tag("q", escaped(prompt)) if prompt else "an empty prompt"
-    heard = [(place, run) for place, run in enumerate(runs) if prompt in run.told.samples]
-    columns = [run.told.samples[prompt].items for _, run in heard]
-    head = "".join(tag("th", f"{swatch(place)}{escaped(run.run)}", scope="col") for place, run in heard)
-    rows = "".join(_row(name, cells, prompt, [run for _, run in heard]) for name, cells in aligned(columns))
+    having = [(place, run) for place, run in enumerate(runs) if prompt in run.told.samples]
+    columns = [run.told.samples[prompt].items for _, run in having]
+    head = "".join(tag("th", f"{swatch(place)}{escaped(run.run)}", scope="col") for place, run in having)
+    rows = "".join(_row(name, cells, prompt, [run for _, run in having]) for name, cells in aligned(columns))
     table = f'<table class="samples"><thead><tr><th scope="col"></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     opened = " open" if is_open else ""
     return f'<details{opened}><summary>{title}</summary><div class="wide" tabindex="0">{table}</div></details>'
 
 
 def aligned(columns: Sequence[Sequence[WrittenSample]]) -> list[tuple[str, list[WrittenSample | None]]]:
-    """The rows: by step where the runs share enough of their steps, else the first with the first, and so on."""
+    """Return the rows: by step if the runs share enough of their steps, else by position."""
     by_step = [{sample.step: sample for sample in column} for column in columns]
     steps = sorted({step for column in by_step for step in column})
     if len(steps) <= _SHARED_ENOUGH * max(len(column) for column in by_step):
@@ -63,7 +63,7 @@ def _cell(sample: WrittenSample | None, prompt: str, run: RunMaterial, name: str
 
 
 def _when(sample: WrittenSample, run: RunMaterial, name: str) -> str:
-    """The step where the row does not say it, the epoch, and the validation loss of that moment."""
+    """Return the step if the row does not show it, the epoch, and the validation loss at that time."""
     words = [] if name.startswith("step") else [f"step {sample.step:,}"]
     epoch = run.epoch_at(sample.step)
     words += [f"epoch {epoch:.2f}"] if epoch is not None else []

@@ -1,4 +1,4 @@
-"""The page's tables: the runs, what differs between their recipes, every setting, and the validation losses."""
+"""The page's tables: the runs, the differences between their recipes, every setting, and the validation losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ROWS = 60
 
 
 def runs_table(runs: Sequence[RunMaterial]) -> str:
-    """One row a run; on a narrow page each row becomes a card."""
+    """Return one row per run; on a narrow page each row becomes a card."""
     heads = ("run", "recipe", "hardware", "trained", "cost", "tokens", "final loss", "best validation", "verdict")
     best = find_lowest_loss(runs)
     rows = "".join(_run_row(place, run, heads, best[1].loss if best else None) for place, run in enumerate(runs))
@@ -51,20 +51,20 @@ def _run_row(place: int, run: RunMaterial, heads: Sequence[str], best: float | N
 
 
 def _when(run: RunMaterial) -> str:
-    """How it ended, and when it began, by the clock that is the same everywhere."""
+    """Return how it ended, and when it began, in UTC."""
     began = f"{utc(run.began_wall)[:16].replace('T', ' ')} UTC" if run.began_wall else ""
     return " · ".join(filter(None, (run.state, began)))
 
 
 def _what(run: RunMaterial) -> str:
-    """The size of a model, or the words of a command."""
+    """Return the size of a model, or the words of a command."""
     if not run.terms.has_model:
         return safe_line(shlex.join(run.argv))
     return "" if run.parameters is None else f"{format_count(run.parameters)} parameters"
 
 
 def _whole(figure: str) -> str:
-    """A figure that is not broken before its unit."""
+    """Return a figure that does not break before its unit."""
     return tag("span", escaped(figure), class_="whole")
 
 
@@ -83,7 +83,7 @@ def _cost_is(run: RunMaterial) -> str:
 
 
 def _rented(run: RunMaterial) -> str:
-    """How long the machine was paid for, where one was rented."""
+    """Return how long the machine was paid for, if one was rented."""
     seconds = run.receipt.predicate["runtime"]["billable_s"] if run.receipt and run.mode == "paid" else None
     return "" if seconds is None else f"{format_duration(seconds)} rented"
 
@@ -91,7 +91,7 @@ def _rented(run: RunMaterial) -> str:
 def _steps(run: RunMaterial) -> str:
     last = run.last
     if last is None:
-        return "no step was reported"
+        return "no steps were reported"
     return f"step {last.step:,}" + (f" of {run.told.steps:,}" if run.told.steps else "")
 
 
@@ -116,7 +116,7 @@ def _at(mark: Mark | None, run: RunMaterial) -> str:
 
 
 def _verdict(run: RunMaterial) -> str:
-    """The receipt's verdict with its signature; a run without a receipt has none, and says why."""
+    """Return the receipt's verdict with its signature; for a run without a receipt, the reason."""
     receipt = run.receipt
     if receipt is None:
         return tag("span", "no receipt", class_="pill warn") + _small(run.no_receipt)
@@ -129,7 +129,7 @@ def _verdict(run: RunMaterial) -> str:
 
 
 def differences_table(runs: Sequence[RunMaterial]) -> str:
-    """What was set and is not the same, and whether there is more; a sentence where nothing differs."""
+    """Return the settings that differ, and whether there are more; a sentence if nothing differs."""
     found, kinds = set_differences(runs), {run.terms for run in runs}
     if not found:
         same = "resolved recipes are the same in every key, and so are the shards"
@@ -137,12 +137,12 @@ def differences_table(runs: Sequence[RunMaterial]) -> str:
         return tag("p", f"The {same}.", class_="note")
     every = list_differences([run for run in runs if run.terms.has_model])
     is_cut = bool({key for key, _ in every} - {key for key, _ in found})
-    words = "Of different recipes only what was set is shown; Figures has every setting."
+    words = "For different recipes only the changed settings are shown; Figures has every setting."
     return _matrix(runs, "set", found) + (tag("p", words, class_="note") if is_cut else "")
 
 
 def settings_table(runs: Sequence[RunMaterial]) -> str:
-    """Every key of what the runs were told to do, a table for each kind of job."""
+    """Return every key of the runs' settings, a table for each kind of job."""
     kinds = dict.fromkeys(run.terms for run in runs)
     each = [[(place, run) for place, run in enumerate(runs) if run.terms == kind] for kind in kinds]
     return "".join(
@@ -152,13 +152,13 @@ def settings_table(runs: Sequence[RunMaterial]) -> str:
 
 
 def validation_table(runs: Sequence[RunMaterial]) -> str:
-    """The validation losses in figures: one row a step, one column a run; at most so many rows, evenly chosen."""
+    """Return the validation losses in figures: one row per step, one column per run; limited rows, evenly chosen."""
     columns = [{mark.step: mark.loss for mark in run.told.validation.items} for run in runs]
     steps = sorted({step for column in columns for step in column})
     if len(steps) > _MOST_ROWS:
         steps = [steps[round(i * (len(steps) - 1) / (_MOST_ROWS - 1))] for i in range(_MOST_ROWS)]
     rows = [(f"{step:,}", [format_loss(c[step]) if step in c else "" for c in columns]) for step in steps]
-    return _matrix(runs, "step", rows) if rows else tag("p", "No validation loss was reported.", class_="note")
+    return _matrix(runs, "step", rows) if rows else tag("p", "No validation losses were reported.", class_="note")
 
 
 def _matrix(
@@ -167,7 +167,7 @@ def _matrix(
     rows: Sequence[tuple[str, Sequence[str]]],
     places: Sequence[int] | None = None,
 ) -> str:
-    """A column for each run; where there are more runs than rows, a row for each. `places` are those in the report."""
+    """Return a column for each run; with more runs than rows, a row for each. `places` are those in the report."""
     names = [f"{swatch(place)}{escaped(run.run)}" for place, run in zip(places or range(len(runs)), runs, strict=True)]
     keys, cells = [escaped(key) for key, _ in rows], [list(map(escaped, values)) for _, values in rows]
     if len(runs) > len(rows):

@@ -1,4 +1,4 @@
-"""How a run is told apart on the page: a colour, a shape and a dash, so that nothing rests on colour alone."""
+"""How runs are distinguished on the page: by colour, shape and dash, so that nothing depends on colour alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTLINES = {
 
 
 def swatch(place: int) -> str:
-    """A short piece of the run's line with its marker on it."""
+    """Return a short piece of the run's line with its marker."""
     color, dash = f"var(--run-{place % COLORS})", _DASHES[place // COLORS % len(_DASHES)]
     line = f'<path d="M0 7H26" fill="none" stroke="{color}" stroke-width="2"{dash}/>'
     marker = f'<g fill="var(--paper)" stroke="{color}" stroke-width="1.6">{_OUTLINES[SHAPES[place % len(SHAPES)]]}</g>'

@@ -1,4 +1,4 @@
-"""The whole page: one HTML file without scripts, which loads nothing and may be opened anywhere, offline too."""
+"""The whole page: one HTML file without scripts, which loads nothing and opens anywhere, also offline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def report_page(runs: Sequence[RunMaterial], *, version: str) -> str:
-    """The report of at least one run. The same material gives the same bytes; SetupError without matplotlib."""
+    """Return the report of at least one run. The same material gives the same bytes; SetupError without matplotlib."""
     title = _listed([run.run for run in runs])
     heading = _listed([tag("span", escaped(run.run), class_="whole") for run in runs])
     sections = [
@@ -53,7 +53,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _lede(runs: Sequence[RunMaterial]) -> str:
-    """The best result, what all of it took, and when."""
+    """Return the best result, the total effort, and the dates."""
     words = []
     if (best := find_lowest_loss(runs)) is not None:
         run, mark = best
@@ -71,11 +71,11 @@ def _lede(runs: Sequence[RunMaterial]) -> str:
 
 
 def _charts(runs: Sequence[RunMaterial]) -> str:
-    """One chart an axis, chosen by radio buttons, which need no script; on paper all of them."""
+    """Return one chart per axis, selected by radio buttons, which need no script; all of them on paper."""
     curves = [Curve(run.told.losses.items, run.told.validation.items) for run in runs]
     if not is_drawn(runs):
-        told = any(curve.losses or curve.validation for curve in curves)
-        words = "One loss is no curve yet: it stands in the table." if told else "No loss was reported."
+        has_losses = any(curve.losses or curve.validation for curve in curves)
+        words = "One loss is not a curve yet; the table has it." if has_losses else "No losses were reported."
         return tag("p", words, class_="note")
     axes = axes_for(curves)
     unit = "nats a token" if all(run.terms.has_model for run in runs) else ""
@@ -105,10 +105,10 @@ def _charts(runs: Sequence[RunMaterial]) -> str:
 
 
 def _no_dollars(runs: Sequence[RunMaterial]) -> str:
-    """Why no loss can be held against what it cost."""
+    """Return why losses cannot be compared by cost."""
     if all(run.mode != "paid" or run.cost_micros == 0 for run in runs):
         return " No dollars: none of these runs cost anything."
-    return " No dollars: what it cost to come to these losses is not known."
+    return " No dollars: the cost of reaching these losses is unknown."
 
 
 def _figures(runs: Sequence[RunMaterial]) -> str:
@@ -117,7 +117,7 @@ def _figures(runs: Sequence[RunMaterial]) -> str:
 
 
 def _sources(runs: Sequence[RunMaterial]) -> str:
-    """What each run's figures rest on: its receipt with the whole digest, its verdict, and what is missing or odd."""
+    """Return the sources of each run's figures: its receipt with the complete digest, its verdict, and notes."""
     items = []
     for place, run in enumerate(runs):
         receipt = run.receipt
@@ -130,9 +130,9 @@ def _sources(runs: Sequence[RunMaterial]) -> str:
                 f"shutdown: {shutdown_words(receipt.predicate).text}",
                 f"receipt sha256 {receipt.sha256} ({signature_word(receipt)})",
             ]
-            lines += [f"{one['code']}: {one['message']}" for one in receipt.predicate["incidents"]]
+            lines += [f"{incident['code']}: {incident['message']}" for incident in receipt.predicate["incidents"]]
         lines += [*run.notes, *(f"warning: {w}" for w in run.told.warnings)]
         inner = "".join(tag("li", escaped(line)) for line in lines if line)
         items.append(f"<h3>{swatch(place)}{escaped(run.run)}</h3><ul>{inner}</ul>")
-    note = "Losses and samples are what the machine reported; cost and times are what the receipt measured here."
+    note = "Losses and samples were reported by the machine; cost and times were measured here, for the receipt."
     return "".join(items) + tag("p", note, class_="note")

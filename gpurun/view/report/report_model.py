@@ -1,4 +1,4 @@
-"""What a report is made of: one RunMaterial a run, and what can be said by holding several side by side."""
+"""The content of a report: one RunMaterial per run, and comparisons of several runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpurun.view.report.series import Mark, Told
 _LEFT_OUT = ("about",)
 _MOST_NAMED = 3
 _MOST_KEYS = 12
-"""More keys than these that differ between two recipes are a wall; they stand under "Every setting"."""
+"""If more keys than this differ between two recipes, they are only listed under "Every setting"."""
 _NUMBER = re.compile(r"-\d|-\.\d")
 
 
@@ -29,14 +29,14 @@ _NUMBER = re.compile(r"-\d|-\.\d")
 class RunMaterial:
     """One run as the report shows it.
 
-    `shards` says what it learned from, which no key of a recipe does: a text that is brought takes the recipe's place.
-    `tokenizer_sha256` is of the vocabulary in whose tokens its losses are counted.
-    `receipt` is None while there is none, `no_receipt` then says why. `spent_micros` is what a run that still goes on
-    has cost so far. `notes` are sentences about what is missing or odd, for the reader of the page. A command has its
-    words in `argv` and a digest over its folder, in place of a recipe, and no `parameters` that are known.
+    `shards` names its training data, which no key of a recipe does if the user brought the text.
+    `tokenizer_sha256` identifies the vocabulary of the tokens in its losses.
+    `receipt` is None while there is none; `no_receipt` then says why. `spent_micros` is the cost so far of an open
+    run. `notes` are sentences about missing or odd things, for the reader of the page. A command has its
+    words in `argv` and a digest of its folder, instead of a recipe, and no known `parameters`.
 
-    `given` are the keys that its user set by --set, `trainer` says whose trainer it had. The values of `env` are
-    compared and not shown: a page is passed on.
+    `given` are the keys that the user set with --set, `trainer` says which trainer was used. The values of `env` are
+    compared but not shown, because a page is passed on.
     """
 
     run: str
@@ -65,7 +65,7 @@ class RunMaterial:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What it was told to do, key by key: the data and the resolved recipe, or a command's words and folder."""
+        """Return its settings, key by key: the data and the resolved recipe, or a command's words and folder."""
         if self.terms.has_model:
             return {"data": self.shards} | _flat(self.resolved)
         folder = f"sha256 {short_hash(self.folder_sha256)}"
@@ -73,38 +73,38 @@ class RunMaterial:
 
     @property
     def program(self) -> str:
-        """Return the trainer with its digest; "" where a command ran, which has its folder's."""
+        """Return the trainer with its digest; "" for a command, which has its folder's digest."""
         return f"{self.trainer or 'trainer'}, sha256 {short_hash(self.folder_sha256)}" if self.terms.has_model else ""
 
     @property
     def day(self) -> str:
-        """Return the day on which it began, in UTC; "" where that is not known."""
+        """Return the day on which it began, in UTC; "" if unknown."""
         return utc(self.began_wall)[:10] if self.began_wall else ""
 
     @property
     def last(self) -> Mark | None:
-        """The last training loss."""
+        """Return the last training loss."""
         marks = self.told.losses.items
         return marks[-1] if marks else None
 
     @property
     def cost_micros(self) -> Micros | None:
-        """What it cost at most, by its receipt; so far, where there is none."""
+        """Return the upper bound of its cost from its receipt; without one, the cost so far."""
         if self.receipt is None:
             return self.spent_micros
         upper = self.receipt.predicate["cost"]["upper_bound_micros"]
         return None if upper is None else Micros(upper)
 
     def epoch_at(self, step: int) -> float | None:
-        """How often the training text had been seen after a step; of pairs no tokens tell it, a step's are padded."""
-        seen, all_of_it = self.told.tokens_at(step), self.told.train_tokens
+        """Return how many epochs a step is; None for pairs, whose steps are padded, so that tokens do not tell it."""
+        tokens, all_of_it = self.told.tokens_at(step), self.told.train_tokens
         is_padded = self.resolved.get("model", {}).get("preset") == "encoder-decoder"
-        return seen / all_of_it if seen and all_of_it and not is_padded else None
+        return tokens / all_of_it if tokens and all_of_it and not is_padded else None
 
     def as_record(self) -> dict[str, Any]:
-        """The same as JSON data."""
+        """Return the same as JSON data."""
         receipt, best, last = self.receipt, self.told.best, self.last
-        told = receipt.predicate if receipt else None
+        predicate = receipt.predicate if receipt else None
         return {
             "run": self.run,
             "recipe": self.recipe,
@@ -119,18 +119,18 @@ class RunMaterial:
             "steps": self.told.steps,
             "tokens": last.tokens if last else None,
             "train_s": self.train_s,
-            "billable_s": told["runtime"]["billable_s"] if told else None,
+            "billable_s": predicate["runtime"]["billable_s"] if predicate else None,
             "cost_micros": self.cost_micros,
-            "cost_is": cost_label(told) if told else "so far" if self.spent_micros is not None else "unknown",
+            "cost_is": cost_label(predicate) if predicate else "so far" if self.spent_micros is not None else "unknown",
             "final_loss": last.loss if last else None,
             "best_val_loss": best.loss if best else None,
             "best_val_step": best.step if best else None,
             "bits_per_byte": best.bits_per_byte if best else self.told.bits_per_byte,
             "core": self.told.core,
             "hellaswag": best.hellaswag if best else None,
-            "hardware": hardware_words(told) if told else None,
-            "shutdown": told["teardown"]["is"] if told else None,
-            "verdict": told["verdict"]["is"] if told else None,
+            "hardware": hardware_words(predicate) if predicate else None,
+            "shutdown": predicate["teardown"]["is"] if predicate else None,
+            "verdict": predicate["verdict"]["is"] if predicate else None,
             "receipt_sha256": receipt.sha256 if receipt else None,
             "signature": signature_word(receipt) if receipt else None,
             "no_receipt": self.no_receipt,
@@ -138,43 +138,43 @@ class RunMaterial:
             "loss": [_mark_record(mark) for mark in self.told.losses.items],
             "validation": [_mark_record(mark) for mark in self.told.validation.items],
             "samples": {
-                prompt: [{"step": one.step, "text": "\n".join(one.lines)} for one in kept.items]
+                prompt: [{"step": sample.step, "text": "\n".join(sample.lines)} for sample in kept.items]
                 for prompt, kept in self.told.samples.items()
             },
         }
 
     @property
     def train_s(self) -> float | None:
-        """How long it trained: by this machine's clock where the receipt has it, else as the trainer counted."""
+        """Return the training time: by this machine's clock if the receipt has it, else as the trainer counted."""
         measured = self.receipt.predicate["training"]["seconds"]["train_s"] if self.receipt else None
         return measured if measured is not None else self.told.seconds or None
 
 
 def _mark_record(mark: Mark) -> list[float | int | None]:
-    """A mark as a short list: step, loss, tokens, seconds, micro-dollars."""
+    """Return a mark as a short list: step, loss, tokens, seconds, micro-dollars."""
     seconds = round(mark.seconds, 3) if mark.seconds is not None else None
     return [mark.step, mark.loss, mark.tokens, seconds, mark.spent_micros]
 
 
 def why_unranked(runs: Sequence[RunMaterial]) -> str:
-    """Why one run's loss cannot be held against another's; empty where it can."""
+    """Return why the runs' losses cannot be compared; "" if they can."""
     if len({run.terms for run in runs}) > 1 or len({run.argv and run.recipe for run in runs}) > 1:
-        return "What ran is not the same script: what one calls its loss may be another thing than the other's."
+        return "The runs used different scripts, whose losses may mean different things."
     if len({run.tokenizer_sha256 for run in runs}) > 1:
-        return "The tokenisers differ: hold these runs against one another by bits a byte, not by nats a token."
+        return "The tokenisers differ: compare these runs by bits per byte, not by nats per token."
     if len({run.shards for run in runs}) > 1:
-        return "The runs learned from different shards: a lower loss of one is not a better one."
+        return "The runs trained on different shards: a lower loss does not mean a better model."
     return ""
 
 
 def find_lowest_loss(runs: Sequence[RunMaterial]) -> tuple[RunMaterial, Mark] | None:
-    """The lowest validation loss and whose it is; None where there is none, or no one measure for all."""
+    """Return the lowest validation loss and its run; None if there is none, or no common measure."""
     judged = [(run, run.told.best) for run in runs if run.told.best is not None]
     return min(judged, key=lambda one: one[1].loss, default=None) if not why_unranked(runs) else None
 
 
 def settings(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """Every key of what the runs were told to do, with the value in each run; empty where it has no such key."""
+    """Return every key of the runs' settings, with its value in each run; "" if a run lacks the key."""
     flat = [run.settings for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return [(key, [one.get(key, "") for one in flat]) for key in keys]
@@ -191,10 +191,10 @@ def list_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]
 
 
 def set_differences(runs: Sequence[RunMaterial]) -> list[tuple[str, list[str]]]:
-    """Return what a user set and is not the same: data, code, arguments, and keys of recipes.
+    """Return the settings that users changed and that differ: data, code, arguments, and keys of recipes.
 
-    All keys that differ within one recipe were set, by --set or in its file. Between two recipes nearly every key
-    differs: those of --set are listed, and the others where they are few.
+    Within one recipe, all differing keys were set, by --set or in its file. Between two recipes nearly every key
+    differs: those of --set are listed, and the others if they are few.
     """
     what = "recipe" if all(run.terms.has_model for run in runs) else "job"
     facts: list[tuple[str, Callable[[RunMaterial], str | None]]] = [
@@ -233,7 +233,7 @@ def _set_keys(runs: Sequence[RunMaterial], flat: Mapping[str, Mapping[str, str]]
 
 
 def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> Iterator[tuple[str, list[str | None]]]:
-    """Yield a row for each variable of --env, whose values are told apart and not shown."""
+    """Yield a row for each variable of --env, whose values are distinguished but not shown."""
     for name in dict.fromkeys(name for run in commands for name in run.env):
         values = list(dict.fromkeys(run.env[name] for run in commands if name in run.env))
         words = {value: f"value {place}, not shown" for place, value in enumerate(values, 1)}
@@ -242,7 +242,7 @@ def _env_rows(commands: Sequence[RunMaterial], runs: Sequence[RunMaterial]) -> I
 
 
 def arguments_of(argv: Sequence[str]) -> dict[str, str]:
-    """Return a command's arguments by name: `--lr 3e-4`, `--lr=3e-4` and `lr=3e-4`; what has no name by its place."""
+    """Return a command's arguments by name: `--lr 3e-4`, `--lr=3e-4` and `lr=3e-4`; unnamed ones by position."""
     named: dict[str, str] = {}
     place, words = 0, [*argv]
     while words:
@@ -262,18 +262,18 @@ def _is_flag(word: str) -> bool:
 
 
 def own_settings(runs: Sequence[RunMaterial]) -> list[str]:
-    """What each run has to itself: `lr 0.0003, layers 12`, by the last word of a key where that is enough.
+    """Return the settings that distinguish each run: `lr 0.0003, layers 12`, with short keys where possible.
 
-    Of many settings the first few are named, and the others counted; of a command its own words are.
+    If there are many, the first few are named and the others counted; for a command, its own words.
     """
     recipes = [run for run in runs if run.terms.has_model]
-    told = iter(_own_keys(recipes) if recipes else ())
+    words = iter(_own_keys(recipes) if recipes else ())
     commands = [run.argv for run in runs if not run.terms.has_model]
-    return [next(told) if run.terms.has_model else _own_words(run.argv, commands) for run in runs]
+    return [next(words) if run.terms.has_model else _own_words(run.argv, commands) for run in runs]
 
 
 def _own_words(argv: Sequence[str], every: Sequence[Sequence[str]]) -> str:
-    """The words of a command from the first to the last that not all of them have, with the flag before them."""
+    """Return the words of a command from the first to the last that differ between runs, with the flag before."""
     shortest = min(map(len, every))
     same = [len({words[place] for words in every}) == 1 for place in range(shortest)]
     first = same.index(False) if False in same else shortest
@@ -295,12 +295,12 @@ def _own_keys(runs: Sequence[RunMaterial]) -> list[str]:
 
 
 def is_drawn(runs: Sequence[RunMaterial]) -> bool:
-    """Whether any run has told of two points: of one there is no curve."""
+    """Return whether any run has reported two points, the minimum for a curve."""
     return any(len(kept.items) > 1 for run in runs for kept in (run.told.losses, run.told.validation))
 
 
 def _flat(tables: Mapping[str, Any]) -> dict[str, str]:
-    """`{"model": {"layers": 2}}` as `{"model.layers": "2"}`, every value in one harmless line."""
+    """Return `{"model": {"layers": 2}}` as `{"model.layers": "2"}`, every value in one harmless line."""
     flat: dict[str, str] = {}
     for name, table in tables.items():
         pairs = table.items() if isinstance(table, Mapping) else ()

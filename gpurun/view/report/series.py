@@ -1,7 +1,7 @@
 """One pass over a trainer's events: the curve, the validation losses and the samples, however long or false they are.
 
-The events are the instance's word. A figure that is not finite is left out, a line that cannot be read is counted, and
-whatever the length of the file, a bounded number of points and samples is kept: evenly thinned, the last one always.
+The events are reported by the instance. A figure that is not finite is left out, an unreadable line is counted, and
+whatever the length of the file, a bounded number of points and samples is kept, evenly thinned, always with the last.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Mark:
-    """A loss and where it was taken: in steps, tokens seen, seconds of training, and dollars spent on the rental.
+    """A loss and where it was measured: in steps, tokens seen, seconds of training, and dollars spent on the rental.
 
-    A validation loss may have more figures beside it: bits a byte of text, the share of HellaSwag's items solved.
+    A validation loss may have further figures: bits per byte of text, the share of HellaSwag's items solved.
     """
 
     step: int
@@ -50,14 +50,14 @@ class Mark:
 
 @dataclass(frozen=True)
 class WrittenSample:
-    """What the model wrote after a prompt, made harmless; `lines` do not repeat the prompt."""
+    """A model's text for a prompt, made harmless; `lines` do not repeat the prompt."""
 
     step: int
     lines: tuple[str, ...]
 
 
 class Kept(Generic[T]):
-    """At most `most` of what comes, in order: thinned evenly when there is more, and always the newest one."""
+    """At most `most` of the items added, in order: evenly thinned if there are more, and always with the newest."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -65,7 +65,7 @@ class Kept(Generic[T]):
         self._stride, self.seen = 1, 0
 
     def add(self, item: T) -> None:
-        """Take one more; what came last only stays if its turn has come."""
+        """Add an item; the previous one only stays if its turn has come."""
         if self._items and self._items[-1][0] % self._stride:
             self._items.pop()
         self._items.append((self.seen, item))
@@ -73,21 +73,21 @@ class Kept(Generic[T]):
         if len(self._items) > self._most:
             self._stride *= 2
             last = self._items[-1]
-            self._items = [one for one in self._items[:-1] if one[0] % self._stride == 0] + [last]
+            self._items = [kept for kept in self._items[:-1] if kept[0] % self._stride == 0] + [last]
 
     def forget(self, unwanted: Callable[[T], bool]) -> None:
-        """Drop what turned out not to count."""
-        self._items = [one for one in self._items if not unwanted(one[1])]
+        """Drop items that turned out not to count."""
+        self._items = [kept for kept in self._items if not unwanted(kept[1])]
 
     @property
     def items(self) -> list[T]:
-        """What is left, in order."""
+        """Return the remaining items, in order."""
         return [item for _, item in self._items]
 
 
 @dataclass
 class Told:
-    """What a run's events tell; `unreadable` counts the lines that were none."""
+    """The content of a run's events; `unreadable` counts invalid lines."""
 
     losses: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
     validation: Kept[Mark] = field(default_factory=lambda: Kept(MOST_MARKS))
@@ -105,12 +105,12 @@ class Told:
     not_finite: int = 0
     core: float | None = None
     bits_per_byte: float | None = None
-    """The last ones that were told."""
+    """The latest values."""
     best: Mark | None = None
-    """The lowest validation loss of all, also of those that are not kept."""
+    """The lowest validation loss of all, including those that are not kept."""
 
     def tokens_at(self, step: int) -> int | None:
-        """Tokens seen after a step, where the trainer said how many one step takes."""
+        """Return the tokens seen after a step, if the trainer reported the tokens per step."""
         return step * self.tokens_per_step if self.tokens_per_step else None
 
 
@@ -119,75 +119,77 @@ def hear(lines: Iterable[bytes | str], spent_at: Callable[[float], Micros | None
 
     A trainer that went on from a checkpoint did the steps after it again: what it said of them before is forgotten.
     """
-    told, before_s, torn = Told(), 0.0, False
+    content, before_s, torn = Told(), 0.0, False
     for line in lines:
         event = parse_event(line)
         torn = event is None
         if event is None:
-            told.unreadable += 1
+            content.unreadable += 1
             continue
         if isinstance(event, StartEvent):
-            before_s = told.seconds
-            _start(told, event)
-        told.seconds = max(told.seconds, before_s + (event.elapsed_s or 0.0))
+            before_s = content.seconds
+            _start(content, event)
+        content.seconds = max(content.seconds, before_s + (event.elapsed_s or 0.0))
         match event:
             case StepEvent():
-                _mark(told, told.losses, event, event.loss, spent_at)
+                _mark(content, content.losses, event, event.loss, spent_at)
             case CoreScoreEvent():
-                told.core = event.core
+                content.core = event.core
             case EvaluationEvent():
-                told.bits_per_byte = event.bits_per_byte if event.bits_per_byte is not None else told.bits_per_byte
-                mark = _mark(told, told.validation, event, event.val_loss, spent_at)
-                if mark is not None and (told.best is None or mark.loss < told.best.loss):
-                    told.best = mark
+                content.bits_per_byte = (
+                    event.bits_per_byte if event.bits_per_byte is not None else content.bits_per_byte
+                )
+                mark = _mark(content, content.validation, event, event.val_loss, spent_at)
+                if mark is not None and (content.best is None or mark.loss < content.best.loss):
+                    content.best = mark
             case SampleEvent():
-                _sample(told, event)
-            case AlertEvent() if len(told.warnings) < _MOST_WARNINGS:
-                told.warnings.append(safe_line(event.message.replace("\n", " ")))
+                _sample(content, event)
+            case AlertEvent() if len(content.warnings) < _MOST_WARNINGS:
+                content.warnings.append(safe_line(event.message.replace("\n", " ")))
             case StopEvent():
-                told.stop_reason, told.stop_message = event.reason, safe_line(event.message.replace("\n", " "))
+                content.stop_reason, content.stop_message = event.reason, safe_line(event.message.replace("\n", " "))
     if torn:
-        told.unreadable -= 1  # The last line of a run that goes on, or was cut off, may be half a line.
-    return told
+        content.unreadable -= 1  # The last line of an open or aborted run may be incomplete.
+    return content
 
 
-def _start(told: Told, event: StartEvent) -> None:
-    told.device = event.cuda_name or event.device or ""
-    told.steps = event.steps
-    told.tokens_per_step, told.train_tokens = event.tokens_per_step, event.train_tokens
+def _start(content: Told, event: StartEvent) -> None:
+    content.device = event.cuda_name or event.device or ""
+    content.steps = event.steps
+    content.tokens_per_step, content.train_tokens = event.tokens_per_step, event.train_tokens
     came_to = event.resumed_from or 0
-    for marks in (told.losses, told.validation):
+    for marks in (content.losses, content.validation):
         marks.forget(lambda mark: mark.step > came_to)
-    if told.best is not None and told.best.step > came_to:
-        told.best = min(told.validation.items, key=lambda mark: mark.loss, default=None)
-    for samples in told.samples.values():
+    if content.best is not None and content.best.step > came_to:
+        content.best = min(content.validation.items, key=lambda mark: mark.loss, default=None)
+    for samples in content.samples.values():
         samples.forget(lambda sample: sample.step > came_to)
 
 
 def _mark(
-    told: Told,
+    content: Told,
     kept: Kept[Mark],
     event: StepEvent | EvaluationEvent,
     loss: float | None,
     spent_at: Callable[[float], Micros | None],
 ) -> Mark | None:
-    """Keep a loss, where it is one."""
+    """Keep a loss, if it is one."""
     if event.step is None or loss is None:
-        told.not_finite += loss is None and ("loss" in event.said or "val_loss" in event.said)
+        content.not_finite += loss is None and ("loss" in event.said or "val_loss" in event.said)
         return None
-    tokens = told.tokens_at(event.step) if event.tokens is None else event.tokens
+    tokens = content.tokens_at(event.step) if event.tokens is None else event.tokens
     beside = (event.bits_per_byte, event.hellaswag) if isinstance(event, EvaluationEvent) else ()
-    mark = Mark(event.step, loss, tokens, told.seconds, spent_at(told.seconds), *beside)
+    mark = Mark(event.step, loss, tokens, content.seconds, spent_at(content.seconds), *beside)
     kept.add(mark)
     return mark
 
 
-def _sample(told: Told, event: SampleEvent) -> None:
+def _sample(content: Told, event: SampleEvent) -> None:
     prompt = safe_line(event.prompt.replace("\n", " "))
     if event.step is None or event.text is None:
         return
-    if prompt not in told.samples and len(told.samples) == MOST_PROMPTS:
-        told.prompts_left_out.add(prompt[:80])
+    if prompt not in content.samples and len(content.samples) == MOST_PROMPTS:
+        content.prompts_left_out.add(prompt[:80])
         return
     lines = tuple(safe_text(event.text.removeprefix(event.prompt), most_lines=_MOST_LINES))
-    told.samples.setdefault(prompt, Kept(MOST_SAMPLES)).add(WrittenSample(event.step, lines))
+    content.samples.setdefault(prompt, Kept(MOST_SAMPLES)).add(WrittenSample(event.step, lines))

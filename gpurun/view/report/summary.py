@@ -1,4 +1,4 @@
-"""The report's short form for a terminal: one row a run, and for a single run its curve."""
+"""The report's short form for a terminal: one row per run, and the curve of a single run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpurun.view.terminal_charts import line_chart
 
 
 def _columns(runs: Sequence[RunMaterial]) -> tuple[Column, ...]:
-    """The columns, headed by what all of the runs have."""
+    """Return the columns, with headings that fit all runs."""
     are_recipes = all(run.terms.has_model for run in runs)
     return (
         Column("RUN"),
@@ -37,12 +37,12 @@ def _columns(runs: Sequence[RunMaterial]) -> tuple[Column, ...]:
 
 
 def summary(runs: Sequence[RunMaterial], style: Style) -> list[Line]:
-    """What `gpurun report` says without --html."""
+    """Return the output of `gpurun report` without --html."""
     rows = [[*_cells(run), own] for run, own in zip(runs, own_settings(runs), strict=True)]
     lines = table(_columns(runs), rows, style)
     if len(runs) == 1 and is_drawn(runs):
-        told = runs[0].told
-        points, marks = ([(float(m.step), m.loss) for m in kept.items] for kept in (told.losses, told.validation))
+        content = runs[0].told
+        points, marks = ([(float(m.step), m.loss) for m in kept.items] for kept in (content.losses, content.validation))
         lines.append(line())
         lines += [
             line(Span(f"  {row}"))
@@ -72,15 +72,15 @@ def _cells(run: RunMaterial) -> list[Cell]:
 
 
 def _shutdown(run: RunMaterial) -> Span:
-    """How its machine ended, in a word or two; a receipt with a bad signature does not tell."""
+    """Return how its machine ended, in a word or two; unknown if the receipt's signature is bad."""
     if run.receipt is None or signature_word(run.receipt) == "bad":
         return Span(UNKNOWN)
-    told = shutdown_words(run.receipt.predicate)
-    return Span(re.split("[,:·]", told.text)[0].strip(), told.look)
+    end = shutdown_words(run.receipt.predicate)
+    return Span(re.split("[,:·]", end.text)[0].strip(), end.look)
 
 
 def _verdict(run: RunMaterial) -> Span:
-    """The receipt's, where its signature is not a bad one: then nothing on it can be trusted, its cost neither."""
+    """Return the receipt's verdict, unless its signature is bad: then nothing on it can be trusted, nor its cost."""
     if run.receipt is None:
         return Span(run.no_receipt, "warn")
     if signature_word(run.receipt) == "bad":

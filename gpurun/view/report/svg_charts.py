@@ -1,8 +1,8 @@
 """The loss charts as SVG text, drawn by matplotlib, coloured by the page's own style sheet.
 
-Nothing that a run said stands in a chart but numbers: names are the page's business. matplotlib writes the colours that
-it is told as they are, so each colour here is a stand-in that is replaced by a CSS variable: light, dark and print
-need one drawing. Same figures in, same bytes out.
+A chart contains no text of a run but numbers; names belong to the page. matplotlib writes colours
+unchanged, so each colour here is a placeholder that is replaced by a CSS variable: light, dark and print
+use the same drawing. The same figures give the same bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _INK, _GRID, _PAPER = "#01cd00", "#01cd01", "#01cd02"
 _VARIABLES = {_INK: "var(--quiet)", _GRID: "var(--rule)", _PAPER: "var(--paper)"}
 _MOST_POINTS = 500
 _MOST_RINGS = 36
-# What a loss may be at the beginning without being an accident: three times the logarithm of 65,536 tokens.
+# The highest plausible initial loss: three times the logarithm of 65,536 tokens.
 _HIGHEST_START = 33.0
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What is drawn of one run; its place in the report gives colour, shape and dash."""
+    """The drawn content of one run; its place in the report determines colour, shape and dash."""
 
     losses: Sequence[Mark]
     validation: Sequence[Mark]
@@ -47,7 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """One way to measure how far training has come: `of` is None where a mark does not know it."""
+    """One way to measure progress: `of` returns None if a mark does not know it."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ DOLLARS = Axis("dollars", "dollars spent on the rental", lambda mark: mark.spent
 
 
 def time_axis(longest_s: float) -> Axis:
-    """Training time in the unit that suits the longest run."""
+    """Return training time in the unit that suits the longest run."""
     units = ((3600, "hours"), (60, "minutes"))
     unit, name = next(((unit, name) for unit, name in units if longest_s >= 3 * unit), (1, "seconds"))
     return Axis(
@@ -81,18 +81,18 @@ def time_axis(longest_s: float) -> Axis:
 
 
 def axes_for(curves: Sequence[Curve]) -> list[Axis]:
-    """The axes along which there is something to see; dollars only where something was paid."""
+    """Return the axes with something to show; dollars only if something was paid."""
     marks = [mark for curve in curves for mark in (*curve.losses, *curve.validation)]
     longest_s = max((mark.seconds or 0.0 for mark in marks), default=0.0)
-    wanted = [STEPS, TOKENS, time_axis(longest_s), DOLLARS]
-    return [axis for axis in wanted if axis is STEPS or any(axis.of(mark) for mark in marks)]
+    axes = [STEPS, TOKENS, time_axis(longest_s), DOLLARS]
+    return [axis for axis in axes if axis is STEPS or any(axis.of(mark) for mark in marks)]
 
 
 @only_for_children("MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")  # matplotlib starts fc-list.
 def loss_chart(curves: Sequence[Curve], axis: Axis, *, unit: str = "nats a token", narrow: bool = False) -> str:
-    """One chart as an `<svg>`: training losses thin, their running mean thicker, validation losses as marked points.
+    """Return one chart as an `<svg>`: training losses thin, their running mean thicker, validation losses as points.
 
-    Raises a SetupError where matplotlib is not installed.
+    Raises SetupError if matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -100,8 +100,8 @@ def loss_chart(curves: Sequence[Curve], axis: Axis, *, unit: str = "nats a token
     except ImportError:
         raise SetupError(
             "report.no_matplotlib",
-            "The report's charts are drawn by matplotlib, which is not installed.",
-            hint=f"{install_line('report')}; without --html the report needs nothing more.",
+            "Drawing the report's charts needs matplotlib, which is not installed.",
+            hint=f"{install_line('report')}; without --html the report does not need it.",
         ) from None
     size = (3.9, 3.5) if narrow else (9.2, 4.3)
     salt = f"gpurun-{axis.name}-{'narrow' if narrow else 'wide'}"
@@ -146,10 +146,10 @@ _LOOKS: dict[str, Any] = {
 
 
 def smooth(values: Sequence[float], reach: int) -> list[float]:
-    """The mean of each value and its neighbours, as many before it as after it and at most `reach` of each.
+    """Return the mean of each value and its neighbours, as many before it as after it, and at most `reach` of each.
 
-    A mean that looks back only would lag behind a falling loss and lie above it. At the end it does look back only: a
-    loss hardly falls there, and what runs are compared by must not be the loss of one batch.
+    A mean over earlier values only would lag behind a falling loss and lie above it. At the end it does use only
+    earlier ones: a loss hardly falls there, and runs must not be compared by the loss of one batch.
     """
     sums = [0.0, *accumulate(values)]
     means = []
@@ -161,7 +161,7 @@ def smooth(values: Sequence[float], reach: int) -> list[float]:
 
 
 def highest_shown(curves: Sequence[Curve]) -> float:
-    """The highest loss that is drawn: a little above where the runs begin, so that no accident flattens the rest."""
+    """Return the highest loss that is drawn: a little above the first losses, so that no outlier flattens the rest."""
     tops = []
     for curve in curves:
         losses = [mark.loss for mark in (*curve.losses, *curve.validation)]
@@ -171,7 +171,7 @@ def highest_shown(curves: Sequence[Curve]) -> float:
 
 
 def above(curves: Sequence[Curve]) -> int:
-    """How many losses lie above the axis and are not drawn."""
+    """Return how many losses lie above the axis and are not drawn."""
     top = highest_shown(curves)
     return sum(mark.loss > top for curve in curves for mark in (*curve.losses, *curve.validation))
 
@@ -200,7 +200,7 @@ def _draw(axes: Axes, place: int, curve: Curve, axis: Axis) -> None:
 
 
 def _rings(curve: Curve, axis: Axis) -> list[Mark]:
-    """The validation losses that are drawn."""
+    """Return the validation losses that are drawn."""
     return _thinned([mark for mark in curve.validation if axis.of(mark) is not None], _MOST_RINGS)
 
 
@@ -227,7 +227,7 @@ def _color(place: int) -> str:
 
 
 def _thinned(items: list[Any], most: int) -> list[Any]:
-    """Evenly chosen, the first and the last among them."""
+    """Return an even selection, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -239,20 +239,20 @@ _OPENING = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
 def _tidy(svg: str, title: str) -> str:
-    """The drawing alone: no prologue, no rules for the whole page, no names that clash on it, CSS variables."""
+    """Return only the drawing: no prologue, no page-wide rules, no clashing names, CSS variables."""
     body = re.sub(r"\s*<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     body = _OPENING.sub(rf'<svg viewBox="\1" role="img" aria-label="{title}">', body, count=1)
     body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body).replace("xlink:href=", "href=")
     body = _RUN_COLOR.sub(r"var(--run-\1)", _ID.sub("", body))
     for stand_in, variable in _VARIABLES.items():
         body = body.replace(stand_in, variable)
-    # A hundredth of a pixel is enough; what stands between the tags is text, and stays.
+    # A hundredth of a pixel is enough; text between the tags stays unchanged.
     body = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), body)
     return re.sub(r"\n\s*", "\n", body).replace("\n<defs>\n</defs>", "").strip()
 
 
 def _with_titles(svg: str, place: int, titles: Sequence[str]) -> str:
-    """Give the points of one run's validation losses their figures as text; a point outside the axes has no element."""
+    """Give the validation points of one run their figures as text; a point outside the axes has no element."""
     start = svg.find(f'id="validation-{place}"')
     if start < 0:
         return svg
